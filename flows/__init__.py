@@ -1,6 +1,6 @@
-"""What a user runs: one file a flow.
+"""The commands, one file each, and the Prefect flows behind them.
 
-Importing this package settles which Prefect server its flows talk to, because Prefect reads its
+Importing this package chooses the Prefect server that its flows talk to, because Prefect reads its
 settings when it is imported.
 """
 
@@ -9,16 +9,15 @@ import signal
 import sys
 
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # `python -m flows.fit` is being loaded: until `run_app` begins there is nothing to clean up, and
-    # no reason for a traceback.
+    # `python -m flows.fit` is being loaded. Until `run_app` begins, Ctrl-C has nothing to clean up
+    # and needs no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from flows.cli.imports import begin_imports
-from flows.running.environment import configure_prefect
-from flows.running.own_packages import check_own_packages
+from flows.cli.startup import stop_garbage_collection
+from flows.running.environment import check_own_packages, configure_prefect
 
 check_own_packages(is_command=sys.argv[:1] == ["-m"])
 if sys.argv[:1] == ["-m"]:
-    begin_imports()
+    stop_garbage_collection()
 configure_prefect()
 logging.getLogger("latentbits").setLevel(logging.INFO)

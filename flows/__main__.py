@@ -1,52 +1,55 @@
-"""All commands by one name: `latentbits NAME`, or `python -m flows NAME`."""
+"""All commands under one name: `latentbits NAME`, or `python -m flows NAME`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
-from flows.cli.program import PROGRAM, PROGRAM_VARIABLE
+from flows.cli.startup import PROGRAM, PROGRAM_VARIABLE
 
 COMMANDS = {
     "Data": {
-        "ingest": "Read binary data and write it bit-packed.",
-        "sample": "Draw a dataset from a fitted model.",
+        "ingest": "Read binary data and store it bit-packed.",
+        "sample": "Draw a synthetic dataset from a fitted model.",
     },
     "Models": {
         "fit": "Fit a latent-variable model to a dataset.",
-        "evaluate": "Compare fitted models with each other.",
-        "transform": "Write the latent codes of every row.",
+        "evaluate": "Compare fitted models on a dataset.",
+        "transform": "Compute the latent codes of every row.",
         "export": "Write results as tables for R, pandas and Excel.",
         "models": "List the models that can be fitted.",
-        "runs": "List the fits below a folder.",
+        "runs": "List the fits in a folder.",
     },
-    "Pictures and rows": {
-        "report": "Write the report of a fit as one page, and its figures.",
+    "Reports and neighbours": {
+        "report": "Write the report of a fit as a web page, or its figures.",
         "neighbours": "Find the nearest neighbours of every row.",
         "experiments": "Reproduce published figures.",
     },
     "Schedules and clusters": {
-        "serve": "Run the scheduled deployments from this process.",
-        "certificates": "Make certificates for a cluster.",
+        "serve": "Run the scheduled deployments in this process.",
+        "certificates": "Create TLS certificates for a cluster.",
     },
 }
 _SHELLS = ("bash", "fish", "zsh")
 _HELP = """Usage: {program} COMMAND [OPTIONS]
 
-Latent-variable models of binary data too large for one array in memory.
+Latent-variable models of binary data that is too large for one array in memory.
 {commands}
 Other
-  completion    Print what a shell needs to complete commands: {shells}.
+  completion    Print a completion script for {shells}.
   --version     Print the version.
 
-`{program} COMMAND --help` explains each. A first one: {program} fit --dataset example:digits
+`{program} COMMAND --help` explains a command. To start: {program} fit --dataset example:digits
 """
 
 
 def main() -> None:
-    """Print the overview, or become the command that is named."""
+    """Print the overview, or run the named command in place of this process."""
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "help"):
         print(format_overview(), end="")
@@ -55,38 +58,46 @@ def main() -> None:
     elif name == "completion":
         _print_completion(rest)
     elif name in list_commands():
-        # As `python -m` does, in a process that has not begun anything; what lies in the working
-        # folder under the name of a package of ours is not taken for it.
+        # Start afresh, as `python -m` does. With -P, files in the working folder whose names equal
+        # those of our packages are not imported.
         os.environ[PROGRAM_VARIABLE] = PROGRAM
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"flows.{name}", *rest])
     else:
-        near = get_close_matches(name, list_commands(), n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} --help."
-        _exit_with_error(f"Expected a command, got {name!r}. {hint}")
+        similar = get_close_matches(name, list_commands(), n=1)
+        hint = f"Did you mean {similar[0]}?" if similar else f"See {PROGRAM} --help."
+        _exit_with_error(f"{name!r} is not a command. {hint}")
 
 
 def list_commands() -> list[str]:
-    """Name all commands."""
+    """List the names of all commands."""
     return [name for group in COMMANDS.values() for name in group]
 
 
 def format_overview() -> str:
-    """List the commands by what they are for."""
+    """List the commands by topic."""
     lines = (
-        f"\n{title}\n" + "".join(f"  {name:<12}  {told}\n" for name, told in group.items())
+        f"\n{title}\n" + "".join(f"  {name:<12}  {text}\n" for name, text in group.items())
         for title, group in COMMANDS.items()
     )
     return _HELP.format(program=PROGRAM, commands="".join(lines), shells=", ".join(_SHELLS))
 
 
-def _print_completion(words: list[str]) -> None:
+def _print_completion(words: Sequence[str]) -> None:
     if len(words) != 1 or words[0] not in _SHELLS:
-        _exit_with_error(
-            f"completion: Expected one of {', '.join(_SHELLS)}, got {' '.join(words) or 'none'!r}."
-        )
-    from flows.cli.completion import generate_completion_script  # imports every command
-
+        _exit_with_error(f"completion: name one shell: {', '.join(_SHELLS)}.")
     print(generate_completion_script(list_commands(), words[0]))
+
+
+def generate_completion_script(commands: Sequence[str], shell: Any) -> str:
+    """Write the completion script of a shell, from the command lines of all commands."""
+    from cyclopts import App
+
+    root = App(name=PROGRAM)
+    for name in commands:
+        is_package = name in ("experiments", "report")
+        module = import_module(f"flows.{name}.__main__" if is_package else f"flows.{name}")
+        root.command(module.app, name=name)
+    return root.generate_completion(prog_name=PROGRAM, shell=shell)
 
 
 def _exit_with_error(message: str) -> None:

@@ -17,7 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.options import Overwrite, make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.options import Overwrite
 from storage.errors import DataError
 
 HELP = """Make certificates to try a Dask cluster over TLS, valid for 30 days.

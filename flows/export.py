@@ -1,4 +1,4 @@
-"""Writes results as tables for other programs: `python -m flows.export --artifact RUN ...`."""
+"""Write results as tables for other programs: `python -m flows.export --artifact RUN ...`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
-from flows.cli.imports import pause_garbage_collection
-from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, make_app, run_app
+from flows.cli.app import EXIT_CODES, make_app, run_app
+from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite
 from flows.cli.progress import report_progress
+from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
 from flows.data.datasets import open_dataset_or_example
 from flows.data.fitted import LoadedModel, load_fitted_model
@@ -27,30 +28,28 @@ if TYPE_CHECKING:
     from pipeline.executors.progress import Progress
     from storage.artifacts.artifacts import Artifact
 
-HELP = """Write results as a table that R, pandas or Excel reads: .csv, .parquet or .xlsx.
+HELP = """Write results as a table for R, pandas or Excel: .csv, .parquet or .xlsx.
 
-`--what items` has a line for each feature: its name, and whatever the model has of each, such as
-loadings, thresholds or probabilities, a column a component; standard errors and the ends of
-intervals stand beside, where there are some.
+`--what items`: one line per feature with its name and parameters, such as loadings, thresholds or
+probabilities (one column per component), and standard errors and confidence intervals if available.
 
-`--what codes` has a line for each row that `flows.transform` coded: `row`, counted from 0, its
-segment, the columns that were kept, its codes, and `sd`, their standard errors, where the model
-gives variances.
+`--what codes`: one line per row transformed by `flows.transform`, with its number `row` counted
+from 0, its segment, its stored columns, its codes, and their standard errors `sd` if available.
 
-`--what correlations` has a line for each pair of features: their tetrachoric correlation, in every
-segment if there are several, and its status; it is missing where the data say nothing of it.
+`--what correlations`: one line per pair of features (and segment, if there are several) with their
+tetrachoric correlation and its status. The correlation is missing if the data do not determine it.
 
-`--what fit` has two columns, `name` and `value`: the key numbers of the fit, and its warnings.
+`--what fit`: the key numbers and warnings of the fit, in two columns, `name` and `value`.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
-    python -m flows.export --artifact runs/votes --what items --output loadings.csv
-    python -m flows.export --codes codes.zarr --what codes --output codes.parquet
-    python -m flows.export --artifact runs/votes --what fit --output fit.xlsx
+    python -m flows.export --artifact runs/v --what items --output items.csv
+    python -m flows.export --codes z.zarr --what codes --output codes.parquet
+    python -m flows.export --artifact runs/v --what fit --output fit.xlsx
 
-`.xlsx` needs `pip install 'latentbits[excel]'`. Exit codes: 0 done, 2 bad arguments or input, 1
-failure, 130 interrupted.
-"""
+`.xlsx` needs `pip install 'latentbits[excel]'`.
+
+{EXIT_CODES}"""
 app = make_app("export", HELP, EXAMPLES)
 ExportKind = Literal["items", "codes", "correlations", "fit"]
 
@@ -60,30 +59,28 @@ ExportKind = Literal["items", "codes", "correlations", "fit"]
 class ExportOptions:
     """The options of the command, and the parameters of the flow."""
 
-    what: Annotated[ExportKind, Option(group=OUTPUT, help="What to write.")]
+    what: Annotated[ExportKind, Option(group=OUTPUT, help="Kind of table to write.")]
     output: Annotated[str, Option(group=OUTPUT, help="File to write: .csv, .parquet or .xlsx.")]
     artifact: Annotated[
         str | None,
         Option(
             group=MODEL,
-            help="Artifact of a fit, or a folder of runs for the latest; codes need none.",
+            help="Folder of a fitted model, or of runs (the latest is used). Not needed for codes.",
         ),
     ] = None
     codes: Annotated[
-        str | None, Option(group=DATA, help="What `flows.transform` wrote; for --what codes.")
+        str | None, Option(group=DATA, help="Folder of codes from `flows.transform`.")
     ] = None
     dataset: Annotated[
         str | None,
-        Option(
-            group=DATA, help="Dataset of the codes' rows. [default: where it lay, if it is there]"
-        ),
+        Option(group=DATA, help="Dataset that the codes belong to. [default: the recorded one]"),
     ] = None
     overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
 class ExportJob:
-    """An export that can be done: of what, and to where."""
+    """A checked export."""
 
     options: ExportOptions
     output: Path
@@ -92,7 +89,7 @@ class ExportJob:
 
 
 def prepare_export(options: ExportOptions) -> ExportJob:
-    """Refuse what can be refused at once: options, a place that is taken, codes of other fits."""
+    """Check the options, the output file, and that codes and artifact belong together."""
     output = check_table_file(options.output, options.overwrite)
     _check_options(options)
     fitted = None if options.artifact is None else load_fitted_model(parse_path(options.artifact))
@@ -104,25 +101,21 @@ def prepare_export(options: ExportOptions) -> ExportJob:
 
 
 def _check_options(options: ExportOptions) -> None:
-    """Refuse what lacks the option that it is of, and options that are of no use to it."""
+    """Check that the needed options are given, and no others."""
     needed = "codes" if options.what == "codes" else "artifact"
     if getattr(options, needed) is None:
-        raise FitError(
-            f"--{needed}: Expected a path for --what {options.what}, got none. Give one."
-        )
+        raise FitError(f"--what {options.what} needs --{needed}.")
     for name in ("codes", "dataset"):
-        if options.what != "codes" and (value := getattr(options, name)) is not None:
-            raise FitError(
-                f"--{name}: Expected none for --what {options.what}, got {value!r}. Leave it out."
-            )
+        if options.what != "codes" and getattr(options, name) is not None:
+            raise FitError(f"--{name} cannot be used with --what {options.what}. Leave it out.")
 
 
 def _check_same_fit(fitted: LoadedModel | None, codes: Codes) -> None:
     recorded = codes.manifest.get("artifact")
     if fitted is not None and recorded != fitted.digest:
         raise DataError(
-            f"{codes.path}: Expected codes by {fitted.artifact.path}, got those of another fit. "
-            "Give the one, or leave out --artifact."
+            f"{codes.path} was not computed with {fitted.artifact.path}. Give the artifact of the "
+            "codes, or leave out --artifact."
         )
 
 
@@ -133,7 +126,7 @@ def export(options: ExportOptions) -> dict[str, Any]:
 
 
 def run_export(job: ExportJob) -> dict[str, Any]:
-    """Write the table of an export that was checked."""
+    """Write the table of a checked export."""
     with pause_garbage_collection():
         from flows.exporting.files import write_table
     with report_progress() as progress:
@@ -148,31 +141,29 @@ def run_export(job: ExportJob) -> dict[str, Any]:
 
 
 def _make_table(job: ExportJob, progress: Progress) -> BatchedTable:
-    """Give the table that is asked for; what makes tables takes its time to be imported."""
+    """Make the table; the imports are slow, so they wait until here."""
     if job.codes is not None:
         from flows.exporting.codes import find_coded_dataset, make_code_table
 
-        given = job.options.dataset
+        name = job.options.dataset
         dataset = find_coded_dataset(
-            job.codes, None if given is None else open_dataset_or_example(given)
+            job.codes, None if name is None else open_dataset_or_example(name)
         )
         return make_code_table(job.codes, dataset, progress)
-    from flows.exporting.correlations import make_correlation_table
-    from flows.exporting.facts import make_fit_table
-    from flows.exporting.items import make_item_table
+    from flows.exporting.artifacts import make_correlation_table, make_fit_table, make_item_table
 
-    made: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
+    make: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
         "items": make_item_table,
         "correlations": make_correlation_table,
         "fit": make_fit_table,
     }
     assert job.fitted is not None
-    return made[job.options.what](job.fitted.artifact)
+    return make[job.options.what](job.fitted.artifact)
 
 
 @app.default
 def main(*, options: ExportOptions, json: Json = False) -> None:
-    """Write, and say what; no server is needed for that."""
+    """Write the table and print its size; no Prefect server is needed."""
     summary = run_export(prepare_export(options))
     if json:
         print_json(summary)

@@ -1,4 +1,4 @@
-"""Fits a model to a dataset and leaves an artifact: `python -m flows.fit --dataset PATH`."""
+"""Fit a model to a dataset: `python -m flows.fit --dataset PATH`."""
 
 from __future__ import annotations
 
@@ -7,43 +7,35 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.hyperparameters import format_settings_help
-from flows.cli.options import Json, make_app, run_app
-from flows.cli.summary import print_fit, print_json
+from flows.cli.options import Json
+from flows.cli.summary import print_fit
 from flows.fitting.options import FitOptions
-from flows.running.flow import make_flow, run_flow
+from flows.running.flow import make_flow, run_command
 
-HELP = """Fit a latent-variable model to a binary dataset.
-
-Reads the dataset, counts on a Dask cluster of its own or on one given, fits, and writes an
-artifact: parameters, diagnostics and provenance. Where the dataset has a split `train`, its rows
-alone are fitted; `--split all` takes all. The same dataset, options, versions and kind of
-processor give the same parameters, to the last bit, wherever the work ran.
+HELP = """Fit a latent-variable model to a binary dataset, and write an artifact. Results are the same
+bytes wherever the work runs.
 """
-EXAMPLES = """Examples:
-
+EXAMPLES = f"""Examples:
     python -m flows.fit --dataset example:digits
-    python -m flows.fit --dataset clicks.zarr --components 10 --workers 4
-    python -m flows.fit --dataset votes.zarr --set estimator=arcsine --json
     python -m flows.fit --dataset votes.zarr --model blica --components auto
-    python -m flows.fit --dataset clicks.zarr --cluster production --resume
-    python -m flows.fit --dataset clicks.zarr --model latent-trait --warm-start
+    python -m flows.fit --dataset clicks.zarr --set repair=nearest --resume
 
-Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
-"""
+{EXIT_CODES}"""
 app = make_app("fit", HELP, format_settings_help(sys.argv) + EXAMPLES)
 
 
 @make_flow("fit", FitOptions)
 def fit(options: FitOptions) -> dict[str, Any]:
-    """Fit a model to a dataset and leave an artifact."""
+    """Fit a model to a dataset, and write an artifact."""
     return _prepare_work(options)()
 
 
 def _prepare_work(options: FitOptions) -> Callable[[], dict[str, Any]]:
-    """Check the options, and give the work; `--help` needs nothing of what both are made of."""
+    """Check the options, and return the work; `--help` needs none of these imports."""
     from flows.fitting.job import prepare_fit
-    from flows.fitting.run import run_fit
+    from flows.fitting.stages import run_fit
 
     return partial(run_fit, prepare_fit(options))
 
@@ -51,11 +43,7 @@ def _prepare_work(options: FitOptions) -> Callable[[], dict[str, Any]]:
 @app.default
 def main(*, options: FitOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("fit", options, _prepare_work(options))
-    if json:
-        print_json(summary)
-    else:
-        print_fit(summary)
+    run_command("fit", options, _prepare_work(options), json, print_fit)
 
 
 if __name__ == "__main__":

@@ -1,81 +1,88 @@
-"""Turns files into a dataset: `python -m flows.ingest SOURCE... --dataset PATH`."""
+"""Read files into a dataset: `python -m flows.ingest SOURCE... --dataset PATH`."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
-from flows.cli.options import OUTPUT, Json, Option, Switch, make_app, run_app
+from flows.cli.app import EXIT_CODES, make_app, run_app
+from flows.cli.options import OUTPUT, Json, Option, Switch
 from flows.cli.progress import report_progress
-from flows.cli.summary import print_ingest, print_json
-from flows.data.ingested import summarize_dataset
-from flows.data.ingesting import IngestJob, open_new_sources, open_sources, write_rows
-from flows.data.role_options import RoleOptions, parse_roles
-from flows.running.flow import make_flow, run_flow
-from flows.running.stages import run_task
+from flows.cli.summary import print_ingest
+from flows.data.columns import RoleOptions, parse_roles
+from flows.data.ingest import (
+    IngestJob,
+    open_new_sources,
+    open_sources,
+    summarize_dataset,
+    write_rows,
+)
+from flows.running.flow import make_flow, run_command, run_task
 from storage.errors import DataError
 from storage.stores.locations import parse_path
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 
-Sources: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: item numbers a line), Zarr arrays,
-bits that `flows.transform --reconstruct` wrote; with an extra of the package .xlsx, .sav and .dta
-(SPSS, Stata), .bed (PLINK) and .h5ad (AnnData). Several files, a quoted glob or a folder whose
-folders are called NAME=VALUE are read in parallel and stored in the order given; NAME is a column
-of the rows there. Files in an object store, such as s3://BUCKET/PATH or a quoted glob, are
-downloaded to temporary files.
+File formats: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: the item numbers of one basket
+per line), Zarr arrays, and bits written by `flows.transform --reconstruct`. With optional
+dependencies: .xlsx, .sav (SPSS), .dta (Stata), .bed (PLINK) and .h5ad (AnnData).
 
-Values are 0, 1, true, false or missing; anything else is refused with its row and column, unless
---map or --threshold says what it is.
+Several files, or a quoted glob, are read in parallel and stored in the given order. A folder may
+contain folders called NAME=VALUE; NAME becomes a column of their rows. Files in an object store,
+such as s3://BUCKET/PATH, are downloaded to temporary files.
+
+Values must be 0, 1, true, false or missing. Other values are refused with their row and column,
+unless --map, --yes, --no or --threshold defines their meaning.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
-    python -m flows.ingest votes.csv --dataset votes.zarr --segment-by year --keep party
-    python -m flows.ingest 'clicks/2026-*.parquet' --dataset clicks.zarr --segments 24
-    python -m flows.ingest calls.csv --dataset calls.zarr --yes yea,paired-yea --no nay --keep id
-    python -m flows.ingest codes.csv --dataset calls.zarr --map '1=1,6=0' --missing 9
-    python -m flows.ingest votes.csv --dataset calls.zarr --long row=call,feature=voter,value=vote
-    python -m flows.ingest tonight.parquet --dataset clicks.zarr --append
-    python -m flows.ingest s3://bucket/incoming --dataset s3://bucket/clicks.zarr --new
+    python -m flows.ingest v.csv --dataset v.zarr --segment-by year --keep party
+    python -m flows.ingest '2026-*.parquet' --dataset d.zarr --segments 24
+    python -m flows.ingest v.csv --dataset v.zarr --yes yea,paired --no nay
+    python -m flows.ingest v.csv --dataset v.zarr --map '1=1,6=0' --missing 9
+    python -m flows.ingest l.csv --dataset v.zarr --long row=r,feature=f,value=v
+    python -m flows.ingest new.parquet --dataset d.zarr --append
+    python -m flows.ingest s3://bucket/in --dataset s3://bucket/d.zarr --new
 
---new takes the files below folders or prefixes in name order, all or none. A dataset remembers the
-files it was made from by full path and content (size and time of the last write, or the store's
-tag): one that changed later is refused. Names of which a part begins with . or _, and local files
-that were written to within the last minute, are left for later.
+--new adds the files in folders or prefixes that the dataset does not contain yet, in name order, all
+or none. A dataset records its files by full path and content tag (size and modification time, or
+the store's tag). If a recorded file has changed, the command refuses to continue. Paths with a part
+that begins with . or _ are ignored; local files modified within the last minute wait for the next
+run.
 
-Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
-"""
+{EXIT_CODES}"""
 log = logging.getLogger("latentbits")
 app = make_app("ingest", HELP, EXAMPLES)
 
 
 SourcePattern = Annotated[
-    str, Option(help="Files or URLs, quoted globs, or example:NAME; with --new, folders.")
+    str, Option(help="Files, URLs, quoted globs or example:NAME. With --new: folders.")
 ]
-DatasetFolder = Annotated[str, Option(group=OUTPUT, help="Folder of the dataset to write.")]
-AppendFlag = Annotated[bool, Switch, Option(group=OUTPUT, help="Add rows to the dataset.")]
+DatasetFolder = Annotated[str, Option(group=OUTPUT, help="Dataset folder to write.")]
+AppendFlag = Annotated[bool, Switch, Option(group=OUTPUT, help="Append the rows to the dataset.")]
 NewFlag = Annotated[
     bool,
     Switch,
     Option(
         group=OUTPUT,
-        help="Add the files below the folders that were not read yet; the first make the dataset.",
+        help="Append the files in the source folders that the dataset does not contain yet. "
+        "Creates the dataset if needed.",
     ),
 ]
 ReplaceFlag = Annotated[
-    bool, Switch, Option(group=OUTPUT, help="Replace the dataset once the new one is whole.")
+    bool, Switch, Option(group=OUTPUT, help="Replace an existing dataset once the new one is done.")
 ]
 
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """The parameters of the flow, and of the command line."""
+    """The options of the command, and the parameters of the flow."""
 
-    sources: Annotated[Sequence[str], Option(help="Files, URLs or globs; with new, folders.")]
+    sources: Annotated[Sequence[str], Option(help="Files, URLs or globs. With new: folders.")]
     dataset: DatasetFolder
     roles: RoleOptions = field(default_factory=RoleOptions)
     append: AppendFlag = False
@@ -85,32 +92,39 @@ class IngestOptions:
 
 @make_flow("ingest", IngestOptions)
 def ingest(options: IngestOptions) -> dict[str, Any]:
-    """Run the stage; what it opens is opened again where it is tried again."""
+    """Read files into a dataset; a retry opens the sources again."""
     return run_task("write dataset", lambda: _write_dataset(prepare_ingest(options)))
 
 
 def prepare_ingest(options: IngestOptions) -> IngestJob:
-    """Refuse what can be refused at once: options, sources, a place that is taken."""
+    """Check options and sources, and that the dataset can be written."""
     if options.append + options.overwrite + options.new > 1:
-        raise DataError("Expected one of --append, --overwrite and --new, got several.")
+        raise DataError("--append, --overwrite and --new cannot be combined. Give one of them.")
     path, roles = parse_path(options.dataset), parse_roles(options.roles)
     if options.new:
         return open_new_sources(options.sources, path, roles)
     return open_sources(options.sources, path, roles, options.append, options.overwrite)
 
 
-def _write_dataset(intake: IngestJob) -> dict[str, Any]:
-    """Write what was opened, and sum up the dataset and what arrived."""
-    begun, arrivals, written = time.perf_counter(), intake.arrivals, intake.base
-    if intake.sources:
+def _write_dataset(job: IngestJob) -> dict[str, Any]:
+    """Write the dataset, and summarize it and the new files."""
+    start, dataset, summary = time.perf_counter(), job.base, {}
+    if job.sources:
         with report_progress() as progress:
-            written = write_rows(intake, progress)
-    summary = summarize_dataset(written, time.perf_counter() - begun) if written else {}
-    if arrivals is None:
+            dataset = write_rows(job, progress)
+    if dataset is not None:
+        seconds = round(time.perf_counter() - start, 3)
+        summary = {**summarize_dataset(dataset), "seconds": seconds}
+    if (files := job.new_files) is None:
         return summary
-    counts = (len(arrivals.new), arrivals.n_known, len(arrivals.waiting))
-    log.info("%s: %d new files, %d known, %d still written to", intake.path, *counts)
-    return {**summary, **arrivals._asdict()}
+    counts = (len(files.new), files.n_known, len(files.waiting))
+    log.info("%s: %d new files, %d known, %d still being written", job.path, *counts)
+    return {**summary, **files._asdict()}
+
+
+def _print_summary(summary: Mapping[str, Any]) -> None:
+    if "dataset" in summary:  # with --new there may be no file yet
+        print_ingest(summary)
 
 
 @app.default
@@ -126,11 +140,8 @@ def main(
     """Run the flow and print its summary."""
     options = IngestOptions(list(sources), dataset, roles or {}, append, overwrite, new)
     write = partial(_write_dataset, prepare_ingest(options))
-    summary = run_flow("ingest", options, partial(run_task, "write dataset", write))
-    if json:
-        print_json(summary)
-    elif "dataset" in summary:
-        print_ingest(summary)
+    work = partial(run_task, "write dataset", write)
+    run_command("ingest", options, work, json, _print_summary)
 
 
 if __name__ == "__main__":

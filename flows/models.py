@@ -7,8 +7,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.options import Json, make_app, run_app
-from flows.cli.program import rewrite_commands
+from flows.cli.app import make_app, run_app
+from flows.cli.options import Json
+from flows.cli.startup import rewrite_commands
 from flows.cli.summary import print_json
 from pipeline.models.registry import find_models
 from pipeline.models.settings import list_hyperparameters

@@ -1,4 +1,4 @@
-"""Writes the nearest neighbours of rows: `python -m flows.neighbours --dataset PATH ...`."""
+"""Write the nearest neighbours of rows: `python -m flows.neighbours --dataset PATH ...`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any
 
-from rich.console import Console
-from rich.table import Table
-
+from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import (
     DATA,
     OUTPUT,
@@ -22,16 +20,13 @@ from flows.cli.options import (
     Overwrite,
     Resume,
     WholeNumber,
-    make_app,
-    run_app,
 )
-from flows.cli.summary import print_json
+from flows.cli.summary import print_summary
 from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.fitting.provenance import compute_fingerprint, describe_dataset, list_versions
 from flows.running.executors import compute_row_memory, prepare_executor
-from flows.running.flow import make_flow, run_flow
-from flows.running.row_results import run_writing_stages, write_row_ranges
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner, make_flow, run_command, run_stages
+from flows.running.row_results import write_row_ranges
 from pipeline.data.features import check_same_features
 from pipeline.errors import FitError
 from pipeline.evaluation.neighbourhoods import NearestRowSearch
@@ -48,30 +43,28 @@ from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT
 from storage.stores.locations import AnyPath, check_target_folder, parse_path
 
-HELP = """Write the exact k nearest neighbours of every row of a dataset.
+HELP = """Find the exact k nearest neighbours of every row of a dataset.
 
-Two Zarr arrays, whose first axis is the row in original order and whose second the neighbour, the
-nearest first: `indices`, which row of the dataset it is, counted from 0, and `distances`. A row is
-no neighbour of its own, and ties go to the earlier row.
+The output is a Zarr group with two arrays of shape (row, neighbour), nearest first: `indices`, the
+rows of the dataset counted from 0, and `distances`. A row is not its own neighbour. Of equally
+distant rows, the earlier one comes first.
 
-`--metric hamming` counts the features that differ, which is the squared Euclidean distance; with
-missing values it is their share among the features observed in both rows, times the number of
-features. `--metric jaccard` is 1 - both ones / any one over the features observed in both rows, 0
-where neither has a one. Rows without an observed feature in common are infinitely far apart.
+Distances: `--metric hamming` is the number of differing features, which equals the squared
+Euclidean distance. If values are missing, it is the share of differing features among those
+observed in both rows, times the number of features. `--metric jaccard` is 1 - |both 1| / |any 1|
+over the features observed in both rows, and 0 if neither row has a 1. Rows without common observed
+features are infinitely far apart.
 
-With `--queries` the neighbours are those of another dataset's rows, which has the same features in
-the same order.
+`--queries` finds neighbours for the rows of another dataset with the same features.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
-    python -m flows.neighbours --dataset votes.zarr --k 10 --output nearest.zarr
-    python -m flows.neighbours --dataset a.zarr --queries new.zarr --metric jaccard --output n.zarr
-    python -m flows.neighbours --dataset clicks.zarr --output n.zarr --workers 8 --resume
+    python -m flows.neighbours --dataset v.zarr --k 10 --output n.zarr
+    python -m flows.neighbours --dataset v.zarr --queries w.zarr --output n.zarr
 
-Read them with `storage.open_codes("nearest.zarr")["indices"]`, or with any Zarr client.
+Read n.zarr with `storage.open_codes("n.zarr")["indices"]`, or with any Zarr client.
 
-Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
-"""
+{EXIT_CODES}"""
 app = make_app("neighbours", HELP, EXAMPLES)
 
 
@@ -81,12 +74,17 @@ class NeighboursOptions:
     """The options of the command, and the parameters of the flow."""
 
     dataset: DatasetName
-    output: Annotated[str, Option(group=OUTPUT, help="Folder of the neighbours to write.")]
-    k: Annotated[WholeNumber, Option(name="--k", group=RUN, help="Neighbours of each row.")] = 10
-    metric: Annotated[Metric, Option(group=RUN, help="How far apart two rows are.")] = "hamming"
+    output: Annotated[str, Option(group=OUTPUT, help="Folder to write the neighbours to.")]
+    k: Annotated[
+        WholeNumber, Option(name="--k", group=RUN, help="Number of neighbours per row.")
+    ] = 10
+    metric: Annotated[Metric, Option(group=RUN, help="Distance between rows.")] = "hamming"
     queries: Annotated[
         str | None,
-        Option(group=DATA, help="Dataset of the rows to find neighbours of. [default: the same]"),
+        Option(
+            group=DATA,
+            help="Dataset whose rows to find neighbours for. [default: the dataset itself]",
+        ),
     ] = None
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: Resume = False
@@ -95,7 +93,7 @@ class NeighboursOptions:
 
 @dataclass(frozen=True)
 class NeighboursJob:
-    """One search that can be done: what decides its neighbours, and where they go."""
+    """A checked search: its datasets and its output folder."""
 
     options: NeighboursOptions
     dataset: BinaryDataset
@@ -105,12 +103,12 @@ class NeighboursJob:
 
     @property
     def query_dataset(self) -> BinaryDataset:
-        """Whose rows neighbours are found of."""
+        """The dataset whose rows neighbours are found for."""
         return self.dataset if self.queries is None else self.queries
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Everything that decides the neighbours."""
+        """Everything that determines the neighbours."""
         return {
             "metric": self.options.metric,
             "k": self.options.k,
@@ -124,47 +122,12 @@ class NeighboursJob:
 
     @cached_property
     def work_folder(self) -> UnfinishedCodes:
-        """Where the neighbours are while they are unfinished."""
+        """The folder of unfinished neighbours."""
         return UnfinishedCodes(self.output.resolve(), compute_fingerprint(self.provenance))
 
 
-def _write_neighbours(
-    job: NeighboursJob, executor: Executor, progress: Progress
-) -> tuple[CodesWriter, list[list[int]]]:
-    """Find and store the neighbours, run by run; give the checksums of each run."""
-    find = NearestRowSearch(job.options.metric, job.options.k, include_self=job.queries is not None)
-    memory = compute_row_memory(executor)
-    pairs = RowPairJob(
-        find, make_row_source(job.query_dataset), make_row_source(job.dataset, memory=memory)
-    )
-    kinds = pairs.describe_arrays()
-    arrays = {name: (("neighbour",), *kinds[name][1:]) for name in ("indices", "distances")}
-    n_rows = [int(n) for n in job.query_dataset.chunks[:, 1]]
-    told = partial(progress, "neighbours")
-    size = choose_rows_per_range(arrays, sum(n_rows))
-    return write_row_ranges(pairs, arrays, n_rows, size, job.work_folder.results, executor, told)
-
-
-def _publish_neighbours(
-    job: NeighboursJob, writer: CodesWriter, checksums: list[list[int]]
-) -> dict[str, Any]:
-    """Seal the arrays, put them in their place and describe them."""
-    seal_codes(writer, checksums, job.provenance)
-    job.work_folder.publish(job.options.overwrite)
-    found = open_codes(job.output)
-    return {
-        "neighbours": str(job.output),
-        "dataset": str(job.dataset.path),
-        "queries": None if job.queries is None else str(job.queries.path),
-        "metric": job.options.metric,
-        "k": job.options.k,
-        "n_rows": found.n_rows,
-        "n_chunks": found.n_chunks,
-    }
-
-
 def prepare_neighbours(options: NeighboursOptions) -> NeighboursJob:
-    """Refuse what can be refused at once, such as a place that is taken, or other features."""
+    """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
     output = parse_path(options.output)
     check_target_folder(output, CODES_FORMAT, options.overwrite)
@@ -172,18 +135,18 @@ def prepare_neighbours(options: NeighboursOptions) -> NeighboursJob:
     queries = None if options.queries is None else open_dataset_or_example(options.queries)
     if queries is not None:
         _check_queries(dataset, queries)
-    most = dataset.n_rows - (queries is None)
-    if not 1 <= options.k <= most:
+    max_k = dataset.n_rows - (queries is None)
+    if not 1 <= options.k <= max_k:
         raise FitError(
-            f"--k: Expected 1 to {most}, as many as rows of {dataset.path} can be neighbours, "
-            f"got {options.k}. Ask for fewer."
+            f"--k is {options.k}, but a row can have at most {max_k} neighbours in "
+            f"{dataset.path}. Choose 1 to {max_k}."
         )
     return NeighboursJob(options, dataset, queries, output, open_executor)
 
 
 def _check_queries(dataset: BinaryDataset, queries: BinaryDataset) -> None:
-    """Refuse queries of other features."""
-    remedy = "Give queries with the features of the dataset in its order."
+    """Check that the queries have the same features as the dataset."""
+    remedy = "Use queries with the features of the dataset, in its order."
     names = (dataset.feature_names, queries.feature_names)
     try:
         check_same_features(*names, str(dataset.path), remedy)
@@ -198,38 +161,70 @@ def neighbours(options: NeighboursOptions) -> dict[str, Any]:
 
 
 def run_neighbours(job: NeighboursJob) -> dict[str, Any]:
-    """Run the stages of a search that was checked."""
-    resume, steps = job.options.resume, partial(_run_stages, job)
-    return run_writing_stages(job.work_folder, resume, job.open_executor, job.dataset, steps)
+    """Run the stages of a checked job."""
+    names = (job.dataset.feature_names, job.dataset.segment_names)
+    claim = job.work_folder.claim_work(job.options.resume)
+    return run_stages(job.open_executor, names, partial(_run_stages, job), claim)
 
 
 def _run_stages(job: NeighboursJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
-    written = stages.run(
-        "find neighbours", lambda: _write_neighbours(job, stages.executor, progress)
+    find = partial(_write_neighbours, job, stages.executor, progress)
+    written = stages.run("find neighbours", find)
+    return stages.run("write neighbours", partial(_publish_neighbours, job, *written))
+
+
+def _write_neighbours(
+    job: NeighboursJob, executor: Executor, progress: Progress
+) -> tuple[CodesWriter, list[list[int]]]:
+    """Find and store the neighbours; return the writer and the checksums of each range of rows."""
+    search = NearestRowSearch(
+        job.options.metric, job.options.k, include_self=job.queries is not None
     )
-    return stages.run("write neighbours", lambda: _publish_neighbours(job, *written))
+    memory = compute_row_memory(executor)
+    pairs = RowPairJob(
+        search, make_row_source(job.query_dataset), make_row_source(job.dataset, memory=memory)
+    )
+    specs = pairs.describe_arrays()
+    arrays = {name: (("neighbour",), *specs[name][1:]) for name in ("indices", "distances")}
+    n_rows = [int(n) for n in job.query_dataset.chunks[:, 1]]
+    report = partial(progress, "neighbours")
+    size = choose_rows_per_range(arrays, sum(n_rows))
+    return write_row_ranges(pairs, arrays, n_rows, size, job.work_folder.results, executor, report)
+
+
+def _publish_neighbours(
+    job: NeighboursJob, writer: CodesWriter, checksums: list[list[int]]
+) -> dict[str, Any]:
+    """Move the finished arrays to the output folder, and summarize them."""
+    seal_codes(writer, checksums, job.provenance)
+    job.work_folder.publish(job.options.overwrite)
+    codes = open_codes(job.output)
+    return {
+        "neighbours": str(job.output),
+        "dataset": str(job.dataset.path),
+        "queries": None if job.queries is None else str(job.queries.path),
+        "metric": job.options.metric,
+        "k": job.options.k,
+        "n_rows": codes.n_rows,
+        "n_chunks": codes.n_chunks,
+    }
 
 
 @app.default
 def main(*, options: NeighboursOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("neighbours", options, partial(run_neighbours, prepare_neighbours(options)))
-    if json:
-        print_json(summary)
-    else:
-        _print_summary(summary)
+    work = partial(run_neighbours, prepare_neighbours(options))
+    run_command("neighbours", options, work, json, _print_summary)
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    """Print what was written."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("metric", summary["metric"])
-    table.add_row("rows", f"{summary['n_rows']:,}")
-    table.add_row("neighbours of each", f"{summary['k']:,}")
-    table.add_row("seconds", f"{summary['seconds']:.2f}")
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
-    console.print(f"neighbours: {summary['neighbours']}", markup=False)
+    rows = [
+        ("metric", summary["metric"]),
+        ("rows", f"{summary['n_rows']:,}"),
+        ("neighbours per row", f"{summary['k']:,}"),
+        ("seconds", f"{summary['seconds']:.2f}"),
+    ]
+    print_summary(rows, {"neighbours": summary["neighbours"]})
 
 
 if __name__ == "__main__":

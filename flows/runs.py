@@ -9,8 +9,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from flows.cli.app import make_app, run_app
 from flows.cli.errors import format_error
-from flows.cli.options import Json, make_app, run_app
+from flows.cli.options import Json
 from flows.cli.summary import print_json
 from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.learning.convergence import describe_ending

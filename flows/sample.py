@@ -1,8 +1,7 @@
-"""Draws a synthetic dataset from a fitted model: `python -m flows.sample --artifact PATH ...`."""
+"""Draw a synthetic dataset from a fitted model: `python -m flows.sample --artifact PATH ...`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import (
     OUTPUT,
     ArtifactPath,
@@ -20,16 +20,12 @@ from flows.cli.options import (
     Overwrite,
     Seed,
     WholeNumber,
-    make_app,
-    run_app,
 )
-from flows.cli.progress import report_progress
-from flows.cli.summary import print_ingest, print_json
+from flows.cli.summary import print_ingest
 from flows.data.fitted import LoadedModel, load_fitted_model
-from flows.data.ingested import summarize_dataset
+from flows.data.ingest import summarize_dataset
 from flows.running.executors import prepare_executor
-from flows.running.flow import make_flow, run_flow
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -49,19 +45,18 @@ from storage.format.schema import DATASET_FORMAT
 from storage.sources import SourceBatch
 from storage.stores.locations import AnyPath, check_target_folder, parse_path
 
-HELP = """Draw a synthetic dataset from a fitted model, of any size.
+HELP = """Draw a synthetic dataset of any size from a fitted model.
 
-It has the features of the fit, and its segments where the model has some: as large as they were
-among the rows fitted, at least two rows each, one segment after the other. The same artifact, rows
-and seed give the same dataset, wherever the work ran.
+The dataset has the features of the fit. If the model has segments, the rows are divided among them
+in proportion to the fitted rows, with at least two rows each, one segment after the other. The same
+artifact, number of rows and seed give the same dataset, wherever the work runs.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
-    python -m flows.sample --artifact runs/votes --rows 100000 --output synthetic.zarr
-    python -m flows.fit --dataset synthetic.zarr
+    python -m flows.sample --artifact runs/votes --rows 100000 --output s.zarr
+    python -m flows.fit --dataset s.zarr
 
-Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
-"""
+{EXIT_CODES}"""
 app = make_app("sample", HELP, EXAMPLES)
 
 
@@ -72,7 +67,7 @@ class SampleOptions:
 
     artifact: ArtifactPath
     rows: Annotated[WholeNumber, Option(group=OUTPUT, help="Number of rows to draw.")]
-    output: Annotated[str, Option(group=OUTPUT, help="Folder of the dataset to write.")]
+    output: Annotated[str, Option(group=OUTPUT, help="Dataset folder to write.")]
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
     overwrite: Overwrite = False
@@ -80,7 +75,7 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class SampleJob:
-    """A dataset that can be drawn: from which fit, and where it goes."""
+    """A checked request for a dataset: its model and its folder."""
 
     options: SampleOptions
     fitted: LoadedModel
@@ -88,58 +83,12 @@ class SampleJob:
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
 
-def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> BinaryDataset:
-    """Draw runs of rows where the workers are, and write them in order."""
-    fitted, rows, seed = job.fitted, job.options.rows, job.options.seed
-    draws = list(
-        iter_sampling_tasks(*divide_among_segments(fitted.params, rows), len(fitted.feature_names))
-    )
-    draw = partial(
-        draw_model_rows, fitted.model, ArtifactReader.from_artifact(fitted.artifact), seed
-    )
-    with create_dataset(
-        job.output,
-        fitted.feature_names,
-        expected_rows=rows,
-        attributes=_make_attributes(fitted, seed),
-        overwrite=job.options.overwrite,
-    ) as writer:
-        done = 0
-        progress("sample", done, rows, done)
-        for drawn, packed in zip(draws, executor.map(draw, draws), strict=True):
-            X = unpack_rows(packed, len(fitted.feature_names))
-            writer.add(SourceBatch(X, None, {}), _make_segment_labels(fitted, drawn))
-            done += len(X)
-            progress("sample", done, rows, done)
-    return open_dataset(job.output)
-
-
-def _make_segment_labels(fitted: LoadedModel, drawn: SamplingTask) -> np.ndarray | None:
-    if not drawn.segments:
-        return None
-    names = [fitted.artifact.manifest["segment_names"][index] for index in drawn.segments]
-    return np.repeat(names, drawn.n_rows)
-
-
-def _make_attributes(fitted: LoadedModel, seed: int) -> dict[str, Any]:
-    """Say what the rows are drawn from; `flows.fit --truth` compares with a mixing."""
-    source = {
-        "artifact": str(fitted.artifact.path.resolve()),
-        "digest": fitted.digest,
-        "model": fitted.model.name,
-        "seed": seed,
-    }
-    found = fitted.artifact.get("mixing")
-    truth = {} if found is None else {"truth": {"mixing": found.tolist()}}
-    return {"sampled_from": source, **truth}
-
-
 def prepare_sample(options: SampleOptions) -> SampleJob:
-    """Refuse what can be refused at once."""
+    """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
     if options.rows < 2:
-        raise FitError(f"--rows: Expected at least 2, got {options.rows}. Ask for more.")
+        raise FitError(f"--rows is {options.rows}. Choose at least 2.")
     output = parse_path(options.output)
     check_target_folder(output, DATASET_FORMAT, options.overwrite)
     fitted = load_fitted_model(parse_path(options.artifact))
@@ -155,27 +104,71 @@ def sample(options: SampleOptions) -> dict[str, Any]:
 
 
 def run_sample(job: SampleJob) -> dict[str, Any]:
-    """Run the stages of a draw that was checked."""
-    begun, artifact = time.perf_counter(), job.fitted.artifact
-    with job.open_executor() as ready, report_progress() as progress:
-        stages = StageRunner(ready, job.fitted.feature_names, artifact.manifest["segment_names"])
-        written = stages.run("write dataset", lambda: _write_dataset(job, ready, progress))
+    """Run the stages of a checked job."""
+    names = (job.fitted.feature_names, job.fitted.artifact.manifest["segment_names"])
+    return run_stages(job.open_executor, names, partial(_run_stages, job))
+
+
+def _run_stages(job: SampleJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
+    write = partial(_write_dataset, job, stages.executor, progress)
+    dataset = stages.run("write dataset", write)
     return {
-        **summarize_dataset(written, time.perf_counter() - begun),
-        "artifact": str(artifact.path.resolve()),
+        **summarize_dataset(dataset),
+        "artifact": str(job.fitted.artifact.path.resolve()),
         "model": job.fitted.model.name,
-        "stages": stages.seconds,
     }
+
+
+def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> BinaryDataset:
+    """Draw ranges of rows on the workers, and write them in order."""
+    fitted, n_rows, seed = job.fitted, job.options.rows, job.options.seed
+    n_features = len(fitted.feature_names)
+    tasks = list(iter_sampling_tasks(*divide_among_segments(fitted.params, n_rows), n_features))
+    draw = partial(
+        draw_model_rows, fitted.model, ArtifactReader.from_artifact(fitted.artifact), seed
+    )
+    with create_dataset(
+        job.output,
+        fitted.feature_names,
+        expected_rows=n_rows,
+        attributes=_make_attributes(fitted, seed),
+        overwrite=job.options.overwrite,
+    ) as writer:
+        done = 0
+        progress("sample", done, n_rows, done)
+        for task, packed in zip(tasks, executor.map(draw, tasks), strict=True):
+            X = unpack_rows(packed, n_features)
+            writer.add(SourceBatch(X, None, {}), _make_segment_labels(fitted, task))
+            done += len(X)
+            progress("sample", done, n_rows, done)
+    return open_dataset(job.output)
+
+
+def _make_segment_labels(fitted: LoadedModel, task: SamplingTask) -> np.ndarray | None:
+    if not task.segments:
+        return None
+    names = [fitted.artifact.manifest["segment_names"][index] for index in task.segments]
+    return np.repeat(names, task.n_rows)
+
+
+def _make_attributes(fitted: LoadedModel, seed: int) -> dict[str, Any]:
+    """Record the model, and its mixing matrix as the truth for `flows.fit --truth`."""
+    source = {
+        "artifact": str(fitted.artifact.path.resolve()),
+        "digest": fitted.digest,
+        "model": fitted.model.name,
+        "seed": seed,
+    }
+    mixing = fitted.artifact.get("mixing")
+    truth = {} if mixing is None else {"truth": {"mixing": mixing.tolist()}}
+    return {"sampled_from": source, **truth}
 
 
 @app.default
 def main(*, options: SampleOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("sample", options, partial(run_sample, prepare_sample(options)))
-    if json:
-        print_json(summary)
-    else:
-        print_ingest(summary)
+    work = partial(run_sample, prepare_sample(options))
+    run_command("sample", options, work, json, print_ingest)
 
 
 if __name__ == "__main__":

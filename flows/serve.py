@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from cyclopts import Parameter
 
-from flows.cli.imports import pause_garbage_collection
-from flows.cli.options import make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.startup import pause_garbage_collection
 from flows.running.environment import is_server_configured
 from flows.running.server import check_server
 from pipeline.errors import FitError

@@ -1,4 +1,4 @@
-"""Writes the latent codes of a dataset's rows: `python -m flows.transform --dataset PATH ...`."""
+"""Write the latent codes of rows: `python -m flows.transform --dataset PATH ...`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
-from rich.table import Table
-
-from flows.cli.imports import pause_garbage_collection
+from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import (
     OUTPUT,
     ArtifactPath,
@@ -24,19 +21,16 @@ from flows.cli.options import (
     Resume,
     Seed,
     Split,
-    make_app,
-    run_app,
 )
-from flows.cli.splits import resolve_split
-from flows.cli.summary import print_json
-from flows.data.datasets import make_row_source, open_dataset_or_example
+from flows.cli.startup import pause_garbage_collection
+from flows.cli.summary import print_summary
+from flows.data.datasets import make_row_source, open_dataset_or_example, resolve_split
 from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint, describe_provenance
 from flows.running.executors import prepare_executor
-from flows.running.flow import make_flow, run_flow
-from flows.running.row_results import run_writing_stages, write_row_ranges
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner, make_flow, run_command, run_stages
+from flows.running.row_results import write_row_ranges
 from pipeline.data.segments import describe_unknown_segments, find_segment_indices
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -58,34 +52,30 @@ from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT
 from storage.stores.locations import AnyPath, check_target_folder, parse_path
 
-HELP = """Write the latent codes of every row of a dataset, in the original row order.
+HELP = """Compute the latent codes of every row of a dataset, in the original row order.
 
-The codes are Zarr arrays whose first axis is the row: `mean` (row, component) and whatever else the
-model gives, such as `variance`, `covariance` or `converged`. With `--split` rows of other splits
-are left out, and the array `row` says which row of the dataset each code is of, counted from 0.
+The output is a Zarr group of arrays whose first axis is the row: `mean` (row, component) and,
+depending on the model, others such as `variance`, `covariance` or `converged`. With `--split`, the
+array `row` contains the row of the dataset that each code belongs to, counted from 0.
 
-An output that ends in .csv, .parquet or .xlsx is a table instead, as `flows.export` writes it: row
-numbers, segments and kept columns beside the codes, and `sd` in place of `variance`.
+If the output ends in .csv, .parquet or .xlsx, it is a table as `flows.export` writes it: row
+numbers, segments and stored columns beside the codes, and `sd` instead of `variance`.
 
-Features must be those of the fit, in its order. Segments are found by name; those that were not
-fitted are taken as the mean of those that were, with a warning.
+The dataset must have the features of the fit, in the same order. Segments are matched by name;
+segments that were not fitted use the mean of those that were, with a warning.
 
-`--reconstruct probabilities` adds what the model makes of each row's codes, P(x = 1 | codes) of
-every feature, missing values among them; `--reconstruct bits` adds bits, 1 where that is above
-½. `flows.ingest` makes a dataset of bits, with the names of the features.
+`--reconstruct probabilities` adds P(x = 1 | codes) for every row and feature, also where the value
+is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½.
+`flows.ingest` converts such bits to a dataset with the same feature names.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
-    python -m flows.transform --dataset votes.zarr --artifact runs/votes --output codes.zarr
-    python -m flows.transform --dataset votes.zarr --artifact runs/votes --output codes.csv
-    python -m flows.transform --dataset clicks.zarr --artifact runs/clicks --output z.zarr --resume
-    python -m flows.transform --dataset a.zarr --artifact runs/a --output z.zarr --reconstruct bits
-    python -m flows.ingest z.zarr --dataset reconstructed.zarr
+    python -m flows.transform --dataset v.zarr --artifact runs/v --output z.zarr
+    python -m flows.transform --dataset v.zarr --artifact runs/v --output z.csv
 
-Read them with `storage.open_codes("codes.zarr")["mean"]`, or with any Zarr client.
+Read z.zarr with `storage.open_codes("z.zarr")["mean"]`, or with any Zarr client.
 
-Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
-"""
+{EXIT_CODES}"""
 app = make_app("transform", HELP, EXAMPLES)
 Dtype = Literal["float32", "float64"]
 TRANSFORM_MODULE = "pipeline.inference.transform"
@@ -98,16 +88,14 @@ class TransformOptions:
 
     dataset: DatasetName
     artifact: ArtifactPath
-    output: Annotated[str, Option(group=OUTPUT, help="Folder of the codes, or table, to write.")]
+    output: Annotated[str, Option(group=OUTPUT, help="Folder or table file to write the codes to.")]
     split: Split = None
-    dtype: Annotated[Dtype, Option(group=OUTPUT, help="Type that the codes are stored in.")] = (
-        "float32"
-    )
+    dtype: Annotated[Dtype, Option(group=OUTPUT, help="Type of the stored codes.")] = "float32"
     reconstruct: Annotated[
         Reconstruction | None,
         Option(
             group=OUTPUT,
-            help="Write also what the codes say of every feature, or the likelier bit.",
+            help="Also write the probability, or the more likely bit, of every feature.",
         ),
     ] = None
     seed: Seed = 0
@@ -118,7 +106,7 @@ class TransformOptions:
 
 @dataclass(frozen=True)
 class TransformJob:
-    """One transform that can be done: what decides its codes, and where they go."""
+    """A checked transform: its model, its rows and its output."""
 
     options: TransformOptions
     fitted: LoadedModel
@@ -129,7 +117,7 @@ class TransformJob:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Everything that decides the codes."""
+        """Everything that determines the codes."""
         return {
             **describe_provenance(
                 self.fitted.model, self.dataset, self.split, self.options.seed, TRANSFORM_MODULE
@@ -141,7 +129,7 @@ class TransformJob:
 
     @cached_property
     def work_folder(self) -> UnfinishedCodes:
-        """Where the codes are while they are unfinished."""
+        """The folder of unfinished codes."""
         return UnfinishedCodes(self.output.resolve(), compute_fingerprint(self.provenance))
 
 
@@ -151,24 +139,25 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
         return [int(n_rows) for n_rows in job.dataset.chunks[:, 1]]
     counts = count_rows_by_chunk(make_row_source(job.dataset, job.split), executor)
     if not any(counts):
-        raise DataError(f"{job.dataset.path}: --split: Expected rows in {job.split!r}, got none.")
+        raise DataError(f"{job.dataset.path}: --split: the split {job.split!r} has no rows.")
     check_table_size(job.output, sum(counts))
     return counts
 
 
 def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
     """Describe the arrays to write."""
-    model, params, options = job.fitted.model, job.fitted.params, job.options
-    n_features = job.dataset.n_features
-    found = describe_codes(model, params, n_features, options.dtype, options.reconstruct)
-    return found if job.split is None else {**found, ROW: ((), (), "int64")}
+    fitted, options, n_features = job.fitted, job.options, job.dataset.n_features
+    arrays = describe_codes(
+        fitted.model, fitted.params, n_features, options.dtype, options.reconstruct
+    )
+    return arrays if job.split is None else {**arrays, ROW: ((), (), "int64")}
 
 
 def _write_codes(
     job: TransformJob, n_rows: list[int], executor: Executor, progress: Progress
 ) -> tuple[CodesWriter, list[list[int]]]:
-    """Transform and store the rows, run by run; give the checksums of each run."""
-    transforming = TransformTask(
+    """Compute and store the codes; return the writer and the checksums of each range of rows."""
+    task = TransformTask(
         job.fitted.model,
         ArtifactReader.from_artifact(job.fitted.artifact),
         RowRandom(job.options.seed),
@@ -177,17 +166,15 @@ def _write_codes(
         job.options.dtype,
         job.options.reconstruct,
     )
-    told, arrays = partial(progress, "transform"), _describe_arrays(job)
+    report, arrays = partial(progress, "transform"), _describe_arrays(job)
     size = choose_rows_per_range(arrays, sum(n_rows))
-    return write_row_ranges(
-        transforming, arrays, n_rows, size, job.work_folder.results, executor, told
-    )
+    return write_row_ranges(task, arrays, n_rows, size, job.work_folder.results, executor, report)
 
 
 def _publish_codes(
     job: TransformJob, progress: Progress, writer: CodesWriter, checksums: list[list[int]]
 ) -> dict[str, Any]:
-    """Seal the codes, put them in their place, as they are or as a table, and describe them."""
+    """Move the finished codes to the output, as arrays or as a table, and summarize them."""
     warnings = describe_unknown_segments(job.fitted.segments, job.dataset.segment_names)
     seal_codes(
         writer,
@@ -225,7 +212,7 @@ def _format_artifact_path(job: TransformJob) -> str:
 
 
 def prepare_transform(options: TransformOptions) -> TransformJob:
-    """Refuse what can be refused at once, such as a place that is taken, or other features."""
+    """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
     output = _check_output(options)
@@ -255,9 +242,10 @@ def transform(options: TransformOptions) -> dict[str, Any]:
 
 
 def run_transform(job: TransformJob) -> dict[str, Any]:
-    """Run the stages of a transform that was checked."""
-    resume, steps = job.options.resume, partial(_run_stages, job)
-    return run_writing_stages(job.work_folder, resume, job.open_executor, job.dataset, steps)
+    """Run the stages of a checked job."""
+    names = (job.dataset.feature_names, job.dataset.segment_names)
+    claim = job.work_folder.claim_work(job.options.resume)
+    return run_stages(job.open_executor, names, partial(_run_stages, job), claim)
 
 
 def _run_stages(job: TransformJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
@@ -270,26 +258,16 @@ def _run_stages(job: TransformJob, stages: StageRunner, progress: Progress) -> d
 @app.default
 def main(*, options: TransformOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("transform", options, partial(run_transform, prepare_transform(options)))
-    if json:
-        print_json(summary)
-    else:
-        _print_summary(summary)
+    work = partial(run_transform, prepare_transform(options))
+    run_command("transform", options, work, json, _print_summary)
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    """Print what was written, and the warnings."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("model", summary["model"])
-    table.add_row("rows", f"{summary['n_rows']:,}")
+    rows = [("model", summary["model"]), ("rows", f"{summary['n_rows']:,}")]
     for name, shape in summary["arrays"].items():
-        table.add_row(name, " x ".join(f"{length:,}" for length in shape))
-    table.add_row("seconds", f"{summary['seconds']:.2f}")
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
-    for warning in summary["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
-    console.print(f"codes: {summary['codes']}", markup=False)
+        rows.append((name, " x ".join(f"{length:,}" for length in shape)))
+    rows.append(("seconds", f"{summary['seconds']:.2f}"))
+    print_summary(rows, {"codes": summary["codes"]}, summary["warnings"])
 
 
 if __name__ == "__main__":

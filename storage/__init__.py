@@ -21,7 +21,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: Zarr takes its time, and who refuses an option needs none of it."""
+    """Import a name on first use: Zarr is slow to import, and is not needed to refuse an option."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -22,7 +22,7 @@ _MAX_COUNTS = 1 << 22
 
 
 class StorageReprMixin:
-    """Shows itself by its facts: names and values, which are text and no markup."""
+    """Displays itself as names and values, which are plain text."""
 
     def _iter_display_items(self) -> Facts:
         raise NotImplementedError
@@ -53,18 +53,18 @@ def list_dataset_facts(
     ones: Callable[[], NDArray[np.int64]],
     splits: Callable[[], Sequence[str]],
 ) -> Facts:
-    """Say what is known of a dataset.
+    """Yield the facts to display about a dataset.
 
     Parameters
     ----------
     path, manifest
-        Where it lies, and what is recorded of it.
+        Its path and manifest.
     words, incomplete
-        Words of a feature in each chunk, and whether values are missing there: (n_chunks,).
+        Words per feature in each chunk, and whether the chunk has missing values, (n_chunks,) each.
     blocks
         The table of blocks.
     ones
-        Reads the number of ones, (n_chunks, n_features); it is called where they are not many.
+        Reads the number of ones, (n_chunks, n_features); called only if that table is small.
     splits
         Reads the names of the splits.
     """
@@ -90,7 +90,7 @@ def list_dataset_facts(
 
 
 def _format_segments(names: Sequence[str], blocks: NDArray[np.int64]) -> list[str]:
-    """Name the first segments with their rows."""
+    """List the first segments with their numbers of rows."""
     _, segments, _, rows = blocks.T
     n_rows = np.bincount(segments, rows, len(names))
     return [
@@ -100,7 +100,7 @@ def _format_segments(names: Sequence[str], blocks: NDArray[np.int64]) -> list[st
 
 
 def _format_splits(read: Callable[[], Sequence[str]]) -> str:
-    """Say which splits there are."""
+    """List the splits."""
     try:
         splits = read()
     except DataError as error:
@@ -111,7 +111,7 @@ def _format_splits(read: Callable[[], Sequence[str]]) -> str:
 def _describe_ones(
     names: Sequence[str], n_rows: int, read: Callable[[], NDArray[np.int64]]
 ) -> Facts:
-    """Say how many ones there are."""
+    """Describe how many ones there are."""
     try:
         ones = read().sum(axis=0)
     except DataError as error:
@@ -121,7 +121,7 @@ def _describe_ones(
         f"{_shorten_name(names[i])} ({100 * ones[i] / n_rows:.3g} % of rows)"
         for i in (ones.argmin(), ones.argmax())
     )
-    yield "ones", f"{ones.sum() / n_rows:.4g} a row; rarest {rare}, commonest {common}"
+    yield "ones", f"{ones.sum() / n_rows:.4g} per row; rarest {rare}, most common {common}"
     constant = np.flatnonzero((ones == 0) | (ones == n_rows))
     if constant.size:
         shown = [_shorten_name(names[i]) for i in constant[:_MAX_NAMES]]
@@ -129,12 +129,12 @@ def _describe_ones(
 
 
 def list_artifact_facts(path: str, manifest: Mapping[str, Any], arrays: Mapping[str, str]) -> Facts:
-    """Say what is known of an artifact, whether it is of a fit or of what a fit leaves half-way.
+    """Yield the facts to display about an artifact, be it a fit or the state of an unfinished fit.
 
-    `arrays` are described by `format_array_type`.
+    `arrays` maps names to descriptions by `format_array_type`.
     """
     yield "path", path
-    if "model" not in manifest:  # of what a fit leaves half-way; what else it records is its own
+    if "model" not in manifest:  # the state of an unfinished fit
         yield from arrays.items()
         return
     yield from _describe_origin(manifest)
@@ -153,7 +153,7 @@ def list_artifact_facts(path: str, manifest: Mapping[str, Any], arrays: Mapping[
 
 
 def list_codes_facts(path: str, manifest: Mapping[str, Any]) -> Facts:
-    """Say what is known of codes."""
+    """Yield the facts to display about codes."""
     yield "path", path
     yield from _describe_origin(manifest)
     yield "rows", f"{manifest['n_rows']:,}"
@@ -163,7 +163,7 @@ def list_codes_facts(path: str, manifest: Mapping[str, Any]) -> Facts:
 
 
 def _describe_origin(manifest: Mapping[str, Any]) -> Facts:
-    """Say what something was made from, as far as that is recorded."""
+    """Yield the recorded model, artifact, dataset and split."""
     known = {
         "model": manifest.get("model"),
         "artifact": manifest.get("artifact_path"),
@@ -181,7 +181,7 @@ def format_array_type(dims: Sequence[str], shape: Sequence[int], dtype: str) -> 
 
 
 def _format_first_items(shown: Sequence[str], number: int) -> str:
-    """Say how many there are, and which are the first."""
+    """Format the number of items and the first of them."""
     more = number - len(shown)
     return f"{number:,}: {', '.join(shown)}" + (f" and {more:,} more" if more else "")
 
@@ -200,16 +200,16 @@ NamedVariables = Mapping[str, tuple[tuple[str, ...], Any]]
 def build_xarray(
     variables: NamedVariables, names: Mapping[str, Sequence[Any]], attributes: Mapping[str, Any]
 ) -> xarray.Dataset:
-    """Make a dataset of named arrays.
+    """Build an xarray dataset from named arrays.
 
     Parameters
     ----------
     variables
         Dimensions and values by name.
     names
-        What the places along a dimension are called; `feature_j` goes by the name of `feature`.
+        Labels along a dimension; those of `feature` also apply to `feature_j`.
     attributes
-        What to record with it; only text and numbers are kept.
+        Metadata; only text and numbers are kept.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def build_xarray(
     try:
         import xarray
     except ImportError:
-        raise DataError("Expected xarray, got none. pip install latentbits[notebooks]") from None
+        raise DataError("xarray is not installed. Run: pip install latentbits[notebooks]") from None
     sizes = {
         dim: size
         for dims, values in variables.values()
@@ -231,18 +231,18 @@ def build_xarray(
         for dim, label in labels.items()
         if label is not None and len(label) == sizes[dim]
     }
-    kept = {
+    metadata = {
         name: value for name, value in attributes.items() if isinstance(value, str | int | float)
     }
-    return xarray.Dataset(dict(variables), coordinates, kept)
+    return xarray.Dataset(dict(variables), coordinates, metadata)
 
 
 def build_row_variables(
     bits: Mapping[str, Any], segments: Any, columns: Mapping[str, Any]
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Name what is known of each row: bits (row, feature), its segment, and columns.
+    """Name the variables of each row: bits (row, feature), segment and columns.
 
-    A column whose name is taken is called `column_NAME`.
+    A column whose name is taken becomes `column_NAME`.
     """
     variables: dict[str, tuple[tuple[str, ...], Any]] = {
         name: (("row", "feature"), values) for name, values in bits.items()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from flows.running.embedded import run_embedded_server
+from flows.running.server import run_embedded_server
 from pipeline.models import registry
 from storage.stores import object_store
 from tests.support.object_proxy import FaultyProxy, start_proxy
@@ -185,7 +185,7 @@ def plain_cli(
     prefect_server: None, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
 ) -> Callable[..., CommandResult]:
     """As `cli`, with the defaults of the commands."""
-    from flows.cli.options import run_app
+    from flows.cli.app import run_app
 
     monkeypatch.chdir(tmp_path)
 

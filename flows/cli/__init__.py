@@ -1,1 +1,1 @@
-"""What the command lines share: options, words, tables, progress, logs."""
+"""The parts that all command lines share: options, settings, summaries, progress, logging."""

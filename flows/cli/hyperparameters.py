@@ -1,4 +1,4 @@
-"""Makes a model's hyperparameters from `--model`, `--components` and `--set`."""
+"""Build a model from `--model`, `--components` and `--set`, and describe its settings."""
 
 from __future__ import annotations
 
@@ -18,40 +18,50 @@ from pipeline.models.registry import find_model_class, find_models
 from pipeline.models.settings import describe_settings, list_hyperparameters
 
 ModelName = Literal[tuple(sorted(find_models()))] | str  # type: ignore[valid-type]
-"""A model's name; forms and help list those that are here, `build_model` refuses others."""
+"""Name of a model. Forms list the known names; `build_model` refuses unknown ones."""
 AUTO = "auto"
-"""What options call a value that is left to the model to choose: None."""
+"""Spelling, in options, of None: the model chooses the value."""
+MODEL_GROUPS = {
+    "correlations": ("clipped-pca",),
+    "item response": ("latent-trait",),
+    "mixtures": ("bernoulli-mixture",),
+    "independent components": ("blica", "binary-ica-likelihood", "fastica", "linear-ivae"),
+    "causes": ("noisy-or",),
+    "neural networks": ("autoencoder", "bottleneck", "rbm", "stack"),
+    "distances of rows": ("kernel-pca", "laplacian-eigenmap"),
+}
+"""Topics of the models on the help page of `fit`; other models are listed last."""
 _TYPE_NAMES = {
     int: "whole number",
     float: "number",
     bool: "yes|no",
     str: "text",
-    tuple[int, ...]: "whole numbers with commas",
+    tuple[int, ...]: "whole numbers, separated by commas",
     NoneType: AUTO,
 }
-_INDENTATION: dict[str, Any] = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
+_INDENTATION: dict[str, Any] = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
 
 
 def build_model(
     name: str, components: str | None, settings: Sequence[str], layers: str | None = None
 ) -> Model:
-    """Make a model's hyperparameters from the options.
+    """Build a model, that is its hyperparameters, from the options.
 
     Parameters
     ----------
     name
         The model's name.
     components
-        A number, `auto`, or None for the model's default.
+        A number, `auto`, or None for the default of the model.
     settings
-        `NAME=VALUE` each.
+        Texts `NAME=VALUE`.
     layers
-        Whole numbers with commas, or None for the model's default.
+        Whole numbers, separated by commas, or None for the default of the model.
 
     Raises
     ------
     FitError
-        If a name or a value cannot be used.
+        If a name or value is invalid.
     """
     model = find_model_class(name)
     hints = get_type_hints(model)
@@ -67,16 +77,19 @@ def build_model(
 
 
 def format_settings_help(words: Sequence[str] = ()) -> str:
-    """List settings with their values and defaults, in Markdown: those of the model named.
+    """Describe the settings of the model that a command line names, or list all models."""
+    names = [word for pair in pairwise([*words, ""]) for word in _parse_model_option(*pair)]
+    known = [find_models()[name] for name in names if name in find_models()]
+    return "".join(map(_format_model_help, known)) or _format_model_list()
 
-    Parameters
-    ----------
-    words
-        A command line. Where it names no model that is known, the settings of all are listed.
-    """
-    given = [word for pair in pairwise([*words, ""]) for word in _parse_model_option(*pair)]
-    wanted = [name for name in given if name in find_models()] or sorted(find_models())
-    return "".join(_format_model_help(find_models()[name]) for name in wanted)
+
+def _format_model_list() -> str:
+    grouped = {name for names in MODEL_GROUPS.values() for name in names}
+    others = tuple(sorted({*find_models()} - grouped))
+    groups = {**MODEL_GROUPS, "others": others} if others else MODEL_GROUPS
+    lines = "".join(f"  {topic:<24}{', '.join(names)}\n" for topic, names in groups.items())
+    command = "python -m flows.fit --model NAME --help"
+    return f"Models ({command} describes their settings):\n{lines}\n"
 
 
 def _parse_model_option(word: str, following: str) -> list[str]:
@@ -85,31 +98,31 @@ def _parse_model_option(word: str, following: str) -> list[str]:
 
 
 def _format_model_help(model: type[Model]) -> str:
-    hints, described = get_type_hints(model), describe_settings(model)
+    hints, descriptions = get_type_hints(model), describe_settings(model)
     defaults = {field.name: field.default for field in fields(model)}  # type: ignore[arg-type]
     lines = (
-        f"    {name}={_format_type(hints[name])} [default: {format_setting(defaults[name])}]\n"
-        f"{_format_description(described[name])}"
+        f"  {name}={_format_type(hints[name])} [default: {format_setting(defaults[name])}]\n"
+        f"{_format_description(descriptions[name])}"
         for name in list_hyperparameters(model)
     )
-    return f"Settings of {model.name}, by --set:\n\n{''.join(lines)}\n"
+    return f"Settings of {model.name} (--set NAME=VALUE):\n{''.join(lines)}\n"
 
 
 def _format_description(description: str) -> str:
-    """Wrap a description below its setting."""
-    said = fill(re.sub(r"\bNone\b", AUTO, description), 76, **_INDENTATION)
-    return f"{said}\n" if said else ""
+    """Wrap the description of a setting."""
+    text = fill(re.sub(r"\bNone\b", AUTO, description), 79, **_INDENTATION)
+    return f"{text}\n" if text else ""
 
 
 def _format_type(kind: Any) -> str:
-    """Spell a type: the values of a `Literal`, or the names of its types, None being `auto`."""
+    """Spell a type: the values of a `Literal`, or the names of the types."""
     if kind in _TYPE_NAMES:
         return _TYPE_NAMES[kind]
     return "|".join(c if isinstance(c, str) else _format_type(c) for c in get_args(kind))
 
 
 def format_setting(value: Any) -> str:
-    """Write a setting as `--set` takes it."""
+    """Format a value as `--set` accepts it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
@@ -123,26 +136,25 @@ def _parse_components(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        message = f"--components: Expected a whole number or auto, got {text!r}."
+        message = f"--components is {text!r}, but should be a whole number or auto."
         raise FitError(message) from None
 
 
 def _parse_layers(model: type[Model], text: str) -> Any:
-    """Take the setting `layers`, which has an option of its own, of a model that has it."""
+    """Parse the setting `layers`, which has its own option."""
     if "layers" not in list_hyperparameters(model):
-        raise FitError(
-            f"--layers: Expected a model in layers, such as stack, got {model.name}. Leave it out."
-        )
+        raise FitError(f"--layers: {model.name} has no layers, unlike stack. Leave it out.")
     return _convert_setting("--layers", text, get_type_hints(model)["layers"])
 
 
 def _split_setting(setting: str, known: Sequence[str]) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     if not equals:
-        raise FitError(f"--set: Expected NAME=VALUE, got {setting!r}.")
+        raise FitError(f"--set: {setting!r} is not of the form NAME=VALUE.")
     if key not in known:
         raise FitError(
-            f"--set: Expected one of {', '.join(known)}, got {key!r}.{format_suggestion(key, known)}"
+            f"--set: {key!r} is not a setting of this model. Choose one of: {', '.join(known)}."
+            f"{format_suggestion(key, known)}"
         )
     return key, value
 
@@ -151,10 +163,11 @@ def _convert_setting(option: str, value: str, kind: Any) -> Any:
     if value == AUTO and NoneType in get_args(kind):
         return None
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    is_listed = any(get_origin(one) is tuple for one in kinds)
-    given = (value.split(",") if value else []) if is_listed else value
+    is_tuple = any(get_origin(one) is tuple for one in kinds)
+    parts = (value.split(",") if value else []) if is_tuple else value
     try:
-        return TypeAdapter(kind).validate_python(given)
+        return TypeAdapter(kind).validate_python(parts)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise FitError(f"{option}: Expected {reason}, got {value!r}.") from None
+        message = error.errors()[0]["msg"].removeprefix("Input should be ")
+        expected = message.partition(", unable to parse")[0]
+        raise FitError(f"{option} is {value!r}, but should be {expected}.") from None

@@ -1,4 +1,4 @@
-"""What a command tells on standard error: lines for people, or JSON objects for machines."""
+"""Log messages on standard error: plain lines for people, or JSON objects for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("latentbits")
 
 
 def configure_logging(as_json: bool = False) -> None:
-    """Write the messages of this program to standard error, one a line."""
+    """Write the log messages of this program to standard error, one per line."""
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
         handler.setFormatter(JsonLineFormatter())
@@ -20,21 +20,21 @@ def configure_logging(as_json: bool = False) -> None:
 
 
 def is_logging_json() -> bool:
-    """Tell whether messages are JSON objects."""
+    """Return whether log messages are written as JSON."""
     return any(isinstance(handler.formatter, JsonLineFormatter) for handler in log.handlers)
 
 
 class JsonLineFormatter(logging.Formatter):
-    """Writes a message as a JSON object: time, level, message, and its `fields`, if it has any."""
+    """Formats a message as a JSON object: time, level, message and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give one line."""
-        written = {
+        """Format a record as one line."""
+        entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            written["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(written)
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)

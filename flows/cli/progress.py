@@ -1,4 +1,4 @@
-"""How far a pass is: a bar on a terminal, log lines elsewhere, all on standard error."""
+"""Progress of passes on standard error: bars on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def report_progress() -> Iterator[Progress]:
-    """Give a function that is told (label, tasks done, tasks, rows)."""
+    """Show progress; the function yielded takes (label, tasks done, tasks in total, rows)."""
     if not sys.stderr.isatty() or is_logging_json():
         yield ProgressLines()
         return
@@ -34,48 +34,47 @@ def report_progress() -> Iterator[Progress]:
 
 
 class ProgressBars:
-    """A bar for each kind of pass, with rows a second and the time left."""
+    """Shows one bar per kind of pass, with rows per second and the time left."""
 
     def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
-        self._pace = RowRate()
+        self._rate = RowRate()
         self._task_ids: dict[str, TaskID] = {}
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
-        """Move the bar."""
+        """Update the bar of this pass."""
         kind = _get_pass_kind(label)
         if kind not in self._task_ids:
             self._task_ids[kind] = self._bars.add_task(label, total=total or None, rate="")
         bar = self._task_ids[kind]
         if done == 0:
-            self._pace = RowRate()
+            self._rate = RowRate()
             self._bars.reset(bar, total=total or None, description=label)
-        self._bars.update(bar, completed=done, rate=self._pace.format_rate(rows))
+        self._bars.update(bar, completed=done, rate=self._rate.format(rows))
 
 
 class ProgressLines:
-    """A line every ten seconds, and when the first pass of its kind ends."""
+    """Logs a line every ten seconds, and when the first pass of a kind ends."""
 
     def __init__(self) -> None:
-        self._pace = RowRate()
+        self._rate = RowRate()
         self._last, self._last_kind = time.monotonic(), ""
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
-        """Write a line if it is time."""
+        """Log a line if it is due."""
         now = time.monotonic()
         if done == 0:
-            self._pace = RowRate()
-        ended = done == total > 0
-        if (
-            ended and _get_pass_kind(label) != self._last_kind
-        ) or now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._rate = RowRate()
+        is_done = done == total > 0
+        is_first_end = is_done and _get_pass_kind(label) != self._last_kind
+        if is_first_end or now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
-            far = f"{done / total:.0%}" if total else f"{rows:,} rows"
+            share = f"{done / total:.0%}" if total else f"{rows:,} rows"
             fields = {"stage": label, "done": done, "total": total, "rows": rows}
-            pace = self._pace.format_rate(rows)
-            told = f"{far}, {pace}" if pace else far
-            log.info("%s: %s", label, told, extra={"fields": fields})
-        if ended:
+            rate = self._rate.format(rows)
+            text = f"{share}, {rate}" if rate else share
+            log.info("%s: %s", label, text, extra={"fields": fields})
+        if is_done:
             self._last_kind = _get_pass_kind(label)
 
 
@@ -84,13 +83,13 @@ def _get_pass_kind(label: str) -> str:
 
 
 class RowRate:
-    """Rows a second since the start of a pass."""
+    """Rows per second since the start of a pass."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
 
-    def format_rate(self, rows: int) -> str:
-        """Write it, such as `2.1 M rows/s`; of central work, which sees no rows, nothing."""
+    def format(self, rows: int) -> str:
+        """Format the rate, such as `2.1 M rows/s`; empty for work that reads no rows."""
         if not rows:
             return ""
         per_second = rows / max(time.monotonic() - self._start, 1e-9)

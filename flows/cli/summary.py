@@ -1,9 +1,9 @@
-"""What a run prints when it is done."""
+"""The summaries that commands print when they are done."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,52 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.errors import format_warnings
-from flows.cli.splits import format_row_count
 from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.learning.convergence import describe_ending
 
 _MAX_SHOWN = 8
 
 
+def print_json(summary: Mapping[str, Any]) -> None:
+    """Print a summary as a JSON object."""
+    print(json.dumps(summary))
+
+
+def print_summary(
+    rows: Iterable[tuple[str, str]],
+    results: Mapping[str, str | None],
+    warnings: Sequence[str] = (),
+) -> None:
+    """Print a table of two columns, the warnings, and the paths of the results.
+
+    Parameters
+    ----------
+    rows
+        Names and values.
+    results
+        Paths of the results, by name; None is left out.
+    warnings
+        Texts of the warnings.
+    """
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows:
+        table.add_row(name, value)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for warning in warnings:
+        console.print(f"warning: {warning}", markup=False)
+    for name, path in results.items():
+        if path:
+            console.print(f"{name}: {path}", markup=False)
+
+
+def format_row_count(n_rows: int, split: str | None) -> str:
+    """Format the number of rows and the split that they belong to."""
+    return f"{n_rows:,}, " + ("all" if split is None else f"split {split}")
+
+
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
-    """Give what a fit prints of its manifest and parameters."""
+    """Summarize a fit from its manifest and parameters."""
     names = ("model", "split", "n_samples", "n_components", "iterations", "converged")
     return {
         **{name: manifest[name] for name in names},
@@ -35,66 +72,14 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     }
 
 
-def print_json(summary: Mapping[str, Any]) -> None:
-    """Print one JSON object on standard output."""
-    print(json.dumps(summary))
-
-
 def print_fit(summary: Mapping[str, Any]) -> None:
-    """Print a short table, the warnings and the artifact's path."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in _make_summary_rows(summary):
-        table.add_row(name, value)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
-    for warning in summary["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
-    if summary["report"]:
-        console.print(f"report: {summary['report']}", markup=False)
-    console.print(f"artifact: {summary['artifact']}", markup=False)
+    """Print a table of the fit, its warnings, and the paths of report and artifact."""
+    results = {name: summary[name] for name in ("report", "artifact")}
+    print_summary(_make_fit_rows(summary), results, summary["warnings"])
 
 
-def print_ingest(summary: Mapping[str, Any]) -> None:
-    """Print what was written, and the warnings."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name in ("n_rows", "n_features", "n_segments", "n_chunks"):
-        table.add_row(name.removeprefix("n_"), f"{summary[name]:,}")
-    table.add_row("columns", ", ".join(summary["columns"]) or "none")
-    if summary["left_out"]:
-        table.add_row("left out", _format_names(summary["left_out"]))
-    table.add_row("seconds", f"{summary['seconds']:.2f}")
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
-    for warning in summary["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
-    console.print(f"dataset: {summary['dataset']}", markup=False)
-
-
-def _format_names(names: Sequence[str]) -> str:
-    """Name the first of many."""
-    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
-    return ", ".join(names[:_MAX_SHOWN]) + more
-
-
-def format_drift(drift: Mapping[str, Any]) -> str:
-    """Write what changed in one line."""
-    told = []
-    if "similarity" in drift["parameters"]:
-        told.append(f"similarity {drift['parameters']['similarity']:.3f}")
-    if "rms" in (moved := drift.get("correlations", {})):
-        told.append(
-            f"correlations moved {moved['rms']:.3f} ({moved['rms_by_chance']:.3f} by chance)"
-        )
-    if "now" in (scored := drift.get("likelihood", {})):
-        before, now = (f"{scored[key]:.4g}".replace("-", "−") for key in ("before", "now"))
-        told.append(f"new rows {before} → {now} {scored['unit']}")
-    if drift["new_segments"]:
-        told.append(f"new segments {len(drift['new_segments'])}")
-    return ", ".join(told) or "nothing to compare"
-
-
-def _make_summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    from pipeline.models.registry import find_model_class  # takes its time to be imported
+def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from pipeline.models.registry import find_model_class  # slow to import
 
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in summary["stages"].items())
     n = summary["n_components"]
@@ -108,10 +93,10 @@ def _make_summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if summary["warm_start"]:
         name = Path(summary["warm_start"]["path"]).name
-        rows.append(("started", f"from {name}, with as many components"))
+        rows.append(("started", f"from {name}, with the same number of components"))
     if summary["objective"]:
-        named = summary["diagnostics"].get("objective_is", "objective")
-        rows.append((named, f"{summary['objective']:.6f} nats a row"))
+        measure = summary["diagnostics"].get("objective_is", "objective")
+        rows.append((measure, f"{summary['objective']:.6f} nats per row"))
     for name in find_model_class(summary["model"]).summary_diagnostics:
         if name in summary["diagnostics"]:
             rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))
@@ -127,3 +112,37 @@ def _make_summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _format_spectrum(values: Sequence[float], n_features: int) -> str:
     more = " …" if len(values) == _MAX_SHOWN < n_features else ""
     return "  ".join(f"{value:.4g}" for value in values) + more
+
+
+def format_drift(drift: Mapping[str, Any]) -> str:
+    """Format the drift since the previous fit as one line."""
+    parts = []
+    if "similarity" in drift["parameters"]:
+        parts.append(f"similarity {drift['parameters']['similarity']:.3f}")
+    if "rms" in (shift := drift.get("correlations", {})):
+        parts.append(
+            f"correlations moved {shift['rms']:.3f} ({shift['rms_by_chance']:.3f} by chance)"
+        )
+    if "now" in (scores := drift.get("likelihood", {})):
+        before, now = (f"{scores[key]:.4g}".replace("-", "−") for key in ("before", "now"))
+        parts.append(f"new rows {before} → {now} {scores['unit']}")
+    if drift["new_segments"]:
+        parts.append(f"new segments {len(drift['new_segments'])}")
+    return ", ".join(parts) or "nothing to compare"
+
+
+def print_ingest(summary: Mapping[str, Any]) -> None:
+    """Print the size of a new dataset, its warnings and its path."""
+    sizes = ("n_rows", "n_features", "n_segments", "n_chunks")
+    rows = [(name.removeprefix("n_"), f"{summary[name]:,}") for name in sizes]
+    rows.append(("columns", ", ".join(summary["columns"]) or "none"))
+    if summary["left_out"]:
+        rows.append(("left out", _format_names(summary["left_out"])))
+    rows.append(("seconds", f"{summary['seconds']:.2f}"))
+    print_summary(rows, {"dataset": summary["dataset"]}, summary["warnings"])
+
+
+def _format_names(names: Sequence[str]) -> str:
+    """List the first of many names."""
+    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(names[:_MAX_SHOWN]) + more

@@ -1,1 +1,1 @@
-"""Finds the datasets and fitted models that options name."""
+"""Read sources into datasets, and find the datasets and fitted models that options name."""

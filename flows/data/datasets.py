@@ -1,4 +1,4 @@
-"""Finds the dataset that an option names; examples are made when first asked for."""
+"""Find the dataset, the split and the label that options name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.ingesting import ingest_sources
+from flows.data.ingest import ingest_sources
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.statistics.labels import SEGMENT
@@ -19,14 +19,16 @@ from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
 
+ALL_ROWS, TRAIN, TEST = "all", "train", "test"
+
 
 def open_dataset_or_example(name: str) -> BinaryDataset:
-    """Open a dataset; an example is made where it is not there.
+    """Open a dataset; create an example dataset if it does not exist yet.
 
     Raises
     ------
     DataError
-        If there is no whole dataset, or an example is unknown or cannot be made.
+        If there is no complete dataset, or an example is unknown or cannot be created.
     """
     if not name.startswith(EXAMPLE_PREFIX):
         return open_dataset(name)
@@ -37,38 +39,65 @@ def open_dataset_or_example(name: str) -> BinaryDataset:
         try:
             return ingest_sources([name], path, overwrite=path.exists())
         except FolderInUseError:
-            time.sleep(0.2)  # another run is making it
+            time.sleep(0.2)  # another process is creating it
 
 
-def check_label(dataset: BinaryDataset, name: str | None) -> None:
-    """Refuse a label that is neither a per-row column nor the segments.
+def resolve_split(
+    dataset: BinaryDataset, split: str | None, default: str | None = None
+) -> str | None:
+    """Return the split that `--split` selects; None for all rows.
+
+    Parameters
+    ----------
+    dataset
+        The dataset.
+    split
+        Value of the option. `all` selects all rows, unless a split has that name.
+    default
+        Split to use if the option is not given and the dataset has this split.
 
     Raises
     ------
     DataError
-        Naming what there is.
+        If the dataset has no such split.
     """
-    columns = dataset.column_names
-    if name not in (None, SEGMENT, *columns):
-        have = ", ".join([*columns, SEGMENT])
+    if split is None:
+        return default if default in dataset.splits else None
+    if split == ALL_ROWS and split not in dataset.splits:
+        return None
+    dataset.find_split_code(split)
+    return split
+
+
+def check_label(dataset: BinaryDataset, name: str | None) -> None:
+    """Check that a label is a per-row column or `segment`.
+
+    Raises
+    ------
+    DataError
+        If it is neither.
+    """
+    columns = [*dataset.column_names, SEGMENT]
+    if name is not None and name not in columns:
         raise DataError(
-            f"{dataset.path}: --label: Expected a per-row column, got {name!r}. There are: {have}."
+            f"{dataset.path}: --label: there is no per-row column {name!r}. "
+            f"Choose one of: {', '.join(columns)}."
         )
 
 
 def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
-    """Give the mixing matrix that a dataset was made with, (n_features, n_components).
+    """Read the mixing matrix that generated a dataset, (n_features, n_components).
 
     Raises
     ------
     DataError
-        If the dataset does not know it, or knows one of other features.
+        If the dataset does not contain one, or it does not match the features.
     """
     truth = dataset.attributes.get("truth")
     if not isinstance(truth, Mapping) or "mixing" not in truth:
         raise DataError(
-            "--truth: Expected a dataset that knows its truth, such as example:nonstationary, "
-            f"got {dataset.path}. Leave out --truth."
+            f"--truth: {dataset.path} does not contain its true mixing matrix, as "
+            "example:nonstationary does. Leave out --truth."
         )
     try:
         mixing = np.array(truth["mixing"], np.float64)
@@ -76,8 +105,8 @@ def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
         mixing = np.empty(0)
     if not np.isfinite(mixing).all() or mixing.ndim != 2 or len(mixing) != dataset.n_features:
         raise DataError(
-            f"--truth: Expected a mixing of the {dataset.n_features} features of {dataset.path} "
-            f"in its truth, got one of shape {mixing.shape}. Leave out --truth."
+            f"--truth: the true mixing matrix of {dataset.path} has shape {mixing.shape}, which "
+            f"does not match its {dataset.n_features} features. Leave out --truth."
         )
     return mixing
 
@@ -89,16 +118,25 @@ def make_row_source(
     skipped: Sequence[int] = (),
     columns: tuple[str, ...] = (),
 ) -> RowSource:
-    """Give a dataset's rows, or those of a split, as a pass takes them, with per-row columns.
+    """Make the rows of a dataset or split readable by passes.
 
-    Every process keeps so many bytes of the chunks that it reads; those skipped have no rows.
+    Parameters
+    ----------
+    dataset, split
+        The rows; None for all.
+    memory
+        Bytes of chunks that every process may keep in memory.
+    skipped
+        Chunks to leave out.
+    columns
+        Per-row columns to read as well.
     """
     read = dataset.make_reader(split, memory, skipped, columns)
     return RowSource(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
 
 
 def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:
-    """Digest of the leading chunks: equal digest, equal rows in equal segments."""
+    """Digest the leading chunks: equal digests mean equal rows in equal segments."""
     blocks = dataset.blocks[dataset.blocks[:, 0] < n_chunks]
     names = dataset.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
     layout = [dataset.manifest["stored"], dataset.feature_names, names]

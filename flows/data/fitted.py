@@ -1,4 +1,4 @@
-"""A fitted model from its artifact, and which data it can be used on."""
+"""Load a fitted model, and check that a dataset has its features."""
 
 from __future__ import annotations
 
@@ -18,17 +18,7 @@ from storage.stores.locations import AnyPath
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a fit left; `load_fitted_model` makes it.
-
-    Attributes
-    ----------
-    artifact
-        The artifact.
-    model
-        Its hyperparameters.
-    params
-        Its parameters.
-    """
+    """A fitted model: its artifact, hyperparameters and parameters."""
 
     artifact: Artifact
     model: Model
@@ -36,27 +26,27 @@ class LoadedModel:
 
     @property
     def digest(self) -> str:
-        """Digest of the artifact: equal digest, equal parameters."""
+        """Digest of the artifact: equal digests mean equal parameters."""
         return str(self.artifact.manifest["manifest_digest"])
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the features, in column order."""
+        """Names of the features, in their order."""
         return tuple(self.artifact.manifest["feature_names"])
 
     @property
     def segments(self) -> dict[str, int]:
-        """Index of each segment that has parameters of its own, by name."""
+        """Maps the name of each segment with its own parameters to its index."""
         return map_fitted_segments(self.params, self.artifact.manifest["segment_names"])
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:
-    """Load a fitted model, or the latest of a folder of runs.
+    """Load a fitted model, or the latest one in a folder of runs.
 
     Raises
     ------
     DataError
-        If there is no whole artifact of a model that is known here.
+        If there is no complete artifact, or its model is unknown.
     """
     artifact = load_artifact(path)
     try:
@@ -66,12 +56,12 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
 
 
 def check_dataset_features(fitted: LoadedModel, dataset: BinaryDataset) -> None:
-    """Refuse a dataset whose features are not those of the fit, in its order.
+    """Check that a dataset has the features of the fit, in the same order.
 
     Raises
     ------
     DataError
-        Naming the first that differs, its position, and what came.
+        If it does not; the message names the first feature that differs.
     """
     try:
         features.check_same_features(

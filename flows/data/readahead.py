@@ -1,4 +1,4 @@
-"""Reads what comes next while what came before is used, in its order."""
+"""Read the next parts of a source while earlier ones are used; keep their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPOOL_BYTES = 64 << 20
 
 
 def read_ahead(parts: Iterator[T]) -> Iterator[T]:
-    """Make each part in a thread while the one before is used."""
+    """Make each part in a thread while the previous one is used."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(next, parts, None)
         while (part := waiting.result()) is not None:
@@ -30,7 +30,10 @@ def read_ahead(parts: Iterator[T]) -> Iterator[T]:
 
 
 def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
-    """Yield all batches; sources ahead of their turn wait, packed, in temporary files."""
+    """Yield the batches of all sources in order.
+
+    Sources are read in parallel; those ahead of their turn wait, bit-packed, in temporary files.
+    """
     if len(sources) == 1:
         yield from sources[0].iter_batches()
         return
@@ -46,7 +49,7 @@ def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
 
 
 def _spool_source(source: Any) -> IO[bytes]:
-    """Read a whole source into NumPy's own format, array after array, without pickles."""
+    """Read a whole source into a temporary file, as a sequence of NumPy arrays."""
     spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 (the reader closes it)
     for batch in source.iter_batches():
         mask = np.empty((0, 0), np.uint8) if batch.observed is None else pack_rows(batch.observed)

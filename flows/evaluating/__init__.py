@@ -1,1 +1,1 @@
-"""What `flows.evaluate` does beside scoring rows."""
+"""The parts of `flows.evaluate`: its stages, the models compared, folds, item bias and tables."""

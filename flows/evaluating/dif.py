@@ -1,4 +1,4 @@
-"""Differential item functioning: which items favour one of two groups of rows."""
+"""Differential item functioning: find items that favour one of two groups of rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from storage.errors import DataError
 
 DifTest = Annotated[
     Literal["mantel-haenszel", "likelihood-ratio"],
-    Option(group=DATA, help="How to test for that: by sum scores, or by a fit for every item."),
+    Option(group=DATA, help="Test for --dif: by sum scores, or by a fit per item."),
 ]
 _LIKELIHOOD_RATIO = "likelihood-ratio"
 _MIN_GROUP_ROWS = 20
 
 
 class DifGroups(NamedTuple):
-    """Two groups of rows: the column, how items are tested, its values and their texts, of the
-    larger group first."""
+    """Two groups of rows: column, test, and the groups' values and names, larger group first."""
 
     column: str
     test: str
@@ -36,28 +35,28 @@ class DifGroups(NamedTuple):
 
 
 def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> DifGroups | None:
-    """Find the two groups that a per-row column makes; the larger is the reference.
+    """Find the two groups that a per-row column defines; the larger one is the reference.
 
     Raises
     ------
     DataError
-        If there is no such column, or it has not two values with rows enough.
+        If there is no such column, or it does not define two groups of enough rows.
     FitError
-        If a test is asked for without a column.
+        If a test is chosen without a column.
     """
     if column is None:
         if test == _LIKELIHOOD_RATIO:
-            raise FitError("--dif-test: Expected --dif beside it, got none. Name a column.")
+            raise FitError("--dif-test needs --dif. Name a column.")
         return None
     dataset.check_columns([column])
-    each = [dataset.read_row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
-    values, counts = np.unique(np.concatenate(each), return_counts=True)
+    columns = [dataset.read_row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
+    values, counts = np.unique(np.concatenate(columns), return_counts=True)
     is_named = values != -1 if column in dataset.levels else np.ones(len(values), bool)
     values, counts = values[is_named], counts[is_named]
     if values.dtype.kind == "f" or len(values) != 2:
         raise DataError(
-            f"{dataset.path}: --dif: Expected a column of two groups, got {column!r} of "
-            f"{len(values):,} values. Keep a column that has two."
+            f"{dataset.path}: --dif: column {column!r} has {len(values):,} values, but two groups "
+            "are needed. Choose or store a column with two values."
         )
     larger_first = np.argsort(-counts, kind="stable")
     values, counts = values[larger_first], counts[larger_first]
@@ -65,8 +64,8 @@ def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> Di
     for name, count in zip(names, counts, strict=True):
         if count < _MIN_GROUP_ROWS:
             raise DataError(
-                f"{dataset.path}: --dif: Expected {_MIN_GROUP_ROWS} rows or more of each group, got "
-                f"{count} of {column} = {name!r}. Take another column."
+                f"{dataset.path}: --dif: the group {column} = {name!r} has {count} rows, but "
+                f"{_MIN_GROUP_ROWS} are needed. Choose another column."
             )
     return DifGroups(column, test, (int(values[0]), int(values[1])), (names[0], names[1]))
 
@@ -78,16 +77,16 @@ def compute_item_bias(
     executor: Executor,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Test the items of all rows, the most biased first."""
+    """Test all items; list the most biased first."""
     count = partial(count_by_score, groups.column, groups.values)
     sums = collect_statistics(count, rows, executor, "sum scores", progress=progress)
-    told: dict[str, Any] = {}
-    found: Any = mantel_haenszel(sums.values["rows"], sums.values["ones"])
+    trait: dict[str, Any] = {}
+    tests: Any = mantel_haenszel(sums.values["rows"], sums.values["ones"])
     if groups.test == _LIKELIHOOD_RATIO:
-        found, focal = run_group_tests(groups.column, groups.values, rows, executor, progress)
-        told["focal_trait"] = dict(zip(("mean", "sd"), focal.tolist(), strict=True))
-    order = np.argsort(found.p, kind="stable")
-    columns = {name: values[order].tolist() for name, values in found._asdict().items()}
+        tests, focal = run_group_tests(groups.column, groups.values, rows, executor, progress)
+        trait["focal_trait"] = dict(zip(("mean", "sd"), focal.tolist(), strict=True))
+    order = np.argsort(tests.p, kind="stable")
+    columns = {name: values[order].tolist() for name, values in tests._asdict().items()}
     items = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
     return {
         "column": groups.column,
@@ -95,6 +94,6 @@ def compute_item_bias(
         "reference": groups.names[0],
         "focal": groups.names[1],
         "rows": sums.values["rows"].sum(axis=1).tolist(),
-        **told,
+        **trait,
         "items": [{"feature": names[i], **item} for i, item in zip(order, items, strict=True)],
     }

@@ -1,4 +1,4 @@
-"""Judges models by rows that they are refitted without: cross-validation."""
+"""Cross-validation: refit models without each fold, and evaluate them on it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from functools import partial, reduce
 from typing import Any
 
 from flows.cli.errors import format_error, spell_option
-from flows.evaluating.named import NO_SEGMENTS
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner
 from pipeline.data.blocks import RowSource
-from pipeline.data.segments import find_segment_indices, map_fitted_segments
+from pipeline.data.segments import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
-    EvaluatedModel,
     LikelihoodMeasure,
     RowFold,
     describe_likelihood,
     describe_reconstruction,
     find_likelihood_measure,
     make_baseline_models,
+    match_segments,
     score_rows,
 )
 from pipeline.executors.base import Executor
@@ -43,11 +42,11 @@ class ModelToRefit:
     Attributes
     ----------
     name
-        What it is called.
+        Its name.
     model, seed
         Its settings.
     artifact
-        The fit that these are from, or None of a simple model.
+        Path of the artifact with these settings; None for a baseline.
     """
 
     name: str
@@ -58,18 +57,18 @@ class ModelToRefit:
 
 @dataclass(frozen=True)
 class CrossValidationRows:
-    """Rows that were dealt to folds.
+    """Rows divided into folds.
 
     Attributes
     ----------
     dataset
-        Whose rows.
+        The dataset.
     rows
-        All of them; they should stay in memory, as every fold goes over them.
+        All rows; they should stay in memory, as every fold reads them.
     folds
         The folds.
     executor, seed, progress
-        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is that of draws of codes.
+        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is for draws of codes.
     """
 
     dataset: BinaryDataset
@@ -82,7 +81,7 @@ class CrossValidationRows:
 
 @dataclass(frozen=True)
 class _FoldResult:
-    """What the rows of one fold say of a model that was fitted without them."""
+    """The evaluation of a model on the fold that it was fitted without."""
 
     measure: LikelihoodMeasure
     sums: Sums
@@ -91,127 +90,125 @@ class _FoldResult:
 
 
 def check_folds(n_folds: int, label: str | None, models: Sequence[Model]) -> None:
-    """Refuse what cannot be cross-validated.
+    """Check that models can be cross-validated.
 
     Raises
     ------
     FitError
-        If folds are too few, or labels are to be predicted or told.
+        If there are too few folds, or labels are involved.
     """
     if n_folds < _MIN_FOLDS:
-        raise FitError(f"--folds: Expected at least {_MIN_FOLDS}, got {n_folds}. Ask for more.")
+        raise FitError(f"--folds is {n_folds}. Choose at least {_MIN_FOLDS}.")
     if label is not None:
-        raise FitError(f"--folds: Expected no --label, got {label!r}. Leave out one of the two.")
+        raise FitError("--folds and --label cannot be combined.")
     for model in models:
         if isinstance(model, CanPredict):
             raise FitError(
-                f"--folds: Expected models of features alone, got {model.name}, which predicts "
-                "labels. Give rows that were not fitted: --split NAME."
+                f"--folds cannot be used with {model.name}, which predicts labels. "
+                "Evaluate it on rows that were not fitted: --split NAME."
             )
 
 
 def cross_validate(
     refits: Sequence[ModelToRefit],
-    dealt: CrossValidationRows,
+    rows: CrossValidationRows,
     with_baselines: bool,
     stages: StageRunner,
 ) -> dict[str, Any]:
-    """Cross-validate models, and simple ones beside them where that can be done.
+    """Cross-validate models.
 
     Parameters
     ----------
     refits
         The models.
-    dealt
+    rows
         The rows.
     with_baselines
-        Whether to compare with simple models.
+        Whether to cross-validate the baselines too; those that cannot be fitted only warn.
     stages
-        Runs the fits, a stage each.
+        Runs each fit as a stage.
 
     Raises
     ------
     FitError
-        Naming the model and the fold that it could not be fitted to or judged by.
+        If a model cannot be fitted or evaluated; the message names the model and the fold.
     """
-    n_rows, n_folds = sum(count_rows_by_chunk(dealt.rows, dealt.executor)), len(dealt.folds)
+    n_rows, n_folds = sum(count_rows_by_chunk(rows.rows, rows.executor)), len(rows.folds)
     if n_folds > n_rows:
         raise FitError(
-            f"--folds: Expected at most {n_rows}, as many as rows, got {n_folds}. Ask for fewer."
+            f"--folds is {n_folds}, but there are only {n_rows} rows. Choose at most {n_rows}."
         )
-    models, warnings = [_cross_validate_model(refit, dealt, stages) for refit in refits], []
-    simple = make_baseline_models(n_rows - -(-n_rows // n_folds)) if with_baselines else {}
-    for name, model in simple.items():
+    models, warnings = [_cross_validate_model(refit, rows, stages) for refit in refits], []
+    baselines = make_baseline_models(n_rows - -(-n_rows // n_folds)) if with_baselines else {}
+    for name, model in baselines.items():
         try:
-            models.append(
-                _cross_validate_model(ModelToRefit(name, model, dealt.seed), dealt, stages)
-            )
+            models.append(_cross_validate_model(ModelToRefit(name, model, rows.seed), rows, stages))
         except FitError as error:
             warnings.append(format_error(error))
     return {"n_samples": n_rows, "models": models, "warnings": warnings}
 
 
 def _cross_validate_model(
-    refit: ModelToRefit, dealt: CrossValidationRows, stages: StageRunner
+    refit: ModelToRefit, rows: CrossValidationRows, stages: StageRunner
 ) -> dict[str, Any]:
-    """Fit a model to all folds but one, judge it by that one, and so on with each."""
-    judged = [
+    """Refit a model without each fold in turn, and evaluate it on that fold."""
+    results = [
         stages.run(
-            f"fold {number} of {refit.name}", partial(_evaluate_fold, fold, number, refit, dealt)
+            f"fold {number} of {refit.name}", partial(_evaluate_fold, fold, number, refit, rows)
         )
-        for number, fold in enumerate(dealt.folds, start=1)
+        for number, fold in enumerate(rows.folds, start=1)
     ]
-    measure, sums = judged[0].measure, reduce(Sums.merge, (one.sums for one in judged))
+    measure, sums = results[0].measure, reduce(Sums.merge, (result.sums for result in results))
     return {
         "name": refit.name,
         "artifact": refit.artifact,
         "model": refit.model.name,
-        "n_components": judged[0].n_components,
+        "n_components": results[0].n_components,
         "rows_fitted": "none",
         **describe_likelihood(measure, sums),
         **describe_reconstruction(sums),
-        "folds": [_describe_fold(one) for one in judged],
-        "warnings": [*_iter_fold_warnings(judged)],
+        "folds": [_describe_fold(result) for result in results],
+        "warnings": [*_iter_fold_warnings(results)],
     }
 
 
 def _evaluate_fold(
-    fold: RowFold, number: int, refit: ModelToRefit, dealt: CrossValidationRows
+    fold: RowFold, number: int, refit: ModelToRefit, rows: CrossValidationRows
 ) -> _FoldResult:
-    names = (dealt.dataset.feature_names, dealt.dataset.segment_names)
+    names = (rows.dataset.feature_names, rows.dataset.segment_names)
     try:
-        return _refit_and_score(fold, refit, dealt)
+        return _refit_and_score(fold, refit, rows)
     except FitError as error:
         raise error.with_names(*names).with_prefix(f"{refit.name}: fold {number}") from error
 
 
-def _refit_and_score(fold: RowFold, refit: ModelToRefit, dealt: CrossValidationRows) -> _FoldResult:
-    dataset, executor, progress = dealt.dataset, dealt.executor, dealt.progress
+def _refit_and_score(fold: RowFold, refit: ModelToRefit, rows: CrossValidationRows) -> _FoldResult:
+    dataset, executor, progress = rows.dataset, rows.executor, rows.progress
     names = (dataset.feature_names, dataset.segment_names)
     state = fit_model(
-        refit.model, fold.select_training(dealt.rows), executor, refit.seed, progress=progress
+        refit.model, fold.select_training(rows.rows), executor, refit.seed, progress=progress
     )
     known = map_fitted_segments(state.params, dataset.segment_names)
-    segments = find_segment_indices(known, dataset.segment_names) if known else NO_SEGMENTS
-    subject = EvaluatedModel(refit.model, state.params, segments)
+    subject = match_segments(refit.model, state.params, known, dataset.segment_names)
     measure = find_likelihood_measure(subject, dataset.n_features)
-    rows = fold.select_held_out(dealt.rows)
-    sums = score_rows(subject, measure.name, rows, executor, dealt.seed, progress)
-    warnings = tuple(notice.render(*names, spell=spell_option) for notice in state.warnings)
+    held_out = fold.select_held_out(rows.rows)
+    sums = score_rows(subject, measure.name, held_out, executor, rows.seed, progress)
+    warnings = tuple(warning.render(*names, spell=spell_option) for warning in state.warnings)
     return _FoldResult(measure, sums, int(state.diagnostics["n_components"]), warnings)
 
 
-def _describe_fold(judged: _FoldResult) -> dict[str, Any]:
-    found = describe_likelihood(judged.measure, judged.sums)
-    return {"rows": judged.sums.n_samples, "n_components": judged.n_components, **found}
+def _describe_fold(result: _FoldResult) -> dict[str, Any]:
+    likelihood = describe_likelihood(result.measure, result.sums)
+    return {"rows": result.sums.n_samples, "n_components": result.n_components, **likelihood}
 
 
-def _iter_fold_warnings(judged: Sequence[_FoldResult]) -> Iterator[str]:
-    """Give the warnings of all fits, each with the folds that were left out of them."""
-    if len({one.n_components for one in judged}) > 1:
-        yield f"components, fold by fold: {', '.join(str(one.n_components) for one in judged)}"
-    numbers: dict[str, list[str]] = defaultdict(list)
-    for number, one in enumerate(judged, start=1):
-        for text in one.warnings:
-            numbers[text].append(str(number))
-    yield from (f"without fold {', '.join(of)}: {text}" for text, of in numbers.items())
+def _iter_fold_warnings(results: Sequence[_FoldResult]) -> Iterator[str]:
+    """Iterate over the warnings of all fits, with the folds that each fit left out."""
+    n_components = [str(result.n_components) for result in results]
+    if len(set(n_components)) > 1:
+        yield f"the number of components differs between folds: {', '.join(n_components)}"
+    folds: dict[str, list[str]] = defaultdict(list)
+    for number, result in enumerate(results, start=1):
+        for text in result.warnings:
+            folds[text].append(str(number))
+    yield from (f"without fold {', '.join(numbers)}: {text}" for text, numbers in folds.items())

@@ -1,9 +1,9 @@
-"""The experiments' command line: one file and one line here for each."""
+"""The command line of the experiments: one file and one line here per experiment."""
 
 from __future__ import annotations
 
-from flows.cli.options import make_app, run_app
-from flows.cli.program import rewrite_commands
+from flows.cli.app import make_app, run_app
+from flows.cli.startup import rewrite_commands
 from flows.experiments import binary_ica_identifiability as blica_identifiability
 from flows.experiments import binary_ica_samples as blica_samples
 from flows.experiments import binary_ica_scaling as blica_scaling

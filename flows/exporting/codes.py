@@ -1,44 +1,48 @@
-"""Codes of rows as a table: which row each is of, what was kept of it, and its codes."""
+"""Tables of codes: row number, segment and kept columns beside the codes of each row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
+from numpy.typing import NDArray
 
 from flows.data.datasets import digest_leading_chunks
 from flows.data.readahead import read_ahead
 from flows.exporting.columns import Array, ArrayGroup, iter_columns
 from flows.exporting.files import BatchedTable
-from flows.exporting.labels import RowLabelReader
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.passes.row_ranges import ROW
 from storage.codes.codes import Codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.levels import Levels
 from storage.errors import DataError
 
 
-def find_coded_dataset(codes: Codes, given: BinaryDataset | None) -> BinaryDataset:
-    """Give the dataset whose rows codes are of: the one given, or the one that is recorded.
+def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDataset:
+    """Find the dataset that codes belong to: the given one, or the recorded one.
 
     Raises
     ------
     DataError
-        If it is not there, or its leading rows are not those.
+        If it does not exist, or its leading rows differ.
     """
     recorded = codes.manifest.get("queries") or codes.manifest["dataset"]
     try:
-        dataset = open_dataset(recorded["path"]) if given is None else given
+        dataset = open_dataset(recorded["path"]) if dataset is None else dataset
     except DataError as error:
-        raise DataError(f"{error} Give --dataset, of whose rows {codes.path} has codes.") from None
+        raise DataError(f"{error} Give --dataset, to which {codes.path} belongs.") from None
     n_chunks = int(recorded["n_chunks"])
     is_shorter = dataset.n_chunks < n_chunks
     if is_shorter or digest_leading_chunks(dataset, n_chunks) != recorded["chunks_digest"]:
         raise DataError(
-            f"{dataset.path}: Expected the dataset whose rows {codes.path} has codes of, got "
-            "another or a changed one. Give that one, or transform this one."
+            f"{dataset.path}: {codes.path} contains codes of another dataset, or this one has "
+            "changed. Give the dataset of the codes, or transform this one again."
         )
     return dataset
 
@@ -46,16 +50,16 @@ def find_coded_dataset(codes: Codes, given: BinaryDataset | None) -> BinaryDatas
 def make_code_table(
     codes: Codes, dataset: BinaryDataset, progress: Progress = ignore_progress
 ) -> BatchedTable:
-    """Give a line for each row that has codes: its number, what was kept of it, and its codes.
+    """Make a table with one line per row: its number, segment, stored columns and codes.
 
     Parameters
     ----------
     codes
         The codes.
     dataset
-        Whose rows they are of.
+        The dataset that they belong to.
     progress
-        Is told after every batch.
+        Called after every batch.
     """
     batches = _iter_batches(codes, dataset, progress)
     first = next(batches)
@@ -80,17 +84,98 @@ def _make_code_columns(
     codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset
 ) -> dict[str, Array]:
     names = {"feature": dataset.feature_names}
-    quantities = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
-    return dict(chain.from_iterable(iter_columns(quantity, names) for quantity in quantities))
+    groups = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
+    return dict(chain.from_iterable(iter_columns(group, names) for group in groups))
 
 
 def _iter_array_groups(
     dims: Mapping[str, tuple[str, ...]], arrays: Mapping[str, Array]
 ) -> Iterator[ArrayGroup]:
-    """Put beside the means their standard errors, in place of the variances."""
+    """Group the arrays; standard errors next to the means replace the variances."""
     has_errors = "mean" in arrays and dims["mean"] == dims.get("variance")
     for name, values in arrays.items():
         if has_errors and name == "mean":
             yield ArrayGroup(dims[name], {name: values, "sd": np.sqrt(arrays["variance"])})
         elif not (has_errors and name == "variance"):
             yield ArrayGroup(dims[name], {name: values})
+
+
+SEGMENT = "segment"
+_MAX_CACHED_PAGES = 4  # pages of texts per column in memory; consecutive rows share pages
+RowPositions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowLabelReader:
+    """Reads row numbers, segments and stored columns; keeps the chunk read last in memory."""
+
+    dataset: BinaryDataset
+
+    def __call__(self, rows: RowPositions, used_names: Collection[str]) -> dict[str, pa.Array]:
+        """Read the labels of rows in ascending order; segments only if there are several.
+
+        A column whose name is already used becomes `column_NAME`.
+        """
+        labels, dataset = {ROW: pa.array(rows)}, self.dataset
+        if dataset.n_segments == 1 and not dataset.column_names:
+            return labels
+        segments, columns = self._read_rows(rows)
+        if dataset.n_segments > 1:
+            labels[SEGMENT] = pa.array(dataset.segment_names).take(pa.array(segments))
+        for name, values in columns.items():
+            label = name
+            while label in labels or label in used_names:
+                label = f"column_{label}"
+            labels[label] = self._make_column(name, values)
+        return labels
+
+    def _make_column(self, name: str, values: Array) -> pa.Array:
+        """Make a column; NaN and empty texts are missing values."""
+        if name in self._text_readers:
+            return self._text_readers[name](values)
+        return pa.array(values, from_pandas=True)
+
+    def _read_rows(self, rows: RowPositions) -> tuple[RowPositions, dict[str, Array]]:
+        """Read segments and columns of rows from their chunks."""
+        first_rows, parts = self.dataset.chunks[:, 0], []
+        keys = np.searchsorted(first_rows, rows, side="right") - 1
+        for key in np.unique(keys).tolist():
+            segments, columns = self._read_chunk(key)
+            at = rows[keys == key] - first_rows[key]
+            parts.append((segments[at], {name: values[at] for name, values in columns.items()}))
+        joined = {
+            name: np.concatenate([columns[name] for _, columns in parts]) for name in parts[0][1]
+        }
+        return np.concatenate([segments for segments, _ in parts]), joined
+
+    @cached_property
+    def _read_chunk(self) -> Callable[[int], tuple[RowPositions, dict[str, Array]]]:
+        read = partial(self.dataset.read_row_labels, names=self.dataset.column_names)
+        return lru_cache(maxsize=1)(read)
+
+    @cached_property
+    def _text_readers(self) -> Mapping[str, Callable[[Array], pa.Array]]:
+        return {
+            name: partial(_look_up_texts, levels, _make_page_reader(levels))
+            for name, levels in self.dataset.levels.items()
+        }
+
+
+def _make_page_reader(levels: Levels) -> Callable[[int], pa.Array]:
+    return lru_cache(_MAX_CACHED_PAGES)(
+        lambda page: _replace_empty(pa.array(levels.read_page(page), pa.string()))
+    )
+
+
+def _replace_empty(texts: pa.Array) -> pa.Array:
+    return pa.compute.if_else(pa.compute.equal(texts, ""), None, texts)
+
+
+def _look_up_texts(levels: Levels, page: Callable[[int], pa.Array], codes: Array) -> pa.Array:
+    """Look up the text of each code, as `Levels.texts` does."""
+    on_page, places = levels.locate(codes)
+    first = int(on_page.min())
+    pages = [page(k) for k in range(first, int(on_page.max()) + 1)]
+    starts = np.cumsum([0, *(len(texts) for texts in pages)])
+    at = pa.array(starts[on_page - first] + places)
+    return pa.chunked_array(pages).take(at).combine_chunks()

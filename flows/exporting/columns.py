@@ -1,4 +1,4 @@
-"""Named arrays as columns of a table: one a component, what is known of its error beside it."""
+"""Convert named arrays to table columns, one per component, next to their errors."""
 
 from __future__ import annotations
 
@@ -12,44 +12,43 @@ from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[Any]
 DimensionLabels = Mapping[str, Sequence[str]]
-"""What the places along a dimension are called; those of others are counted from 1."""
+"""Names of the positions along a dimension; other dimensions are numbered from 1."""
 
 
 class ArrayGroup(NamedTuple):
-    """Arrays of the same dimensions that belong beside each other.
+    """Arrays of the same dimensions whose columns stand next to each other.
 
     Attributes
     ----------
     dims
-        All dimensions but the first, that of the rows of the table.
+        All dimensions but the first, which are the rows of the table.
     arrays
-        By name, each (n_rows, …).
+        The arrays by name, (n_rows, …) each.
     """
 
     dims: tuple[str, ...]
     arrays: Mapping[str, Array]
 
 
-def iter_columns(quantity: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
-    """Give the columns of a quantity, of which those of one place stand side by side."""
-    shape = next(iter(quantity.arrays.values())).shape[1:]
+def iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
+    """Iterate over the named columns of a group, position by position."""
+    shape = next(iter(group.arrays.values())).shape[1:]
     for at in np.ndindex(shape):
-        if not _is_redundant(quantity.dims, at):
-            labels = [
-                _format_label(dim, k, names) for dim, k in zip(quantity.dims, at, strict=True)
-            ]
-            for name, values in quantity.arrays.items():
+        if not _is_redundant(group.dims, at):
+            labels = [_format_label(dim, k, names) for dim, k in zip(group.dims, at, strict=True)]
+            for name, values in group.arrays.items():
                 column = np.ascontiguousarray(values[(slice(None), *at)])
                 yield "_".join((name, *labels)), column
 
 
 def _is_redundant(dims: Sequence[str], at: Sequence[int]) -> bool:
-    """Tell whether a place is on or below the diagonal of a symmetric matrix.
+    """Return whether a position is on or below the diagonal of a symmetric matrix.
 
-    The diagonal of covariances is the variances, and that of correlations 1.
+    Diagonals of covariances are the variances, which have columns already; those of correlations
+    are 1.
     """
-    place = dict(zip(dims, at, strict=True))
-    return any(k >= place.get(f"{dim}_j", k + 1) for dim, k in place.items())
+    position = dict(zip(dims, at, strict=True))
+    return any(k >= position.get(f"{dim}_j", k + 1) for dim, k in position.items())
 
 
 def _format_label(dim: str, index: int, names: DimensionLabels) -> str:
@@ -58,7 +57,7 @@ def _format_label(dim: str, index: int, names: DimensionLabels) -> str:
 
 
 def list_segment_names(artifact: Artifact) -> list[str]:
-    """Name the segments that have parameters of their own, in the order of these."""
+    """List the names of the segments with their own parameters, in the order of these."""
     names = artifact.manifest["segment_names"]
     indices = artifact["segments"].tolist() if "segments" in artifact else range(len(names))
     return [names[index] for index in indices]

@@ -1,4 +1,4 @@
-"""Writes tables to CSV, Parquet or Excel, batch by batch; a file is there once it is whole."""
+"""Write tables to CSV, Parquet or Excel, batch by batch; a file appears once it is complete."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from storage.stores.locations import check_target_file
 
 _BATCH_BYTES = 8 << 20
 _MAX_EXACT_INTEGER = 10**15
-"""Excel keeps 15 digits; longer whole numbers are written as text."""
+"""Excel keeps 15 digits, so longer whole numbers are written as text."""
 
 
 class BatchedTable(NamedTuple):
-    """A table that is made while it is written.
+    """A table whose rows are computed while it is written.
 
     Attributes
     ----------
@@ -40,31 +40,31 @@ class BatchedTable(NamedTuple):
 
 
 def make_table(columns: dict[str, pa.Array]) -> BatchedTable:
-    """Make a table of columns that lie in memory."""
+    """Make a table from columns in memory."""
     batch = pa.record_batch(columns)
     return BatchedTable(batch.schema, batch.num_rows, [batch])
 
 
 def write_table(table: BatchedTable, target: Path, overwrite: bool) -> None:
-    """Write a table beside its place, then put it there.
+    """Write a table to a temporary file, then rename that.
 
     Raises
     ------
     DataError
-        If the file is there by now and not to be replaced, or the table is too large for it.
+        If the file exists by now and must not be replaced, or the table is too large for it.
     """
     check_table_size(target, table.n_rows, len(table.schema))
     target.parent.mkdir(parents=True, exist_ok=True)
-    side = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        with side.open("wb") as file:
+        with temporary.open("wb") as file:
             _WRITERS[target.suffix.lower()](table, file)
             file.flush()
             os.fsync(file.fileno())
         check_target_file(target, overwrite)
-        side.replace(target)
+        temporary.replace(target)
     finally:
-        side.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _write_csv(table: BatchedTable, file: IO[bytes]) -> None:
@@ -74,7 +74,7 @@ def _write_csv(table: BatchedTable, file: IO[bytes]) -> None:
 
 
 def _write_parquet(table: BatchedTable, file: IO[bytes]) -> None:
-    # A dictionary of numbers that are all different takes twice the time, and more room.
+    # Dictionaries of distinct numbers would take twice the time, and more space.
     texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
     with pa.parquet.ParquetWriter(file, table.schema, use_dictionary=texts) as writer:
         for part in read_ahead(_join_batches(table)):
@@ -82,11 +82,11 @@ def _write_parquet(table: BatchedTable, file: IO[bytes]) -> None:
 
 
 def _join_batches(table: BatchedTable) -> Iterator[pa.Table]:
-    """Join small batches, as every one is a row group of Parquet."""
+    """Join small batches, as each becomes a row group in Parquet."""
     waiting: list[pa.RecordBatch] = []
     for batch in table.batches:
         waiting.append(batch)
-        if sum(one.nbytes for one in waiting) >= _BATCH_BYTES:
+        if sum(waiting_batch.nbytes for waiting_batch in waiting) >= _BATCH_BYTES:
             yield pa.Table.from_batches(waiting, table.schema)
             waiting = []
     if waiting:
@@ -105,13 +105,13 @@ def _write_excel(table: BatchedTable, file: IO[bytes]) -> None:
                 if value is not None and sheet.write(row, column, _convert_for_excel(value)):
                     name = table.schema.names[column]
                     raise DataError(
-                        f"row {row}, column {name!r}: Expected a text that Excel takes, got one of "
-                        f"{len(value):,} letters. Write .csv or .parquet."
+                        f"row {row}, column {name!r}: the text of {len(value):,} characters is too "
+                        "long for Excel. Write .csv or .parquet."
                     )
 
 
 def _iter_rows(table: BatchedTable) -> Iterator[Iterable[object]]:
-    """Give the header and all rows, in order: what was written cannot be gone back to."""
+    """Iterate over the header and all rows, in the order in which they must be written."""
     yield table.schema.names
     for batch in table.batches:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

@@ -1,1 +1,1 @@
-"""What a fit is made of: its stages, and what they leave on disk."""
+"""The stages of a fit, and what they store: checkpoints, kept statistics, provenance."""

@@ -1,4 +1,4 @@
-"""Statistics and fit states on disk, so that an interrupted fit goes on where it was."""
+"""Save statistics and fit states, so that an interrupted fit can resume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
+from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before 3.12
 
 from pipeline.errors import FitWarning
 from pipeline.models.base import Model
@@ -26,13 +26,13 @@ _ARRAY_FIELDS = ("working", "auxiliary", "acceleration")
 
 @dataclass
 class CheckpointStore:
-    """The latest state of a fit: in memory for another try, on disk for another run."""
+    """Keeps the latest state of a fit: in memory for a retry, on disk for `--resume`."""
 
     folder: AnyPath
     latest: FitState | None = None
 
     def save(self, state: FitState) -> None:
-        """Save the state of a pass."""
+        """Save the state after a pass."""
         save_state(self.folder, state)
         self.latest = state
 
@@ -40,17 +40,17 @@ class CheckpointStore:
 def collect_or_load(
     kind: type[Statistics], folder: AnyPath, resume: bool, collect: Callable[[], Statistics]
 ) -> Statistics:
-    """Collect statistics and save them; a run that goes on takes those of the run before."""
+    """Collect statistics and save them; a resumed fit loads those that were saved."""
     if resume:
         try:
             return load_statistics(kind, folder)
         except StoreUnreachableError:
             raise
         except DataError:
-            pass  # that run had not come so far
+            pass  # the interrupted run had not saved them
     statistics = collect()
     save_statistics(folder, statistics)
-    # Laid out as they come back from storage: sums of others differ in the last bits.
+    # The memory layout after loading: sums of another layout differ in the last bits.
     arrays = {name: np.asarray(a, order="C") for name, a in statistics.to_arrays().items()}
     return pass_statistics_from_arrays(kind, arrays)
 
@@ -61,12 +61,12 @@ def save_statistics(folder: AnyPath, statistics: Statistics) -> None:
 
 
 def load_statistics(kind: type[Statistics], folder: AnyPath) -> Statistics:
-    """Load what `save_statistics` saved."""
+    """Load statistics from `save_statistics`."""
     return pass_statistics_from_arrays(kind, load_packed(folder).arrays)
 
 
 def save_state(folder: AnyPath, state: FitState) -> None:
-    """Save the state of a pass beside the one before, then remove that."""
+    """Save the state after a pass, then remove the previous one."""
     target = folder / f"{state.iteration:06d}"
     write_packed(target, _collect_arrays(state), _describe_state(state))
     for older in list_children(folder):
@@ -75,11 +75,11 @@ def save_state(folder: AnyPath, state: FitState) -> None:
 
 
 def _collect_arrays(state: FitState) -> dict[str, NDArray[Any]]:
-    """Give all arrays of a state and of its starts, by part and name."""
+    """Collect all arrays of a state and of its starts, by part and name."""
     params = {"params": state.params} | ({} if state.best is None else {"best": state.best})
     parts: dict[str, Mapping[str, NDArray[Any]]] = {
-        part: {name: a for name, (_, a) in get_named_arrays(found).items()}
-        for part, found in params.items()
+        part: {name: a for name, (_, a) in get_named_arrays(values).items()}
+        for part, values in params.items()
     }
     parts |= {name: getattr(state, name) for name in _ARRAY_FIELDS}
     parts |= {f"start{k}": _collect_arrays(start) for k, start in enumerate(state.starts)}
@@ -98,7 +98,7 @@ def _describe_state(state: FitState) -> dict[str, Any]:
 
 
 class _WarningRecord(TypedDict):
-    """A warning of a state."""
+    """A warning in a checkpoint."""
 
     text: str
     features: list[int]
@@ -107,7 +107,7 @@ class _WarningRecord(TypedDict):
 
 
 class _StateRecord(TypedDict):
-    """What `_describe_state` records."""
+    """The values that `_describe_state` records."""
 
     iteration: int
     history: list[float]
@@ -118,35 +118,35 @@ class _StateRecord(TypedDict):
 
 
 def load_state(model: Model, folder: AnyPath) -> FitState | None:
-    """Load the latest whole state, or None if there is none."""
+    """Load the latest complete state, or return None if there is none."""
     for path in reversed(list_children(folder)):
         try:
             arrays, meta = load_packed(path)
             check_schema(str(path), _StateRecord, meta, "Fit again.")
             return _rebuild_state(model, arrays, meta)
         except StoreUnreachableError:
-            raise  # a state that cannot be read now is not to be fitted anew and replaced
-        except (DataError, KeyError):  # damaged, or of arrays that are not there
+            raise  # the state may be intact, so do not fit again and replace it
+        except (DataError, KeyError):  # damaged, or without some arrays
             continue
     return None
 
 
 def _rebuild_state(
-    model: Model, arrays: Mapping[str, NDArray[Any]], described: Mapping[str, Any]
+    model: Model, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]
 ) -> FitState:
-    best, starts = select_prefix(arrays, "best-"), enumerate(described["starts"])
+    best, starts = select_prefix(arrays, "best-"), enumerate(record["starts"])
     return FitState(
         params_from_arrays(model.params, select_prefix(arrays, "params-")),
         **{name: select_prefix(arrays, f"{name}-") for name in _ARRAY_FIELDS},
-        iteration=described["iteration"],
-        history=tuple(described["history"]),
+        iteration=record["iteration"],
+        history=tuple(record["history"]),
         best=params_from_arrays(model.params, best) if best else None,
-        diagnostics=described["diagnostics"],
-        warnings=tuple(_make_warning(**w) for w in described["warnings"]),
+        diagnostics=record["diagnostics"],
+        warnings=tuple(_make_warning(**w) for w in record["warnings"]),
         starts=tuple(
             _rebuild_state(model, select_prefix(arrays, f"start{k}-"), d) for k, d in starts
         ),
-        done=described["done"],
+        done=record["done"],
     )
 
 

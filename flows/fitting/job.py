@@ -1,26 +1,30 @@
-"""What a fit is to do, checked, and what its stages share within their process."""
+"""What a fit is to do: options checked, and everything that the stages share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.hyperparameters import build_model
-from flows.cli.splits import resolve_fit_split
-from flows.data.datasets import make_row_source, open_dataset_or_example, read_true_mixing
-from flows.data.fitted import LoadedModel
+from flows.cli.hyperparameters import AUTO, build_model
+from flows.data.datasets import (
+    TRAIN,
+    make_row_source,
+    open_dataset_or_example,
+    read_true_mixing,
+    resolve_split,
+)
+from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_provenance
-from flows.fitting.warm_start import find_warm_start
 from flows.running.executors import compute_row_memory, prepare_executor
-from flows.running.memory import find_memory_limit
+from flows.running.resources import find_memory_limit
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
@@ -28,37 +32,39 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
-from pipeline.models.capabilities import CanPredict
+from pipeline.models.capabilities import CanPredict, CanWarmStart
+from pipeline.models.registry import find_models
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
 from storage.artifacts.run_folders import RunFolder
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import parse_path
+from storage.errors import DataError
+from storage.stores.locations import LATEST_NAME, AnyPath, parse_path
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """A fit that can be done, as far as that can be told at once; `prepare_fit` makes it.
+    """A checked fit; `prepare_fit` creates it.
 
     Attributes
     ----------
     options
-        What was asked for.
+        The options.
     model
         Hyperparameters.
     dataset, split
         The rows to fit.
-    start
-        The fit to begin at.
+    initial_fit
+        The fit to start from, with `--warm-start`.
     truth
-        The mixing to compare with, (n_features, n_components).
-    described
-        What decides the result, as the artifact records it.
-    run
-        Where the fit leaves what it makes.
+        The true mixing matrix to compare with, (n_features, n_components).
+    provenance
+        Everything that determines the result, as the artifact records it.
+    run_folder
+        The folder of the artifact and of unfinished work.
     open_executor
-        Opens what its tasks run on.
+        Opens the executor of the stages.
     """
 
     options: FitOptions
@@ -74,14 +80,14 @@ class FitPlan:
 
 @dataclass(frozen=True)
 class FitJob(FitPlan):
-    """A fit that is being done.
+    """A running fit.
 
     Attributes
     ----------
     executor, progress
-        Where its tasks run, and who is told of them.
+        Runs the tasks, and reports their progress.
     skipped
-        Damaged chunks, which are left out.
+        Keys of damaged chunks to leave out.
     """
 
     executor: Executor
@@ -90,12 +96,12 @@ class FitJob(FitPlan):
 
     @cached_property
     def memory_budget(self) -> int:
-        """Bytes that the fit may take."""
+        """Bytes that the fit may use."""
         return find_memory_limit(self.options.memory)
 
     @property
     def minimum_memory(self) -> int:
-        """Bytes that the model needs at the least."""
+        """Bytes that the model needs at least."""
         from dask.system import CPU_COUNT
 
         return self.model.estimate_memory(
@@ -104,10 +110,11 @@ class FitJob(FitPlan):
 
     @property
     def row_memory(self) -> int:
-        """Bytes of rows that stay in memory, where passes or pairs come back to them."""
-        before = get_pair_job_label(self.model, self.dataset.n_features)
-        returns = self.model.max_iter > 1 or before is not None
-        return min(compute_row_memory(self.executor), self.memory_budget // 4) if returns else 0
+        """Bytes of rows to keep in memory; 0 if the fit reads them only once."""
+        has_pair_work = get_pair_job_label(self.model, self.dataset.n_features) is not None
+        if self.model.max_iter <= 1 and not has_pair_work:
+            return 0
+        return min(compute_row_memory(self.executor), self.memory_budget // 4)
 
     @property
     def rows(self) -> RowSource:
@@ -115,19 +122,18 @@ class FitJob(FitPlan):
         columns = self.model.list_required_columns()
         return make_row_source(self.dataset, self.split, self.row_memory, self.skipped, columns)
 
-    def open_kept_statistics(self, kind: type[Statistics], counted: str | None) -> KeptSums[Any]:
-        """Sums beside the dataset are of all its chunks."""
-        whole = counted if not self.skipped else None
-        return open_kept_statistics(self.dataset, self.split, kind, whole)
+    def open_kept_statistics(self, kind: type[Statistics], key: str | None) -> KeptSums[Any]:
+        """Open the kept statistics of a key; they are of all chunks, so none if some are skipped."""
+        return open_kept_statistics(self.dataset, self.split, kind, None if self.skipped else key)
 
 
 def prepare_fit(options: FitOptions) -> FitPlan:
-    """Refuse what can be refused at once: options, dataset, split, truth, the fit to begin at.
+    """Check everything that can be checked before the work starts.
 
     Raises
     ------
     DataError, FitError
-        If the fit cannot be done.
+        If the fit is not possible.
     """
     open_executor = prepare_executor(**options.where)
     model = build_model(options.model, options.components, options.settings, options.layers)
@@ -135,37 +141,94 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     if options.memory is not None:
         find_memory_limit(options.memory)
     dataset = open_dataset_or_example(options.dataset)
-    split = resolve_fit_split(dataset, options.split)
+    split = resolve_split(dataset, options.split, TRAIN)
     _check_labels(model, dataset)
     truth = _load_truth(model, dataset) if options.truth else None
-    stem = dataset.path.resolve().stem
-    runs, start = parse_path(options.output) if options.output else parse_path("runs") / stem, None
+    default_runs, initial_fit = parse_path("runs") / dataset.path.resolve().stem, None
+    runs = parse_path(options.output) if options.output else default_runs
     if options.warm_start:
-        model, start = find_warm_start(model, options.components, dataset, runs)
-    described = {
-        **describe_provenance(model, dataset, split, options.seed, start=start),
+        model, initial_fit = find_warm_start(model, options.components, dataset, runs)
+    provenance = {
+        **describe_provenance(model, dataset, split, options.seed, initial_fit=initial_fit),
         "skip_corrupt": options.skip_corrupt,
     }
-    run = RunFolder(runs, model.name, compute_fingerprint(described))
-    return FitPlan(options, model, dataset, split, start, truth, described, run, open_executor)
+    run_folder = RunFolder(runs, model.name, compute_fingerprint(provenance))
+    return FitPlan(
+        options, model, dataset, split, initial_fit, truth, provenance, run_folder, open_executor
+    )
 
 
 def _check_labels(model: Model, dataset: BinaryDataset) -> None:
-    """Refuse a column that is not there, and segments as labels where all rows are of one."""
+    """Check that the dataset has the columns that the model needs, and labels that differ."""
     dataset.check_columns(model.list_required_columns())
     is_of_segments = isinstance(model, CanPredict) and model.column == SEGMENT
     if is_of_segments and dataset.n_segments < 2:
         have = ", ".join(dataset.column_names) or "none"
         raise FitError(
-            f"{dataset.path}: Expected at least two segments to tell apart, got one. Give a "
-            f"per-row column: --set column=NAME. It has: {have}."
+            f"{dataset.path} has only one segment, so segments cannot be predicted. Choose a "
+            f"per-row column by --set column=NAME. It has: {have}."
         )
 
 
 def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
     truth = read_true_mixing(dataset)
     if all(param.name != "mixing" for param in fields(model.params)):
-        raise FitError(
-            f"--truth: Expected a model with a mixing matrix, got {model.name}. Leave out --truth."
-        )
+        raise FitError(f"--truth: {model.name} has no mixing matrix. Leave out --truth.")
     return truth
+
+
+def find_warm_start(
+    model: Model, components: str | None, dataset: BinaryDataset, runs: AnyPath
+) -> tuple[Model, LoadedModel]:
+    """Find the latest fit to start from, and check that it can be used.
+
+    Parameters
+    ----------
+    model
+        The model to fit; its settings may differ from those of the latest fit.
+    components
+        Value of `--components`; None or `auto` keep the number of the latest fit.
+    dataset
+        The rows to fit.
+    runs
+        The folder of runs.
+
+    Returns
+    -------
+    tuple
+        The model with its number of components, and the fit to start from.
+
+    Raises
+    ------
+    DataError, FitError
+        If the model needs no start, or there is no fit of the same model, features and number of
+        components.
+    """
+    if not isinstance(model, CanWarmStart):
+        known = ", ".join(
+            sorted(name for name, kind in find_models().items() if issubclass(kind, CanWarmStart))
+        )
+        raise FitError(
+            f"--warm-start: {model.name} does not iterate and needs no start, unlike {known}. "
+            "Leave it out."
+        )
+    if not (runs / LATEST_NAME).is_file():
+        raise DataError(
+            f"--warm-start: {runs} contains no latest artifact. Fit once without --warm-start."
+        )
+    latest = load_fitted_model(runs)
+    if latest.model.name != model.name:
+        raise FitError(
+            f"--warm-start: the latest artifact, {latest.artifact.path}, is of "
+            f"{latest.model.name}, not of {model.name}. Fit once without --warm-start."
+        )
+    check_dataset_features(latest, dataset)
+    n_components = int(latest.artifact.manifest["n_components"])
+    if components not in (None, AUTO) and model.n_components != n_components:
+        raise FitError(
+            f"--warm-start: {latest.artifact.path} has {n_components} components, not "
+            f"{model.n_components}. Set --components {n_components}, or leave out --warm-start."
+        )
+    if getattr(model, "layers", None) is not None:
+        return model, latest  # its warm start compares the layers
+    return replace(model, n_components=n_components), latest  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""Sums over the leading chunks of a dataset, kept beside them: a refit reads only what is new."""
+"""Statistics of the leading chunks, kept in the dataset, so that a refit reads only new chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
+from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before 3.12
 
 from flows.data.datasets import digest_leading_chunks
 from pipeline.data.blocks import Tile
@@ -29,66 +29,55 @@ from storage.stores.locations import AnyPath, delete_tree, list_children, lock_f
 
 STATISTICS_FOLDER = "statistics"
 _MAX_SHARE = 0.1
-"""Of the dataset's packed bits: what is kept takes no more."""
-_COUNTING_ALIKE = {
-    "fdf32214acdea51075d412588bcfabc0b80a30293325b6bc670f49358afefab6": (
-        "49ef5bfea84b683c1d7dc3fe32887051ddc26faafc68ae3074b0acdf26f9042f"
-    )
-}
-"""Digest of the code that counts, and the one that sums were named by while it was of all code."""
+"""Kept statistics take at most this share of the size of the dataset's packed bits."""
 log = logging.getLogger("latentbits")
 
 
 def open_kept_statistics(
-    dataset: BinaryDataset, split: str | None, kind: type[Statistics], counted: str | None
+    dataset: BinaryDataset, split: str | None, kind: type[Statistics], key: str | None
 ) -> KeptSums[Any]:
-    """Keep sums of a kind of statistics in the dataset's folder.
+    """Open the statistics of one kind that are kept in the dataset's folder.
 
     Parameters
     ----------
     dataset, split
         The rows.
     kind
-        What is summed.
-    counted
-        What of each block is summed; None where that depends on parameters, and is not kept.
+        The kind of statistics.
+    key
+        Identifies how they are computed from a block; None if they depend on parameters and so
+        cannot be kept.
     """
-    if counted is None:
+    if key is None:
         return KeptSums()
-    sums = _KeptSums(dataset, split, kind, counted)
+    sums = _KeptSums(dataset, split, kind, key)
     return KeptSums(sums.load, sums.save)
 
 
 @dataclass(frozen=True)
 class _KeptSums:
-    """Sums of one kind over the rows of one split."""
+    """Statistics of one kind over the rows of one split."""
 
     dataset: BinaryDataset
     split: str | None
     kind: type[Statistics]
-    counts_key: str
+    key: str
 
     def load(self, tile: Tile | None) -> MergedChunks[Any]:
-        """Give what was kept, if it is of these rows and whole."""
-        found = self._load_by_code(tile, self._code_digest)
-        if not found.n_chunks and self._code_digest in _COUNTING_ALIKE:
-            return self._load_by_code(tile, _COUNTING_ALIKE[self._code_digest])
-        return found
-
-    def _load_by_code(self, tile: Tile | None, code: str) -> MergedChunks[Any]:
+        """Load the kept statistics, or empty ones if they are damaged or of other rows."""
         try:
-            found = load_packed(folder := self._find_folder(tile, code))
-            check_schema(str(folder), _SumsRecord, found.manifest, "Delete it.")
-            n_chunks = found.manifest["n_chunks"]
-            if found.manifest["rows"] != digest_leading_chunks(self.dataset, n_chunks):
+            packed = load_packed(folder := self._find_folder(tile))
+            check_schema(str(folder), _SumsRecord, packed.manifest, "Delete it.")
+            n_chunks = packed.manifest["n_chunks"]
+            if packed.manifest["rows"] != digest_leading_chunks(self.dataset, n_chunks):
                 return MergedChunks()
-            return self._rebuild_sums(found)
-        except (DataError, KeyError):  # damaged, or of arrays that are not there
+            return self._rebuild_sums(packed)
+        except (DataError, KeyError):  # damaged, or without some arrays
             return MergedChunks()
 
     def save(self, tile: Tile | None, folded: MergedChunks[Any]) -> None:
-        """Keep sums in the place of those before; that it cannot be done does no harm."""
-        folder = self._find_folder(tile, self._code_digest)
+        """Replace the kept statistics; a failure is only logged."""
+        folder = self._find_folder(tile)
         try:
             arrays = dict(_iter_arrays(folded))
             if self._is_kept(folder, folded) or not self._has_room(folder, arrays):
@@ -97,21 +86,20 @@ class _KeptSums:
                 _delete_outdated(folder.parent)
                 write_packed(folder, arrays, self._describe_sums(folded, arrays))
         except (DataError, OSError) as error:
-            log.debug("statistics of %s are not kept: %s", self.dataset.path, error)
+            log.debug("statistics of %s could not be kept: %s", self.dataset.path, error)
 
-    def _find_folder(self, tile: Tile | None, code: str) -> AnyPath:
-        what = json.dumps([self.kind.__name__, self.counts_key, self.split, tile, code])
-        return (
-            self.dataset.path / STATISTICS_FOLDER / hashlib.sha256(what.encode()).hexdigest()[:24]
-        )
+    def _find_folder(self, tile: Tile | None) -> AnyPath:
+        key = json.dumps([self.kind.__name__, self.key, self.split, tile, self._code_digest])
+        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        return self.dataset.path / STATISTICS_FOLDER / name
 
-    def _rebuild_sums(self, found: PackedArrays) -> MergedChunks[Any]:
-        arrays, manifest = found
+    def _rebuild_sums(self, packed: PackedArrays) -> MergedChunks[Any]:
+        arrays, manifest = packed
         heights, from_arrays = manifest["heights"], self.kind.from_arrays
         stack = [from_arrays(select_prefix(arrays, f"{k}-")) for k in range(len(heights))]
-        still_open = from_arrays(select_prefix(arrays, "open-")) if manifest["open"] else None
+        open_group = from_arrays(select_prefix(arrays, "open-")) if manifest["open"] else None
         pairs = tuple(zip(heights, stack, strict=True))
-        return MergedChunks(int(manifest["n_chunks"]), pairs, still_open)
+        return MergedChunks(int(manifest["n_chunks"]), pairs, open_group)
 
     def _describe_sums(
         self, folded: MergedChunks[Any], arrays: Mapping[str, NDArray[Any]]
@@ -127,9 +115,9 @@ class _KeptSums:
         }
 
     def _is_kept(self, folder: AnyPath, folded: MergedChunks[Any]) -> bool:
-        found = _read_sums_manifest(folder)
-        return found.get("n_chunks") == folded.n_chunks and (
-            found.get("rows") == digest_leading_chunks(self.dataset, folded.n_chunks)
+        manifest = _read_sums_manifest(folder)
+        return manifest.get("n_chunks") == folded.n_chunks and (
+            manifest.get("rows") == digest_leading_chunks(self.dataset, folded.n_chunks)
         )
 
     def _has_room(self, folder: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> bool:
@@ -154,7 +142,7 @@ class _KeptSums:
 
 
 class _SumsRecord(TypedDict):
-    """What is recorded beside sums."""
+    """The manifest of kept statistics."""
 
     n_chunks: int
     heights: list[int]
@@ -175,26 +163,26 @@ def _read_sums_manifest(folder: AnyPath) -> dict[str, Any]:
 
 
 def _delete_outdated(folder: AnyPath) -> None:
-    """Delete what was written by other code, which nobody will read again."""
+    """Delete statistics written by other versions of the code, which are never read again."""
     for other in list_children(folder):
         if _is_outdated(_read_sums_manifest(other)):
             delete_tree(other)
 
 
 def _is_outdated(manifest: Mapping[str, Any]) -> bool:
-    """Tell whether other code than that of now summed."""
+    """Return whether another version of the code wrote the statistics."""
     try:
         return manifest.get("code") != digest_modules(*manifest["modules"])
-    except (KeyError, ModuleNotFoundError, ValueError):  # a name that none can have
+    except (KeyError, ModuleNotFoundError, ValueError):  # the module no longer exists
         return True
 
 
 def _iter_arrays(folded: MergedChunks[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    parts = {str(k): summed for k, (_, summed) in enumerate(folded.stack)}
+    parts = {str(k): statistics for k, (_, statistics) in enumerate(folded.stack)}
     if folded.open_group is not None:
         parts["open"] = folded.open_group
-    for prefix, summed in parts.items():
-        for name, array in summed.to_arrays().items():
+    for prefix, statistics in parts.items():
+        for name, array in statistics.to_arrays().items():
             yield f"{prefix}-{name}", np.asarray(array)
 
 

@@ -1,4 +1,4 @@
-"""What a fit is asked for: its command line, and the parameters that Prefect records."""
+"""The options of a fit, which are also the parameters of its flow."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ class FitOptions:
     """The options of `python -m flows.fit`."""
 
     dataset: DatasetName
-    model: Annotated[ModelName, Option(group=MODEL, help="Name of the model.")] = "clipped-pca"
+    model: Annotated[ModelName, Option(group=MODEL, metavar="NAME", help="Name of the model.")] = (
+        "clipped-pca"
+    )
     components: Annotated[
         str | None,
-        Option(group=MODEL, help="Number of latent components, or auto. [default: the model's]"),
+        Option(
+            group=MODEL,
+            help="Number of latent components, or auto.",
+        ),
     ] = None
     layers: Annotated[
         str | None,
         Option(
             group=MODEL,
-            help="Hidden units of each layer from the data up, such as 256,64,16, the last being "
-            "the components; for models in layers. [default: the model's]",
+            help="Units of each layer from the data up, such as 256,64,16. Layered models only.",
         ),
     ] = None
     settings: Annotated[
@@ -46,19 +50,20 @@ class FitOptions:
             group=MODEL,
             negative="",
             show_default=False,
-            help="NAME=VALUE, as `--help` lists them.",
+            metavar="NAME=VALUE",
+            help="A setting of the model. Repeatable.",
         ),
     ] = ()
     split: Annotated[
         str | None,
         Option(
             group=DATA,
-            help="Fit the rows whose `split` column has this value, or all rows. "
-            "[default: train where there is one, else all]",
+            help="Fit only rows with this value in the `split` column, or all. "
+            "[default: train if it exists]",
         ),
     ] = None
     output: Annotated[
-        str | None, Option(group=OUTPUT, help="Folder of runs. [default: runs/DATASET]")
+        str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
     ] = None
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -66,33 +71,28 @@ class FitOptions:
     truth: Annotated[
         bool,
         Switch,
-        Option(
-            group=OUTPUT, help="Compare the mixing with the one that the dataset was made with."
-        ),
+        Option(group=OUTPUT, help="Compare with the dataset's true mixing matrix."),
     ] = False
     report: Annotated[
-        bool, Option(group=OUTPUT, negative="--no-report", help="Draw a report into the artifact.")
+        bool, Option(group=OUTPUT, negative="--no-report", help="Write a report into the artifact.")
     ] = True
     warm_start: Annotated[
         bool,
         Switch,
         Option(
             group=RUN,
-            help="Begin at the latest fit in the folder of runs; for models that iterate.",
+            help="Start from the latest fit of an iterative model.",
         ),
     ] = False
     memory: Annotated[
         str | None,
         Option(
             group=RUN,
-            help="Memory that the fit's arrays may take, such as 4GB; wide data are counted in "
-            "smaller pieces to stay within it. [default: what is free]",
+            help="Memory limit, such as 4GB. [default: the free memory]",
         ),
     ] = None
     skip_corrupt: Annotated[
         bool,
         Switch,
-        Option(
-            group=DATA, help="Leave out damaged chunks, with a warning; reads all of them first."
-        ),
+        Option(group=DATA, help="Leave out damaged chunks; reads all chunks first."),
     ] = False

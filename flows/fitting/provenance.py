@@ -1,22 +1,26 @@
-"""What an artifact records: what was fitted to what, by which code, and what came of it."""
+"""What an artifact records about its origin, and how to find the rows that it was fitted to."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
-from flows.data.datasets import digest_leading_chunks
+from flows.data.datasets import digest_leading_chunks, make_row_source
 from flows.data.fitted import LoadedModel
+from pipeline.data.blocks import RowSource
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules
 from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
-from storage.dataset.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.errors import DataError
 
 _LIBRARIES = ("latentbits", "numpy", "scipy", "numba", "scikit-learn")
 
@@ -26,19 +30,19 @@ def describe_provenance(
     dataset: BinaryDataset,
     split: str | None,
     seed: int,
-    doing: str = "pipeline.fitting.loop",
-    start: LoadedModel | None = None,
+    module: str = "pipeline.fitting.loop",
+    initial_fit: LoadedModel | None = None,
 ) -> dict[str, Any]:
-    """Describe everything that decides a result.
+    """Describe everything that determines a result.
 
     Parameters
     ----------
     model, dataset, split, seed
-        What is fitted, or used, and on which rows.
-    doing
-        The module that does it.
-    start
-        The fit that it began at.
+        The model, and the rows that it is fitted to or used on.
+    module
+        The module that does the work.
+    initial_fit
+        The fit that it started from.
     """
     return {
         "model": model.name,
@@ -46,21 +50,21 @@ def describe_provenance(
         "seed": seed,
         "split": split,
         "versions": list_versions(),
-        "code": digest_modules(type(model).__module__, doing),
+        "code": digest_modules(type(model).__module__, module),
         "dataset": describe_dataset(dataset),
         "feature_names": dataset.feature_names,
         "segment_names": dataset.segment_names,
-        "warm_start": None if start is None else describe_artifact(start),
+        "warm_start": None if initial_fit is None else describe_artifact(initial_fit),
     }
 
 
 def list_versions() -> dict[str, str]:
-    """Give the versions of this library and of those that it computes with."""
+    """Return the versions of latentbits and of the numerical libraries."""
     return {name: version(name) for name in _LIBRARIES}
 
 
 def describe_dataset(dataset: BinaryDataset) -> dict[str, Any]:
-    """Name a dataset: its path, and the digests that tell its rows from any others."""
+    """Identify a dataset by its path and by digests of its rows."""
     return {
         "path": str(dataset.path.resolve()),
         "digest": dataset.digest,
@@ -72,21 +76,21 @@ def describe_dataset(dataset: BinaryDataset) -> dict[str, Any]:
 
 
 def describe_artifact(fitted: LoadedModel) -> dict[str, str]:
-    """Name the artifact of a fit: its path, and the digest that tells it from any other."""
+    """Identify the artifact of a fit by its path and digest."""
     return {"path": str(fitted.artifact.path.resolve()), "digest": fitted.digest}
 
 
-def compute_fingerprint(described: dict[str, Any]) -> str:
-    """Digest of a provenance; where dataset and artifacts lie decides nothing."""
+def compute_fingerprint(provenance: dict[str, Any]) -> str:
+    """Digest a provenance, without the paths of datasets and artifacts."""
     names = ("dataset", "queries", "warm_start")
-    lying = {name: described[name] for name in names if described.get(name)}
-    unplaced = {name: {**part, "path": ""} for name, part in lying.items()}
-    text = json.dumps({**described, **unplaced}, sort_keys=True)
+    located = {name: provenance[name] for name in names if provenance.get(name)}
+    without_paths = {name: {**part, "path": ""} for name, part in located.items()}
+    text = json.dumps({**provenance, **without_paths}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
-    """Describe what a fit ended with."""
+    """Describe the end of a fit: convergence, objective, diagnostics and warnings."""
     names = (dataset.feature_names, dataset.segment_names)
     ending = find_ending(model.get_convergence_criterion(state), state.history)
     labels = name_categories(model, state.params, dataset)
@@ -96,7 +100,81 @@ def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> d
         "history": state.history,
         "objective": ending.objective,
         "diagnostics": state.diagnostics,
-        "warnings": [notice.render(*names, spell=keep_placeholder) for notice in state.warnings],
+        "warnings": [warning.render(*names, spell=keep_placeholder) for warning in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
         **({"labels": labels} if labels else {}),
     }
+
+
+TrainingOverlap = Literal["all", "some", "none", "unknown"]
+"""How many of the evaluated rows were fitted."""
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The rows that a model was fitted to: a split, or all, of the leading chunks of a dataset."""
+
+    dataset: BinaryDataset
+    split: str | None
+    n_chunks: int
+    skipped: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Identifies the rows: two artifacts may be fitted to the same."""
+        return f"{self.dataset.digest} {(self.split, self.n_chunks, self.skipped)}"
+
+    @property
+    def leading_chunks(self) -> int | None:
+        """Number of chunks, or None if they are the whole dataset."""
+        return self.n_chunks if self.n_chunks < self.dataset.n_chunks else None
+
+    def make_row_source(self, memory: int, columns: tuple[str, ...] = ()) -> RowSource:
+        """Return the rows; processes may keep `memory` bytes of them."""
+        rows = make_row_source(self.dataset, self.split, memory, self.skipped, columns)
+        return replace(rows, n_chunks=self.n_chunks)
+
+    def find_overlap(self, dataset: BinaryDataset, split: str | None) -> TrainingOverlap:
+        """Find how many rows of a dataset or split are among the fitted rows."""
+        shared = min(self.n_chunks, dataset.n_chunks)
+        if digest_leading_chunks(self.dataset, shared) != digest_leading_chunks(dataset, shared):
+            return "none"
+        if None not in (split, self.split) and split != self.split:
+            return "none"
+        whole = self.split in (None, split) and dataset.n_chunks == shared and not self.skipped
+        return "all" if whole else "some"
+
+
+def make_training_rows(dataset: BinaryDataset, split: str | None) -> TrainingRows:
+    """Describe a whole dataset or split as the rows of a fit."""
+    return TrainingRows(dataset, split, dataset.n_chunks)
+
+
+def find_training_rows(manifest: Mapping[str, Any], nearby: BinaryDataset) -> TrainingRows | None:
+    """Find the rows that an artifact was fitted to.
+
+    Parameters
+    ----------
+    manifest
+        Manifest of the artifact.
+    nearby
+        Another dataset that may contain them, if the recorded one no longer does.
+
+    Returns
+    -------
+    TrainingRows or None
+        None if they were moved, deleted or changed.
+    """
+    recorded = manifest["dataset"]
+    n_chunks, digest = int(recorded["n_chunks"]), recorded.get("chunks_digest")
+    skipped = tuple(int(part["chunk"]) for part in manifest.get("skipped_chunks", ()))
+    for dataset in _iter_candidate_datasets(recorded["path"], nearby):
+        if n_chunks <= dataset.n_chunks and digest_leading_chunks(dataset, n_chunks) == digest:
+            return TrainingRows(dataset, manifest["split"], n_chunks, skipped)
+    return None
+
+
+def _iter_candidate_datasets(path: str, nearby: BinaryDataset) -> Iterator[BinaryDataset]:
+    yield nearby
+    with suppress(DataError):
+        yield open_dataset(path)

@@ -1,33 +1,32 @@
-"""What a fit does, stage by stage.
+"""The stages of a fit.
 
-What a stage makes goes to the next in memory. It is left in the folder of the work too, which is
-read where a run goes on.
+Each stage passes its result to the next in memory and also saves it in the work folder, so that
+`--resume` can continue from there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flows.cli.summary import summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
-from flows.fitting.damage import (
-    describe_skipped_chunks,
-    find_damaged_chunks,
-    warn_about_skipped_chunks,
-)
 from flows.fitting.drift import measure_drift
-from flows.fitting.job import FitJob
+from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.provenance import describe_outcome
-from flows.fitting.strips import StripReader
-from flows.running.memory import check_memory
+from flows.running.flow import StageRunner, run_stages
+from flows.running.resources import check_memory
 from flows.running.row_results import write_row_ranges
-from flows.running.stages import StageRunner
+from pipeline.errors import FitError
+from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import (
     FitState,
     collect_first_statistics,
@@ -41,52 +40,127 @@ from pipeline.params import get_named_arrays
 from pipeline.passes.feature_strips import FeaturePairJob, make_square_rows
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.sums import Statistics
-from storage.artifacts.artifacts import PAIRS_FOLDER, NamedArray, write_artifact
-from storage.codes.codes import open_codes, seal_codes
+from storage.artifacts.artifacts import (
+    PAIRS_FOLDER,
+    NamedArray,
+    load_packed,
+    write_artifact,
+    write_packed,
+)
+from storage.codes.codes import Codes, open_codes, seal_codes
 from storage.codes.unfinished_codes import ResumableResults
+from storage.dataset.chunks import get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import parse_path, replace_folder
+from storage.stores.locations import MANIFEST_NAME, parse_path, replace_folder
 
+_MAX_NAMED_CHUNKS = 8
 log = logging.getLogger("latentbits")
 
 
-def run_fit_stages(job: FitJob, stages: StageRunner) -> dict[str, Any]:
-    """Fit, and give the summary of what was written."""
+def run_fit(plan: FitPlan) -> dict[str, Any]:
+    """Run the stages of a checked fit, and return its summary."""
+    names = (plan.dataset.feature_names, plan.dataset.segment_names)
+    claim = plan.run_folder.claim_work(plan.options.resume)
+    return run_stages(plan.open_executor, names, partial(_run_fit_stages, plan), claim)
+
+
+def _run_fit_stages(plan: FitPlan, stages: StageRunner, progress: Progress) -> dict[str, Any]:
+    job = FitJob(**vars(plan), executor=stages.executor, progress=progress)
+    try:
+        summary = _fit_and_save(job, stages)
+    except FitError:
+        if not plan.options.resume and not plan.run_folder.has_states():
+            plan.run_folder.delete_work()  # no pass was finished, so there is nothing to resume
+        raise
+    plan.run_folder.delete_work()
+    return summary
+
+
+def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
+    """Fit the model, write the artifact and the report, and return the summary."""
     states = stages.run("open", partial(_open_checkpoints, job))
     if job.options.skip_corrupt:
         job = replace(job, skipped=stages.run("check chunks", partial(find_damaged_chunks, job)))
     first = stages.run(job.model.first_statistics.label, partial(_collect_first_statistics, job))
-    if before := get_pair_job_label(job.model, job.dataset.n_features):
-        stages.run(before, partial(_run_pair_work, job, states, first))
+    if pair_label := get_pair_job_label(job.model, job.dataset.n_features):
+        stages.run(pair_label, partial(_run_pair_work, job, states, first))
     label = job.model.statistics.label
     label = label if label != job.model.first_statistics.label else f"{label} of the pass"
-    if (done := states.latest) is not None and done.done:  # no pass is left to begin
-        begun = PassStart(done, None)
+    if (latest := states.latest) is not None and latest.done:
+        start = PassStart(latest, None)
     else:
-        begun = stages.run(label, partial(_start_passes, job, states, first))
-    state = stages.run("fit", partial(_run_passes, job, states, begun))
+        start = stages.run(label, partial(_start_passes, job, states, first))
+    state = stages.run("fit", partial(_run_passes, job, states, start))
     drift = stages.run(
-        "drift", partial(_try_measure_drift, job, state, first.n_samples, begun.statistics)
+        "drift", partial(_try_measure_drift, job, state, first.n_samples, start.statistics)
     )
-    del begun  # its statistics may be large, and nothing needs them any more
-    written = partial(_save_artifact, job, state, first.n_samples, drift, stages.usage)
-    summary = stages.run("write artifact", written)
-    report = partial(_try_write_report, summary["artifact"], job.dataset)
-    drawn = stages.run("report", report) if job.options.report else None
+    del start  # its statistics may be large, and are not needed any more
+    save = partial(_save_artifact, job, state, first.n_samples, drift, stages.usage)
+    summary = stages.run("write artifact", save)
+    write_report = partial(_try_write_report, summary["artifact"], job.dataset)
+    report = stages.run("report", write_report) if job.options.report else None
     if job.truth is not None:
         summary["mcs"] = mean_cosine_similarity(state.params.mixing, job.truth)
-    return {**summary, "report": drawn}
+    return {**summary, "report": report}
 
 
 def _open_checkpoints(job: FitJob) -> CheckpointStore:
-    """Check that the fit can be done before any work is spent on it, and where it goes on."""
-    check_memory(job.minimum_memory, job.dataset.n_features, job.memory_budget, job.options.memory)
+    """Check that there is enough memory, and load the latest checkpoint if the fit resumes."""
+    is_option = job.options.memory is not None
+    check_memory(job.minimum_memory, job.dataset.n_features, job.memory_budget, is_option)
     folder = job.run_folder.states_folder
     return CheckpointStore(folder, load_state(job.model, folder) if job.options.resume else None)
 
 
+def find_damaged_chunks(job: FitJob) -> tuple[int, ...]:
+    """Read all chunks once, and return the keys of the damaged ones.
+
+    They are recorded. A resumed fit leaves out the same chunks, even if they were repaired.
+
+    Raises
+    ------
+    DataError
+        If a chunk cannot be read for another reason, such as a store that does not answer.
+    """
+    record = job.run_folder.work_folder / "skipped"
+    if job.options.resume and (record / MANIFEST_NAME).exists():
+        return tuple(load_packed(record).arrays["skipped"].tolist())
+    read = job.dataset.make_reader(job.split, job.row_memory)
+    readable: list[bool] = []
+    with closing(job.executor.map(read.is_readable, range(job.dataset.n_chunks))) as results:
+        for is_readable in results:
+            readable.append(is_readable)
+            job.progress("check chunks", len(readable), job.dataset.n_chunks, 0)
+    damaged = tuple(key for key, is_readable in enumerate(readable) if not is_readable)
+    write_packed(record, {"skipped": np.array(damaged, np.int64)}, {})
+    return damaged
+
+
+def describe_skipped_chunks(dataset: BinaryDataset, skipped: Sequence[int]) -> list[dict[str, int]]:
+    """Describe skipped chunks for the manifest; rows are counted from 0."""
+    chunks = [(key, *map(int, dataset.chunks[key, :2])) for key in skipped]
+    return [{"chunk": key, "first_row": first, "n_rows": n_rows} for key, first, n_rows in chunks]
+
+
+def warn_about_skipped_chunks(dataset: BinaryDataset, skipped: Sequence[int]) -> list[str]:
+    """Return a warning that names the skipped chunks, if there are any."""
+    if not skipped:
+        return []
+    named = ", ".join(
+        f"{chunk['chunk']} (rows {chunk['first_row'] + 1} to {chunk['first_row'] + chunk['n_rows']})"
+        for chunk in describe_skipped_chunks(dataset, skipped[:_MAX_NAMED_CHUNKS])
+    )
+    n_more = len(skipped) - _MAX_NAMED_CHUNKS
+    more = f" and {n_more} more" if n_more > 0 else ""
+    n_rows = int(dataset.chunks[list(skipped), 1].sum())
+    return [
+        f"{len(skipped)} of {dataset.n_chunks} chunks, {n_rows:,} rows, are damaged and left out: "
+        f"{named}{more}"
+    ]
+
+
 def _collect_first_statistics(job: FitJob) -> Statistics:
-    """Sum what the model needs to start."""
+    """Collect the statistics that the model starts from."""
     model, seed = job.model, job.options.seed
     kept = job.open_kept_statistics(model.first_statistics, model.first_key(seed))
     collect = partial(
@@ -98,10 +172,9 @@ def _collect_first_statistics(job: FitJob) -> Statistics:
 
 
 def _run_pair_work(job: FitJob, states: CheckpointStore, first: Statistics) -> None:
-    """Do the pair work, unless an earlier try or run did it, and save the state."""
-    if states.latest is not None:
-        return
-    states.save(_make_initial_state(job, first))
+    """Do the pair work and save the state, unless an earlier try or run did."""
+    if states.latest is None:
+        states.save(_make_initial_state(job, first))
 
 
 def _make_initial_state(job: FitJob, first: Statistics) -> FitState:
@@ -122,29 +195,53 @@ def _make_initial_state(job: FitJob, first: Statistics) -> FitState:
 
 def _write_pair_results(job: FitJob, work: PairJob) -> RangeResults:
     """Run pair work and write its results to the work folder, from where they are read back."""
-    written = ResumableResults(job.run_folder.work_folder / PAIRS_FOLDER)
-    lengths = work.count_per_chunk(job.executor)
-    length = work.choose_range_length(sum(lengths))
+    results = ResumableResults(job.run_folder.work_folder / PAIRS_FOLDER)
+    n_per_chunk = work.count_per_chunk(job.executor)
+    size = work.choose_range_length(sum(n_per_chunk))
 
-    def told(done: int, total: int, stop: int) -> None:
+    def report(done: int, total: int, stop: int) -> None:
         job.progress(work.label, done, total, work.count_rows_done(stop))
 
-    make = partial(make_square_rows, work) if isinstance(work, FeaturePairJob) else work
+    is_strips = isinstance(work, FeaturePairJob)
+    make_arrays = partial(make_square_rows, work) if is_strips else work
     sealed = write_row_ranges(
-        make, work.describe_arrays(), lengths, length, written, job.executor, told
+        make_arrays, work.describe_arrays(), n_per_chunk, size, results, job.executor, report
     )
     seal_codes(*sealed, {})
-    codes = open_codes(written.codes_folder.resolve(), "Fit again.")  # for workers elsewhere
-    read = (
-        StripReader(codes, job.row_memory) if isinstance(work, FeaturePairJob) else codes.read_chunk
-    )
+    codes = open_codes(results.codes_folder.resolve(), "Fit again.")  # for workers elsewhere
+    read = StripReader(codes, job.row_memory) if is_strips else codes.read_chunk
     return RangeResults(codes.n_chunks, read)
 
 
-class PassStart(NamedTuple):
-    """Where passes begin: a state, and the statistics of its pass where they were summed before.
+@dataclass(frozen=True)
+class StripReader:
+    """Reads strips of feature pairs without the zeros before the diagonal.
 
-    Those that do not depend on parameters serve every pass.
+    Every process keeps up to `memory` bytes of strips.
+    """
+
+    codes: Codes
+    memory: int
+
+    def __call__(self, key: int, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Read a strip of all or some arrays, (n_strip, n_features − first)."""
+        return {
+            name: self._load_strip(name, key) for name in (self.codes if names is None else names)
+        }
+
+    def _load_strip(self, name: str, key: int) -> NDArray[Any]:
+        array = (str(self.codes.path), self.codes.manifest["manifest_digest"], name)
+        return get_or_read_chunk(array, key, self.memory, partial(self._read_strip, name, key))
+
+    def _read_strip(self, name: str, key: int) -> NDArray[Any]:
+        first = key * int(self.codes.manifest["rows_per_chunk"])
+        return np.ascontiguousarray(self.codes.read_chunk(key, [name])[name][:, first:])
+
+
+class PassStart(NamedTuple):
+    """The state in which passes begin, and the statistics of that pass if already collected.
+
+    Statistics that do not depend on parameters serve every pass.
     """
 
     state: FitState
@@ -152,14 +249,14 @@ class PassStart(NamedTuple):
 
 
 def _start_passes(job: FitJob, states: CheckpointStore, first: Statistics) -> PassStart:
-    """Start, and sum the statistics of the first pass; or go on where a run before was."""
+    """Create the initial state and collect its statistics, or continue from a checkpoint."""
     model, seed, state = job.model, job.options.seed, states.latest
-    named = model.counts_key(job.dataset.n_features)
-    if state is not None and (state.done or named is None):
+    counts_key = model.counts_key(job.dataset.n_features)
+    if state is not None and (state.done or counts_key is None):
         return PassStart(state, None)
     if state is None:
         state = _make_initial_state(job, first)
-    kept = job.open_kept_statistics(model.statistics, named)
+    kept = job.open_kept_statistics(model.statistics, counts_key)
     collect = partial(
         collect_pass_statistics, model, state, job.rows, job.executor, seed, job.progress, kept
     )
@@ -167,18 +264,18 @@ def _start_passes(job: FitJob, states: CheckpointStore, first: Statistics) -> Pa
     return PassStart(state, collect_or_load(model.statistics, folder, job.options.resume, collect))
 
 
-def _run_passes(job: FitJob, states: CheckpointStore, begun: PassStart) -> FitState:
-    """Fit from the statistics; iterative models go on with further passes."""
-    if states.latest is not None:  # another try goes on where the one before was
+def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitState:
+    """Run the passes of the fit."""
+    if states.latest is not None:  # a retry continues where the previous try ended
         is_same = job.model.counts_key(job.dataset.n_features) is not None
-        begun = PassStart(states.latest, begun.statistics if is_same else None)
+        start = PassStart(states.latest, start.statistics if is_same else None)
     return fit_model(
         job.model,
         job.rows,
         job.executor,
         job.options.seed,
-        state=begun.state,
-        statistics=begun.statistics,
+        state=start.state,
+        statistics=start.statistics,
         checkpoint=states.save,
         progress=job.progress,
     )
@@ -187,8 +284,8 @@ def _run_passes(job: FitJob, states: CheckpointStore, begun: PassStart) -> FitSt
 def _try_measure_drift(
     job: FitJob, state: FitState, n_samples: int, statistics: Statistics | None
 ) -> dict[str, Any] | None:
-    """Say what changed since the latest fit, where this one has its rows and more."""
-    with _warn_on_error("what changed since the last fit is not known"):
+    """Compare with the latest fit, if rows were appended since."""
+    with _warn_on_error("Drift since the latest fit could not be measured"):
         return measure_drift(job, state, n_samples, statistics)
     return None
 
@@ -200,24 +297,20 @@ def _save_artifact(
     drift: dict[str, Any] | None,
     usage: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write the artifact, then point to it as the latest."""
-    target, unfinished = (
-        job.run_folder.make_artifact_path(),
-        job.run_folder.work_folder / "artifact",
-    )
-    made, kept = (
-        ResumableResults(job.run_folder.work_folder / PAIRS_FOLDER).codes_folder,
-        unfinished / PAIRS_FOLDER,
-    )
-    if kept.is_dir() and not made.is_dir():  # a run before came so far
-        replace_folder(kept, made)
+    """Write the artifact, mark it as the latest, and summarize it."""
+    work_folder, target = job.run_folder.work_folder, job.run_folder.make_artifact_path()
+    unfinished = work_folder / "artifact"
+    pairs = ResumableResults(work_folder / PAIRS_FOLDER).codes_folder
+    artifact_pairs = unfinished / PAIRS_FOLDER
+    if artifact_pairs.is_dir() and not pairs.is_dir():  # moved by an interrupted run
+        replace_folder(artifact_pairs, pairs)
     arrays = {name: NamedArray(*a) for name, a in get_named_arrays(state.params).items()}
     manifest = {**_make_manifest(job, state, n_samples), "drift": drift, "usage_by_stage": usage}
     if has_pair_tables(job):
-        manifest["pairs"] = open_codes(made).manifest["manifest_digest"]
+        manifest["pairs"] = open_codes(pairs).manifest["manifest_digest"]
     write_artifact(unfinished, arrays, manifest)
     if has_pair_tables(job):
-        replace_folder(made, kept)
+        replace_folder(pairs, artifact_pairs)
     replace_folder(unfinished, target)
     job.run_folder.set_latest(target)
     return {"artifact": str(target), **summarize_fit(manifest, state.params)}
@@ -229,20 +322,20 @@ def has_pair_tables(job: FitJob) -> bool:
 
 
 def _make_manifest(job: FitJob, state: FitState, n_samples: int) -> dict[str, Any]:
-    ended = describe_outcome(job.model, job.dataset, state)
+    outcome = describe_outcome(job.model, job.dataset, state)
     return {
         **job.provenance,
         "skipped_chunks": describe_skipped_chunks(job.dataset, job.skipped),
-        **ended,
-        "warnings": [*warn_about_skipped_chunks(job.dataset, job.skipped), *ended["warnings"]],
+        **outcome,
+        "warnings": [*warn_about_skipped_chunks(job.dataset, job.skipped), *outcome["warnings"]],
         "n_samples": n_samples,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
-    """Draw the report within the artifact, and publish it where a Prefect server is configured."""
-    with _warn_on_error("no report could be drawn"):
+    """Write the report into the artifact, and publish it on a configured Prefect server."""
+    with _warn_on_error("The report could not be drawn"):
         from flows.report.inputs import REPORT_FILE
         from flows.report.page import build_report_from_artifact, write_report
         from flows.report.server import publish_report
@@ -250,17 +343,17 @@ def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
         output = parse_path(artifact) / REPORT_FILE
         report = build_report_from_artifact(artifact, dataset=dataset)
         write_report(report, output)
-        with _warn_on_error("the report could not be published on the Prefect server"):
+        with _warn_on_error("The report could not be published on the Prefect server"):
             publish_report(report, output)
         return str(output)
     return None
 
 
 @contextmanager
-def _warn_on_error(trouble: str) -> Iterator[None]:
-    """Turn an error into a warning: what comes after a fit is no reason to lose it."""
+def _warn_on_error(problem: str) -> Iterator[None]:
+    """Turn an error into a warning, as it must not lose a finished fit."""
     try:
         yield
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        log.warning("warning: %s (%s); the fit is not lost", trouble, reason)
+        log.warning("warning: %s (%s). The fit itself is complete.", problem, reason)

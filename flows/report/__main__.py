@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.imports import pause_garbage_collection
-from flows.cli.options import OUTPUT, make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.options import OUTPUT
+from flows.cli.startup import pause_garbage_collection
 from flows.report.figures.text import make_unique_slugs
 from flows.report.inputs import check_page_path, load_report_inputs
 from flows.report.options import ReportOptions

@@ -1,4 +1,4 @@
-"""What a report opens with: the answer in a few sentences."""
+"""The findings with which a report opens, in a few sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.fitted import LoadedModel
-from flows.exporting.items import find_unbounded_weights
+from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
 from flows.report.tables.facts import format_dataset_name
@@ -19,34 +19,32 @@ from storage.artifacts.artifacts import Artifact
 Array = NDArray[np.float64]
 
 _MAX_COMPONENTS, _MAX_FEATURES = 3, 3
-_MIN_LEADING_SHARE = 0.5  # of the largest: smaller ones do not lead
-_CLOSE_RMSEA, _ADEQUATE_RMSEA = (
-    0.05,
-    0.089,
-)  # RMSEA (A. Maydeu-Olivares, H. Joe, Mult. Behav. Res. 49 (2014))
+_MIN_LEADING_SHARE = 0.5  # of the largest value
+# A. Maydeu-Olivares, H. Joe, Mult. Behav. Res. 49 (2014)
+_CLOSE_RMSEA, _ADEQUATE_RMSEA = 0.05, 0.089
 _SIGNIFICANCE_LEVEL = 0.05
 
 
 def summarize_findings(fitted: LoadedModel, correlations: Array | None) -> list[str]:
-    """Say what was found, and how well it fits.
+    """Summarize what was found and how well the model fits, as sentences.
 
     Parameters
     ----------
     fitted
         The fitted model.
     correlations
-        Of features with components, (n_features, n_components), where rows were read: what is said
-        of a model whose parameters do not tell.
+        Of features with components, (n_features, n_components), if rows were read. They describe
+        components whose features cannot be read from the parameters.
     """
     artifact, causes = fitted.artifact, find_causes(fitted)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
-    told = artifact.manifest["diagnostics"].get("fit_statistics", {})
+    statistics = artifact.manifest["diagnostics"].get("fit_statistics", {})
     return [
         _format_fit(artifact.manifest),
         *_iter_share_sentences(artifact),
         *units,
         *(() if causes else _iter_component_sentences(artifact, correlations)),
-        *_iter_fit_sentences(told),
+        *_iter_fit_sentences(statistics),
         *_iter_misfit_sentences(artifact),
     ]
 
@@ -63,7 +61,7 @@ def _format_fit(manifest: Mapping[str, Any]) -> str:
 
 
 def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
-    """Say how much components explain, or how many rows they have."""
+    """Describe how much the components explain, or how many rows belong to them."""
     q = artifact.manifest["n_components"]
     if "eigenvalues" in artifact and "loadings" in artifact:
         share = np.asarray(artifact["eigenvalues"])[:q] / len(artifact.manifest["feature_names"])
@@ -77,7 +75,7 @@ def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
 
 
 def _iter_component_sentences(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
-    """Name the features that lead each component."""
+    """Describe each component by its leading features."""
     names = artifact.manifest["feature_names"]
     if _is_mixture(artifact):
         yield from _iter_mixture_sentences(artifact, names)
@@ -87,7 +85,7 @@ def _iter_component_sentences(artifact: Artifact, correlations: Array | None) ->
         columns, verb = [*correlations.T], "correlates most with"
     bounded = ~find_unbounded_weights(artifact)
     for k, values in enumerate(columns[:_MAX_COMPONENTS], 1):
-        column = values * bounded  # what is not to be read does not lead
+        column = values * bounded  # unbounded weights do not lead
         order = np.argsort(-abs(column), kind="stable")[:_MAX_FEATURES]
         leading = [i for i in order if abs(column[i]) > _MIN_LEADING_SHARE * abs(column[order[0]])]
         named = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
@@ -96,23 +94,23 @@ def _iter_component_sentences(artifact: Artifact, correlations: Array | None) ->
 
 
 def _is_mixture(artifact: Artifact) -> bool:
-    """Tell whether components are kinds of rows, each with its probabilities of ones."""
+    """Return whether components are groups of rows, each with its own probabilities of ones."""
     dims = [artifact.dims(name) for name in ("probabilities", "weights") if name in artifact]
     return dims == [("component", "feature"), ("component",)]
 
 
 def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
-    """Name the features in which the rows of a component differ most from all."""
+    """Describe each component by the features that differ most from all rows."""
     p = np.asarray(artifact["probabilities"])[:_MAX_COMPONENTS]
     margins = np.asarray(artifact["weights"]) @ np.asarray(artifact["probabilities"])
     for k, own in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
         most = np.argsort(-abs(own - margins), kind="stable")[:_MAX_FEATURES]
         named = [f"{names[i]} ({own[i]:.2f}, in all rows {margins[i]:.2f})" for i in most]
-        yield f"Component {k} stands out by {_join_words(named)}."
+        yield f"Component {k} differs most in {_join_words(named)}."
 
 
 def _find_component_columns(artifact: Artifact) -> list[Array]:
-    """Give what components have for features, one a component; none of other models."""
+    """Return the loadings or weights of each component, if the model has any."""
     for name in ("rotated", "loadings", "mixing", "weights"):
         if name in artifact and sorted(artifact.dims(name)) == ["component", "feature"]:
             values = np.asarray(artifact[name], np.float64)
@@ -121,30 +119,25 @@ def _find_component_columns(artifact: Artifact) -> list[Array]:
     return []
 
 
-def _iter_fit_sentences(told: Mapping[str, Any]) -> Iterator[str]:
-    if "rmsea" in told:
-        size = told["rmsea"]
-        well = (
-            "closely"
-            if size <= _CLOSE_RMSEA
-            else "adequately"
-            if size <= _ADEQUATE_RMSEA
-            else "poorly"
-        )
-        interval = " to ".join(format_number(bound, 2) for bound in told["rmsea_interval"])
-        rmsea, srmsr = format_number(size, 2), format_number(told["srmsr"], 2)
+def _iter_fit_sentences(statistics: Mapping[str, Any]) -> Iterator[str]:
+    if "rmsea" in statistics:
+        size = statistics["rmsea"]
+        well = "adequately" if size <= _ADEQUATE_RMSEA else "poorly"
+        well = "closely" if size <= _CLOSE_RMSEA else well
+        interval = " to ".join(format_number(bound, 2) for bound in statistics["rmsea_interval"])
+        rmsea, srmsr = format_number(size, 2), format_number(statistics["srmsr"], 2)
         of = f"RMSEA {rmsea}, 90 % interval {interval}; SRMSR {srmsr}"
         yield f"The model fits pairs of features {well} ({of})."
-    elif "m2_missing" in told:
-        yield f"How well pairs of features fit cannot be said: {told['m2_missing']}."
-    if "reliability" in told:
-        held = _join_words([f"{one:.0%}" for one in told["reliability"]])
-        codes = "code holds" if len(told["reliability"]) == 1 else "codes hold"
-        yield f"A row's {codes} {held} of the variance of the components (reliability)."
+    elif "m2_missing" in statistics:
+        yield f"The fit of pairs of features is unknown: {statistics['m2_missing']}."
+    if "reliability" in statistics:
+        shares = _join_words([f"{one:.0%}" for one in statistics["reliability"]])
+        code = "code explains" if len(statistics["reliability"]) == 1 else "codes explain"
+        yield f"A row's {code} {shares} of the variance of the components (reliability)."
 
 
 def _iter_misfit_sentences(artifact: Artifact) -> Iterator[str]:
-    """Name features whose misfit by sum score is beyond chance, of all features together."""
+    """Name the features with significant misfit by sum score, corrected for their number."""
     if "s_x2_p" not in artifact:
         return
     names, p = artifact.manifest["feature_names"], np.asarray(artifact["s_x2_p"])

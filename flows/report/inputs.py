@@ -1,4 +1,4 @@
-"""What a report is of, found and checked before anything is drawn."""
+"""Inputs of a report, loaded and checked before anything is drawn."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ REPORT_FILE = "report.html"
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """What to draw.
+    """Options of the figures.
 
     Attributes
     ----------
     dataset
-        Whose rows to show; None takes those of the fit, if they are there and unchanged.
+        Dataset whose rows are shown; None stands for that of the fit, if it is still unchanged.
     image_shape
-        `HEIGHTxWIDTH` of features that are pixels; names such as r0c0 say it by themselves.
+        `HEIGHTxWIDTH` of features that are pixels; not needed for names such as r0c0.
     label
-        The per-row column that colours rows; None chooses one.
+        Per-row column that colours rows; None chooses one.
     """
 
     dataset: str | None = None
@@ -40,20 +40,20 @@ DEFAULT_FIGURE_OPTIONS = FigureOptions()
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """A fitted model and, where they are at hand, the rows that it was fitted to.
+    """A fitted model and, if available, the dataset whose rows are shown.
 
     Attributes
     ----------
     fitted
         The fitted model.
     layout
-        Where its features lie in an image.
+        Positions of its features in an image, if they are pixels.
     dataset
-        Whose rows to show.
+        Dataset whose rows are shown.
     label
-        The per-row column that colours rows; None chooses one.
+        Per-row column that colours rows; None chooses one.
     notes
-        What is left out and why.
+        Warnings about what is omitted.
     """
 
     fitted: LoadedModel
@@ -68,14 +68,14 @@ def load_report_inputs(
     options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
     dataset: BinaryDataset | None = None,
 ) -> ReportInputs:
-    """Find what to draw.
+    """Load the inputs of a report.
 
     Parameters
     ----------
     artifact
-        Of a fit, or a folder of runs for the latest.
+        Path of an artifact, or of a folder of runs for the latest one.
     options
-        What to draw.
+        Options of the figures.
     dataset
         The dataset of the fit, if it is already open.
 
@@ -95,16 +95,16 @@ def load_report_inputs(
 
 
 def check_page_path(output: str, overwrite: bool) -> AnyPath:
-    """Give the parse_path of a page to write.
+    """Return the path of a page to write.
 
     Raises
     ------
     DataError
-        If it is named other than a page, or is there and not to be replaced.
+        If its name does not end in .html, or if it exists and must not be replaced.
     """
     page = parse_path(output)
     if page.suffix != ".html":
-        raise DataError(f"--output: Expected a name that ends in .html, got {output!r}.")
+        raise DataError(f"--output: the name must end in .html, but is {output!r}.")
     check_target_file(page, overwrite)
     return page
 

@@ -1,4 +1,4 @@
-"""How figures stand on the page: two narrow ones side by side, and none beside nothing."""
+"""Layout of figures on the page: narrow ones in two columns, without holes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import NamedTuple
 from flows.report.figures.marks import Figure
 
 NARROW_WIDTH, FULL_WIDTH = 520, 1060
-"""Pixels of a figure that has another beside it, and of one that has not."""
+"""Pixels of a figure in one of two columns, and of one that fills the page."""
 
-_TITLE_HEIGHT, _LINE_HEIGHT, _LETTERS_PER_LINE = 80, 24, 62  # pixels, but for letters
-_MAX_SEARCHED = 12  # figures whose places are searched
+_TITLE_HEIGHT, _LINE_HEIGHT = 80, 24  # pixels
+_LETTERS_PER_LINE = 62
+_MAX_SEARCHED = 12  # figures for which all arrangements are tried
 
 PlacedFigure = tuple[int, Figure]
 
 
 class FigureGroup(NamedTuple):
-    """Figures that stand together.
+    """Figures that are laid out together.
 
     Attributes
     ----------
     kind
-        "pair" of two columns of narrow figures, "wide", or "alone": a square one, its words beside.
+        "pair" for two columns of narrow figures, "wide" for one that fills the page, or "alone" for
+        a square one with its text beside it.
     columns
-        Of figures, each with its place among all.
+        Columns of figures, each with its index in the report.
     """
 
     kind: str
@@ -34,7 +36,7 @@ class FigureGroup(NamedTuple):
 
 
 def arrange_figures(figures: Sequence[Figure]) -> Iterator[FigureGroup]:
-    """Group neighbours of one width; a narrow one without neighbours is widened if it can be."""
+    """Group consecutive figures of the same width; a single narrow one is widened."""
     for is_narrow, found in groupby(enumerate(figures), _is_narrow):
         group = tuple(found)
         if is_narrow and len(group) > 1:
@@ -54,7 +56,7 @@ def _is_square(figure: Figure) -> bool:
 
 
 def _split_into_columns(group: Sequence[PlacedFigure]) -> tuple[tuple[PlacedFigure, ...], ...]:
-    """Put figures into two columns of heights as alike as can be, the first into the first."""
+    """Split figures into two columns of similar height; the first figure is in the first."""
     heights = [_estimate_height(figure) for _, figure in group[:_MAX_SEARCHED]]
     whole = sum(heights)
     choices = product((0,), *[(0, 1)] * (len(heights) - 1))
@@ -65,7 +67,7 @@ def _split_into_columns(group: Sequence[PlacedFigure]) -> tuple[tuple[PlacedFigu
 
 
 def _estimate_height(figure: Figure) -> int:
-    """Estimate the pixels of a figure and its words."""
+    """Estimate the height of a figure with its text, in pixels."""
     lines = 1 + len(figure.note + figure.hint) // _LETTERS_PER_LINE
     around = sum(map(bool, (figure.keys, figure.ramp, figure.choices)))
     height = (figure.plot and figure.plot.height) or figure.width

@@ -1,4 +1,4 @@
-"""What a report is asked for: its command line, and the parameters that Prefect records."""
+"""Options of a report, for the command line and for Prefect."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from flows.report.inputs import REPORT_FILE, FigureOptions
 @Option(name="*")
 @dataclass(frozen=True)
 class ReportOptions:
-    """The options of `python -m flows.report`, pictures aside."""
+    """Options of `python -m flows.report`, except those of pictures."""
 
     artifact: ArtifactPath
-    output: Annotated[str, Option(group=OUTPUT, help="The page to write.")] = REPORT_FILE
+    output: Annotated[str, Option(group=OUTPUT, help="HTML file to write.")] = REPORT_FILE
     dataset: Annotated[
         str | None,
         Option(
             group=DATA,
-            help="Dataset whose rows to show. [default: that of the fit, if it is there]",
+            help="Dataset whose rows are shown. [default: that of the fit, if it still exists]",
         ),
     ] = None
     image_shape: Annotated[
         str | None,
-        Option(group=DATA, help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name."),
+        Option(
+            group=DATA,
+            help="HEIGHTxWIDTH of images; not needed if features are named r0c0, r0c1, …",
+        ),
     ] = None
     label: Annotated[
         str | None,
         Option(
             group=DATA,
-            help="Per-row column, or segment, to colour rows by. [default: one of few values]",
+            help="Per-row column, or segment, that colours rows. [default: one with few values]",
         ),
     ] = None
     overwrite: Overwrite = False
 
     @property
     def figure_options(self) -> FigureOptions:
-        """What is shown."""
+        """Options of the figures."""
         return FigureOptions(self.dataset, self.image_shape, self.label)

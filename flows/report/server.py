@@ -1,7 +1,7 @@
-"""A fit for those who look at a Prefect server: its facts, and its figures as pictures.
+"""Publishes a fit on a Prefect server: its facts, and its figures as pictures.
 
-Keys hold the dataset, the model and the figure, so the history of a key is one quantity over the
-fits of one dataset by one model: `votes-clipped-pca`, `votes-clipped-pca-spectrum`.
+Keys consist of dataset, model and figure, such as `votes-clipped-pca-spectrum`, so the history of a
+key shows one figure over all fits of a model to a dataset.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from storage.stores.locations import AnyPath
 
 
 def publish_report(report: Report, page: AnyPath) -> None:
-    """Leave findings, facts, the page's path and all figures on the server, if one is configured.
+    """Publish findings, facts, the page's path and all figures, if a server is configured.
 
-    An embedded server is gone after the run, so nothing is left there.
+    An embedded server ends with the run, so nothing is published there.
     """
     if not is_server_configured():
         return
@@ -52,7 +52,7 @@ def publish_report(report: Report, page: AnyPath) -> None:
 
 
 def format_markdown(manifest: Mapping[str, Any], found: Sequence[str], page: AnyPath) -> str:
-    """Write what was found, warnings, facts and drift; names of a dataset are not markup."""
+    """Write findings, warnings, facts and drift as Markdown, without markup from names."""
     told = [f"- {_quote_text(sentence)}" for sentence in found]
     warnings = [f"- {_quote_text(warning)}" for warning in format_warnings(manifest["warnings"])]
     warnings = ["## Warnings", "", *warnings, ""] if warnings else []
@@ -69,12 +69,12 @@ def _format_table(facts: FactRows) -> list[str]:
 
 
 def _quote_text(text: str) -> str:
-    """Quote a text so that nothing in it is markup."""
+    """Quote a text so that nothing in it is interpreted as markup."""
     return "`` " + " ".join(text.replace("`", "'").replace("|", "¦").split()) + " ``"
 
 
 def _encode_small_image(png: bytes) -> str:
-    """Give a picture in 256 colours, a third of the bytes, as a data URI: a server keeps it."""
+    """Return a picture in 256 colours, which saves two thirds of its size, as a data URI."""
     picture = Picture.open(BytesIO(png)).convert("RGB")
     file = BytesIO()
     picture.quantize(256, dither=Picture.Dither.NONE).save(file, "PNG", optimize=True)

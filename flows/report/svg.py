@@ -1,7 +1,7 @@
-"""Draws plots as HTML and SVG for the page.
+"""Renders plots as HTML and SVG for the page.
 
-Places are shares of the plot's area, so a plot fits any width without a script, while letters and
-marks keep their size. Whatever a script needs to show facts and other axes is returned as data.
+Positions are percentages of the plot's area, so a plot fits any width without a script, while text
+and marks keep their size. What `script.js` needs for tooltips and other axes is returned as data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flows.report.figures.text import shorten_text
 Array = NDArray[np.float64]
 
 MAX_NAME_LENGTH = 18
-"""Letters beside an axis; the whole name is shown where one points at it."""
+"""Letters of a name beside an axis. Longer names are cut; their tooltip has the whole name."""
 MARKER_PATHS = {
     "circle": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z",
     "square": "M-1-1h2v2h-2z",
@@ -46,22 +46,22 @@ MARKER_PATHS = {
     "line": "M-1.5 0h3",
     "dash": "M-1.5 0h1M.5 0h1",
 }
-"""Outlines of marks around 0, 2 wide."""
-_MAX_NAMES_ON_PHONE = 14  # beside the axis below, of which a telephone shows every other
-_EDGE_SHARE = 90.0  # percent: names nearer to an edge end there
-_PLACE_STEPS = 9999  # steps of the places that are sent to a script
-_LINE_UNITS = 1000  # of lines, across the plot
+"""SVG paths of markers, 2 wide and centred on 0."""
+_HALF_ON_PHONE, _THIRD_ON_PHONE = 8, 16  # with more names below, a telephone shows fewer of them
+_EDGE = 90.0  # percent: names closer to an edge are aligned with it
+_PLACE_STEPS = 9999  # resolution of the positions that are sent to the script
+_LINE_UNITS = 1000  # width of the view box of lines
 
 
 class RenderedPlot(NamedTuple):
-    """A plot as HTML, and what the page's script needs of it."""
+    """A plot as HTML, and the data that the page's script needs."""
 
     html: str
     data: dict[str, Any]
 
 
 def render_plot(figure: Figure, name: str) -> RenderedPlot:
-    """Draw the plot of a figure; `name` begins the identifiers within it."""
+    """Render the plot of a figure; `name` is a prefix for its element identifiers."""
     plot = figure.plot
     assert plot is not None
     shapes: dict[str, str] = {}
@@ -83,17 +83,17 @@ def _list_facts(facts: HoverFacts) -> tuple[list[str], list[list[str]]]:
 
 
 def _compute_shares(axis: Axis, values: Any) -> Array:
-    """Return places in percent from the left or the bottom."""
+    """Convert values to percentages of the axis, from the left or the bottom."""
     return 100 * (np.asarray(values, np.float64) - axis.low) / (axis.high - axis.low)
 
 
 def _place_points(plot: Plot, x: Any, y: Any) -> tuple[Array, Array]:
-    """Return places in percent from the left and from the top."""
+    """Convert points to percentages from the left and from the top."""
     return _compute_shares(plot.x, x), 100 - _compute_shares(plot.y, y)
 
 
 def _render_names(axis: Axis, side: str) -> str:
-    """Write the label of an axis and the texts of its ticks."""
+    """Render the label of an axis and the text of its ticks."""
     places = _compute_shares(axis, [tick.place for tick in axis.ticks])
     edge, places = ("left", places) if side == "x" else ("top", 100 - places)
     names = "".join(
@@ -101,9 +101,10 @@ def _render_names(axis: Axis, side: str) -> str:
         f"{escape(shorten_text(tick.text, MAX_NAME_LENGTH))}</span>"
         for place, tick in zip(places, axis.ticks, strict=True)
     )
-    many = " many" if side == "x" and len(axis.ticks) > _MAX_NAMES_ON_PHONE else ""
+    n = len(axis.ticks) if side == "x" else 0
+    fewer = " third" if n > _THIRD_ON_PHONE else " half" if n > _HALF_ON_PHONE else ""
     label = f'<span class="{side} label">{escape(axis.label)}</span>'
-    return f'{label}<div class="{side} names{many}">{names}</div>'
+    return f'{label}<div class="{side} names{fewer}">{names}</div>'
 
 
 def _render_title(text: str) -> str:
@@ -123,7 +124,7 @@ def _iter_grid_lines(axis: Axis, side: str) -> Iterator[str]:
 
 
 def _render_line_across(axis: Axis, side: str, place: float, more: str = "") -> str:
-    """Draw a line across the plot at a place on an axis."""
+    """Render a line across the whole plot at a value of an axis."""
     share = float(_compute_shares(axis, place))
     at = f"{share if side == 'x' else 100 - share:.2f}%"
     other = "y" if side == "x" else "x"
@@ -162,7 +163,6 @@ def _render_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, st
             dash = f' stroke-dasharray="{" ".join(map(str, mark.dash))}"' if mark.dash else ""
             axis = plot.x if mark.axis == "x" else plot.y
             return _render_line_across(axis, mark.axis, mark.place, f' stroke="{GREY}"{dash}')
-
         case _:
             assert_never(mark)
 
@@ -193,7 +193,7 @@ def _iter_columns(plot: Plot, mark: HoverColumns) -> Iterator[str]:
 
 
 def _iter_cell_rows(mark: CellMarks) -> Iterator[str]:
-    """Draw each row as a picture of its own, so that rows can change places."""
+    """Render each row as its own image, so that the script can reorder rows."""
     height = 100 / len(mark.values)
     for i, row in enumerate(mark.scale.paint(mark.values)):
         place = f'y="{i * height:.3f}%" width="100%" height="{height:.3f}%"'
@@ -212,7 +212,7 @@ def _iter_texts(plot: Plot, mark: TextMarks) -> Iterator[str]:
     places = zip(*_place_points(plot, mark.x, mark.y), mark.texts, mark.colours, strict=True)
     for x, y, text, colour in places:
         style = f'dy="{"-.4em" if mark.is_above else ".35em"}" fill="{colour}"'
-        if anchor := "end" if x > _EDGE_SHARE else "start" if x < 100 - _EDGE_SHARE else "":
+        if anchor := "end" if x > _EDGE else "start" if x < 100 - _EDGE else "":
             style += f' text-anchor="{anchor}"'
         yield f'<text x="{x:.2f}%" y="{y:.2f}%" {style}>{escape(text)}</text>'
 
@@ -234,12 +234,10 @@ def _describe_choice(plot: Plot, choice: AxisChoice) -> dict[str, Any]:
 
 
 def _describe_places(marks: Sequence[Mark], axis: Axis, places: Sequence[Array]) -> list[list[int]]:
-    """Return places as steps from the low to the high end of an axis, of cells their edges."""
-    return [
-        np.rint(
-            _compute_shares(axis, found - 0.5 * isinstance(mark, CellMarks)) * (_PLACE_STEPS / 100)
-        )
-        .astype(int)
-        .tolist()
-        for mark, found in zip(marks, places, strict=True)
-    ]
+    """Return positions as whole steps from the low to the high end of an axis."""
+    found = []
+    for mark, values in zip(marks, places, strict=True):
+        edges = values - 0.5 if isinstance(mark, CellMarks) else values
+        steps = _compute_shares(axis, edges) * (_PLACE_STEPS / 100)
+        found.append(np.rint(steps).astype(int).tolist())
+    return found

@@ -1,1 +1,1 @@
-"""Where flows run: executors, clusters, the Prefect server, retries, what a stage took."""
+"""Run flows: executors, clusters, the Prefect server, stages and their resource usage."""

@@ -1,4 +1,4 @@
-"""A cluster's settings, kept on a Prefect server under a name: `--cluster NAME`."""
+"""A Prefect block that stores the settings of a cluster, for `--cluster NAME`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pydantic import Field
 
 
 class DaskCluster(Block):
-    """A Dask cluster for latentbits. Certificates stay in files where the command runs."""
+    """Settings of a Dask cluster. Certificates remain files on the machine that runs commands."""
 
     _block_type_name = "latentbits Dask cluster"
     _block_type_slug = "latentbits-dask-cluster"
 
     address: str = Field(
-        default=..., description="tls://host:8786, tcp://host:8786, or local for processes."
+        default=..., description="tls://host:8786, tcp://host:8786, or local for worker processes."
     )
-    tls_ca: str | None = Field(default=None, description="Path of the CA's file.")
-    tls_cert: str | None = Field(default=None, description="Path of the certificate to show.")
+    tls_ca: str | None = Field(default=None, description="Path of the CA certificate.")
+    tls_cert: str | None = Field(default=None, description="Path of the client certificate.")
     tls_key: str | None = Field(default=None, description="Path of that certificate's key.")
     workers: int | None = Field(
-        default=None, ge=1, description="Worker processes to start, or to wait for."
+        default=None, ge=1, description="Number of workers to start, or to wait for."
     )
     worker_memory: str | None = Field(
-        default=None, description="Memory that each worker process has at least, such as 4GiB."
+        default=None, description="Minimum memory of each worker process, such as 4GiB."
     )
 
     def settings(self) -> dict[str, Any]:
-        """Give the settings by the names of the options."""
+        """Return the settings by the names of the options."""
         names = ("tls_ca", "tls_cert", "tls_key", "workers", "worker_memory")
         return {"cluster": self.address, **{name: getattr(self, name) for name in names}}

@@ -1,4 +1,4 @@
-"""Which Dask cluster a run uses: from its options, the environment or a Prefect block."""
+"""Find the Dask cluster of a run from its options, the environment or a Prefect block."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SETTING_NAMES = (
 )
 _TLS_SETTING_NAMES = _SETTING_NAMES[3:6]
 _BLOCK_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
-_MIN_WORKER_MEMORY = 128 << 20  # a worker that has imported its packages holds as much
+_MIN_WORKER_MEMORY = 128 << 20  # what a worker uses for its imported packages
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class ClusterSettings:
     Attributes
     ----------
     address
-        Of a scheduler that runs elsewhere; None for a cluster of this command's own.
+        Address of an existing scheduler; None to start a local cluster.
     workers
-        Worker processes to start, or to wait for; None for one within this process, or any.
+        Number of workers to start, or to wait for. None runs them as threads in this process, or
+        accepts any number.
     worker_memory
-        Bytes that each worker process has, at least.
+        Minimum bytes of memory of each worker process.
     security
-        Certificates of tls://.
+        Certificates for tls:// addresses.
     """
 
     address: str | None = None
@@ -56,41 +57,41 @@ class ClusterSettings:
 
 
 def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
-    """Settle on a cluster: options come before the environment, and that before a block.
+    """Find the cluster settings: options override the environment, which overrides a block.
 
     Raises
     ------
     FitError
-        If a setting cannot be used, and before anything is started or connected to.
+        If a setting is invalid. Nothing has been started or connected yet.
     """
     from_options = {
         name: SourcedValue(value, f"--{name.replace('_', '-')}")
         for name, value in options.items()
         if value is not None and value is not False
     }
-    given = {**_read_environment(), **from_options}
-    if (cluster := given.get("cluster")) and _is_block_name(cluster.value):
+    settings = {**_read_environment(), **from_options}
+    if (cluster := settings.get("cluster")) and _is_block_name(cluster.value):
         block = _read_block(cluster)
-        given = {**block, **given, "cluster": block["cluster"]}
-    address = _parse_address(given)
-    tls = {name: given[name] for name in _TLS_SETTING_NAMES if name in given}
+        settings = {**block, **settings, "cluster": block["cluster"]}
+    address = _parse_address(settings)
+    tls = {name: settings[name] for name in _TLS_SETTING_NAMES if name in settings}
     if address is None or address.scheme == "tcp":
         _refuse_settings(
             [tls[name] for name in _TLS_SETTING_NAMES if name in from_options], "--cluster tls://…"
         )
-    workers, worker_memory = _parse_workers(given), _parse_worker_memory(given)
+    workers, worker_memory = _parse_workers(settings), _parse_worker_memory(settings)
     if address is None:
-        if "cluster" in given:
+        if "cluster" in settings:
             workers = workers or _count_cores()
         if workers is None and worker_memory is not None:
-            _refuse_settings([given["worker_memory"]], "--workers or --cluster")
+            _refuse_settings([settings["worker_memory"]], "--workers or --cluster")
         return ClusterSettings(None, workers, worker_memory)
     security = _make_security(address, tls) if address.scheme == "tls" else None
     return ClusterSettings(address.geturl(), workers, worker_memory, security)
 
 
 def _make_security(address: SplitResult, tls: Mapping[str, SourcedValue]) -> Security:
-    from flows.running.tls import make_security  # Dask takes its time to be imported
+    from flows.running.tls import make_security  # Dask is slow to import
 
     return make_security(address.geturl(), tls)
 
@@ -102,7 +103,7 @@ def _count_cores() -> int:
 
 
 def _read_environment() -> dict[str, SourcedValue]:
-    """Read the variables that are set; an empty one is not."""
+    """Read the environment variables that are set and not empty."""
     variables = {name: f"LATENTBITS_{name.upper()}" for name in _SETTING_NAMES}
     return {
         name: SourcedValue(os.environ[variable], variable)
@@ -118,20 +119,20 @@ def _is_block_name(cluster: str) -> bool:
 def _read_block(cluster: SourcedValue) -> dict[str, SourcedValue]:
     if not is_server_configured():
         raise FitError(
-            f"{cluster.source}: Expected a configured Prefect server to look up the block "
-            f"{cluster.value!r} at, got none. Set PREFECT_API_URL, or give an address."
+            f"{cluster.source}: {cluster.value!r} names a block on a Prefect server, but no server "
+            "is configured. Set PREFECT_API_URL, or give an address."
         )
     check_server()
-    from flows.running.cluster_block import DaskCluster  # Prefect takes its time to be imported
+    from flows.running.cluster_block import DaskCluster  # Prefect is slow to import
 
     try:
         block = DaskCluster.load(cluster.value)
     except ValueError as error:
         slug = DaskCluster.get_block_type_slug()
         raise FitError(
-            f"{cluster.source}: Expected a block of type {slug}, an address such as "
-            f"tls://host:8786, or {LOCAL_CLUSTER}, got {cluster.value!r}, which the Prefect server does "
-            "not have. Make it, or check the name."
+            f"{cluster.source}: the Prefect server has no block {cluster.value!r} of type {slug}. "
+            f"Create it, check the name, or give an address such as tls://host:8786 or "
+            f"{LOCAL_CLUSTER}."
         ) from error
     return {
         name: SourcedValue(
@@ -142,11 +143,11 @@ def _read_block(cluster: SourcedValue) -> dict[str, SourcedValue]:
     }
 
 
-def _parse_address(given: Mapping[str, SourcedValue]) -> SplitResult | None:
-    """Take the address apart; None for a cluster of this command's own."""
-    if "cluster" not in given or given["cluster"].value == LOCAL_CLUSTER:
+def _parse_address(settings: Mapping[str, SourcedValue]) -> SplitResult | None:
+    """Parse the address of the scheduler; None for a local cluster."""
+    if "cluster" not in settings or settings["cluster"].value == LOCAL_CLUSTER:
         return None
-    value, source = given["cluster"]
+    value, source = settings["cluster"]
     try:
         parts = urlsplit(value)
         complete = parts.scheme in ("tcp", "tls") and parts.hostname and parts.port
@@ -154,13 +155,13 @@ def _parse_address(given: Mapping[str, SourcedValue]) -> SplitResult | None:
         complete = False
     if not complete:
         raise FitError(
-            f"{source}: Expected an address such as tls://host:8786, {LOCAL_CLUSTER}, or the name of a "
-            f"block, got {value!r}."
+            f"{source}: {value!r} is neither an address such as tls://host:8786, nor "
+            f"{LOCAL_CLUSTER}, nor the name of a block."
         )
-    if parts.scheme == "tcp" and not _is_loopback(parts.hostname) and not _is_insecure(given):
+    if parts.scheme == "tcp" and not _is_loopback(parts.hostname) and not _is_insecure(settings):
         raise FitError(
-            f"{source}: Expected tls:// to another machine, got {value}, where anyone between "
-            "could read data and run code. Start the cluster with certificates, or say --insecure."
+            f"{source}: {value} is not encrypted, so others on the network could read data and run "
+            "code. Start the cluster with certificates and use tls://, or allow it by --insecure."
         )
     return parts
 
@@ -172,38 +173,38 @@ def _is_loopback(host: str | None) -> bool:
         return host == "localhost"
 
 
-def _is_insecure(given: Mapping[str, SourcedValue]) -> bool:
-    value, source = given.get("insecure", SourcedValue("0", ""))
+def _is_insecure(settings: Mapping[str, SourcedValue]) -> bool:
+    value, source = settings.get("insecure", SourcedValue("0", ""))
     answers = {"1": True, "true": True, "0": False, "false": False}
     if str(value).lower() not in answers:
-        raise FitError(f"{source}: Expected 1 or 0, got {value!r}.")
+        raise FitError(f"{source} is {value!r}. Set it to 1 or 0.")
     return answers[str(value).lower()]
 
 
-def _parse_workers(given: Mapping[str, SourcedValue]) -> int | None:
-    if "workers" not in given:
+def _parse_workers(settings: Mapping[str, SourcedValue]) -> int | None:
+    if "workers" not in settings:
         return None
-    value, source = given["workers"]
+    value, source = settings["workers"]
     if not str(value).isascii() or not str(value).isdigit() or int(value) < 1:
-        raise FitError(f"{source}: Expected a whole number of at least 1, got {value!r}.")
+        raise FitError(f"{source} is {value!r}. Set it to a whole number of at least 1.")
     return int(value)
 
 
-def _parse_worker_memory(given: Mapping[str, SourcedValue]) -> int | None:
-    if "worker_memory" not in given:
+def _parse_worker_memory(settings: Mapping[str, SourcedValue]) -> int | None:
+    if "worker_memory" not in settings:
         return None
     from dask.utils import parse_bytes
 
-    value, source = given["worker_memory"]
+    value, source = settings["worker_memory"]
     try:
         size = parse_bytes(value)
     except ValueError:
         size = 0
     if size < _MIN_WORKER_MEMORY:
-        raise FitError(f"{source}: Expected a size such as 4GiB, at least 128MiB, got {value!r}.")
+        raise FitError(f"{source} is {value!r}. Set it to a size such as 4GiB, at least 128MiB.")
     return int(size)
 
 
-def _refuse_settings(settings: list[SourcedValue], without: str) -> None:
-    for given in settings:
-        raise FitError(f"{given.source}: Expected {without} beside it, got none. Leave it out.")
+def _refuse_settings(settings: list[SourcedValue], requirement: str) -> None:
+    for setting in settings:
+        raise FitError(f"{setting.source} needs {requirement}. Add that, or leave it out.")

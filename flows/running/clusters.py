@@ -1,4 +1,4 @@
-"""The Dask cluster behind an executor: one of our own, or one that runs elsewhere."""
+"""Start a local Dask cluster, or connect to an existing one."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _WORKER_PACKAGES = ("pipeline", "storage")
 
 
 @contextmanager
-def open_cluster(cluster: ClusterSettings, account: str | None = None) -> Iterator[DaskExecutor]:
-    """Start a cluster or connect to one; Dask writes its account of the run to a file, if asked.
+def open_cluster(cluster: ClusterSettings, report: str | None = None) -> Iterator[DaskExecutor]:
+    """Start a cluster or connect to one; write Dask's performance report to a file, if given.
 
     Raises
     ------
     FitError
         If the cluster does not answer or runs other code.
     """
-    # Dask keeps the latest 1000 messages: within a process, with the arrays that they carry. What
-    # it makes its account of is cut to the same number.
-    kept = {} if account else {"distributed.admin.low-level-log-length": 1}
+    # Dask keeps its latest 1000 messages, with the arrays in them if workers share this process.
+    # Only the performance report needs them.
+    log_length = {} if report else {"distributed.admin.low-level-log-length": 1}
     with (
-        dask.config.set(kept),
+        dask.config.set(log_length),
         _open_dask_executor(cluster) as executor,
-        _write_performance_report(executor.client, account),
+        _write_performance_report(executor.client, report),
     ):
         yield executor
 
 
 @contextmanager
 def _write_performance_report(client: Client, path: str | None) -> Iterator[None]:
-    """Let Dask write what its workers did, if that was asked for."""
+    """Write Dask's performance report to a file, if given."""
     if path is None:
         yield
         return
@@ -55,7 +55,7 @@ def _write_performance_report(client: Client, path: str | None) -> Iterator[None
 
 
 def _make_client(cluster: Any, **more: Any) -> Client:
-    """Connect; Dask collections of the caller go on to be computed where they were."""
+    """Connect, without becoming the default client for the caller's own Dask collections."""
     return Client(cluster, set_as_default=False, **more)
 
 
@@ -78,7 +78,7 @@ def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
 
 
 def _connect_and_check(cluster: ClusterSettings) -> Client:
-    """Connect to a cluster that runs elsewhere, and check what its workers are."""
+    """Connect to an existing cluster, and check its workers."""
     assert cluster.address is not None
     client = _connect(cluster.address, cluster.security)
     try:
@@ -91,11 +91,11 @@ def _connect_and_check(cluster: ClusterSettings) -> Client:
 
 
 def _reconnect(cluster: ClusterSettings) -> Client:
-    """Connect to a cluster that was lost; it may take a while to be back."""
+    """Connect again to a lost cluster."""
     try:
         return _connect_and_check(cluster)
     except FitError as error:
-        raise ClusterLost(f"{error} Then go on with --resume.") from error
+        raise ClusterLost(f"{error} Then continue with --resume.") from error
 
 
 def _connect(address: str, security: Security | None) -> Client:
@@ -104,40 +104,40 @@ def _connect(address: str, security: Security | None) -> Client:
         return _make_client(address, timeout=CONNECT_SECONDS, security=security)
     except OSError as error:
         raise FitError(
-            f"--cluster: Expected a Dask scheduler at {address}, got something else "
+            f"--cluster: what answers at {address} is not a Dask scheduler "
             f"({type(error).__name__}). Check the address."
         ) from error
 
 
 def _wait_for_workers(client: Client, cluster: ClusterSettings) -> None:
-    """Wait for the workers asked for, or any; they must have the memory asked for."""
-    asked = cluster.workers or 1
+    """Wait for the number of workers, and check that each has the minimum memory."""
+    n_workers = cluster.workers or 1
     seconds = _REQUESTED_WORKERS_SECONDS if cluster.workers else CONNECT_SECONDS
     try:
-        client.wait_for_workers(asked, timeout=seconds)
+        client.wait_for_workers(n_workers, timeout=seconds)
     except TimeoutError as error:
         raise FitError(
-            f"--cluster: Expected {asked} or more workers at {cluster.address}, got "
-            f"{len(client.scheduler_info()['workers'])} within {seconds:.0f} s. Start some."
+            f"--cluster: {cluster.address} had only {len(client.scheduler_info()['workers'])} of "
+            f"{n_workers} workers after {seconds:.0f} s. Start more."
         ) from error
     for address, worker in client.scheduler_info()["workers"].items():
         if worker["memory_limit"] and worker["memory_limit"] < (cluster.worker_memory or 0):
             raise FitError(
-                f"--worker-memory: Expected {cluster.worker_memory:,} bytes in each worker, got "
-                f"{worker['memory_limit']:,} in {address}. Start it with more, or ask for less."
+                f"--worker-memory is {cluster.worker_memory:,} bytes, but the worker {address} has "
+                f"{worker['memory_limit']:,}. Start it with more, or require less."
             )
 
 
 def _silence_dask_logs() -> None:
-    """Leave it to the command to tell what failed; a lost worker or a cut task is no failure."""
+    """Silence Dask's logs: the command reports failures, and a lost worker is none."""
     for name in list(logging.root.manager.loggerDict):
         if name.split(".")[0] in ("distributed", "asyncio", "tornado"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
-    """Workers in this process share its memory; a number of workers asks for processes."""
-    # Results are small: a full worker is a mistake to stop, not to spill to disk as pickles.
+    """Start worker threads in this process, or worker processes if their number is set."""
+    # Results are small. A worker out of memory should fail, not spill pickles to disk.
     dask.config.set({f"distributed.worker.memory.{name}": False for name in _SPILL_THRESHOLDS})
     processes = cluster.workers is not None
     return LocalCluster(
@@ -147,7 +147,7 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
         threads_per_worker=1 if processes else CPU_COUNT,
         processes=processes,
         host="127.0.0.1" if processes else None,
-        # Given no address these would listen on every interface.
+        # By default these would listen on every interface.
         dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
@@ -156,15 +156,15 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
 
 
 def _make_worker(*where: Any, dashboard: bool, **settings: Any) -> Worker:
-    """Start a worker without web pages, whose address nobody is told."""
+    """Start a worker without a dashboard, which would import Bokeh."""
     return Worker(*where, dashboard=False, **settings)
 
 
 @contextmanager
 def _hide_main_module() -> Iterator[None]:
-    """Start worker processes without this command in them.
+    """Keep worker processes from importing this command again.
 
-    Multiprocessing would import it again in each, and Prefect with it: two seconds and 100 MB.
+    Multiprocessing would import `__main__`, and so Prefect, in each: two seconds and 100 MB.
     """
     main = sys.modules["__main__"]
     hidden = {name: main.__dict__.pop(name, None) for name in ("__spec__", "__file__")}

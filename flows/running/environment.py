@@ -1,10 +1,12 @@
-"""Where Prefect runs: the user's own server if one is configured, else one of our own, off line."""
+"""The environment of the process: Prefect's settings, cache folders and conflicting packages."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
@@ -12,26 +14,26 @@ from platformdirs import user_cache_path, user_data_path
 _EMBEDDED_SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    # The embedded server lives as long as the run: nobody could read its logs afterwards, and
-    # what went wrong is told by the command itself.
+    # The embedded server ends with the run, so nobody could read its logs afterwards. The command
+    # itself reports failures.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
-    # Nobody makes automations there, yet every event would be held against them.
+    # There are no automations, but every event would be compared with them.
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-    # A dependency of the server has all its modules rewritten to check types, at every start.
+    # A dependency of the server would add type checks to all its modules at every start.
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",
 }
 
 
 def configure_prefect() -> None:
-    """Keep an embedded server's database apart and off line; leave a configured server alone."""
+    """Give the embedded server its own database, and no network; respect a configured server."""
     if is_server_configured():
         return
     home = user_data_path("latentbits") / "prefect"
     os.environ.setdefault("PREFECT_HOME", str(home))
-    with suppress(OSError):  # Prefect makes the folder itself, but not its parents
+    with suppress(OSError):  # Prefect does not create the parents
         Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
@@ -40,7 +42,7 @@ def configure_prefect() -> None:
 
 
 def is_server_configured() -> bool:
-    """Tell whether the environment or the active Prefect profile names a server."""
+    """Return whether the environment or the active Prefect profile names a server."""
     if os.environ.get("PREFECT_API_URL"):
         return True
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
@@ -54,5 +56,38 @@ def is_server_configured() -> bool:
 
 
 def find_examples_folder() -> Path:
-    """Give the folder that holds generated example datasets."""
+    """Return the folder of the generated example datasets."""
     return user_cache_path("latentbits") / "examples"
+
+
+_ROOT = Path(__file__).parents[2]
+
+
+def check_own_packages(is_command: bool) -> None:
+    """Check that no file in the working folder hides a package of latentbits.
+
+    `python -P` ignores the working folder; processes started by this one then ignore it too.
+
+    Raises
+    ------
+    ImportError
+        If a file hides a package. A command prints one line and exits with code 2 instead.
+    """
+    if sys.flags.safe_path:
+        os.environ["PYTHONSAFEPATH"] = "1"
+    for name in ("pipeline", "storage"):
+        spec = find_spec(name)
+        found = Path(spec.origin) if spec and spec.origin else None
+        if found is not None and found.parent != _ROOT / name:
+            _report_conflict(name, found, is_command)
+
+
+def _report_conflict(name: str, found: Path, is_command: bool) -> None:
+    message = (
+        f"{found} hides the package {name!r} of latentbits. "
+        "Rename it, work in another folder, or ignore this folder with python -P -m …"
+    )
+    if not is_command:
+        raise ImportError(message)
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,16 +1,17 @@
-"""Which executor a run uses."""
+"""Open the executor that the options choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from typing_extensions import Unpack
 
-from flows.cli.imports import pause_garbage_collection
 from flows.cli.options import ExecutorName, ExecutorOptions
+from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
@@ -19,12 +20,12 @@ from pipeline.executors.threads import ThreadsExecutor
 
 
 def open_executor(**where: Unpack[ExecutorOptions]) -> AbstractContextManager[Executor]:
-    """Open an executor for a run and close what was opened with it.
+    """Open the executor of a run; close it, and a cluster started for it, at the end.
 
     Raises
     ------
     FitError
-        If the options contradict each other, or the cluster does not answer or runs other code.
+        If options contradict each other, or the cluster does not answer or runs other code.
     """
     return prepare_executor(**where)()
 
@@ -32,12 +33,12 @@ def open_executor(**where: Unpack[ExecutorOptions]) -> AbstractContextManager[Ex
 def prepare_executor(
     **where: Unpack[ExecutorOptions],
 ) -> Callable[[], AbstractContextManager[Executor]]:
-    """Refuse what cannot work before anything is started; give what opens the executor.
+    """Check the options, and return a function that opens the executor.
 
     Raises
     ------
     FitError
-        If options contradict each other, or a setting of the cluster cannot be used.
+        If options contradict each other, or a cluster setting is invalid.
     """
     return partial(_open_checked_executor, check_executor_options(**where), where)
 
@@ -61,7 +62,7 @@ def _open_checked_executor(
 
 
 def compute_row_memory(executor: Executor) -> int:
-    """Bytes of a dataset that each process may keep: a quarter of its memory."""
+    """Return the bytes of rows that each process may keep: a quarter of its memory."""
     from distributed.system import MEMORY_LIMIT
 
     from pipeline.executors.dask import DaskExecutor
@@ -79,25 +80,29 @@ def check_executor_options(
     cluster: str | None = None,
     **more: Any,
 ) -> ClusterSettings | None:
-    """Refuse what cannot work before anything is started; give the cluster to use, if any.
+    """Check the options before anything is started; return the cluster to use, if any.
 
     Raises
     ------
     FitError
-        If options contradict each other, or a setting of the cluster cannot be used.
+        If options contradict each other, or a cluster setting is invalid.
     """
     if workers is not None and workers < 1:
-        raise FitError(f"--workers: Expected at least 1, got {workers}.")
+        raise FitError(f"--workers is {workers}. Choose at least 1.")
     if cluster == "":
-        raise FitError("--cluster: Expected an address, got an empty one. Is a variable unset?")
+        raise FitError("--cluster is empty. Is a shell variable unset?")
     if name == "dask":
+        if more.get("performance_report") and find_spec("bokeh") is None:
+            raise FitError(
+                "--performance-report: needs Bokeh. Run: pip install 'latentbits[dashboard]'"
+            )
         return resolve_cluster_settings({"workers": workers, "cluster": cluster, **more})
     for option, value in {"cluster": cluster, **more}.items():
         if value:
             raise FitError(
-                f"--{option.replace('_', '-')}: Expected --executor dask, got {name}. Leave one of "
-                "them out."
+                f"--{option.replace('_', '-')} needs --executor dask and cannot be combined with "
+                f"--executor {name}. Leave out one of them."
             )
     if workers and name == "serial":
-        raise FitError("--workers: Expected --executor threads or dask, got serial.")
+        raise FitError("--workers cannot be combined with --executor serial. Use threads or dask.")
     return None

@@ -1,75 +1,117 @@
-"""Flows whose parameters are the fields of one dataclass, which a command line is made of too.
+"""Prefect flows made from the options of a command, and the stages that they run.
 
-Prefect takes longer to be imported than all else that a command needs. So the flow of a command is
-made when it runs, once its options were checked.
+The fields of one options dataclass are both the options of a command and the parameters of its
+flow. Prefect takes longer to import than everything else that a command needs, so a command creates
+its flow only after its options were checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial, wraps
 from importlib.metadata import version
 from inspect import Parameter, Signature
 from pathlib import PurePosixPath
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from flows.cli.errors import hide_expected_tracebacks
-from flows.cli.imports import pause_garbage_collection
+from flows.cli.errors import hide_expected_tracebacks, is_bad_input
+from flows.cli.progress import report_progress
+from flows.cli.startup import pause_garbage_collection
+from flows.cli.summary import print_json
+from flows.running.resources import compute_usage, read_usage, release_free_memory
 from flows.running.server import check_scheduled_run, run_with_server
+from pipeline.errors import ClusterLost, FitError
+from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress
+from storage.dataset.chunks import clear_chunk_cache
+from storage.errors import FolderInUseError, StoreUnreachableError
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State, TaskRun
 
 _NAMING_PARAMETERS = ("dataset", "artifact", "output")
-"""Parameters that a run may be named after."""
-OptionsType = TypeVar("Asked")
+"""The parameters after which a flow run may be named."""
+T = TypeVar("T")
+OptionsType = TypeVar("OptionsType")
 Summary = dict[str, Any]
+FlowDecorator = Callable[[Callable[[OptionsType], Summary]], Callable[..., Summary]]
 
 
-def make_flow(
-    name: str, kind: type[OptionsType]
-) -> Callable[[Callable[[OptionsType], Summary]], Callable[..., Summary]]:
-    """Make a flow of a function of options; Prefect sees every field as a parameter.
+def make_flow(name: str, kind: type[OptionsType]) -> FlowDecorator[OptionsType]:
+    """Turn a function of options into a flow whose parameters are the options' fields.
 
-    In the module of a command it is made whenever it is called; who imports that module, such as a
-    worker, finds Prefect's flow.
+    If the module is run as a command, the flow is created when it is called; if the module is
+    imported, such as by a Prefect worker, the flow is created at once.
 
     Parameters
     ----------
     name
-        What Prefect calls the flow.
+        Name of the flow in Prefect.
     kind
-        The options: a frozen dataclass whose fields are annotated with `AxisOption`.
+        The options: a frozen dataclass whose fields are annotated with `Option`.
     """
 
-    def made(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
+    def decorate(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
         is_command = work.__module__ == "__main__"
         return make_lazy_flow(name, kind)(work) if is_command else _build_flow(name, kind, work)
 
-    return made
+    return decorate
 
 
-def make_lazy_flow(
-    name: str, kind: type[OptionsType]
-) -> Callable[[Callable[[OptionsType], Summary]], Callable[..., Summary]]:
-    """Make a flow as `make_flow` does, but whenever it is called: for those that nobody deploys."""
+def make_lazy_flow(name: str, kind: type[OptionsType]) -> FlowDecorator[OptionsType]:
+    """Do the same, but create the flow when it is called; for flows that are never deployed."""
 
-    def made(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
+    def decorate(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
         @wraps(work)
-        def late(*given: Any, **named: Any) -> Summary:
-            return _build_flow(name, kind, work)(*given, **named)
+        def call(*values: Any, **named: Any) -> Summary:
+            return _build_flow(name, kind, work)(*values, **named)
 
-        return late
+        return call
 
-    return made
+    return decorate
+
+
+def run_command(
+    name: str,
+    options: Any,
+    work: Callable[[], Summary],
+    json: bool,
+    print_summary: Callable[[Summary], None],
+) -> None:
+    """Run the flow of a command, and print its summary.
+
+    Parameters
+    ----------
+    name
+        Name of the flow.
+    options
+        The options, which were checked.
+    work
+        Does the work; it already holds the results of the check.
+    json
+        Whether to print the summary as JSON.
+    print_summary
+        Prints it for people.
+    """
+    summary = run_flow(name, options, work)
+    if json:
+        print_json(summary)
+    else:
+        print_summary(summary)
 
 
 def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
-    """Run a flow whose options were checked: what the check made is within the work.
+    """Run a flow whose options were checked; `work` holds the results of the check.
 
-    It cannot be a parameter, as Prefect records those, so this run's flow is made around it. Only
-    who calls a flow by its parameters, such as a schedule, has them checked within.
+    They cannot be a parameter, because Prefect records parameters. So the flow of this run is
+    created around them. A flow that is called by its parameters, such as by a schedule, checks them
+    itself.
     """
-    checked = make_lazy_flow(name, type(options))(lambda options: work())
-    return run_with_server(lambda: checked(**vars(options)))
+    checked_flow = make_lazy_flow(name, type(options))(lambda options: work())
+    return run_with_server(lambda: checked_flow(**vars(options)))
 
 
 def _build_flow(
@@ -79,23 +121,23 @@ def _build_flow(
         from prefect import flow
 
     @wraps(work)
-    def called(*given: Any, **named: Any) -> Summary:
+    def call(*values: Any, **named: Any) -> Summary:
         check_scheduled_run()
-        return work(kind(*given, **named))
+        return work(kind(*values, **named))
 
-    called.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
+    call.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
     hide_expected_tracebacks()
-    described = {"name": name, "flow_run_name": partial(_format_run_name, name)}
-    return flow(**described, version=version("latentbits"), validate_parameters=False)(called)
+    names = {"name": name, "flow_run_name": partial(_format_run_name, name)}
+    return flow(**names, version=version("latentbits"), validate_parameters=False)(call)
 
 
 def _format_run_name(name: str) -> str:
-    """Name the run that has begun after the flow and what it works on: `fit votes`."""
+    """Name the current run after its flow and what it works on, such as `fit votes`."""
     from prefect.runtime import flow_run
 
-    given = [flow_run.parameters.get(subject) for subject in _NAMING_PARAMETERS]
-    named = next((one for one in given if isinstance(one, str)), "")
-    return f"{name} {PurePosixPath(named).stem}".strip()
+    values = (flow_run.parameters.get(parameter) for parameter in _NAMING_PARAMETERS)
+    subject = next((value for value in values if isinstance(value, str)), "")
+    return f"{name} {PurePosixPath(subject).stem}".strip()
 
 
 def _make_signature(kind: type[Any]) -> Signature:
@@ -104,14 +146,127 @@ def _make_signature(kind: type[Any]) -> Signature:
         Parameter(
             one.name,
             Parameter.POSITIONAL_OR_KEYWORD,
-            default=_make_default(one),
+            default=_get_default(one),
             annotation=hints[one.name],
         )
         for one in fields(kind)
     )
 
 
-def _make_default(one: Any) -> Any:
+def _get_default(one: Any) -> Any:
     if one.default_factory is not MISSING:
         return one.default_factory()
     return Parameter.empty if one.default is MISSING else one.default
+
+
+@dataclass(frozen=True)
+class StageRunner:
+    """Runs the stages of a flow as Prefect tasks, and measures them.
+
+    Attributes
+    ----------
+    executor
+        Where the work of the stages runs.
+    feature_names, segment_names
+        Replace the indices in error messages.
+    usage
+        Time and memory of each finished stage.
+    """
+
+    executor: Executor
+    feature_names: Sequence[str]
+    segment_names: Sequence[str]
+    usage: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run a stage as a task of this name; its result does not pass through Prefect.
+
+        If the cluster is lost right after the work is done, a retry does not repeat the work.
+        """
+        results: list[T] = []
+
+        def stage() -> None:
+            before = read_usage(self.executor)
+            if not results:
+                results.append(self._run_with_names(work))
+                release_free_memory()
+            self.usage[name] = compute_usage(before, read_usage(self.executor))
+
+        run_task(name, stage)
+        return results[0]
+
+    def _run_with_names(self, work: Callable[[], T]) -> T:
+        """Run the work; put names of features and segments into its error message."""
+        try:
+            return work()
+        except FitError as error:
+            raise error.with_names(self.feature_names, self.segment_names) from error
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that each stage took."""
+        return {name: used["seconds"] for name, used in self.usage.items()}
+
+
+def run_stages(
+    open_executor: Callable[[], AbstractContextManager[Executor]],
+    names: tuple[Sequence[str], Sequence[str]],
+    steps: Callable[[StageRunner, Progress], Summary],
+    claim: AbstractContextManager[Any] | None = None,
+) -> Summary:
+    """Run the stages of a flow; return their summary and the seconds that they took.
+
+    Parameters
+    ----------
+    open_executor
+        Opens the executor of the stages.
+    names
+        Names of the features and of the segments, for error messages.
+    steps
+        Runs the stages and returns the summary.
+    claim
+        Keeps other processes out of the output folder meanwhile.
+    """
+    start = time.perf_counter()
+    with claim or nullcontext(), open_executor() as executor, report_progress() as progress:
+        stages = StageRunner(executor, *names)
+        try:
+            summary = steps(stages, progress)
+        finally:
+            clear_chunk_cache()
+    seconds = round(time.perf_counter() - start, 3)
+    return {**summary, "seconds": seconds, "stages": stages.seconds}
+
+
+def run_task(name: str, work: Callable[[], T]) -> T:
+    """Run work as a Prefect task of this name; scheduled runs retry transient failures."""
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
+
+    def stage() -> T:
+        return work()
+
+    return task(stage, name=name, cache_policy=NO_CACHE, **RETRY_OPTIONS)()
+
+
+def is_transient(error: object) -> bool:
+    """Return whether a retry may help: a lost cluster or connection, or another writer."""
+    if isinstance(error, ClusterLost | StoreUnreachableError | FolderInUseError):
+        return True
+    return isinstance(error, OSError) and not is_bad_input(error)
+
+
+def can_retry(task: object, run: TaskRun, state: State[Any]) -> bool:
+    """Return whether to retry: only in scheduled runs, as nobody waits for them."""
+    from prefect.runtime import deployment
+
+    return deployment.id is not None and is_transient(state.data)
+
+
+RETRY_OPTIONS: dict[str, Any] = {
+    "retries": 4,
+    "retry_delay_seconds": [15, 30, 60, 120],
+    "retry_jitter_factor": 0.5,  # runs that lost the same cluster return one by one
+    "retry_condition_fn": can_retry,
+}
+"""Arguments of `prefect.task`."""

@@ -1,17 +1,32 @@
-"""Which Prefect server a flow talks to, and whether it can."""
+"""The Prefect server of a flow: a configured one, or one embedded in this process.
+
+The embedded server is a thread on the loopback interface. It shares the imported Prefect modules
+with the flow, which is most of the memory that a server needs, and it cannot outlive the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from flows.cli.imports import pause_garbage_collection
-from flows.running.embedded import run_embedded_server
+from flows.cli.startup import pause_garbage_collection
 from flows.running.environment import is_server_configured
 from pipeline.errors import FitError
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
 
 T = TypeVar("T")
 
@@ -20,12 +35,12 @@ _DRAIN_SECONDS = 10.0
 
 
 def run_with_server(run_flow: Callable[[], T]) -> T:
-    """Run a flow against the configured Prefect server, or an embedded one for its length.
+    """Run a flow with the configured Prefect server, or else with an embedded one.
 
     Raises
     ------
     FitError
-        If a configured server does not answer, or refuses the credentials.
+        If a configured server does not answer or refuses the credentials.
     """
     if is_server_configured():
         check_server()
@@ -41,12 +56,12 @@ def run_with_server(run_flow: Callable[[], T]) -> T:
 
 
 def check_scheduled_run() -> None:
-    """Check the server of a scheduled run: where clocks differ, nights come at other times.
+    """Check the server if this run was scheduled; with different clocks, schedules shift.
 
     Raises
     ------
     FitError
-        As `check_server` does; nothing is checked in a run that was started by hand.
+        As `check_server` does.
     """
     from prefect.runtime import deployment
 
@@ -55,12 +70,12 @@ def check_scheduled_run() -> None:
 
 
 def check_server() -> None:
-    """Greet the configured Prefect server, which answers only to whom it knows.
+    """Check that the configured Prefect server answers.
 
     Raises
     ------
     FitError
-        If it does not answer, refuses the credentials, or has another time.
+        If it does not answer, refuses the credentials, or its clock differs.
     """
     from httpx import HTTPError, HTTPStatusError, InvalidURL
     from prefect.client.orchestration import get_client
@@ -72,17 +87,17 @@ def check_server() -> None:
         except HTTPStatusError as error:
             if error.response.status_code not in (401, 403):
                 raise FitError(
-                    f"PREFECT_API_URL: Expected a Prefect server at {url}, got the answer "
+                    f"PREFECT_API_URL: {url} is not a Prefect server: it answered with status "
                     f"{error.response.status_code}. Check the address."
                 ) from error
             raise FitError(
-                f"PREFECT_API_AUTH_STRING: Expected credentials that the Prefect server at {url} "
-                "takes, got a refusal. Set it to the USER:PASSWORD of the server."
-            ) from None  # the request within holds what was refused
+                f"PREFECT_API_AUTH_STRING: the Prefect server at {url} refused the credentials. "
+                "Set the variable to the server's USER:PASSWORD."
+            ) from None  # the request contains the credentials
         except (HTTPError, InvalidURL, ValueError) as error:
             raise FitError(
-                f"PREFECT_API_URL: Expected a Prefect server at {url}, got no answer "
-                f"({type(error).__name__}). Start it, or check the address."
+                f"PREFECT_API_URL: no Prefect server answered at {url} ({type(error).__name__}). "
+                "Start it, or check the address."
             ) from error
     _check_clock(url, answer.headers.get("date"))
 
@@ -93,12 +108,95 @@ def _check_clock(url: str, date: str | None) -> None:
     ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
     if abs(ahead) > _MAX_CLOCK_DIFFERENCE:
         raise FitError(
-            f"PREFECT_API_URL: Expected a clock within {_MAX_CLOCK_DIFFERENCE} s of that of the Prefect "
-            f"server at {url}, got one {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}. "
-            "Schedules would come at other times: set the time."
+            f"PREFECT_API_URL: this clock is {abs(ahead):.0f} s "
+            f"{'ahead' if ahead > 0 else 'behind'} of that of the Prefect server at {url}, which "
+            "would shift schedules. Set the time."
         )
 
 
 def _strip_credentials(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+_START_SECONDS, _STOP_SECONDS = 120.0, 10.0
+
+
+@contextmanager
+def run_embedded_server() -> Iterator[str]:
+    """Run an embedded server, use it for the flows of this process, and yield its address.
+
+    Raises
+    ------
+    RuntimeError
+        If the server does not start.
+    """
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    ready: Future[Server] = Future()
+    had_dot = "." in sys.path
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(
+            target=_run_server, args=(listener, ready), name="prefect-server", daemon=True
+        )
+        thread.start()
+        server = _wait_for_server(ready)
+        # Prefect's database migrations add "." to the path, which worker processes inherit. Files
+        # in the working folder could then hide our packages.
+        if not had_dot and "." in sys.path:
+            sys.path.remove(".")
+        try:
+            with _use_server(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
+                yield url
+        finally:
+            server.should_exit = True
+            thread.join(_STOP_SECONDS)
+
+
+@contextmanager
+def _use_server(url: str) -> Iterator[str]:
+    """Let flows use this server, without heartbeats: their thread would end up to 1 s late."""
+    from prefect import settings
+
+    changes = {settings.PREFECT_API_URL: url, settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with settings.temporary_settings(changes):
+        yield url
+
+
+def _wait_for_server(ready: Future[Server]) -> Server:
+    try:
+        return ready.result(_START_SECONDS)
+    except Exception as error:
+        raise RuntimeError("The embedded Prefect server did not start.") from error
+
+
+def _run_server(listener: socket.socket, ready: Future[Server]) -> None:
+    """Run the server with settings for private use: no pages, no blocks, no credentials."""
+    try:
+        with pause_garbage_collection():
+            from prefect import settings
+        private = {
+            settings.PREFECT_UI_ENABLED: False,
+            settings.PREFECT_API_BLOCKS_REGISTER_ON_START: False,
+            settings.PREFECT_SERVER_API_AUTH_STRING: None,  # for the user's own server only
+        }
+        with settings.temporary_settings(private):
+            asyncio.run(_serve(listener, ready))
+    except Exception as error:
+        if ready.done():
+            raise
+        ready.set_exception(error)
+
+
+async def _serve(listener: socket.socket, ready: Future[Server]) -> None:
+    """Serve until `should_exit` is set."""
+    with pause_garbage_collection():
+        import uvicorn
+        from prefect.server.api.server import create_app
+
+        app = create_app(ephemeral=True)
+    async with app.router.lifespan_context(app):
+        server = uvicorn.Server(
+            uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
+        )
+        ready.set_result(server)
+        await server.serve([listener])

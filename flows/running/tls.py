@@ -1,4 +1,4 @@
-"""TLS to a Dask scheduler: its files are checked first, then who answers at its address."""
+"""Check TLS certificates, and whether a Dask scheduler accepts them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ _FILE_OPTIONS = {"tls_ca": "--tls-ca", "tls_cert": "--tls-cert", "tls_key": "--t
 
 
 def make_security(address: str, files: Mapping[str, SourcedValue]) -> Security:
-    """Check the three files and give them to Dask.
+    """Check the three TLS files, and make Dask's security settings of them.
 
     Raises
     ------
     FitError
-        If one is missing or unreadable, has expired, or the key is not the certificate's.
+        If a file is missing or unreadable or has expired, or the key does not fit the certificate.
     """
     for name, option in _FILE_OPTIONS.items():
         if name not in files:
             raise FitError(
-                f"{option}: Expected a file for {address}, got none. Give {option} or set "
-                f"LATENTBITS_{name.upper()}."
+                f"{address} needs {option}. Give {option} or set LATENTBITS_{name.upper()}."
             )
     ca, certificate, key = (files[name] for name in _FILE_OPTIONS)
     _read_certificates(ca)
     if _read_certificates(certificate)[0].public_key() != _read_private_key(key).public_key():
         raise FitError(
-            f"{key.source}: Expected the key of {certificate.value}, got that of another "
-            f"certificate, {key.value}. Give both of one pair."
+            f"{key.source}: {key.value} is not the private key of {certificate.value}. "
+            "Give the two files of one pair."
         )
     return Security(
         tls_ca_file=ca.value,
@@ -53,55 +52,51 @@ def make_security(address: str, files: Mapping[str, SourcedValue]) -> Security:
     )
 
 
-def _read_certificates(given: SourcedValue) -> list[x509.Certificate]:
-    """Read certificates that are valid now."""
-    content = _read_file(given)
+def _read_certificates(file: SourcedValue) -> list[x509.Certificate]:
+    """Read the certificates in a file, and check that they are valid now."""
+    content = _read_file(file)
     try:
-        found = x509.load_pem_x509_certificates(content)
+        certificates = x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise FitError(
-            f"{given.source}: Expected a certificate in PEM, got {given.value}, which is none."
+            f"{file.source}: {file.value} is not a certificate in PEM format."
         ) from error
     now = datetime.now(UTC)
-    for certificate in found:
+    for certificate in certificates:
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
             raise FitError(
-                f"{given.source}: Expected a certificate that is valid now, got {given.value}, "
-                f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}. Have a new one made."
+                f"{file.source}: {file.value} is not valid now, but valid from {begin:%Y-%m-%d} "
+                f"to {end:%Y-%m-%d}. Use a new certificate."
             )
-    return found
+    return certificates
 
 
-def _read_private_key(given: SourcedValue) -> PrivateKeyTypes:
-    content = _read_file(given)
+def _read_private_key(file: SourcedValue) -> PrivateKeyTypes:
+    content = _read_file(file)
     try:
         return load_pem_private_key(content, password=None)
-    except (ValueError, TypeError) as error:  # a TypeError means a passphrase
+    except (ValueError, TypeError) as error:  # TypeError: it has a passphrase
         raise FitError(
-            f"{given.source}: Expected a private key in PEM without a passphrase, got "
-            f"{given.value}, which is none."
+            f"{file.source}: {file.value} is not a private key in PEM format without a passphrase."
         ) from error
 
 
-def _read_file(given: SourcedValue) -> bytes:
+def _read_file(file: SourcedValue) -> bytes:
     try:
-        return Path(given.value).read_bytes()
+        return Path(file.value).read_bytes()
     except OSError as error:
-        raise FitError(
-            f"{given.source}: Expected a file that can be read, got {given.value} "
-            f"({error.strerror})."
-        ) from error
+        raise FitError(f"{file.source}: {file.value} cannot be read ({error.strerror}).") from error
 
 
 def check_scheduler(address: str, security: Security | None) -> None:
-    """Tell why a scheduler cannot be talked to; Dask itself would only say that it cannot.
+    """Check that a scheduler can be reached; name the cause if not, which Dask does not.
 
     Raises
     ------
     FitError
-        If none answers, it speaks TLS where tcp:// was given or the reverse, or one side does not
-        take the other's certificate.
+        If no scheduler answers, only one side uses TLS, or one side rejects the other's
+        certificate.
     """
     connected = _connect(address)
     try:
@@ -110,13 +105,13 @@ def check_scheduler(address: str, security: Security | None) -> None:
         else:
             _check_encrypted(address, connected, _get_ssl_context(security))
     except TimeoutError as error:
-        raise _make_no_answer_error(address, "it stays silent") from error
+        raise _make_no_answer_error(address, "it sends nothing") from error
     finally:
         connected.close()
 
 
 def _connect(address: str) -> socket.socket:
-    """Connect, and wait for a scheduler that is still starting."""
+    """Connect; retry while the scheduler may still be starting."""
     parts = urlsplit(address)
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
@@ -131,26 +126,26 @@ def _connect(address: str) -> socket.socket:
 
 def _make_no_answer_error(address: str, reason: str) -> FitError:
     return FitError(
-        f"--cluster: Expected a Dask scheduler at {address}, got no answer within "
-        f"{CONNECT_SECONDS:.0f} s ({reason}). Check the address."
+        f"--cluster: no Dask scheduler answered at {address} within {CONNECT_SECONDS:.0f} s "
+        f"({reason}). Check the address."
     )
 
 
 def _check_unencrypted(address: str, connected: socket.socket) -> None:
-    """Wait for the greeting that a scheduler without TLS sends at once."""
+    """Check that the scheduler sends its greeting, as it does at once without TLS."""
     connected.settimeout(_GREETING_SECONDS)
     with suppress(OSError):
         if connected.recv(1):
             return
     if _is_tls_server(address):
         raise FitError(
-            f"--cluster: Expected a scheduler without TLS at {address}, got one that speaks TLS. "
-            f"Take {address.replace('tcp', 'tls', 1)}, with --tls-ca, --tls-cert and --tls-key."
+            f"--cluster: the scheduler at {address} uses TLS. Give it as "
+            f"{address.replace('tcp', 'tls', 1)}, with --tls-ca, --tls-cert and --tls-key."
         )
 
 
 def _is_tls_server(address: str) -> bool:
-    """Ask for TLS of any kind; a scheduler that misses our certificate refuses after that."""
+    """Return whether a server answers a TLS handshake, even by asking for a certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connected = _connect(address)
@@ -174,19 +169,19 @@ def _check_encrypted(address: str, connected: socket.socket, context: ssl.SSLCon
         reason = "connection closed"
     except ssl.SSLCertVerificationError as error:
         raise FitError(
-            f"--tls-ca: Expected the CA of the certificate of {address}, got another or a "
-            f"certificate that is not valid ({error.verify_message}). Take the cluster's files."
+            f"--tls-ca: the certificate of {address} is not valid for this CA "
+            f"({error.verify_message}). Use the cluster's files."
         ) from error
     except (ssl.SSLError, ConnectionError) as error:
         reason = str(getattr(error, "reason", None) or error.strerror).lower().replace("_", " ")
         if isinstance(error, ssl.SSLError) and "alert" not in reason:
             raise FitError(
-                f"--cluster: Expected a scheduler that speaks TLS at {address}, got one that does "
-                f"not ({reason}). Start it with --tls-ca-file, --tls-cert and --tls-key."
+                f"--cluster: the scheduler at {address} does not use TLS ({reason}). "
+                "Start it with --tls-ca-file, --tls-cert and --tls-key."
             ) from error
     raise FitError(
-        f"--tls-cert: Expected a certificate that the scheduler at {address} takes, got its "
-        f"refusal ({reason}). Take a certificate of the cluster's CA."
+        f"--tls-cert: the scheduler at {address} rejected the certificate ({reason}). "
+        "Use a certificate of the cluster's CA."
     )
 
 

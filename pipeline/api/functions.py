@@ -7,15 +7,12 @@ than a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 from warnings import warn
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.api.fitted import Evaluation, FittedModel, LatentCodes
 from pipeline.api.progress_line import show_progress
@@ -28,32 +25,25 @@ from pipeline.data.segments import (
     map_fitted_segments,
 )
 from pipeline.errors import FitError, format_suggestion
-from pipeline.evaluation.evaluate import (
-    EvaluatedModel,
-    describe_likelihood,
-    describe_reconstruction,
-    find_likelihood_measure,
-    score_rows,
-)
+from pipeline.evaluation.evaluate import EvaluatedModel, evaluate_rows, match_segments
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
     NeighbourVote,
     describe_code_quality,
 )
-from pipeline.evaluation.prediction import describe_prediction, find_target_labels, name_categories
+from pipeline.evaluation.prediction import find_target_labels, name_categories
 from pipeline.evaluation.sampled_rows import draw_dataset_rows, draw_labelled_rows
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.executors.threads import make_executor
 from pipeline.fitting.loop import fit_model as fit_model
-from pipeline.inference.transform import Reconstruction, TransformTask
+from pipeline.inference.transform import Reconstruction, TransformTask, transform_rows
 from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
 from pipeline.params import get_named_arrays
-from pipeline.passes.row_ranges import RowRange, count_rows_by_chunk, split_into_ranges
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
 
@@ -66,10 +56,6 @@ __all__ = [
     "fit",
     "transform",
 ]
-
-T = TypeVar("T")
-
-_ROWS_PER_RANGE = 1 << 16
 
 
 def fit(
@@ -228,18 +214,17 @@ def transform(
                 f"reconstruct: Expected 'probabilities', 'bits' or None, got {reconstruct!r}."
             )
         arrays = {name: values for name, (_, values) in get_named_arrays(subject.params).items()}
+        fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)
         work = TransformTask(
             fitted.model,
             lambda: arrays,
             RowRandom(seed),
             rows.read,
-            _find_segment_indices(fitted, dataset),
+            find_segment_indices(fitted_segments, dataset.segment_names),
             "float64",
             reconstruct,
         )
-        runs = split_into_ranges(count_rows_by_chunk(rows, executor), _ROWS_PER_RANGE)
-        parts = list(_iter_with_progress(executor.map(work, runs), runs, told))
-    return LatentCodes({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        return LatentCodes(transform_rows(work, rows, executor, told))
 
 
 def evaluate(
@@ -288,16 +273,13 @@ def evaluate(
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
         rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())
-        measure = find_likelihood_measure(subject, rows.n_features)
         how = (executor, seed, told)
         vote = None if label is None else _draw_vote_rows(dataset, split, fitted_split, label, *how)
         codes = describe_code_quality(
             subject, subject, draw_dataset_rows(rows, MAX_QUERY_ROWS, *how), vote, *how
         )
-        sums = score_rows(subject, measure.name, rows, executor, seed, told)
-    predicted = describe_prediction(labels, sums.values)
-    found = {**describe_likelihood(measure, sums), **describe_reconstruction(sums), **predicted}
-    return Evaluation({**found, **codes})
+        description, _ = evaluate_rows(subject, rows, executor, seed, told)
+    return Evaluation({**description, **codes})
 
 
 def evaluate_likelihood(
@@ -323,9 +305,8 @@ def evaluate_likelihood(
     """
     with _name_in_errors(dataset), show_progress(progress) as told:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
-        measure = find_likelihood_measure(subject, rows.n_features)
-        sums = score_rows(subject, measure.name, rows, executor, seed, told)
-    return Evaluation({**describe_likelihood(measure, sums), **describe_reconstruction(sums)})
+        description, _ = evaluate_rows(subject, rows, executor, seed, told)
+    return Evaluation(description)
 
 
 def _draw_vote_rows(
@@ -376,10 +357,7 @@ def _make_subject(fitted: FittedModel, dataset: Dataset) -> EvaluatedModel:
     known = map_fitted_segments(fitted.params, fitted.segment_names)
     for text in describe_unknown_segments(known, dataset.segment_names):
         warn(text, stacklevel=3)
-    segments = (
-        find_segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
-    )
-    return EvaluatedModel(fitted.model, fitted.params, segments)
+    return match_segments(fitted.model, fitted.params, known, dataset.segment_names)
 
 
 @contextmanager
@@ -392,18 +370,3 @@ def _name_in_errors(
     except FitError as error:
         named = error.with_names(dataset.feature_names, dataset.segment_names)
         raise named.with_parameter_names(argument_names) from error
-
-
-def _iter_with_progress(
-    parts: Iterable[T], runs: Sequence[RowRange], progress: Progress
-) -> Iterator[T]:
-    n_rows = 0
-    for done, (run, part) in enumerate(zip(runs, parts, strict=True), start=1):
-        n_rows += run.stop - run.start
-        progress("transform", done, len(runs), n_rows)
-        yield part
-
-
-def _find_segment_indices(fitted: FittedModel, dataset: Dataset) -> NDArray[np.int64]:
-    known = map_fitted_segments(fitted.params, fitted.segment_names)
-    return find_segment_indices(known, dataset.segment_names)

@@ -7,7 +7,7 @@ features and pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -16,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, pack_block
+from pipeline.data.segments import find_segment_indices
 from pipeline.errors import FitError
-from pipeline.evaluation.prediction import TargetLabels, summarize_predictions
+from pipeline.evaluation.prediction import (
+    TargetLabels,
+    describe_prediction,
+    summarize_predictions,
+)
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.base import Model
@@ -67,6 +72,30 @@ class EvaluatedModel:
     labels: TargetLabels | None = None
 
 
+def match_segments(
+    model: Model,
+    params: Any,
+    fitted_segments: Mapping[str, int],
+    segment_names: Sequence[str],
+    labels: TargetLabels | None = None,
+) -> EvaluatedModel:
+    """Match the segments of a fitted model with those of a dataset, by name.
+
+    Parameters
+    ----------
+    model, params
+        The fitted model.
+    fitted_segments
+        Index of each segment that has its own parameters, by name.
+    segment_names
+        Names of the dataset's segments.
+    labels
+        The labels that the model predicts.
+    """
+    names = segment_names if fitted_segments else ()
+    return EvaluatedModel(model, params, find_segment_indices(fitted_segments, names), labels)
+
+
 class LikelihoodMeasure(NamedTuple):
     """What a model says of the probability of a row.
 
@@ -108,6 +137,36 @@ def find_likelihood_measure(subject: EvaluatedModel, n_features: int) -> Likelih
         else:
             return LikelihoodMeasure(name, tuple(refusals))
     return LikelihoodMeasure(None, tuple(refusals))
+
+
+def evaluate_rows(
+    subject: EvaluatedModel,
+    rows: RowSource,
+    executor: Executor,
+    seed: int,
+    progress: Progress = ignore_progress,
+) -> tuple[dict[str, Any], Sums]:
+    """Describe how well a model fits rows: likelihood, reconstruction and predicted labels.
+
+    Returns
+    -------
+    tuple
+        The description, as of `describe_likelihood`, `describe_reconstruction` and
+        `describe_prediction`; and the sums of `score_rows`.
+
+    Raises
+    ------
+    FitError
+        If there are no rows, or a row's likelihood is not finite.
+    """
+    measure = find_likelihood_measure(subject, rows.n_features)
+    sums = score_rows(subject, measure.name, rows, executor, seed, progress)
+    description = {
+        **describe_likelihood(measure, sums),
+        **describe_reconstruction(sums),
+        **describe_prediction(subject.labels, sums.values),
+    }
+    return description, sums
 
 
 def score_rows(

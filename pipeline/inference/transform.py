@@ -9,9 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, pack_block
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, pack_block
 from pipeline.errors import FitError
+from pipeline.executors.base import Executor
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.executors.progress import Progress
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_reconstruct
 from pipeline.params import params_from_arrays
@@ -19,14 +21,17 @@ from pipeline.passes.row_ranges import (
     ROW,
     ArrayDescriptions,
     RowRange,
+    count_rows_by_chunk,
     fill_places,
     iter_range_rows,
+    split_into_ranges,
 )
 from pipeline.random import RowRandom
 
 Reconstruction = Literal["probabilities", "bits"]
 """What rows are turned back into: P(x = 1 | codes), or whether it is above ½."""
 
+_ROWS_PER_RANGE = 1 << 16
 _CELLS_AT_ONCE = 1 << 18  # seconds of work even where a row takes a millisecond
 
 
@@ -91,6 +96,25 @@ class TransformTask:
             segment = int(self.segments[block.segment])
             for some in iter_portions(len(at), block.n_features):
                 yield replace(block.take_rows(at[some]), segment=segment), places[some]
+
+
+def transform_rows(
+    task: TransformTask, rows: RowSource, executor: Executor, progress: Progress
+) -> dict[str, NDArray[Any]]:
+    """Compute the codes of all rows in memory, in original row order.
+
+    Raises
+    ------
+    FitError
+        If a code is not finite.
+    """
+    ranges = split_into_ranges(count_rows_by_chunk(rows, executor), _ROWS_PER_RANGE)
+    parts, n_rows = [], 0
+    for row_range, part in zip(ranges, executor.map(task, ranges), strict=True):
+        parts.append(part)
+        n_rows += row_range.stop - row_range.start
+        progress("transform", len(parts), len(ranges), n_rows)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def describe_codes(

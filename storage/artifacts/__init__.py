@@ -1,1 +1,1 @@
-"""Fitted models on disk, and the folders that hold them."""
+"""Fitted models on disk, and the folders of runs that contain them."""

@@ -1,4 +1,4 @@
-"""Named arrays with dimensions and a manifest: fitted parameters, statistics, fit states."""
+"""Artifacts: named arrays with dimensions and a manifest, for fitted models and fit states."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 PAIRS_FOLDER = "pairs"
-"""Folder of an artifact's arrays of all pairs of features."""
+"""Folder, inside an artifact, of the arrays over all pairs of features."""
 _CHUNK_BYTES = 32 << 20
 A = TypeVar("A")
 B = TypeVar("B")
@@ -62,7 +62,7 @@ class NamedArray(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
-    """A mapping of named arrays, with `.dims(name)` and `.manifest`; `load_artifact` makes it."""
+    """A mapping from names to arrays, with `.dims(name)` and `.manifest`; see `load_artifact`."""
 
     path: AnyPath
     manifest: Mapping[str, Any]
@@ -70,21 +70,21 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
 
     @cached_property
     def pairs(self) -> Codes | None:
-        """Arrays of all pairs of features of wide data, such as `correlation`; else None.
+        """Arrays over all pairs of features, such as `correlation`; None unless the data are wide.
 
-        They are read when asked for, whole or a strip of features at a time, by `read_chunk`. A
-        row is a feature; what lies left of its strip is 0, and stands in the strips before.
+        Arrays are read on access, as a whole or one strip of features at a time (`read_chunk`). A
+        row is a feature. Entries left of a strip are 0, because earlier strips hold them.
 
         Raises
         ------
         DataError
-            If they are not those of this artifact.
+            If the arrays belong to another artifact.
         """
         if (digest := self.manifest.get("pairs")) is None:
             return None
         pairs = open_codes(self.path / PAIRS_FOLDER, "Fit again.")
         if pairs.manifest["manifest_digest"] != digest:
-            raise DataError(f"{pairs.path}: Expected the pairs of this fit, got others. Fit again.")
+            raise DataError(f"{pairs.path}: the pairs belong to another fit. Fit again.")
         return pairs
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -97,7 +97,7 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
         return len(self._arrays)
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Name the dimensions of an array."""
+        """Return the names of an array's dimensions."""
         return self._arrays[name].dims
 
     def _iter_display_items(self) -> Facts:
@@ -108,7 +108,7 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
         return list_artifact_facts(str(self.path), self.manifest, arrays)
 
     def to_xarray(self) -> xarray.Dataset:
-        """Give all arrays with the names of features and segments."""
+        """Return all arrays, labelled with the names of features and segments."""
         segments = self.manifest.get("segment_names", ())
         if "segments" in self:
             segments = [segments[k] for k in self["segments"].tolist() if 0 <= k < len(segments)]
@@ -124,16 +124,16 @@ def write_artifact(
     Parameters
     ----------
     path
-        Folder; what lies there is replaced.
+        Folder of the artifact; an existing one is replaced.
     arrays
         Named arrays with dimensions.
     manifest
-        What to record beside them, as JSON.
+        Further entries of the manifest, as JSON values.
 
     Raises
     ------
     DataError
-        If an array holds anything but finite numbers.
+        If an array contains values other than finite numbers.
     """
     folder = parse_path(path)
     arrays = {
@@ -144,37 +144,37 @@ def write_artifact(
         delete_tree(folder)
         group = zarr.create_group(to_zarr_store(folder), attributes={"format": ARTIFACT_FORMAT})
         _map_in_threads(lambda item: _write_array(group, item[0], *item[1]), arrays.items())
-    described = {
+    entries = {
         name: {"dims": list(dims), "shape": list(values.shape), "checksum": checksum(values)}
         for name, (dims, values) in arrays.items()
     }
-    body = {"format": ARTIFACT_FORMAT, "format_version": FORMAT_VERSION, "arrays": described}
+    body = {"format": ARTIFACT_FORMAT, "format_version": FORMAT_VERSION, "arrays": entries}
     write_manifest(folder, {**manifest, **body})
     return folder
 
 
 def load_artifact(path: str | AnyPath) -> Artifact:
-    """Load an artifact, or the latest of a folder of runs.
+    """Load an artifact, or the latest one in a folder of runs.
 
     Raises
     ------
     DataError
-        If there is no whole artifact of a known version.
+        If the path holds no complete artifact of a known version.
     """
     folder = _resolve_latest(parse_path(path))
     manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
-    described = manifest["arrays"]
+    entries = manifest["arrays"]
     group = _open_artifact_group(folder)
-    values = _map_in_threads(lambda item: _read_array(folder, group, *item), described.items())
+    values = _map_in_threads(lambda item: _read_array(folder, group, *item), entries.items())
     arrays = {
-        name: NamedArray(tuple(described[name]["dims"]), array)
-        for name, array in zip(described, values, strict=True)
+        name: NamedArray(tuple(entries[name]["dims"]), array)
+        for name, array in zip(entries, values, strict=True)
     }
     return Artifact(folder, manifest, arrays)
 
 
 def _map_in_threads(each: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """Take several arrays at a time: each waits for a store or for its compression."""
+    """Apply a function to items in threads, which overlaps waiting for a store and compression."""
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         return list(pool.map(each, items))
 
@@ -185,7 +185,7 @@ def _resolve_latest(path: AnyPath) -> AnyPath:
         return path
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if name in ("", ".", "..") or "/" in name or not name.isprintable():
-        raise DataError(f"{pointer}: Expected the name of an artifact beside it, got {name!r:.60}.")
+        raise DataError(f"{pointer}: {name!r:.60} is not the name of an artifact in this folder.")
     return path / name
 
 
@@ -213,37 +213,35 @@ def _make_damage_error(folder: AnyPath, what: str, error: Exception) -> DataErro
 
 
 def _read_array(
-    folder: AnyPath, group: zarr.Group, name: str, described: Mapping[str, Any]
+    folder: AnyPath, group: zarr.Group, name: str, entry: Mapping[str, Any]
 ) -> NDArray[Any]:
     try:
-        array = open_checked_array(group, name, described["shape"])
+        array = open_checked_array(group, name, entry["shape"])
         values = np.asarray(array[...])
     except DataError as error:
         raise DataError(f"{folder}: {error} Fit again.") from error
     except Exception as error:
         raise _make_damage_error(folder, name, error) from error
-    if checksum(values) != described["checksum"]:
+    if checksum(values) != entry["checksum"]:
         raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
     return values
 
 
 def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Give an array in the byte order that comes back.
+    """Convert an array to little-endian byte order, as it will be read back.
 
-    Standard errors, whose name ends in `_error`, are not a number where data tell nothing.
+    Standard errors, whose names end in `_error`, may be NaN where the data determine none.
 
     Raises
     ------
     DataError
-        If anything else is not a finite number.
+        If any other value is not a finite number.
     """
     if values.dtype.kind not in "biuf":
-        raise DataError(f"{folder}: {name}: Expected an array of numbers, got {values.dtype}.")
+        raise DataError(f"{folder}: {name} is an array of {values.dtype}, not of numbers.")
     may_lack = np.isnan(values) if name.endswith("_error") else np.False_
     if not (np.isfinite(values) | may_lack).all():
-        raise DataError(
-            f"{folder}: {name}: Expected finite values, got {_format_first_nonfinite(values)}."
-        )
+        raise DataError(f"{folder}: {name} is not finite: {_format_first_nonfinite(values)}.")
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
 
 
@@ -254,12 +252,14 @@ def _format_first_nonfinite(values: NDArray[Any]) -> str:
 
 @dataclass(frozen=True)
 class ArtifactReader:
-    """Gives arrays in any process, which keeps them; small enough to send with every task.
+    """Reads an artifact's arrays in any process and caches them there.
+
+    It is small, so that tasks carry it instead of the arrays.
 
     Attributes
     ----------
     path, digest
-        The artifact, and what it must be.
+        The artifact, and the digest its manifest must have.
     """
 
     path: str
@@ -267,16 +267,16 @@ class ArtifactReader:
 
     @classmethod
     def from_artifact(cls, artifact: Artifact) -> ArtifactReader:
-        """Read this artifact again."""
+        """Make a reader of this artifact."""
         return cls(str(artifact.path.resolve()), artifact.manifest["manifest_digest"])
 
     def __call__(self) -> Mapping[str, NDArray[Any]]:
-        """Give the arrays by name.
+        """Return the arrays by name.
 
         Raises
         ------
         DataError
-            If the artifact is not what it was.
+            If the artifact has changed.
         """
         return _load_cached(self.path, self.digest)
 
@@ -285,7 +285,7 @@ class ArtifactReader:
 def _load_cached(path: str, digest: str) -> Artifact:
     artifact = load_artifact(path)
     if artifact.manifest["manifest_digest"] != digest:
-        raise DataError(f"{path}: Expected the artifact as it was at the start, got another.")
+        raise DataError(f"{path}: the artifact has changed since the start. Run again.")
     return artifact
 
 
@@ -294,7 +294,7 @@ _PACKED_NAME = "packed"
 
 
 class PackedArrays(NamedTuple):
-    """Arrays by name, and what was recorded beside them."""
+    """Arrays by name, and the manifest stored with them."""
 
     arrays: Mapping[str, NDArray[Any]]
     manifest: Mapping[str, Any]
@@ -303,12 +303,12 @@ class PackedArrays(NamedTuple):
 def write_packed(
     folder: AnyPath, arrays: Mapping[str, NDArray[Any]], manifest: Mapping[str, Any]
 ) -> None:
-    """Write arrays that nobody reads by their names in Zarr, the small ones behind each other.
+    """Write an artifact whose small arrays are packed into one, as every array costs milliseconds.
 
     Raises
     ------
     DataError
-        If an array holds anything but finite numbers.
+        If an array contains values other than finite numbers.
     """
     values = {name: np.asarray(a) for name, a in arrays.items()}
     little = (name for name, a in values.items() if a.nbytes <= _MAX_SMALL_BYTES)
@@ -320,27 +320,30 @@ def write_packed(
 
 
 def load_packed(folder: AnyPath) -> PackedArrays:
-    """Load what `write_packed` wrote.
+    """Load an artifact that `write_packed` wrote.
 
     Raises
     ------
     DataError
-        If it is not there, not whole or of an older layout.
+        If it is missing, incomplete or not packed.
     """
-    found = load_artifact(folder)
-    if _PACKED_NAME not in found:
-        raise DataError(f"{folder}: Expected arrays packed in one, got an older layout.")
-    layout = found.manifest.get(_PACKED_NAME, [])
-    if sum(_count_bytes(dtype, shape) for _, dtype, shape in layout) != found[_PACKED_NAME].nbytes:
-        raise DataError(f"{folder}: Expected arrays as long as their layout says, got others.")
-    small = dict(_iter_arrays(found[_PACKED_NAME], layout))
+    artifact = load_artifact(folder)
+    if _PACKED_NAME not in artifact:
+        raise DataError(f"{folder}: the artifact holds no packed arrays.")
+    layout = artifact.manifest.get(_PACKED_NAME, [])
+    if (
+        sum(_count_bytes(dtype, shape) for _, dtype, shape in layout)
+        != artifact[_PACKED_NAME].nbytes
+    ):
+        raise DataError(f"{folder}: the packed arrays are not as long as their layout says.")
+    small = dict(_iter_arrays(artifact[_PACKED_NAME], layout))
     return PackedArrays(
-        {**small, **{n: found[n] for n in found if n != _PACKED_NAME}}, found.manifest
+        {**small, **{n: artifact[n] for n in artifact if n != _PACKED_NAME}}, artifact.manifest
     )
 
 
 def select_prefix(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    """Give the arrays whose names begin so, by the rest of their names."""
+    """Return the arrays whose names start with a prefix, keyed by the rest of the name."""
     names = (name for name in arrays if name.startswith(prefix))
     return {name.removeprefix(prefix): arrays[name] for name in names}
 

@@ -1,4 +1,4 @@
-"""The folder of runs: finished artifacts, work in progress, and which one is the latest."""
+"""The folder of runs: finished artifacts, unfinished work, and a pointer to the latest artifact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.stores.locations import (
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One fit's places within the folder of runs.
+    """The paths of one fit within the folder of runs.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class RunFolder:
     model
         Name of the model.
     fingerprint
-        Digest of everything that decides the result: the same fit, the same fingerprint.
+        Digest of everything that determines the result; equal fits have equal fingerprints.
     """
 
     output: AnyPath
@@ -38,24 +38,24 @@ class RunFolder:
 
     @property
     def work_folder(self) -> AnyPath:
-        """Statistics and states of the unfinished fit."""
+        """Folder for the statistics and states of the unfinished fit."""
         return self.output / ".unfinished" / f"{self.model}-{self.fingerprint[:12]}"
 
     @property
     def states_folder(self) -> AnyPath:
-        """State of the unfinished fit after its last pass."""
+        """Folder for the state of the unfinished fit after its last pass."""
         return self.work_folder / "states"
 
     @contextmanager
     def claim_work(self, resume: bool) -> Iterator[None]:
-        """Claim the work folder; keep what an interrupted fit left there, or start anew.
+        """Lock the work folder; with `resume`, keep what an interrupted fit left there.
 
         Raises
         ------
         DataError
-            If the same fit is running already.
+            If the same fit is already running.
         """
-        made = [
+        new_folders = [
             folder
             for folder in (self.work_folder, *self.work_folder.parents)
             if not folder.exists()
@@ -66,25 +66,25 @@ class RunFolder:
                     clear_folder(self.work_folder)
                 yield
         finally:
-            for folder in made:
-                with suppress(OSError):  # something lies there, to keep or to go on with
+            for folder in new_folders:
+                with suppress(OSError):  # not empty: it holds work to resume
                     folder.rmdir()
 
     def has_states(self) -> bool:
-        """Tell whether the unfinished fit has finished a pass."""
+        """Return whether the unfinished fit has completed a pass."""
         return bool(list_children(self.states_folder))
 
     def delete_work(self) -> None:
-        """Remove the work of a finished fit."""
+        """Delete the work folder of a finished fit."""
         delete_tree(self.work_folder)
-        with suppress(OSError):  # another fit may be at work beside
+        with suppress(OSError):  # another fit may be using it
             self.work_folder.parent.rmdir()
 
     def make_artifact_path(self) -> AnyPath:
-        """Name the artifact after the model and the time."""
+        """Return a path for the artifact, named after the model and the current time."""
         time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
         return self.output / f"{self.model}-{time}"
 
     def set_latest(self, artifact: AnyPath) -> None:
-        """Make an artifact, whole by now, the latest."""
+        """Point `latest` at a complete artifact."""
         write_text(self.output / LATEST_NAME, artifact.name + "\n")

@@ -1,1 +1,1 @@
-"""Latent codes, and other results as long as the data."""
+"""Latent codes, and other results with one entry per row of the data."""

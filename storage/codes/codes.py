@@ -1,4 +1,4 @@
-"""Latent codes of a dataset's rows: named arrays in Zarr, the first axis of each being the row."""
+"""Latent codes: named arrays in Zarr whose first axis is the dataset's row."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from storage.stores.object_store import make_store_error, translate_store_errors
 if TYPE_CHECKING:
     import xarray
 
-_REMEDY = "Run again what wrote them."
+_REMEDY = "Run the command that wrote them again."
 
 
 class CodeArraySpec(NamedTuple):
-    """One array of codes: dimensions and shape of what a single row has, and the type."""
+    """One array of codes: dimensions and shape of the entry of a single row, and the dtype."""
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
@@ -48,18 +48,18 @@ class CodeArraySpec(NamedTuple):
 
 @dataclass(frozen=True)
 class CodesWriter:
-    """Writes runs of rows in any process; small enough to send with every task.
+    """Writes ranges of rows from any process; small enough to send with every task.
 
-    A run is one Zarr chunk of every array, so that no two tasks write to the same one.
+    A range is one Zarr chunk of every array, so that no two tasks write to the same chunk.
 
     Attributes
     ----------
     folder
-        The group.
+        Folder of the Zarr group.
     names
         Names of the arrays, in the order of the checksums.
     n_rows, rows_per_chunk
-        How the rows are cut.
+        Number of rows in total and per range.
     """
 
     folder: str
@@ -68,11 +68,11 @@ class CodesWriter:
     rows_per_chunk: int
 
     def __call__(self, key: int, codes: Mapping[str, NDArray[Any]]) -> list[int]:
-        """Write a run of rows and give the checksum of each array."""
+        """Write a range of rows and return the checksum of each array."""
         return [self.write(name, key, codes[name]) for name in self.names]
 
     def write(self, name: str, key: int, values: NDArray[Any]) -> int:
-        """Write a run of rows of one array and give its checksum."""
+        """Write a range of rows of one array and return its checksum."""
         folder = parse_path(self.folder)
         if values.size:
             with translate_store_errors(folder):
@@ -81,14 +81,14 @@ class CodesWriter:
         return checksum(values)
 
     def has_range(self, key: int, checksums: Sequence[int]) -> bool:
-        """Tell whether a run lies there as it was written."""
+        """Return whether a range is stored with these checksums."""
         if len(checksums) != len(self.names):
             return False
         group = open_group(parse_path(self.folder))
         try:
             for name, recorded in zip(self.names, checksums, strict=True):
-                opened = partial(open_checked_array, group, name)
-                _read_checked_chunk(self.folder, opened, name, key, self._slice_rows(key), recorded)
+                opener = partial(open_checked_array, group, name)
+                _read_checked_chunk(self.folder, opener, name, key, self._slice_rows(key), recorded)
         except StoreUnreachableError:
             raise
         except DataError:
@@ -107,26 +107,26 @@ def create_codes(
     *,
     keep: bool = False,
 ) -> CodesWriter:
-    """Make empty arrays; they become codes by `seal_codes`.
+    """Create empty arrays; `seal_codes` turns them into codes.
 
     Parameters
     ----------
     folder
-        The group's folder.
+        Folder of the Zarr group.
     arrays
-        What each row has.
+        Arrays by name.
     n_rows, rows_per_chunk
-        Number of rows, and of those of a run.
+        Number of rows in total and per range.
     keep
-        Leave the arrays that an interrupted writer of the same codes made.
+        Keep the arrays that an interrupted writer of the same codes created.
     """
-    described = [*_iter_array_specs(arrays, n_rows, rows_per_chunk)]
-    if not (keep and _has_arrays(folder, described)):
+    specs = [*_iter_array_specs(arrays, n_rows, rows_per_chunk)]
+    if not (keep and _has_arrays(folder, specs)):
         with translate_store_errors(folder):
             group = zarr.create_group(
                 to_zarr_store(folder), overwrite=True, attributes={"format": CODES_FORMAT}
             )
-            for spec, shape, chunks in described:
+            for spec, shape, chunks in specs:
                 create_array(group, spec, shape, chunks)
     return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, rows_per_chunk)
 
@@ -134,17 +134,17 @@ def create_codes(
 def _iter_array_specs(
     arrays: Mapping[str, CodeArraySpec], n_rows: int, rows_per_chunk: int
 ) -> Iterator[tuple[ArraySpec, tuple[int, ...], tuple[int, ...]]]:
-    """Describe each array, its shape and that of its chunks."""
+    """Yield each array's specification, shape and chunk shape."""
     for name, (dims, shape, dtype) in arrays.items():
         spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
         yield spec, (n_rows, *shape), (rows_per_chunk, *(max(1, length) for length in shape))
 
 
 def _has_arrays(folder: AnyPath, arrays: Iterable[Any]) -> bool:
-    """Tell whether arrays lie there as they would be made: their descriptions may be damaged."""
+    """Return whether intact arrays of these shapes exist; their metadata may be damaged."""
     try:
         group = open_group(folder)
-        found = [
+        stored = [
             (open_checked_array(group, spec.name, shape), spec, chunks)
             for spec, shape, chunks in arrays
         ]
@@ -152,33 +152,33 @@ def _has_arrays(folder: AnyPath, arrays: Iterable[Any]) -> bool:
         if (unreachable := make_store_error(str(folder), error)) is not None:
             raise unreachable from error
         return False
-    return all((a.chunks, a.dtype) == (chunks, spec.dtype) for a, spec, chunks in found)
+    return all((a.chunks, a.dtype) == (chunks, spec.dtype) for a, spec, chunks in stored)
 
 
 def seal_codes(
     writer: CodesWriter, checksums: Sequence[Sequence[int]], manifest: Mapping[str, Any]
 ) -> None:
-    """Write the manifest that makes the arrays codes.
+    """Write the manifest that turns the arrays into codes.
 
     Parameters
     ----------
     writer
-        What wrote the runs.
+        The writer of all ranges.
     checksums
-        What it gave for each run, in order.
+        The writer's return values, one per range, in order.
     manifest
-        What to record beside them, as JSON.
+        Further entries of the manifest, as JSON values.
     """
     folder = parse_path(writer.folder)
     group = open_group(folder)
     by_array = zip(writer.names, zip(*checksums, strict=True), strict=True)
-    described = {name: _describe_array(group[name], column) for name, column in by_array}
+    entries = {name: _describe_array(group[name], column) for name, column in by_array}
     body = {
         "format": CODES_FORMAT,
         "format_version": FORMAT_VERSION,
         "n_rows": writer.n_rows,
         "rows_per_chunk": writer.rows_per_chunk,
-        "arrays": described,
+        "arrays": entries,
     }
     write_manifest(folder, {**manifest, **body})
 
@@ -194,7 +194,7 @@ def _describe_array(array: Any, checksums: Sequence[int]) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
-    """A mapping of named arrays, each read when asked for; `open_codes` makes it."""
+    """A mapping from names to arrays, each read on access; see `open_codes`."""
 
     path: AnyPath
     manifest: Mapping[str, Any]
@@ -218,30 +218,30 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
 
     @property
     def n_chunks(self) -> int:
-        """Number of runs of rows that `read_chunk` gives."""
+        """Number of ranges that `read_chunk` reads."""
         return -(-self.n_rows // int(self.manifest["rows_per_chunk"]))
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Name the dimensions of an array."""
+        """Return the names of an array's dimensions."""
         return tuple(self.manifest["arrays"][name]["dims"])
 
     def _iter_display_items(self) -> Facts:
         return list_codes_facts(str(self.path), self.manifest)
 
     def read_chunk(self, key: int, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Read a run of rows, of all arrays or those named, and check it against the manifest.
+        """Read a range of rows, of all arrays or the named ones, and check it against the manifest.
 
         Raises
         ------
         DataError
-            If it is missing or damaged.
+            If the range is missing or damaged.
         """
         return {
             name: self._read_array_chunk(name, key) for name in (self if names is None else names)
         }
 
     def to_xarray(self) -> xarray.Dataset:
-        """Give all codes, with the original row of each."""
+        """Return all codes, labelled with the original row numbers."""
         variables = {name: (self.dims(name), self[name]) for name in self if name != "row"}
         rows = self["row"].tolist() if "row" in self else range(self.n_rows)
         names = {"row": rows, "feature": self.manifest.get("feature_names", ())}
@@ -253,26 +253,24 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
         Raises
         ------
         DataError
-            Naming the first chunk that is missing or damaged.
+            If a chunk is missing or damaged; the message names the first one.
         """
         for key in range(self.n_chunks):
             self.read_chunk(key)
 
     def _read_array_chunk(self, name: str, key: int) -> NDArray[Any]:
         rows = _slice_chunk_rows(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
-        opened, checksums = (
-            partial(self._open_array, name),
-            self.manifest["arrays"][name]["checksums"],
-        )
+        opener = partial(self._open_array, name)
+        recorded = self.manifest["arrays"][name]["checksums"][key]
         try:
-            return _read_checked_chunk(str(self.path), opened, name, key, rows, checksums[key])
+            return _read_checked_chunk(str(self.path), opener, name, key, rows, recorded)
         except StoreUnreachableError:
             raise
         except DataError as error:
             raise DataError(f"{self.path}: {error} {self.remedy}") from error
 
     def _open_array(self, name: str) -> Any:
-        """Open an array once: that takes as long as to read a run of it."""
+        """Open an array once: opening takes as long as reading a range."""
         if name not in self._arrays:
             shape = self.manifest["arrays"][name]["shape"]
             self._arrays[name] = open_checked_array(self.group, name, shape)
@@ -284,12 +282,19 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
 
 
 def open_codes(path: str | AnyPath, remedy: str = _REMEDY) -> Codes:
-    """Open codes after checking their manifest; the remedy is what to do where they are damaged.
+    """Open codes after checking their manifest.
+
+    Parameters
+    ----------
+    path
+        Folder of the codes.
+    remedy
+        The advice to add to messages about damage.
 
     Raises
     ------
     DataError
-        If there are no whole codes of a known version.
+        If the path holds no complete codes of a known version.
     """
     folder = parse_path(path)
     manifest = read_manifest(folder, CODES_FORMAT, FORMAT_VERSION)
@@ -297,9 +302,7 @@ def open_codes(path: str | AnyPath, remedy: str = _REMEDY) -> Codes:
         group = open_group(folder)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        damaged = DataError(
-            f"{folder}: Expected whole codes, got damaged ones ({reason}). {remedy}"
-        )
+        damaged = DataError(f"{folder}: the codes are damaged ({reason}). {remedy}")
         raise make_store_error(str(folder), error) or damaged from error
     return Codes(folder, manifest, group, remedy)
 
@@ -309,11 +312,11 @@ def _slice_chunk_rows(key: int, rows_per_chunk: int, n_rows: int) -> slice:
 
 
 def _read_checked_chunk(
-    folder: str, opened: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
+    folder: str, opener: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
 ) -> NDArray[Any]:
-    """Read a run of one array; Zarr reads a missing chunk as zeros, so look for it too."""
+    """Read a range of one array and check that it exists: Zarr reads a missing chunk as zeros."""
     try:
-        array = opened()
+        array = opener()
         values = np.asarray(array[rows])
     except DataError:
         raise

@@ -1,4 +1,4 @@
-"""Codes on their way to a path: they appear there once they are whole."""
+"""Resumable results with one entry per row: a record of finished ranges, and unpublished codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _RANGES_PER_PAGE = 64
 
 @dataclass(frozen=True)
 class ResumableResults:
-    """A folder of arrays and of notes, which of their runs of rows are done.
+    """A folder with arrays and a record of the ranges of rows that are finished.
+
+    Tasks write ranges in order. The arrays become codes once their manifest is written.
 
     Attributes
     ----------
@@ -37,28 +39,28 @@ class ResumableResults:
 
     @property
     def codes_folder(self) -> AnyPath:
-        """The arrays."""
+        """Folder of the arrays."""
         return self.folder / "codes"
 
     def read_finished(self) -> list[list[int]]:
-        """Give the checksums of the runs that are done: the first so many.
+        """Return the checksums of the finished ranges, from the first range on.
 
-        Those on a page that is damaged, and after it, count as not done.
+        Ranges recorded on a damaged page, or on a later page, count as unfinished.
         """
         done: list[list[int]] = []
         for page in list_children(self.folder / "finished"):
-            if page.suffix == ".partial":  # what a killed writer left
+            if page.suffix == ".partial":  # left by a killed writer
                 continue
-            noted = _read_page(page)
-            if not noted or page.name != _format_page_name(len(done)):
+            checksums_on_page = _read_page(page)
+            if not checksums_on_page or page.name != _format_page_name(len(done)):
                 break
-            done += noted
+            done += checksums_on_page
         return done
 
     def record_finished(self, finished: Sequence[Sequence[int]]) -> None:
-        """Note the last of the runs that are done, given the checksums of all of them.
+        """Record finished ranges, given the checksums of all of them.
 
-        They are noted on pages, of which the last one is written again.
+        The record is split into pages, so that only the last page is rewritten.
         """
         first = (len(finished) - 1) // _RANGES_PER_PAGE * _RANGES_PER_PAGE
         page = self.folder / "finished" / _format_page_name(first)
@@ -67,29 +69,33 @@ class ResumableResults:
 
 
 def _format_page_name(first: int) -> str:
-    """Name the page that begins with a run."""
+    """Return the name of the page that starts at a range."""
     return f"{first:09d}"
 
 
 def _read_page(page: AnyPath) -> list[list[int]]:
-    """Read a page; nothing where it is damaged."""
+    """Read a page; a damaged one is empty."""
     try:
-        noted = json.loads(page.read_text(encoding="utf-8"))
-        return [[operator.index(checksum) for checksum in checksums] for checksums in noted]
+        checksums_on_page = json.loads(page.read_text(encoding="utf-8"))
+        return [
+            [operator.index(checksum) for checksum in checksums] for checksums in checksums_on_page
+        ]
     except (ValueError, TypeError):
         return []
 
 
 @dataclass(frozen=True)
 class UnfinishedCodes:
-    """A folder beside the path, kept when a transform is interrupted.
+    """Codes in progress, in a hidden folder next to their final path.
+
+    The folder survives an interruption.
 
     Attributes
     ----------
     target
-        Where the codes shall lie.
+        Final path of the codes.
     fingerprint
-        Digest of everything that decides them: the same transform, the same fingerprint.
+        Digest of everything that determines the codes; equal transforms have equal fingerprints.
     """
 
     target: AnyPath
@@ -97,26 +103,26 @@ class UnfinishedCodes:
 
     @property
     def folder(self) -> AnyPath:
-        """All that is unfinished."""
+        """The hidden folder."""
         return self.target.with_name(f".{self.target.name}.unfinished")
 
     @property
     def results(self) -> ResumableResults:
-        """The arrays, and which of their runs are done."""
+        """The arrays and the record of their finished ranges."""
         return ResumableResults(self.folder)
 
     @contextmanager
     def claim_work(self, resume: bool) -> Iterator[None]:
-        """Claim the folder; keep what the same transform left there, or start anew.
+        """Lock the folder; with `resume`, keep what the same transform left there.
 
-        An error before the first run of rows is done leaves nothing behind.
+        An error before the first range is finished leaves nothing behind.
 
         Raises
         ------
         DataError
             If another process is writing there.
         """
-        made = [folder for folder in self.folder.parents if not folder.exists()]
+        new_folders = [folder for folder in self.folder.parents if not folder.exists()]
         try:
             with lock_folder(self.folder):
                 self._prepare_folder(resume)
@@ -126,8 +132,8 @@ class UnfinishedCodes:
                     if not self.results.read_finished():
                         delete_tree(self.folder)
         finally:
-            for folder in made:
-                with suppress(OSError):  # something lies there
+            for folder in new_folders:
+                with suppress(OSError):  # not empty
                     folder.rmdir()
 
     def _prepare_folder(self, resume: bool) -> None:
@@ -139,11 +145,11 @@ class UnfinishedCodes:
             write_text(mark, self.fingerprint)
 
     def publish(self, overwrite: bool) -> None:
-        """Put the codes, sealed by now, in their place."""
+        """Move the sealed codes to their final path."""
         check_target_folder(self.target, CODES_FORMAT, overwrite)
         replace_folder(self.results.codes_folder, self.target)
         self.discard()
 
     def discard(self) -> None:
-        """Delete all that is unfinished, once nothing needs it any more."""
+        """Delete the hidden folder."""
         delete_tree(self.folder)

@@ -1,4 +1,4 @@
-"""Takes batches of rows and writes them as chunks, then the tables and the manifest."""
+"""Collects batches of rows and writes them as chunks, then the tables and the manifest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from storage.stores.locations import AnyPath, checksum
 
 @dataclass
 class PendingRows:
-    """Row-packed rows that wait for their chunk."""
+    """Bit-packed rows, in arrival order, that wait for their chunk to fill up."""
 
     values: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
@@ -51,14 +51,14 @@ class PendingRows:
         return len(self.values)
 
     def slice_rows(self, rows: slice) -> PendingRows:
-        """Cut out consecutive rows."""
+        """Return a range of the rows."""
         observed = None if self.observed is None else self.observed[rows]
         columns = {name: values[rows] for name, values in self.columns.items()}
         return PendingRows(self.values[rows], observed, self.segments[rows], columns)
 
 
 def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
-    """Put parts one behind the other."""
+    """Concatenate pending rows."""
     if len(parts) == 1:
         return parts[0]
     observed = None
@@ -72,7 +72,7 @@ def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
 
 
 def count_fitting_rows(segments: NDArray[np.int32], n_words: int) -> int:
-    """Count the leading rows whose blocks, each from a word boundary, fit into a chunk."""
+    """Count the leading rows that fit into a chunk when every block starts on a word boundary."""
     segments = segments[: 64 * n_words]
     opens_word = _rank_within_segments(segments) % 64 == 0
     return int(np.searchsorted(np.cumsum(opens_word), n_words, side="right"))
@@ -87,7 +87,7 @@ def _rank_within_segments(segments: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def lay_out_blocks(segments: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Lay out segments in index order: (segment, first word, number of rows) each."""
+    """Place segments in index order: (segment, first word, number of rows) per block."""
     names, sizes = np.unique(segments, return_counts=True)
     n_words = -(-sizes // 64)
     return np.column_stack([names, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
@@ -98,7 +98,7 @@ _MAX_INT64 = np.iinfo(np.int64).max
 
 
 class RowBatch(Protocol):
-    """What the writer needs of a batch: `storage.sources.SourceBatch` is one."""
+    """A batch of rows to write, such as `storage.sources.SourceBatch`."""
 
     @property
     def X(self) -> NDArray[np.uint8]:
@@ -106,7 +106,7 @@ class RowBatch(Protocol):
 
     @property
     def observed(self) -> NDArray[np.uint8] | None:
-        """Mask of the same shape."""
+        """Mask of the same shape, 1 = observed; None if all are observed."""
 
     @property
     def columns(self) -> Mapping[str, NDArray[Any]]:
@@ -115,7 +115,7 @@ class RowBatch(Protocol):
 
 @dataclass
 class DatasetWriter:
-    """Takes batches and writes full chunks as they come."""
+    """Collects batches and writes every chunk as soon as it is full."""
 
     folder: AnyPath
     group: zarr.Group
@@ -143,19 +143,19 @@ class DatasetWriter:
         batch
             The rows.
         segments
-            Name of each row's segment, (n_rows,); None puts all in one.
+            Segment name of each row, (n_rows,); None puts all rows into one segment.
 
         Raises
         ------
         DataError
-            If the batch has another number of features, or a per-row column changes its type.
+            If the number of features differs from earlier batches, or a column changes its type.
         """
         if not len(batch.X):
             return
         if batch.X.shape[1] != len(self.feature_names):
             raise DataError(
-                f"Expected {len(self.feature_names)} features in every batch, "
-                f"got {batch.X.shape[1]}. Check the sources."
+                f"A batch has {batch.X.shape[1]} features, but earlier ones have "
+                f"{len(self.feature_names)}. Check the sources."
             )
         values, observed = pack_rows(batch.X), None
         if batch.observed is not None and not batch.observed.all():
@@ -173,12 +173,12 @@ class DatasetWriter:
             self._write_full_chunks()
 
     def finish(self) -> BinaryDataset:
-        """Write what waits, the tables and the manifest, and open the result.
+        """Write the pending rows, the tables and the manifest, and open the dataset.
 
         Raises
         ------
         DataError
-            If there are no rows, or one alone.
+            If there are fewer than two rows.
         """
         if self._pending:
             self._write_full_chunks()
@@ -206,24 +206,24 @@ class DatasetWriter:
         return encode_texts(segments, self.segments)
 
     def _encode_column(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Store whole numbers as int64, numbers as float64, all else as codes of texts."""
+        """Encode integers as int64, floats as float64, and everything else as codes of texts."""
         spec = self.columns[name]
         kind = {"b": "int", "i": "int", "u": "int", "f": "float"}.get(values.dtype.kind, "category")
-        # A split is named by text, also where a source numbers it.
-        wanted = spec.setdefault("kind", "category" if name == "split" else kind)
-        if wanted == "category":
+        # Splits are named by text, even if a source numbers them.
+        expected = spec.setdefault("kind", "category" if name == "split" else kind)
+        if expected == "category":
             return self._get_levels_writer(name).encode(values)
-        if kind != wanted and (kind, wanted) != ("int", "float"):
+        if kind != expected and (kind, expected) != ("int", "float"):
             raise DataError(
-                f"column {name!r}: Expected {wanted} values as in the first rows, got {kind}. "
-                "Give the column one type in every source."
+                f"Column {name!r} has {kind} values, but {expected} values in the first rows. "
+                "Give the column the same type in every source."
             )
-        if wanted == "int" and (values > _MAX_INT64).any():
+        if expected == "int" and (values > _MAX_INT64).any():
             raise DataError(
-                f"column {name!r}: Expected whole numbers up to {_MAX_INT64}, "
-                f"got {values.max()}. Write the column as text."
+                f"Column {name!r} contains {values.max()}, but integers may be at most "
+                f"{_MAX_INT64}. Write the column as text."
             )
-        return values.astype(np.int64 if wanted == "int" else np.float64)
+        return values.astype(np.int64 if expected == "int" else np.float64)
 
     def _get_levels_writer(self, name: str) -> LevelsWriter:
         if name not in self.levels:
@@ -263,7 +263,7 @@ class DatasetWriter:
     def _lay_out_mask(
         self, rows: PendingRows, order: NDArray[np.int64], slots: NDArray[np.int64]
     ) -> NDArray[np.uint8] | None:
-        """Place the mask, or None when this chunk has no missing value, wherever its batch has."""
+        """Place the mask; return None if this chunk has no missing value."""
         if rows.observed is None:
             return None
         mask = self._lay_out_bits(rows.observed[order], slots)
@@ -298,8 +298,8 @@ class DatasetWriter:
 
     def _open_array(self, name: str, lead: tuple[int, ...], width: int) -> Any:
         if format_array_path(name) in self.group:
-            found = open_checked_array(self.group, format_array_path(name))
-            return found.with_config({"write_empty_chunks": True})
+            array = open_checked_array(self.group, format_array_path(name))
+            return array.with_config({"write_empty_chunks": True})
         known = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
         spec = known.get(name) or make_column_spec(
             name.removeprefix("columns/"), self.columns[name.removeprefix("columns/")]["kind"]
@@ -308,12 +308,12 @@ class DatasetWriter:
 
     def _check_row_count(self) -> None:
         if not self._chunks:
-            raise DataError("Expected at least one row, got none. Check the sources.")
+            raise DataError("The sources contain no rows.")
         if self.n_rows < 2:
-            raise DataError("Expected at least 2 rows, got 1. Check the sources.")
+            raise DataError("The sources contain only one row; a dataset needs at least two.")
 
     def _build_table(self, spec: ArraySpec) -> NDArray[np.int64]:
-        """The whole of a table: what the base has, then what was added."""
+        """Return a whole table: the rows of the base dataset, then the added ones."""
         added = {
             CHUNKS.name: self._chunks,
             BLOCKS.name: self._blocks,
@@ -334,19 +334,19 @@ class DatasetWriter:
                 create_array(self.group, spec, table.shape, (rows, table.shape[1]))
             array: Any = self.group[spec.name]
             array.resize(table.shape)
-            # Rows that the old manifest counts keep their values, so it stays true until replaced.
+            # Rows counted by the old manifest keep their values: it stays valid until replaced.
             array[:] = table
 
     def _build_manifest(self) -> dict[str, Any]:
         tables = {spec.name: self._build_table(spec) for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS)}
-        described = {
+        content = {
             "feature_names": list(self.feature_names),
             "segment_names": list(self.segments),
             "words_per_chunk": self.words_per_chunk,
             "columns": self.columns,
             "n_rows": self.n_rows,
         }
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         for table in tables.values():
             digest.update(table.tobytes())
         return {
@@ -359,12 +359,12 @@ class DatasetWriter:
             "tables": {name: checksum(table) for name, table in tables.items()},
             "ingest": dict(self.ingest),
             "attributes": dict(self.attributes),
-            **described,
+            **content,
         }
 
 
 def resize_arrays(group: zarr.Group, names: Sequence[str], n_chunks: int) -> None:
-    """Give all arrays with data of chunks the same length; chunks beyond it are deleted."""
+    """Resize all arrays to this number of chunks; later chunks are deleted."""
     for name in names:
         if format_array_path(name) in group:
             array: Any = group[format_array_path(name)]

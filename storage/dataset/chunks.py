@@ -1,4 +1,7 @@
-"""A chunk of a dataset, as it is read at once."""
+"""A chunk of a dataset in memory: its fields, its bits, and a cache of chunks per process.
+
+Bits are in little order throughout: sample r of a feature is bit r % 8 of byte r // 8.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,15 @@ class Chunk:
     words
         Packed values, (n_features, n_words); padding bits are 0.
     observed
-        Packed mask of the same shape, or None when every value is there.
+        Packed mask of the same shape, 1 = observed; None if all values are observed.
     blocks
-        One row a segment, (n_blocks, 3): segment, first word, number of rows.
+        Segment, first word and number of rows of each block, (n_blocks, 3).
     rows
-        Original row of every stored row, (n_rows,), padding left out.
+        Original row number of each stored row, (n_rows,), without padding.
     columns
-        Per-row columns asked for, each (n_rows,) in stored order.
+        The requested per-row columns, each (n_rows,) in stored order.
     keep
-        Rows of the split asked for, (n_rows,), or None for all.
+        Whether each row belongs to the requested split, (n_rows,); None if all rows do.
     """
 
     key: int
@@ -49,19 +52,19 @@ class Chunk:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         arrays = (self.words, self.observed, self.blocks, self.rows, self.keep)
-        held = [array for array in (*arrays, *self.columns.values()) if array is not None]
-        return sum(array.nbytes for array in held)
+        present = [array for array in (*arrays, *self.columns.values()) if array is not None]
+        return sum(array.nbytes for array in present)
 
 
 def mark_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
-    """Give the columns of a chunk with -1 for the codes of empty texts."""
+    """Return the chunk with code -1 for empty texts, which stand for missing values."""
     coded = {name: a for name, a in chunk.columns.items() if name in levels}
     marked = {name: levels[name].mark_missing(codes) for name, codes in coded.items()}
     return replace(chunk, columns={**chunk.columns, **marked})
 
 
 def make_empty_chunk(key: int) -> Chunk:
-    """Stand in for a chunk that is not read."""
+    """Return a chunk without rows, in place of a skipped one."""
     words, rows = np.empty((0, 0), np.uint64), np.empty(0, np.int64)
     return Chunk(key, words, None, np.empty((0, 3), np.int64), rows, {}, None)
 
@@ -109,11 +112,11 @@ def _transpose_part(rows: Bytes) -> Bytes:
 
 
 class HasNbytes(Protocol):
-    """Anything that knows its size in memory."""
+    """An object with a known size in memory."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
 
 
 S = TypeVar("S", bound=HasNbytes)
@@ -124,25 +127,25 @@ _lock = Lock()
 
 
 def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], S]) -> S:
-    """Give a chunk from memory, or read it and keep it if there is room.
+    """Return a chunk from the cache, or read it and cache it if there is room.
 
-    Chunks of other rows make room, the oldest first; those of the same rows do not, since a pass
-    that goes round would find each chunk gone just before its turn.
+    Chunks of other rows make room, oldest first. Chunks of the same rows do not: a pass in cycles
+    would evict every chunk just before its next use.
 
     Parameters
     ----------
     rows
-        What the chunk is a part of.
+        Identifies the rows that the chunk is part of: dataset, split and columns.
     key
         Index of the chunk.
     memory
-        Bytes that all chunks kept may take.
+        Maximum size of all cached chunks, in bytes.
     read
         Reads the chunk.
     """
-    found = _cache.get((rows, key))
-    if found is not None:
-        return found  # type: ignore[return-value]
+    cached = _cache.get((rows, key))
+    if cached is not None:
+        return cached  # type: ignore[return-value]
     chunk = read()
     with _lock:
         if _evict_other_chunks(rows, memory - chunk.nbytes):
@@ -151,13 +154,13 @@ def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], 
 
 
 def clear_chunk_cache() -> None:
-    """Drop all that this process has kept."""
+    """Empty this process's cache."""
     with _lock:
         _cache.clear()
 
 
 def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
-    """Drop chunks of other rows until those kept take no more than this, if that can be."""
+    """Evict chunks of other rows to get below `memory` bytes; return whether that is possible."""
     own = sum(chunk.nbytes for place, chunk in _cache.items() if place[0] == rows)
     if own > memory:
         return False
@@ -168,5 +171,5 @@ def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
 
 
 def list_occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """List the slots of a chunk that hold rows, given its (segment, first_word, n_rows) blocks."""
+    """Return the slots of a chunk that hold rows; blocks are (segment, first word, n_rows)."""
     return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])

@@ -1,4 +1,4 @@
-"""A bit-packed binary dataset: open it, read a chunk, verify it."""
+"""A bit-packed binary dataset: open it, read its chunks, verify it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, repr=False)
 class BinaryDataset(StorageReprMixin):
-    """An opened dataset; `open_dataset` makes it."""
+    """An opened dataset; see `open_dataset`."""
 
     path: AnyPath
     manifest: Mapping[str, Any]
@@ -99,12 +99,12 @@ class BinaryDataset(StorageReprMixin):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of names, layout and chunk checksums: equal digest, equal data."""
+        """SHA-256 of names, layout and chunk checksums: equal digests mean equal data."""
         return str(self.manifest["digest"])
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What is known of the data beside the data, such as the truth of simulated ones."""
+        """Facts about the data, such as the true parameters of simulated data."""
         return dict(self.manifest.get("attributes", {}))
 
     @property
@@ -114,10 +114,10 @@ class BinaryDataset(StorageReprMixin):
 
     @cached_property
     def levels(self) -> Mapping[str, Levels]:
-        """Texts of those per-row columns that hold codes of texts."""
+        """The texts of the per-row columns that store codes of texts, by column."""
         kinds = self.manifest["columns"].items()
-        coded = {name: about for name, about in kinds if about["kind"] == "category"}
-        return {name: Levels(self.path, self.group, name, coded[name]) for name in coded}
+        pages = {name: entry["levels"] for name, entry in kinds if entry["kind"] == "category"}
+        return {name: Levels(self.path, self.group, name, pages[name]) for name in pages}
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class BinaryDataset(StorageReprMixin):
         return tuple(self.levels.get("split", ()))
 
     def decode_texts(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Give values of a per-row column as they were ingested: codes as their texts."""
+        """Return values of a per-row column as ingested: codes become their texts."""
         return self.levels[name].decode(values) if name in self.levels else values
 
     def _iter_display_items(self) -> Facts:
@@ -145,14 +145,14 @@ class BinaryDataset(StorageReprMixin):
         key
             Index of the chunk.
         split
-            Mark the rows whose `split` column has this value as those to keep.
+            Split whose rows `Chunk.keep` marks.
         columns
-            Per-row columns to read along.
+            Per-row columns to read.
 
         Raises
         ------
         DataError
-            If the chunk is missing or damaged, or the split or a column unknown.
+            If the chunk is missing or damaged, or the split or a column is unknown.
         """
         n_words = int(self.chunks[key, 2])
         blocks = self._find_blocks(key)
@@ -172,7 +172,7 @@ class BinaryDataset(StorageReprMixin):
         return self.blocks[first:last, 1:]
 
     def read_row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
-        """Read segments and per-row columns of a chunk in the original row order, and no bits."""
+        """Read segments and per-row columns of a chunk in original row order, without its bits."""
         n_words, blocks = int(self.chunks[key, 2]), self._find_blocks(key)
         slots = list_occupied_slots(blocks)
         at = np.empty_like(slots)
@@ -181,23 +181,23 @@ class BinaryDataset(StorageReprMixin):
         return np.repeat(blocks[:, 0], blocks[:, 2])[at], columns
 
     def column(self, name: str) -> Array:
-        """Read a per-row column in the original row order."""
+        """Read a per-row column in original row order, (n_rows,)."""
         values = np.concatenate(
             [self.read_row_labels(k, [name])[1][name] for k in range(self.n_chunks)]
         )
         return self.decode_texts(name, values).astype(str) if name in self.levels else values
 
     def segments(self) -> NDArray[Any]:
-        """Name the segment of every row, (n_rows,), in the original row order."""
+        """Return the segment name of every row in original row order, (n_rows,)."""
         codes = np.concatenate([self.read_row_labels(key, [])[0] for key in range(self.n_chunks)])
         return np.asarray(np.array(self.segment_names)[codes], str)
 
     def ones(self) -> NDArray[np.int64]:
-        """Read the number of ones of every feature in every chunk, (n_chunks, n_features)."""
+        """Read the number of ones per chunk and feature, (n_chunks, n_features)."""
         return read_table(self.path, self.manifest, self.group, "ones")
 
     def to_xarray(self) -> xarray.Dataset:
-        """Give lazily unpacked `values` and `observed`, and the segment and columns of each row."""
+        """Return `values` and `observed` as lazy arrays, with segments and per-row columns."""
         bits = {name: self.to_dask(name) for name in ("values", "observed")}
         columns = {name: self.column(name) for name in self.column_names}
         names = {"feature": self.feature_names}
@@ -211,12 +211,12 @@ class BinaryDataset(StorageReprMixin):
         skipped: Sequence[int] = (),
         columns: tuple[str, ...] = (),
     ) -> ChunkReader:
-        """Give what reads chunks in any process; see `ChunkReader`."""
+        """Return a `ChunkReader` of this dataset, which works in any process."""
         path = str(self.path.resolve())
         return ChunkReader(path, self.digest, split, columns, memory, frozenset(skipped))
 
     def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Unpack a chunk to values and mask, (n_rows, n_features) each, in original row order."""
+        """Unpack a chunk to values and mask, each (n_rows, n_features), in original row order."""
         chunk = self.read_chunk(key)
         slots, at = list_occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
         X = np.empty((len(at), self.n_features), np.uint8)
@@ -227,7 +227,7 @@ class BinaryDataset(StorageReprMixin):
         return X, observed
 
     def to_dask(self, name: str = "values") -> dask.array.Array:
-        """Give lazily unpacked `values` or `observed`: (n_rows, n_features), original order."""
+        """Return `values` or `observed` as a lazy array, (n_rows, n_features), in row order."""
         import dask
         import dask.array
 
@@ -249,14 +249,17 @@ class BinaryDataset(StorageReprMixin):
         Raises
         ------
         DataError
-            Naming the first chunk that is missing, damaged or does not add up.
+            If a chunk is missing, damaged or inconsistent; the message names the first one.
         """
         recorded = self.ones()
         for key in range(self.n_chunks):
             chunk = self.read_chunk(key, columns=self.column_names)
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
             if not np.array_equal(ones, recorded[key]):
-                raise DataError(f"{self.path}: chunk {key}: Expected the recorded ones a feature.")
+                raise DataError(
+                    f"{self.path}: chunk {key}: the counts of ones per feature do not match the "
+                    "recorded counts. Ingest the dataset again."
+                )
         for levels in self.levels.values():
             deque(levels, maxlen=0)
 
@@ -280,18 +283,12 @@ class BinaryDataset(StorageReprMixin):
         return self._read_slots("order", key, n_words)[slots].astype(np.int64)
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse names that no per-row column has.
-
-        Raises
-        ------
-        DataError
-            Naming the first, and the columns that there are.
-        """
+        """Raise `DataError` if there is no per-row column of one of these names."""
         for name in names:
             if name not in self.column_names:
                 have = ", ".join(self.column_names) or "none"
                 raise DataError(
-                    f"{self.path}: Expected a per-row column, got {name!r}. It has: {have}."
+                    f"{self.path}: there is no per-row column {name!r}. It has: {have}."
                 )
 
     def _read_column_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
@@ -303,26 +300,17 @@ class BinaryDataset(StorageReprMixin):
         return np.asarray(self._read_column_slots("split", key, n_words) == code, np.bool_)
 
     def find_split_code(self, split: str) -> int:
-        """Give the code of a split.
-
-        Raises
-        ------
-        DataError
-            If the dataset has no such split.
-        """
+        """Return the code of a split; raise `DataError` if there is no such split."""
         if split not in self.splits:
             have = ", ".join(self.splits) or "none"
-            raise DataError(
-                f"{self.path}: {{split}}: Expected a split of the dataset, got {split!r}. "
-                f"It has: {have}."
-            )
+            raise DataError(f"{self.path}: {{split}}: there is no split {split!r}. It has: {have}.")
         return self.splits.index(split)
 
     def _get_checksum(self, name: str, key: int) -> int:
         return int(self.checksums[key, self.manifest["stored"].index(name)])
 
     def open_array(self, name: str) -> Any:
-        """Open an array of `stored` once: its description is an object of its own."""
+        """Open an array listed in `stored`, once: its metadata are a separate object."""
         if name not in self._arrays:
             array = open_checked_array(self.group, format_array_path(name))
             check_chunk_shape(name, array, self.manifest)
@@ -334,15 +322,15 @@ class BinaryDataset(StorageReprMixin):
         return {}
 
     def _read_checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
-        """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
+        """Read a chunk of one array and check that it exists: Zarr reads a missing one as zeros."""
         try:
             array = self.open_array(name)
             values = np.ascontiguousarray(array[where])
         except DataError as error:
             raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
         except Exception as error:
-            found = make_store_error(str(self.path), error)
-            raise found or make_unreadable_error(
+            store_error = make_store_error(str(self.path), error)
+            raise store_error or make_unreadable_error(
                 f"{self.path}: {name}: chunk {key}", error
             ) from error
         at = (0, key) if array.ndim == 2 else (key,)
@@ -361,7 +349,7 @@ def open_dataset(path: str | AnyPath) -> BinaryDataset:
     Raises
     ------
     DataError
-        If there is no whole dataset of a known version.
+        If the path holds no complete dataset of a known version.
     """
     folder = parse_path(path)
     manifest = read_manifest(folder, DATASET_FORMAT, DATASET_VERSION)
@@ -382,13 +370,13 @@ class ChunkReader:
     Attributes
     ----------
     path, digest
-        The dataset, and what it must be.
+        The dataset, and the digest it must have.
     split, columns
-        As for `BinaryDataset.read_chunk`; texts that are empty, as missing ones are kept, are -1.
+        As for `BinaryDataset.read_chunk`; the code of an empty text, which means missing, is -1.
     memory
-        Bytes of chunks that a process keeps, so that they are read once.
+        Maximum size of the chunks that a process caches, in bytes.
     skipped
-        Chunks that are not read, and given without rows.
+        Chunks to replace by empty ones.
     """
 
     path: str
@@ -399,14 +387,14 @@ class ChunkReader:
     skipped: frozenset[int] = frozenset()
 
     def __call__(self, key: int) -> Chunk:
-        """Read a chunk, unless it was kept."""
+        """Return a chunk, from the cache if possible."""
         if key in self.skipped:
             return make_empty_chunk(key)
         rows = (self.path, self.digest, self.split, self.columns)
         return get_or_read_chunk(rows, key, self.memory, lambda: self._read(key))
 
     def is_readable(self, key: int) -> bool:
-        """Tell whether a chunk can be read; what keeps it from being read otherwise is raised."""
+        """Return whether a chunk is intact; errors other than damage are raised."""
         try:
             self(key)
         except DamagedChunkError:
@@ -422,7 +410,7 @@ class ChunkReader:
 def _open_cached(path: str, digest: str) -> BinaryDataset:
     dataset = open_dataset(path)
     if dataset.digest != digest:
-        raise DataError(f"{path}: Expected the dataset as it was at the start, got a changed one.")
+        raise DataError(f"{path}: the dataset has changed since the start. Run again.")
     return dataset
 
 

@@ -1,4 +1,4 @@
-"""The tables of a dataset, each read and checked as a whole."""
+"""The tables of a dataset: read each as a whole and check it against the manifest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storage.stores.object_store import make_store_error
 
 
 def make_unreadable_error(what: str, error: Exception) -> DataError:
-    """Tell damage from a machine that is short of something, or may not read."""
+    """Return a damage error, or a plain one if the machine lacks memory, disk or permission."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, OSError | MemoryError):
         return DataError(f"{what} cannot be read ({reason}).")
@@ -24,11 +24,10 @@ def make_unreadable_error(what: str, error: Exception) -> DataError:
 
 
 def make_damaged_dataset_error(folder: AnyPath, error: Exception) -> DataError:
-    """Say that a dataset cannot be opened, or that its store does not answer."""
+    """Return the error for a dataset that cannot be opened, or whose store does not answer."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return make_store_error(str(folder), error) or DataError(
-        f"{folder}: Expected a whole dataset, got a damaged one ({reason}). "
-        "Ingest the dataset again."
+        f"{folder}: the dataset is damaged ({reason}). Ingest the dataset again."
     )
 
 
@@ -38,12 +37,12 @@ TableArray = NDArray[np.int64]
 def read_table(
     folder: AnyPath, manifest: Mapping[str, Any], group: zarr.Group, name: str
 ) -> TableArray:
-    """Read as much of a table as the manifest counts.
+    """Read the rows of a table that the manifest counts.
 
     Raises
     ------
     DataError
-        If it is missing or damaged, or not that of the manifest.
+        If the table is missing, damaged or does not match the manifest.
     """
     try:
         table = open_checked_array(group, name)
@@ -54,13 +53,12 @@ def read_table(
         raise make_damaged_dataset_error(folder, error) from error
     if checksum(values) != manifest["tables"][name]:
         raise DataError(
-            f"{folder}: {name}: Expected the table of the manifest, got another. "
-            "Ingest the dataset again."
+            f"{folder}: the table {name} does not match the manifest. Ingest the dataset again."
         )
     if name == "ones" and values.shape[1] != len(manifest["feature_names"]):
         raise DataError(
-            f"{folder}: Expected names of {values.shape[1]} features, got "
-            f"{len(manifest['feature_names'])}. Ingest the dataset again."
+            f"{folder}: the manifest names {len(manifest['feature_names'])} features, but there "
+            f"are {values.shape[1]}. Ingest the dataset again."
         )
     return values
 
@@ -72,17 +70,11 @@ def check_tables(
     blocks: TableArray,
     checksums: TableArray,
 ) -> None:
-    """Refuse tables that disagree with each other or with the manifest.
-
-    Raises
-    ------
-    DataError
-        Saying what does not agree.
-    """
+    """Raise `DataError` if the tables contradict each other or the manifest."""
     for expected, agrees in _iter_table_checks(manifest, chunks, blocks, checksums):
         if not agrees:
             raise DataError(
-                f"{folder}: Expected {expected}, got others. The manifest is not of these tables. "
+                f"{folder}: the tables do not match the manifest, which implies {expected}. "
                 "Ingest the dataset again."
             )
 
@@ -96,8 +88,10 @@ def _iter_table_checks(
     yield f"{manifest['n_blocks']} blocks", blocks.shape == (manifest["n_blocks"], 4)
     yield f"checksums of {n_stored} arrays", checksums.shape == (n_chunks, n_stored)
     starts, ends = chunks[:, 0], chunks[:, :2].sum(axis=1)
-    follow = (chunks[:, 1] > 0).all() and starts[0] == 0 and np.array_equal(starts[1:], ends[:-1])
-    yield "chunks that follow each other", follow
+    are_consecutive = (
+        (chunks[:, 1] > 0).all() and starts[0] == 0 and np.array_equal(starts[1:], ends[:-1])
+    )
+    yield "consecutive chunks", are_consecutive
     yield f"{manifest['n_rows']} rows in them", int(ends[-1]) == manifest["n_rows"]
     words = chunks[:, 2]
     yield f"chunks of 1 to {n_words} words", ((words >= 1) & (words <= n_words)).all()
@@ -109,20 +103,14 @@ def _iter_table_checks(
     yield f"blocks of {n_segments} segments", ((segment >= 0) & (segment < n_segments)).all()
     placed = (first >= 0) & (rows > 0) & (first + (rows + 63) // 64 <= words[key])
     yield "blocks within their chunks", placed.all()
-    of_chunks = np.bincount(key, rows, n_chunks)
-    yield "blocks with the rows of their chunks", np.array_equal(of_chunks, chunks[:, 1])
+    rows_of_chunks = np.bincount(key, rows, n_chunks)
+    yield "blocks with the rows of their chunks", np.array_equal(rows_of_chunks, chunks[:, 1])
 
 
 def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> None:
-    """Refuse an array that is not cut as the manifest says.
-
-    Raises
-    ------
-    DataError
-        Saying how it should be cut.
-    """
+    """Raise `DataError` if an array's chunks do not have the shape that the manifest implies."""
     n_bytes = 8 * manifest["words_per_chunk"]
     is_packed = name in (BITS.name, OBSERVED.name)
     expected = (len(manifest["feature_names"]), n_bytes) if is_packed else (8 * n_bytes,)
     if array.chunks != expected:
-        raise DataError(f"{name}: Expected chunks of {expected}, got {array.chunks}.")
+        raise DataError(f"{name} has chunks of {array.chunks} instead of {expected}.")

@@ -1,4 +1,4 @@
-"""Creates datasets and appends to them: whole at the end, or as if nothing had been."""
+"""Create datasets and append to them; a failed attempt leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from storage.stores.locations import (
 )
 from storage.stores.object_store import translate_store_errors
 
-# Below 8 MiB a chunk's own cost starts to show, above 32 MiB a task's memory does.
+# Smaller chunks cost too much overhead, larger ones too much memory per task.
 _CHUNK_BYTES = 8 << 20
 _MAX_CHUNK_BYTES, _TARGET_CHUNKS = 32 << 20, 64
 
@@ -57,36 +57,36 @@ def create_dataset(
     attributes: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Iterator[DatasetWriter]:
-    """Write a new dataset; an error inside the `with` leaves nothing behind.
+    """Write a new dataset; an error inside the `with` block leaves nothing behind.
 
     Parameters
     ----------
     path
-        Folder of the dataset. An interrupted ingest found there is replaced.
+        Folder of the dataset. The remains of an interrupted ingest are replaced.
     feature_names
         Names of the features; at least two, all different.
     columns
-        Per-row columns to keep; one named `split` gives the splits.
+        Per-row columns to store; one named `split` defines the splits.
     expected_rows
-        Number of rows to come, if known: it sets the chunk size.
+        Number of rows to come, if known; it determines the chunk size.
     words_per_chunk
-        Chunk size in words of 64 rows, instead of the one derived.
+        Chunk size in words of 64 rows, instead of the derived one.
     ingest
-        Options to remember for a later append.
+        Options to store for a later append.
     attributes
-        What to keep beside the data, in JSON values; `BinaryDataset.attributes` gives it back.
+        JSON values to store with the data; see `BinaryDataset.attributes`.
     overwrite
-        Replace a dataset that is there, once the new one is whole.
+        Replace an existing dataset once the new one is complete.
 
     Raises
     ------
     DataError
-        If the path is taken, or the features or the attributes cannot be used.
+        If the path is taken, or the features or attributes are invalid.
     """
     names = check_feature_names(feature_names)
-    described = _copy_as_json(attributes or {})
-    target = parse_path(path).resolve()  # what is replaced is the dataset, not a link to it
-    check_dataset_target(target, overwrite)  # a file in the way could not even be claimed
+    json_attributes = _copy_as_json(attributes or {})
+    target = parse_path(path).resolve()  # replace the dataset, not a link to it
+    check_dataset_target(target, overwrite)  # before locking, which would fail on a file
     with lock_folder(target) as holds, translate_store_errors(target):
         replaces = check_dataset_target(target, overwrite)
         folder = target.with_name(f".{target.name}.replacing") if replaces else target
@@ -100,7 +100,7 @@ def create_dataset(
                 words_per_chunk or _choose_chunk_words(len(names), expected_rows),
                 {name: {} for name in columns},
                 ingest=ingest or {},
-                attributes=described,
+                attributes=json_attributes,
             )
             yield writer
             if holds():
@@ -115,12 +115,12 @@ def create_dataset(
 
 
 def check_dataset_target(path: AnyPath, overwrite: bool) -> bool:
-    """Tell whether a new dataset replaces one, or refuse a path that is taken.
+    """Return whether a new dataset would replace one; refuse a path that is taken.
 
     Raises
     ------
     DataError
-        If something is there that may not be replaced, or the name is that of a file.
+        If the path may not be replaced, or has the suffix of a file.
     """
     check_folder_name(path)
     target = path.resolve()
@@ -133,34 +133,33 @@ def check_dataset_target(path: AnyPath, overwrite: bool) -> bool:
 
 
 def _copy_as_json(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy attributes as they will be read, so that what cannot be kept is refused at once."""
+    """Copy attributes by way of JSON, so that invalid values are refused immediately."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(attributes, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"attributes: Expected JSON values, got others ({error}). "
-            "Give finite numbers, text, lists and mappings."
+            f"Attributes must be JSON values ({error}). "
+            "Use finite numbers, text, lists and mappings."
         ) from None
     return copied
 
 
 def _make_taken_error(target: AnyPath, overwrite: bool) -> DataError:
     if overwrite:
-        return DataError(f"{target}: Expected a dataset to replace, got something else.")
+        return DataError(f"{target} is not a dataset, so it is not replaced. Choose another path.")
     return DataError(
-        f"{target}: Expected a new path, got one that exists. "
-        "Use --append to add rows or --overwrite to replace it."
+        f"{target} already exists. Use {{append}} to add rows or {{overwrite}} to replace it."
     )
 
 
 @contextmanager
 def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterator[DatasetWriter]:
-    """Add rows to a dataset as new chunks; until the end it stays what it was.
+    """Append rows to a dataset as new chunks; readers see the old dataset until the end.
 
     Raises
     ------
     DataError
-        If the features are not those of the dataset, in its order.
+        If the features differ from those of the dataset, or their order does.
     """
     folder = open_dataset(path).path
     with lock_folder(folder) as holds, translate_store_errors(folder):
@@ -190,7 +189,7 @@ def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterato
             if holds():
                 writer.finish()
         except BaseException:
-            # What cannot be dropped now, the next append drops.
+            # The next append deletes what cannot be deleted now.
             with suppress(OSError, DataError):
                 if holds():
                     _drop_unfinished(open_dataset(base.path))
@@ -198,9 +197,9 @@ def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterato
 
 
 def _check_arrays(base: BinaryDataset) -> None:
-    """Refuse damage in what an append goes on from, before anything is changed.
+    """Check what an append builds on, before changing anything.
 
-    These are descriptions of arrays, and the last texts of each column.
+    These are the metadata of the arrays and the last page of texts of each column.
     """
     base.ones()
     for name, recorded in zip(base.manifest["stored"], base.checksums.T, strict=True):
@@ -214,7 +213,7 @@ def _check_arrays(base: BinaryDataset) -> None:
 
 
 def _drop_unfinished(dataset: BinaryDataset) -> None:
-    """Delete what an interrupted append left beyond the manifest: other clients would read it."""
+    """Delete what an interrupted append wrote beyond the manifest: other clients would read it."""
     group = open_group(dataset.path, "r+")
     for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
         if (recorded < 0).all():
@@ -226,26 +225,20 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
         table: Any = group[spec.name]
         length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks
         table.resize((length, *table.shape[1:]))
-    # Of local files alone: what an object store holds is whole.
+    # Only local files: objects are always complete.
     for part in dataset.path.rglob("*.partial") if isinstance(dataset.path, Path) else ():
         if part.is_file():
             part.unlink()
 
 
 def check_feature_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Refuse fewer than two features and names that stand twice.
-
-    Raises
-    ------
-    DataError
-        Saying which.
-    """
+    """Raise `DataError` if there are fewer than two features, or two with the same name."""
     if len(names) < 2:
-        raise DataError(f"Expected at least 2 features, got {len(names)}. Check the sources.")
+        raise DataError(f"A dataset needs at least 2 features, but the sources have {len(names)}.")
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError(f"Expected different feature names, got {name!r} twice. Rename one.")
+            raise DataError(f"Two features are named {name!r}. Rename one.")
         seen.add(name)
     return tuple(names)
 
@@ -255,12 +248,14 @@ def _check_same_features(base: BinaryDataset, names: tuple[str, ...]) -> None:
         return
     if len(names) != base.n_features:
         raise DataError(
-            f"--append: Expected the {base.n_features} features of {base.path}, got {len(names)}."
+            f"{base.path} has {base.n_features} features, but the new rows have {len(names)}.",
+            parameter="append",
         )
     at = next(i for i, name in enumerate(names) if name != base.feature_names[i])
     raise DataError(
-        f"--append: Expected feature {base.feature_names[at]!r} of {base.path} at position "
-        f"{at + 1}, got {names[at]!r}. Give the features in the dataset's order."
+        f"Feature {at + 1} is {names[at]!r}, but {base.feature_names[at]!r} in {base.path}. "
+        "Give the features in the dataset's order.",
+        parameter="append",
     )
 
 

@@ -1,6 +1,6 @@
 """Datasets that need no file: `example:digits`, and generators of any size.
 
-`example:ring:rows=100000,features=256,seed=0` gives parameters; all have defaults.
+`example:ring:rows=100000,features=256,seed=0` sets parameters; all of them have defaults.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _SHIFTS = {"left": -1, "right": 1}
 
 
 class EnumeratedCases(NamedTuple):
-    """All cases that a row can come from; several may give the same row.
+    """All cases that a row can come from; several cases may give the same row.
 
     Attributes
     ----------
     feature_names
         Names of the features.
     column
-        What the labels are called.
+        Name of the per-row column of labels.
     X
         The row of each case, values in {0, 1}, (n_cases, n_features).
     labels
-        What is known of each case beside its row, text, (n_cases,).
+        The label of each case, text, (n_cases,).
     probabilities
-        Sum to one, (n_cases,).
+        The probability of each case, (n_cases,); they sum to one.
     """
 
     feature_names: tuple[str, ...]
@@ -52,15 +52,15 @@ class EnumeratedCases(NamedTuple):
 
 
 def merge_equal_rows(cases: EnumeratedCases) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Give the rows that can occur, (n_rows, n_features), and their probabilities, (n_rows,)."""
-    rows, row_of = np.unique(cases.X, axis=0, return_inverse=True)
+    """Return the distinct rows, (n_rows, n_features), and their probabilities, (n_rows,)."""
+    rows, indices = np.unique(cases.X, axis=0, return_inverse=True)
     probabilities = np.zeros(len(rows))
-    np.add.at(probabilities, row_of, cases.probabilities)
+    np.add.at(probabilities, indices, cases.probabilities)
     return rows, probabilities
 
 
 def entropy(cases: EnumeratedCases) -> float:
-    """Entropy of a row in bits: no model of the rows codes them in fewer on average."""
+    """Compute the entropy of a row in bits, the lowest mean code length of any model."""
     _, probabilities = merge_equal_rows(cases)
     return -float(probabilities @ np.log2(probabilities))
 
@@ -68,7 +68,8 @@ def entropy(cases: EnumeratedCases) -> float:
 def enumerate_lines() -> EnumeratedCases:
     """Enumerate the higher-order lines problem: 5 x 5 pixels, row by row; 6.3340 bits.
 
-    With probability ½ one of four patterns of lines is drawn, each as likely as the others:
+    M. S. Lewicki, T. J. Sejnowski, "Bayesian unsupervised learning of higher order structure",
+    NIPS 1996. With probability ½, one of four patterns of lines is drawn, with equal probabilities:
 
         verticals    plus         equals       square
         . # . # .    . . # . .    . . . . .    # # # # #
@@ -77,38 +78,39 @@ def enumerate_lines() -> EnumeratedCases:
         . # . # .    . . # . .    # # # # #    # . . . #
         . # . # .    . . # . .    . . . . .    # # # # #
 
-    so `verticals` is the second and the fourth column, `equals` the second and the fourth row, and
-    neither shares a line with `square` or `plus`. Otherwise, with the label `none`, each of the
-    five rows and five columns is drawn with probability 0.3, independently. A pixel is on if a
-    line through it is. Feature r3c4 is the pixel in row 3, column 4, from 0.
+    So `verticals` is the second and fourth column, `equals` the second and fourth row, and neither
+    shares a line with `square` or `plus`. Otherwise the label is `none`, and each of the five rows
+    and five columns is drawn independently with probability 0.3. A pixel is on if a line through it
+    is. Feature r3c4 is the pixel in row 3, column 4, counted from 0.
     """
     n_lines = 2 * _SIDE
-    drawn = np.zeros((len(_PATTERNS), n_lines), np.uint8)
-    for pattern, on in zip(drawn, _PATTERNS.values(), strict=True):
+    patterns = np.zeros((len(_PATTERNS), n_lines), np.uint8)
+    for pattern, on in zip(patterns, _PATTERNS.values(), strict=True):
         pattern[on] = 1
     free = _enumerate_rows(n_lines)
     chances = np.where(free, _LINE_PROBABILITY, 1 - _LINE_PROBABILITY).prod(axis=1)
     return EnumeratedCases(
         tuple(f"r{row}c{column}" for row in range(_SIDE) for column in range(_SIDE)),
         "pattern",
-        _render_lines(np.concatenate([drawn, free])),
+        _render_lines(np.concatenate([patterns, free])),
         np.array([*_PATTERNS, *["none"] * len(free)]),
-        np.concatenate([np.full(len(drawn), 0.5 / len(drawn)), 0.5 * chances]),
+        np.concatenate([np.full(len(patterns), 0.5 / len(patterns)), 0.5 * chances]),
     )
 
 
 def _render_lines(on: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Draw lines, (n, 10), as pixels, (n, 25)."""
+    """Render lines, (n, 10), as pixels, (n, 25)."""
     return (on[:, :_SIDE, None] | on[:, None, _SIDE:]).reshape(len(on), -1)
 
 
 def enumerate_shifter() -> EnumeratedCases:
     """Enumerate the shifter problem: 4 rows of 8 features; 9 − 1/64 bits.
 
-    A row of 8 fair bits, twice, then the same row shifted by one place with wrap-around, twice.
-    The shift is to the `left` (bit i becomes bit i − 1) or to the `right`, as likely. The entropy
-    is below the 9 bits of row and direction because 4 of the 256 rows, those of period 1 or 2,
-    become the same row both ways.
+    M. S. Lewicki, T. J. Sejnowski (1996), as above. A row of 8 fair bits appears twice, then the
+    same row shifted by one place with wrap-around appears twice. The shift is to the `left` (bit i
+    becomes bit i − 1) or to the `right`, with equal probabilities. The entropy is below the 9 bits
+    of row and direction because 4 of the 256 rows, those of period 1 or 2, become the same row both
+    ways.
     """
     row = _enumerate_rows(_WIDTH)
     both_ways = [np.roll(row, by, axis=1) for by in _SHIFTS.values()]
@@ -121,35 +123,33 @@ def enumerate_shifter() -> EnumeratedCases:
 
 
 def _enumerate_rows(n_features: int) -> NDArray[np.uint8]:
-    """All rows of so many bits, (2 ** n_features, n_features)."""
+    """Return all rows of this many bits, (2 ** n_features, n_features)."""
     return (np.arange(1 << n_features)[:, None] >> np.arange(n_features) & 1).astype(np.uint8)
 
 
 EXAMPLE_PREFIX = "example:"
 _BATCH_CELLS = 1 << 22
 _FEW_FEATURES, _MAX_CONDITION_NUMBER = 20, 20.0
-_INK_THRESHOLD, _MAX_IMBALANCE = (
-    10,
-    0.4,
-)  # of a pixel of the digits; of its share of ones from a half
+_INK_THRESHOLD = 10
+_MAX_IMBALANCE = 0.4  # largest distance of a pixel's share of ones from a half
 
 
 @dataclass(frozen=True)
 class Example:
-    """A dataset made on the spot; reads like a source.
+    """A dataset that is generated; reads like a source.
 
     Attributes
     ----------
     feature_names, n_rows, column_names
-        As of any source.
+        As of a `Source`.
     make
-        Makes the batches.
+        Generates the batches.
     default_segment, default_split
-        The per-row columns that give the segments and the splits, if any.
+        The per-row columns of segments and splits, if any.
     path
-        The name asked for.
+        The name it was opened by.
     attributes
-        What is known of the data beside the data, in JSON values.
+        Facts about the data, as JSON values.
     """
 
     feature_names: tuple[str, ...]
@@ -162,12 +162,12 @@ class Example:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Make the rows in order."""
+        """Generate the rows in order."""
         return self.make()
 
 
 class NonstationaryTruth(NamedTuple):
-    """What non-stationary data were drawn from.
+    """The parameters that non-stationary data are drawn from.
 
     Attributes
     ----------
@@ -183,12 +183,12 @@ class NonstationaryTruth(NamedTuple):
 
 
 def open_example(name: str) -> Example:
-    """Find an example by `example:NAME` or `example:NAME:PARAMETER=VALUE,...`.
+    """Open an example by `example:NAME` or `example:NAME:PARAMETER=VALUE,...`.
 
     Raises
     ------
     DataError
-        If the name or a parameter is unknown, or a value cannot be used.
+        If the name or a parameter is unknown, or a value is invalid.
     """
     kind, values = _parse_example_name(name)
     make, _ = _EXAMPLES[kind]
@@ -196,37 +196,35 @@ def open_example(name: str) -> Example:
 
 
 def format_example_slug(name: str) -> str:
-    """Name an example with all its parameters, fit for a file name; nothing is made.
+    """Return the name of an example with all its parameters, usable as a file name.
 
     Raises
     ------
     DataError
-        If the name or a parameter is unknown, or a value is not a whole number above zero.
+        If the name or a parameter is unknown, or a value is not a positive integer.
     """
     kind, values = _parse_example_name(name)
     return "-".join([kind, *(f"{key}{value}" for key, value in values.items())])
 
 
 def compute_examples_digest() -> str:
-    """Digest of the code that makes examples: what other code made is another dataset."""
+    """Return a digest of this module: other code generates other datasets."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
 
 
 def _parse_example_name(name: str) -> tuple[str, dict[str, int]]:
-    """Split a name into the kind of example and all its parameters."""
-    kind, _, given = name.removeprefix(EXAMPLE_PREFIX).partition(":")
+    """Split a name into the kind of example and its parameters, including defaults."""
+    kind, _, settings = name.removeprefix(EXAMPLE_PREFIX).partition(":")
     if kind not in _EXAMPLES:
         raise DataError(_format_unknown_name("example", kind, _EXAMPLES))
     _, defaults = _EXAMPLES[kind]
     values = dict(defaults)
-    for part in filter(None, given.split(",")):
+    for part in filter(None, settings.split(",")):
         key, _, value = part.partition("=")
         if key not in defaults:
             raise DataError(_format_unknown_name(f"example:{kind} parameter", key, defaults))
         if not value.isdecimal() or (int(value) < 1 and key != "seed"):
-            raise DataError(
-                f"example:{kind}: Expected {key} a whole number above 0, got {value!r}."
-            )
+            raise DataError(f"example:{kind}: {key} must be a positive integer, not {value!r}.")
         values[key] = int(value)
     return kind, values
 
@@ -235,32 +233,34 @@ def _format_unknown_name(what: str, name: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     have = ", ".join(known) or "none"
-    return f"{what}: Expected one of {have}, got {name!r}.{hint}"
+    return f"{what} {name!r} is unknown. Choose one of {have}.{hint}"
 
 
 def _make_digits() -> Example:
     """Handwritten digits, 8 x 8 pixels of grey 0 to 16: bit = grey >= 10; segments = digit.
 
-    Pixels that are set in fewer than a tenth of the images, or in more than nine tenths, are left
-    out: pairs of them have empty cells, of which correlations cannot be told. Feature r3c5 is the
-    pixel in row 3, column 5.
+    Pixels that are on in fewer than a tenth of the images, or in more than nine tenths, are left
+    out: pairs of them have empty cells, so that their correlations are undetermined. Feature r3c5
+    is the pixel in row 3, column 5.
     """
-    from sklearn.datasets import load_digits  # half a second, and only here
+    from sklearn.datasets import load_digits  # slow to import
 
     images = load_digits()
     X = (images.data >= _INK_THRESHOLD).astype(np.uint8)
-    kept = np.abs(X.mean(axis=0) - 0.5) <= _MAX_IMBALANCE
-    names = np.array([f"r{row}c{column}" for row in range(8) for column in range(8)])[kept]
+    is_informative = np.abs(X.mean(axis=0) - 0.5) <= _MAX_IMBALANCE
+    names = np.array([f"r{row}c{column}" for row in range(8) for column in range(8)])[
+        is_informative
+    ]
     digits = np.array([str(digit) for digit in images.target])
-    batch = SourceBatch(np.ascontiguousarray(X[:, kept]), None, {"digit": digits})
+    batch = SourceBatch(np.ascontiguousarray(X[:, is_informative]), None, {"digit": digits})
     return Example(tuple(names.tolist()), len(X), lambda: iter([batch]), ("digit",), "digit")
 
 
 def _make_ring(features: int, rows: int, seed: int) -> Example:
     """Translation-invariant spins on a ring: s_i = sgn(cos θ_i y_1 + sin θ_i y_2), y ~ N(0, I).
 
-    Lee & Sompolinsky (1999), section 5: the Gaussians' spectrum is two eigenvalues of half the
-    number of features, the spins' a continuum.
+    Lee & Sompolinsky (1999), section 5: the spectrum of the Gaussians is two eigenvalues of half
+    the number of features; that of the spins is a continuum.
     """
     angles = 2 * np.pi * np.arange(features) / features
     loadings = np.column_stack([np.cos(angles), np.sin(angles)])
@@ -299,7 +299,7 @@ def _make_thresholded_gaussian(
 def _iter_row_batches(
     n_rows: int, n_features: int, seed: int
 ) -> Iterator[tuple[NDArray[np.int64], np.random.Generator]]:
-    """Cut rows into batches: their row numbers, and draws of their own."""
+    """Yield batches of row numbers, each with its own random generator."""
     height = max(1, _BATCH_CELLS // n_features)
     for index, first in enumerate(range(0, n_rows, height)):
         rows = np.arange(first, min(first + height, n_rows))
@@ -309,7 +309,7 @@ def _iter_row_batches(
 def _make_nonstationary(
     features: int, components: int, segments: int, rows_per_segment: int, seed: int
 ) -> Example:
-    """Mixed Gaussian sources whose means and variances change from segment to segment."""
+    """Mixed Gaussian sources whose means and variances differ between segments."""
     truth = draw_nonstationary_truth(features, components, segments, seed)
     return Example(
         make_feature_names(features),
@@ -324,7 +324,7 @@ def _make_nonstationary(
 def draw_nonstationary_truth(
     features: int, components: int, segments: int, seed: int
 ) -> NonstationaryTruth:
-    """Draw what non-stationary data are drawn from.
+    """Draw the parameters of non-stationary data.
 
     Hyttinen, Barin-Pacela & Hyvärinen (2022), Binary independent component analysis: a
     non-stationarity-based approach. Entries of A in U(−3, 3); means of the sources in U(−½, ½)
@@ -337,8 +337,8 @@ def draw_nonstationary_truth(
     """
     if components > features:
         raise DataError(
-            f"example:nonstationary: Expected components at most features ({features}), "
-            f"got {components}. Give components={features} or fewer."
+            f"example:nonstationary: components is {components}, but features is only {features}. "
+            f"Use components={features} or fewer."
         )
     rng = np.random.default_rng([seed, 1])
     mixing = _draw_mixing(features, components, rng)
@@ -349,7 +349,7 @@ def draw_nonstationary_truth(
 def _draw_mixing(features: int, components: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw a mixing matrix until its condition number is below the limit.
 
-    That is 20, or from 20 features on, where this is rare, what three in four draws stay below.
+    The limit is 20. From 20 features on, where that is rare, it is the 75th percentile of draws.
     """
 
     def draw() -> NDArray[np.float64]:
@@ -387,19 +387,19 @@ def draw_nonstationary_rows(
 
 
 def _make_enumerated_example(
-    cases_of: Callable[[], EnumeratedCases], rows: int, seed: int
+    enumerate_cases: Callable[[], EnumeratedCases], rows: int, seed: int
 ) -> Example:
-    """Draw cases independently: the dataset stores their labels and states the entropy of a row."""
-    cases = cases_of()
+    """Draw cases independently; the dataset stores their labels and the entropy of a row."""
+    cases = enumerate_cases()
     n_cases, n_features = cases.X.shape
 
     def batches() -> Iterator[SourceBatch]:
         for run, rng in _iter_row_batches(rows, n_features, seed):
-            drawn = rng.choice(n_cases, len(run), p=cases.probabilities)
-            yield SourceBatch(cases.X[drawn], None, {cases.column: cases.labels[drawn]})
+            chosen = rng.choice(n_cases, len(run), p=cases.probabilities)
+            yield SourceBatch(cases.X[chosen], None, {cases.column: cases.labels[chosen]})
 
-    known = {"entropy_bits": entropy(cases)}
-    return Example(cases.feature_names, rows, batches, (cases.column,), attributes=known)
+    attributes = {"entropy_bits": entropy(cases)}
+    return Example(cases.feature_names, rows, batches, (cases.column,), attributes=attributes)
 
 
 _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
@@ -410,12 +410,6 @@ _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
         {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
     ),
     "probit": (_make_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
-    "lines": (
-        partial(_make_enumerated_example, enumerate_lines),
-        {"rows": 10_000, "seed": 0},
-    ),
-    "shifter": (
-        partial(_make_enumerated_example, enumerate_shifter),
-        {"rows": 10_000, "seed": 0},
-    ),
+    "lines": (partial(_make_enumerated_example, enumerate_lines), {"rows": 10_000, "seed": 0}),
+    "shifter": (partial(_make_enumerated_example, enumerate_shifter), {"rows": 10_000, "seed": 0}),
 }

@@ -1,6 +1,6 @@
-"""What manifests look like: they are data from outside, checked once, where they are read.
+"""Schemas of manifests. Manifests are external data, so they are checked when they are read.
 
-It is imported where a manifest is read, as pydantic takes its time to be imported.
+Imported only where a manifest is read, because pydantic is slow to import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from storage.errors import DataError
-from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, list_stored_arrays
+from storage.format.schema import (
+    ARTIFACT_FORMAT,
+    CODES_FORMAT,
+    DATASET_FORMAT,
+    REMEDIES,
+    list_stored_arrays,
+)
 
 MAX_INT64 = 2**63 - 1
 _NUMBER_DTYPES = frozenset(
@@ -28,12 +34,12 @@ Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 
 def _check_unique(names: list[str]) -> list[str]:
     if len(names) != len({*names}):
-        raise ValueError("names that differ")
+        raise ValueError("names that all differ")
     return names
 
 
 def _check_text(value: Any) -> Any:
-    """Take any text: what a person wrote may hold half of a pair of surrogates."""
+    """Accept any text, even a lone surrogate, which the data may contain."""
     if not isinstance(value, str):
         raise ValueError("text")
     return value
@@ -46,10 +52,10 @@ UniqueTexts = Annotated[
 
 
 def _check_pages(pages: list[list[int]]) -> list[list[int]]:
-    """Take pages that end behind each other: so many texts, so many bytes."""
+    """Check that pages follow each other, in number of texts and of bytes."""
     ends = [[0, 0], *(page[:2] for page in pages)]
     if not all(a < c and b < d for (a, b), (c, d) in pairwise(ends)):
-        raise ValueError("pages of texts that end behind each other")
+        raise ValueError("pages of texts that follow each other")
     return pages
 
 
@@ -58,31 +64,31 @@ TextPages = Annotated[
     Field(min_length=1),
     AfterValidator(_check_pages),
 ]
-"""Of the texts of a column: numbers of texts and of bytes up to the end, and a checksum."""
+"""Per page of a column's texts: number of texts up to its end, number of bytes, and checksum."""
 
 
 def _check_json_value(value: Any, depth: int = 0) -> Any:
-    """Take what can be shown: text, finite numbers of 64 bits, and these in lists and mappings."""
+    """Check for text, finite 64-bit numbers, and lists and mappings of these."""
     if depth > 20 or (isinstance(value, int) and abs(value) > MAX_INT64):
-        raise ValueError("numbers of 64 bits in lists that are not deep")
+        raise ValueError("64-bit numbers in lists of limited depth")
     inner = (*value, *value.values()) if isinstance(value, dict) else value
     if isinstance(value, dict | list):
         for one in inner:
             _check_json_value(one, depth + 1)
     if isinstance(value, str):
-        value.encode()  # half of a pair of surrogates is text to JSON, and to nothing else
+        value.encode()  # JSON allows lone surrogates, nothing else does
     return value
 
 
 JsonValue = Annotated[Any, AfterValidator(_check_json_value)]
 
 
-def _check_packed_array(described: list[Any]) -> list[Any]:
-    """Take name, type and shape of an array among those packed in one."""
-    match described:
+def _check_packed_array(entry: list[Any]) -> list[Any]:
+    """Check the name, dtype and shape of a packed array."""
+    match entry:
         case [str(), str(dtype), [*shape]] if dtype in _NUMBER_DTYPES:
             if all(type(size) is int and 0 <= size <= MAX_INT64 for size in shape):
-                return described
+                return entry
     raise ValueError("name, type and shape of an array of numbers")
 
 
@@ -98,7 +104,7 @@ class ArtifactArrayRecord(TypedDict):
 
 
 class ArtifactManifest(TypedDict):
-    """What every artifact has."""
+    """Entries that every artifact has."""
 
     arrays: dict[str, ArtifactArrayRecord]
     packed: NotRequired[list[PackedArrayRecord]]
@@ -115,7 +121,7 @@ class DatasetRecord(TypedDict):
 
 
 class WarmStartRecord(TypedDict):
-    """The fit that another began at."""
+    """The fit that a warm start began from."""
 
     path: str
     digest: str
@@ -130,7 +136,7 @@ class SkippedChunkRecord(TypedDict):
 
 
 class StageUsageRecord(TypedDict):
-    """What a stage took."""
+    """Resources that a stage used."""
 
     seconds: Number
     cpu_seconds: Number
@@ -140,7 +146,7 @@ class StageUsageRecord(TypedDict):
 
 
 class ParameterMoveRecord(TypedDict):
-    """The parameter that moved most."""
+    """The parameter that changed most."""
 
     array: str
     feature: str
@@ -149,7 +155,7 @@ class ParameterMoveRecord(TypedDict):
 
 
 class ParameterDriftRecord(TypedDict, total=False):
-    """How parameters moved."""
+    """How parameters changed."""
 
     array: str
     similarity: Number
@@ -157,7 +163,7 @@ class ParameterDriftRecord(TypedDict, total=False):
 
 
 class PairDriftRecord(TypedDict):
-    """A pair of features whose correlation moved."""
+    """A pair of features whose correlation changed."""
 
     features: list[str]
     before: Number
@@ -166,7 +172,7 @@ class PairDriftRecord(TypedDict):
 
 
 class CorrelationDriftRecord(TypedDict):
-    """How correlations moved."""
+    """How correlations changed."""
 
     pairs: Count
     rms: Number
@@ -176,7 +182,7 @@ class CorrelationDriftRecord(TypedDict):
 
 
 class LikelihoodDriftRecord(TypedDict):
-    """How likely new rows are."""
+    """How likely the new rows are."""
 
     measure: str
     unit: str
@@ -186,13 +192,13 @@ class LikelihoodDriftRecord(TypedDict):
 
 
 class OmissionRecord(TypedDict):
-    """Why something was left out."""
+    """Why something is left out."""
 
     note: str
 
 
 class DriftRecord(TypedDict):
-    """What changed since the fit before."""
+    """Changes since the previous fit."""
 
     path: str
     digest: str
@@ -216,7 +222,7 @@ Diagnostics = Annotated[dict[str, JsonValue], AfterValidator(_check_objective_na
 
 
 class FitManifest(ArtifactManifest, total=False):
-    """What the artifact of a fit has; `from_artifact` says which parts every one needs."""
+    """Entries of a fit's artifact; `from_artifact` states which ones it needs."""
 
     model: str
     hyperparameters: dict[str, JsonValue]
@@ -248,10 +254,9 @@ _MAX_VALUE_LENGTH = 60
 
 
 class ColumnRecord(TypedDict):
-    """A per-row column of a dataset: where its texts are, in version 1 of the format the texts."""
+    """A per-row column of a dataset, and the pages of its texts."""
 
     kind: Literal["int", "float", "category"]
-    categories: NotRequired[UniqueTexts]
     levels: NotRequired[TextPages]
 
 
@@ -265,7 +270,7 @@ class TableChecksums(TypedDict):
 
 
 class DatasetManifest(TypedDict):
-    """What `storage.dataset.chunk_writer` records."""
+    """Entries that `storage.dataset.chunk_writer` records."""
 
     digest: str
     n_rows: Count
@@ -291,7 +296,7 @@ class CodeArrayRecord(TypedDict):
 
 
 class CodesManifest(TypedDict):
-    """What codes have; those of pairs have no more."""
+    """Entries of codes; those of pairs have only the required ones."""
 
     n_rows: Count
     rows_per_chunk: Annotated[int, Field(ge=1, le=MAX_INT64)]
@@ -306,59 +311,59 @@ class CodesManifest(TypedDict):
 
 
 def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
-    """Refuse a manifest whose parts are not what the format says.
+    """Check a manifest against its schema.
 
     Parameters
     ----------
     path
-        Its file.
+        Path of the manifest.
     kind
         Its `format`.
     manifest
-        The manifest, sealed as it should be.
+        The manifest, whose digest is correct.
 
     Raises
     ------
     DataError
-        Naming the part, what was expected and what came.
+        If an entry is invalid; the message names the entry, the expected value and the actual one.
     """
     schema: Any = _SCHEMAS[kind]
     if kind == ARTIFACT_FORMAT and "model" in manifest:
         schema = FitManifest
-    check_schema(path, schema, manifest, _REMEDIES[kind])
+    check_schema(path, schema, manifest, REMEDIES[kind])
     try:
         _CONSISTENCY_CHECKS[kind](manifest)
     except _InconsistentManifest as error:
         at, reason, got = error.args
-        raise DataError(_format_error(path, at, reason, got, _REMEDIES[kind])) from None
+        raise DataError(_format_error(path, at, reason, got, REMEDIES[kind])) from None
 
 
 def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
-    """Refuse what JSON gave where it is not what a type says.
+    """Check JSON values against a type.
 
     Parameters
     ----------
     path
-        The file.
+        Path of the file.
     schema
         A type, such as a `TypedDict`.
     values
-        What is to be of that type.
+        The values.
     remedy
-        What to do where it is not.
+        The advice to add to the message.
 
     Raises
     ------
     DataError
-        Naming the part, what was expected and what came.
+        If a value is invalid; the message names the entry, the expected value and the actual one.
     """
     try:
         _build_type_adapter(schema).validate_python(values, strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        got = "nothing" if found["type"] == "missing" else _format_value(found["input"])
-        at = ".".join(map(str, found["loc"]))
-        raise DataError(_format_error(path, at, _format_expected(found), got, remedy)) from None
+        details = error.errors(include_url=False)[0]
+        got = "nothing" if details["type"] == "missing" else _format_value(details["input"])
+        at = ".".join(map(str, details["loc"]))
+        raise DataError(_format_error(path, at, _format_expected(details), got, remedy)) from None
 
 
 def _format_error(path: str, at: str, reason: str, got: str, remedy: str) -> str:
@@ -367,20 +372,20 @@ def _format_error(path: str, at: str, reason: str, got: str, remedy: str) -> str
 
 
 class _InconsistentManifest(Exception):
-    """Parts do not go together: where, what was expected, what came."""
+    """Entries contradict each other: (entry, expected value, actual value)."""
 
 
-def _format_expected(found: Any) -> str:
-    if found["type"] == "missing":
+def _format_expected(details: Any) -> str:
+    if details["type"] == "missing":
         return "a value"
-    said: str = found["msg"]
-    return said.removeprefix("Input should be ").removeprefix("Value error, ")
+    message: str = details["msg"]
+    return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _format_value(value: Any) -> str:
     try:
         text = _make_printable(repr(value))
-    except (ValueError, RecursionError):  # a number too long to be written, lists too deep
+    except (ValueError, RecursionError):  # a number too long to print, or lists too deep
         return f"a {type(value).__name__}"
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
 
@@ -408,17 +413,10 @@ def _check_dataset(manifest: Mapping[str, Any]) -> None:
             "stored", ", ".join(expected)[:200], _format_value(manifest["stored"])
         )
     for name, column in manifest["columns"].items():
-        if {*column} & {"categories", "levels"} != _find_text_keys(column["kind"], manifest):
+        if ("levels" in column) != (column["kind"] == "category"):
             raise _InconsistentManifest(
                 f"columns.{name}", "texts of a category", _format_value(column)
             )
-
-
-def _find_text_keys(kind: str, manifest: Mapping[str, Any]) -> set[str]:
-    """Name what tells the texts of a per-row column."""
-    if kind != "category":
-        return set()
-    return {"levels"} if manifest["format_version"] > 1 else {"categories"}
 
 
 def _check_artifact(manifest: Mapping[str, Any]) -> None:
@@ -427,16 +425,18 @@ def _check_artifact(manifest: Mapping[str, Any]) -> None:
 
 
 def _check_codes(manifest: Mapping[str, Any]) -> None:
-    n_rows, a_run = manifest["n_rows"], manifest["rows_per_chunk"]
+    n_rows, rows_per_chunk = manifest["n_rows"], manifest["rows_per_chunk"]
     for name, array in manifest["arrays"].items():
         _check_dims(name, array)
         if array["dims"][:1] != ["row"] or array["shape"][0] != n_rows:
             raise _InconsistentManifest(
                 f"arrays.{name}", f"{n_rows} rows", _format_value(array["shape"])
             )
-        if len(array["checksums"]) != -(-n_rows // a_run):
-            many = str(len(array["checksums"]))
-            raise _InconsistentManifest(f"arrays.{name}.checksums", f"{-(-n_rows // a_run)}", many)
+        if len(array["checksums"]) != -(-n_rows // rows_per_chunk):
+            n_checksums = str(len(array["checksums"]))
+            raise _InconsistentManifest(
+                f"arrays.{name}.checksums", f"{-(-n_rows // rows_per_chunk)}", n_checksums
+            )
 
 
 def _check_dims(name: str, array: Mapping[str, Any]) -> None:
@@ -455,9 +455,4 @@ _CONSISTENCY_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     DATASET_FORMAT: _check_dataset,
     ARTIFACT_FORMAT: _check_artifact,
     CODES_FORMAT: _check_codes,
-}
-_REMEDIES = {
-    DATASET_FORMAT: "Ingest the dataset again.",
-    ARTIFACT_FORMAT: "Fit again.",
-    CODES_FORMAT: "Run again what wrote them.",
 }

@@ -1,4 +1,4 @@
-"""Manifests: JSON beside Zarr, sealed by a digest, without which nothing counts as whole."""
+"""Manifests: JSON next to Zarr, sealed by a digest. Without one, a folder counts as incomplete."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from storage.errors import DataError, StoreUnreachableError
-from storage.format.schema import DATASET_FORMAT
+from storage.format.schema import CODES_FORMAT, DATASET_FORMAT, REMEDIES
 from storage.stores.locations import MANIFEST_NAME, AnyPath, format_kind, is_unfinished, write_text
 
 
 def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Seal a manifest with its own digest and write it: from here on the folder counts as whole."""
-    # Only what JSON gives back can be checked later: its keys are text, its lists are no tuples.
+    """Seal a manifest with its own digest and write it, which makes the folder complete."""
+    # Seal what JSON will return: keys become text and tuples become lists.
     body = json.loads(json.dumps(manifest))
     body.pop("manifest_digest", None)
     sealed = {**body, "manifest_digest": _compute_digest(body)}
@@ -22,40 +22,39 @@ def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, An
     return sealed
 
 
-def read_manifest(folder: AnyPath, kind: str, newest: int) -> dict[str, Any]:
-    """Read a manifest and refuse what is not whole, not ours, too new or against its schema.
+def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
+    """Read and check a manifest.
 
     Parameters
     ----------
     folder
-        The dataset's or artifact's folder.
+        Folder of the dataset, artifact or codes.
     kind
-        Its `format` name, such as `latentbits-dataset`.
-    newest
-        The newest format version this package reads.
+        Its `format`, such as `latentbits-dataset`.
+    version
+        The format version that this package reads.
 
     Raises
     ------
     DataError
-        If the manifest is missing, damaged, of another kind, of a newer version, or has a part
-        that is not what the format says.
+        If the manifest is missing, damaged, of another kind or version, or violates its schema.
     """
     manifest = _read_json(folder, kind)
     if manifest.get("format") != kind:
-        raise DataError(f"{folder}: Expected a {kind}, got {manifest.get('format')!r}.")
-    version = manifest.get("format_version")
-    if not isinstance(version, int) or version > newest:
-        raise DataError(
-            f"{folder}: Expected format version {newest} or older, got {version}. "
-            "Upgrade latentbits to read it."
-        )
+        raise DataError(f"{folder}: the format is {manifest.get('format')!r}, not {kind!r}.")
+    found_version = manifest.get("format_version")
+    if found_version != version:
+        is_newer = isinstance(found_version, int) and found_version > version
+        remedy = "Upgrade latentbits to read it." if is_newer else REMEDIES[kind]
+        raise DataError(f"{folder}: format version {found_version} is not supported. {remedy}")
     body = {name: value for name, value in manifest.items() if name != "manifest_digest"}
     if manifest.get("manifest_digest") != _compute_digest(body):
         raise DataError(
-            f"{folder / MANIFEST_NAME}: Expected the digest it was written with. Damaged."
+            f"{folder / MANIFEST_NAME}: the manifest is damaged: its digest differs. "
+            f"{REMEDIES[kind]}"
         )
     from storage.format.manifest_schemas import (
-        check_manifest,  # pydantic takes its time to be imported
+        check_manifest,  # pydantic is slow to import
     )
 
     check_manifest(str(folder / MANIFEST_NAME), kind, manifest)
@@ -73,25 +72,32 @@ def _read_json(folder: AnyPath, kind: str) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{folder / MANIFEST_NAME}: {error.strerror}.") from None
     except (ValueError, RecursionError):
-        raise DataError(f"{folder / MANIFEST_NAME}: Expected JSON, got damaged text.") from None
+        raise DataError(
+            f"{folder / MANIFEST_NAME}: the manifest is damaged: it is not JSON."
+        ) from None
     if not isinstance(manifest, dict):
-        raise DataError(f"{folder / MANIFEST_NAME}: Expected a JSON object, got something else.")
+        raise DataError(
+            f"{folder / MANIFEST_NAME}: the manifest is damaged: it is not a JSON object."
+        )
     return manifest
 
 
 def _explain_missing(folder: AnyPath, kind: str) -> str:
+    noun = kind.removeprefix("latentbits-")
     if not folder.exists():
-        return f"{folder}: Expected {format_kind(kind)}, got a path that does not exist."
+        return f"{folder}: there {'are' if kind == CODES_FORMAT else 'is'} no such {noun}."
     if is_unfinished(folder, kind):
         return (
-            f"{folder}: Expected {format_kind(kind, 'whole')}, got one whose writing was "
-            "interrupted. Run it again."
+            f"{folder}: this is not {format_kind(kind, 'complete')}: its writing was interrupted. "
+            "Run the command again."
         )
-    found = f"{folder}: Expected {format_kind(kind)}, got something else (no {MANIFEST_NAME})."
+    message = f"{folder}: this is not {format_kind(kind)} (it has no {MANIFEST_NAME})."
     if kind == DATASET_FORMAT:
         name = "NAME" if folder.name.endswith(".zarr") else folder.stem
-        return f"{found} Ingest data first: python -m flows.ingest {folder} --dataset {name}.zarr"
-    return found
+        return (
+            f"{message} Ingest data first: python -m flows.ingest {folder} {{dataset={name}.zarr}}"
+        )
+    return message
 
 
 def _compute_digest(body: Mapping[str, Any]) -> str:

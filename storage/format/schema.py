@@ -1,4 +1,4 @@
-"""Every array that a dataset holds: name, dimensions, type, and what it means."""
+"""The arrays of the on-disk format: names, dimensions, types, meanings and permitted codecs."""
 
 from __future__ import annotations
 
@@ -23,36 +23,38 @@ SAFE_CODECS = frozenset(
         *("adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"),
     }
 )
-"""Codecs of numbers that compute and nothing else."""
+"""Codecs of numbers that only compute."""
 
 
-def check_codecs(path: str, described: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse an array of other codecs before a value is read.
+def check_codecs(path: str, metadata: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse an array with other codecs, before any value is read.
+
+    Some codecs, such as pickle, run code that the author of the array chose.
 
     Parameters
     ----------
     path
-        What a message calls the array.
-    described
-        The array's description, of version 2 or 3.
+        Name of the array in messages.
+    metadata
+        The array's Zarr metadata, of version 2 or 3.
     known
-        Names of the codecs to take.
+        Names of the permitted codecs.
 
     Raises
     ------
     DataError
-        Naming the first that is not known.
+        If a codec is not permitted; the message names it.
     """
-    for name in _iter_codec_names(described):
+    for name in _iter_codec_names(metadata):
         if name not in known:
             raise DataError(
-                f"{path}: Expected an array of numbers with codecs that only compute, got the "
-                f"codec {name!r}, which may run code of whoever wrote it. Write it without."
+                f"{path}: the codec {name!r} may run code chosen by the author of the array. "
+                "Write the array with another codec."
             )
 
 
 def _iter_codec_names(part: Mapping[str, Any]) -> Iterator[str]:
-    """Name the codecs that a description lists, and those within codecs such as shards."""
+    """Yield the names of the codecs in Zarr metadata, including those nested in others."""
     listed = [part.get(name) for name in ("codecs", "index_codecs", "filters")]
     flat = [codec for codecs in listed for codec in codecs or ()]
     for codec in filter(None, (*flat, part.get("compressor"))):
@@ -68,16 +70,21 @@ ARTIFACT_FORMAT = "latentbits-artifact"
 CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
 DATASET_VERSION = 2
-"""2: texts of per-row columns are arrays; in 1 the manifest holds them."""
+REMEDIES = {
+    DATASET_FORMAT: "Ingest the dataset again.",
+    ARTIFACT_FORMAT: "Fit again.",
+    CODES_FORMAT: "Run the command that wrote them again.",
+}
+"""Advice about damaged or outdated content."""
 _MAX_NAME_LENGTH = 200
 _OWN_CODECS = frozenset({"bytes", "zstd", "crc32c"})
 MIN_CHUNK_BYTES = 1 << 20
-"""Bytes below which a chunk is not worth an object of its own."""
+"""Smaller chunks are not worth an object of their own."""
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of the on-disk format."""
+    """An array of the on-disk format."""
 
     name: str
     dims: tuple[str, ...]
@@ -116,7 +123,7 @@ BLOCKS = ArraySpec(
     "int64",
     "chunk, segment, first_word (within the chunk, 64 slots each), n_rows of each block.",
 )
-ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones a chunk and feature.")
+ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones per chunk and feature.")
 CHECKSUMS = ArraySpec(
     "checksums",
     ("chunk", "array"),
@@ -128,19 +135,19 @@ COLUMN_DTYPES = {"int": "int64", "float": "float64", "category": "int32"}
 
 
 def make_column_spec(name: str, kind: str) -> ArraySpec:
-    """The array of one per-row column, in slot order."""
+    """Return the array of one per-row column, in slot order."""
     doc = f"Per-row column {name!r} ({kind}), in slot order; 0 in padding slots."
     return ArraySpec(format_array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
 
 
 def make_levels_spec(name: str) -> ArraySpec:
-    """The array of the texts that the codes of one per-row column stand for."""
+    """Return the array of the texts that the codes of one per-row column stand for."""
     doc = f"Texts of per-row column {name!r}: code k is line k, a JSON string in ASCII."
     return ArraySpec(format_array_path(f"levels/{name}"), ("byte",), "uint8", doc)
 
 
 def format_array_path(name: str) -> str:
-    """Give the Zarr path of a stored array; a column's name may hold any character."""
+    """Return the Zarr path of an array; the name of a column may contain any character."""
     folder, _, column = name.partition("/")
     if not column:
         return name
@@ -151,7 +158,7 @@ def format_array_path(name: str) -> str:
 
 
 def list_stored_arrays(columns: Iterable[str]) -> list[str]:
-    """Name the arrays that hold the data of chunks, given the per-row columns."""
+    """Return the names of the arrays that hold the chunks' data, given the per-row columns."""
     return [BITS.name, OBSERVED.name, ORDER.name, *(f"columns/{name}" for name in columns)]
 
 
@@ -161,29 +168,30 @@ def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None
     Parameters
     ----------
     group
-        Where it lies.
+        The Zarr group.
     path
-        Its path there.
+        Path of the array in the group.
     shape
-        What the manifest says.
+        The shape that the manifest states.
 
     Raises
     ------
     DataError
-        If its values or their codecs are others than those that we write: some run code of
-        whoever wrote them. Or if its shape is not that of the manifest.
+        If dtype, shape or codecs differ from those that this package writes.
     """
     array: Any = group[path]
     check_codecs(path, array.metadata.to_dict(), _OWN_CODECS)
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{path}: Expected numbers, got {array.dtype}.")
+        raise DataError(f"{path}: the array holds {array.dtype}, not numbers.")
     if shape is not None and tuple(array.shape) != tuple(shape):
-        raise DataError(f"{path}: Expected shape {tuple(shape)}, got {tuple(array.shape)}.")
+        raise DataError(
+            f"{path}: the shape is {tuple(array.shape)}, but {tuple(shape)} in the manifest."
+        )
     return array
 
 
 def has_chunk(array: Any, *coordinates: int) -> bool:
-    """Tell whether a chunk lies there: Zarr reads a missing one as zeros."""
+    """Return whether a chunk is stored: Zarr reads a missing one as zeros."""
     chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
     with translate_store_errors(chunk):
         return bool(sync(chunk.exists()))
@@ -192,7 +200,7 @@ def has_chunk(array: Any, *coordinates: int) -> bool:
 def create_array(
     group: zarr.Group, spec: ArraySpec, shape: tuple[int, ...], chunks: tuple[int, ...]
 ) -> zarr.Array[Any]:
-    """Create an array whose chunks are compressed, checksummed and stored even where all zero."""
+    """Create an array whose chunks are compressed, checksummed, and stored even if all are zero."""
     return group.create_array(
         spec.name,
         shape=shape,

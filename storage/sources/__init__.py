@@ -1,4 +1,4 @@
-"""Readers of binary data: each opens cheaply and streams batches of rows."""
+"""Readers of binary data: each opens quickly and streams batches of rows."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ __all__ = [
 
 
 def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
-    """Open by a module that is imported when it is needed: what it imports takes its time."""
+    """Return an opener whose module is imported on first use, because its imports are slow."""
 
-    def opened(path: str, options: ReadOptions) -> Source:
-        found = getattr(import_module(f"storage.sources.{module}"), function)
-        source: Source = found(path, options)
+    def open_lazily(path: str, options: ReadOptions) -> Source:
+        opener = getattr(import_module(f"storage.sources.{module}"), function)
+        source: Source = opener(path, options)
         return source
 
-    return opened
+    return open_lazily
 
 
 def _open_npz(path: str, options: ReadOptions) -> Source:
-    """Open an `.npz` archive: SciPy sparse, packed, or dense."""
+    """Open an `.npz` archive: sparse, packed or dense."""
     with translate_read_errors(path), ZipFile(path) as archive:
         headers = read_member_headers(archive)
         if "format" in headers:
@@ -89,51 +89,50 @@ _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".zsav": _OPEN_STATISTICS,
     ".dta": _OPEN_STATISTICS,
     ".bed": _make_lazy_opener("genotypes", "open_bed"),
-    ".h5ad": _make_lazy_opener("cells", "open_cells"),
+    ".h5ad": _make_lazy_opener("cells", "open_anndata"),
 }
-# Whose names lie in files beside them.
+# Formats with names in separate files, which a single download would miss.
 _LOCAL_SUFFIXES = (".bed",)
 
 
 def open_source(
     path: str, options: ReadOptions | None = None, items: Sequence[str] | None = None
 ) -> Source:
-    """Open a source by its suffix: reads headers only, of baskets without `items` all.
+    """Open a source by its suffix; this reads headers only, except for baskets without `items`.
 
     Parameters
     ----------
     path
         A file or its URL, or the directory of a Zarr array.
     options
-        How values become bits and which columns are not features.
+        How values become bits, and which columns are not features.
     items
-        The common items of several basket files, see `find_basket_items`; other formats name
-        their own features and leave it aside.
+        The common items of several basket files, from `find_basket_items`; other formats ignore it.
 
     Raises
     ------
     DataError
-        If the path cannot be read, or its kind is unknown.
+        If the path cannot be read, or its format is unknown.
     """
     options = options or ReadOptions()
     values = {n: v for n, v in parse_folder_columns(path).items() if n in options.row_columns}
     columns = tuple(name for name in options.row_columns if name not in values)
-    opened = _open(path, replace(options, row_columns=columns), items)
+    source = _open(path, replace(options, row_columns=columns), items)
     return add_folder_columns(
-        opened if opened.can_select_columns else select_features(opened), values
+        source if source.can_select_columns else select_features(source), values
     )
 
 
 def _open(path: str, options: ReadOptions, items: Sequence[str] | None) -> Source:
     if is_url(path) and _find_suffix(path) in _LOCAL_SUFFIXES:
-        raise DataError(f"{path}: Expected a file of this machine, got a URL. Download it.")
+        raise DataError(f"{path}: this format cannot be read from a URL. Download the file.")
     if is_url(path) and _find_suffix(path):
         return open_remote(path, partial(open_source, options=options, items=items))
     place = Path(path)
     if is_url(path):
         raise _make_unknown_error(path)
     if not place.exists():
-        raise DataError(f"{path}: Expected a file or a Zarr array, got nothing there.")
+        raise DataError(f"{path}: there is no such file or Zarr array.")
     if place.is_dir():
         if is_zarr(path):
             return open_zarr(path, options)
@@ -160,7 +159,7 @@ def open_long_tables(
     DataError
         If a file or a line cannot be used.
     """
-    from storage.sources import long_tables  # Arrow takes its time to be imported
+    from storage.sources import long_tables  # importing Arrow is slow
     from storage.sources.long_lines import parse_long_columns
 
     columns = parse_long_columns(long)
@@ -168,28 +167,28 @@ def open_long_tables(
 
 
 def _make_folder_error(folder: Path) -> DataError:
-    """Say of a folder how to name the files in it, by the kind that most of them are."""
-    found = Counter(filter(None, (_find_suffix(entry.name) for entry in folder.iterdir())))
+    """Return the error for a folder; it suggests a pattern for the most common kind of file."""
+    suffixes = Counter(filter(None, (_find_suffix(entry.name) for entry in folder.iterdir())))
     hint = f"No file in it ends in {', '.join(_OPENERS)}."
-    if found:
-        hint = f"Name its files, for example '{folder}/*{found.most_common(1)[0][0]}'."
-    return DataError(f"{folder}: Expected a file or a Zarr array, got a directory. {hint}")
+    if suffixes:
+        hint = f"Name its files, for example '{folder}/*{suffixes.most_common(1)[0][0]}'."
+    return DataError(f"{folder}: this is a folder, not a file or a Zarr array. {hint}")
 
 
 def _make_unknown_error(path: str) -> DataError:
     return DataError(
-        f"{path}: Expected a suffix of {', '.join(_OPENERS)} or a Zarr directory, got "
-        f"{Path(path).suffix or 'none'!r}. Convert the file, or rename it."
+        f"{path}: the suffix {Path(path).suffix or 'none'!r} is unknown. Convert the file to a "
+        f"Zarr array or one of {', '.join(_OPENERS)}, or rename it."
     )
 
 
 def is_basket_file(path: str) -> bool:
-    """Tell whether a path names FIMI baskets, which need a common list of items."""
+    """Return whether a path names FIMI baskets, which need a common list of items."""
     return _find_suffix(path) in (".dat", ".dat.gz")
 
 
 def expand_sources(patterns: Sequence[str]) -> list[str]:
-    """Expand wildcards of paths and URLs, each in sorted order; the arguments keep theirs.
+    """Expand wildcards of paths and URLs; the matches of each pattern are sorted.
 
     Raises
     ------
@@ -200,7 +199,7 @@ def expand_sources(patterns: Sequence[str]) -> list[str]:
 
 
 def find_new_files(folders: Sequence[str], known: Mapping[str, str]) -> NewFiles:
-    """Find the files below folders or prefixes whose tags are not known yet; see `list_new_files`."""
+    """Find the files below folders or prefixes that are not known yet; see `list_new_files`."""
     return list_new_files(folders, known, _OPENERS)
 
 
@@ -211,32 +210,32 @@ def _expand(pattern: str) -> list[str]:
         return _list_partitioned_files(Path(pattern))
     if Path(pattern).exists():
         return [pattern]
-    found = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
-    if found:
-        return found
+    matches = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
+    if matches:
+        return matches
     parent = Path(pattern).parent
     names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     near = get_close_matches(Path(pattern).name, names, n=1)
     hint = f"Did you mean {str(parent / near[0])!r}?" if near else "Check the path."
-    raise DataError(f"{pattern}: Expected an existing path, got nothing there. {hint}")
+    raise DataError(f"{pattern}: there is no such path. {hint}")
 
 
 def _list_partitioned_files(folder: Path) -> list[str]:
-    """Give the files of a partitioned folder, as arrivals would come."""
-    found = find_new_files([str(folder)], {})
-    if not (found.new or found.waiting):
+    """List the files of a partitioned folder, in the order of new files."""
+    files = find_new_files([str(folder)], {})
+    if not (files.new or files.waiting):
         raise _make_folder_error(folder)
-    return sorted([*found.new, *found.waiting])
+    return sorted([*files.new, *files.waiting])
 
 
 def _expand_url(pattern: str) -> list[str]:
     if has_magic(pattern):
-        if found := find_matching_urls(pattern):
-            return found
+        if matches := find_matching_urls(pattern):
+            return matches
     elif parse_object_url(pattern).is_file():
         return [pattern]
     raise DataError(
-        f"{pattern}: Expected a file of the store, got nothing there. "
+        f"{pattern}: the store has no such file. "
         f"Name files, for example '{parse_object_url(pattern).root}/folder/*.parquet'."
     )
 

@@ -1,4 +1,4 @@
-"""NumPy arrays: `.npy`, and `.npz` with a dense matrix or one packed eight values a byte."""
+"""NumPy arrays: `.npy`, and `.npz` with a dense matrix or one packed eight values per byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ReadRows = Callable[[int, int], NDArray[Any]]
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """Shape, order and type of a stored array."""
+    """Shape, order and dtype of a stored array."""
 
     shape: tuple[int, ...]
     fortran_order: bool
@@ -30,7 +30,7 @@ class NpyHeader:
 
 
 def read_member_headers(archive: ZipFile) -> dict[str, NpyHeader]:
-    """Read the header of every array of an `.npz` archive, by array name."""
+    """Read the header of every array in an `.npz` archive, by array name."""
     headers = {}
     for member in archive.namelist():
         if member.endswith(".npy"):
@@ -40,14 +40,14 @@ def read_member_headers(archive: ZipFile) -> dict[str, NpyHeader]:
 
 
 def read_header(stream: IO[bytes]) -> NpyHeader:
-    """Read the header of a `.npy` file or member; the stream then stands at the values."""
+    """Read the header of a `.npy` file or member; the stream is then at the values."""
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     return NpyHeader(*read(stream))
 
 
 def read_member(archive: ZipFile, name: str) -> NDArray[Any]:
-    """Read a small array whole."""
+    """Read a small array as a whole."""
     with archive.open(name + ".npy") as stream:
         array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
     return array
@@ -55,9 +55,9 @@ def read_member(archive: ZipFile, name: str) -> NDArray[Any]:
 
 @contextmanager
 def open_member_rows(archive: ZipFile, name: str) -> Iterator[ReadRows]:
-    """Open an array for reading by consecutive runs of rows: `take(first, n_rows)`.
+    """Open an array for reading consecutive ranges of rows: `take(first, n_rows)`.
 
-    A Fortran-ordered matrix has no rows to stream: it is unpacked to a temporary file.
+    A Fortran-ordered matrix cannot be streamed by rows, so it is extracted to a temporary file.
     """
     with archive.open(name + ".npy") as stream:
         header = read_header(stream)
@@ -75,7 +75,7 @@ def open_member_rows(archive: ZipFile, name: str) -> Iterator[ReadRows]:
 def _read_rows(
     stream: IO[bytes], name: str, header: NpyHeader, first: int, n_rows: int
 ) -> NDArray[Any]:
-    """Read the next rows; the archive's checksum is checked after the last one."""
+    """Read the next rows; after the last one, the archive's checksum is checked."""
     shape = (n_rows, *header.shape[1:])
     n_bytes = int(np.prod(shape, dtype=np.int64)) * header.dtype.itemsize
     data = stream.read(n_bytes)
@@ -108,7 +108,7 @@ class NpySource(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class NpzSource(Source):
-    """A dense or packed matrix of an `.npz` archive.
+    """A dense or packed matrix in an `.npz` archive.
 
     Attributes
     ----------
@@ -117,9 +117,9 @@ class NpzSource(Source):
     packed
         Whether it was packed by `numpy.packbits(X, axis=1)`.
     masked
-        Whether a packed mask `M` stands beside it, 1 = observed.
+        Whether the archive contains a packed mask `M`, 1 = observed.
     labels
-        Names of a column's values 0, 1, …, by column.
+        Names of the values 0, 1, … of a column, by column.
     """
 
     is_streaming = True
@@ -130,7 +130,7 @@ class NpzSource(Source):
     labels: Mapping[str, tuple[str, ...]]
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Stream the matrix and its columns side by side."""
+        """Stream the matrix and the columns in parallel."""
         if not self.n_rows:
             return
         with translate_read_errors(self.path), ZipFile(self.path) as archive, ExitStack() as stack:
@@ -179,7 +179,7 @@ def make_number_batch(
     columns: Mapping[str, NDArray[Any]] | None = None,
     observed: NDArray[np.uint8] | None = None,
 ) -> SourceBatch:
-    """Make a batch of numbers, (n_rows, n_features), and an optional mask of the same shape."""
+    """Make a batch from numbers, (n_rows, n_features), and an optional mask of the same shape."""
     codes = encode_features(values, source.options, source.feature_names)
     if observed is not None:
         codes[observed == 0] = MISSING
@@ -191,7 +191,7 @@ def make_number_batch(
 
 
 def open_npy(path: str, options: ReadOptions) -> NpySource:
-    """Open a `.npy` file."""
+    """Open a `.npy` file; this reads its header."""
     with translate_read_errors(path), open(path, "rb") as stream:
         header = read_header(stream)
     if len(header.shape) != 2:
@@ -206,7 +206,7 @@ def open_npy(path: str, options: ReadOptions) -> NpySource:
 def open_dense(
     path: str, options: ReadOptions, archive: ZipFile, headers: Mapping[str, NpyHeader]
 ) -> NpzSource:
-    """Open an archive with a packed or dense matrix."""
+    """Open an `.npz` archive with a dense or packed matrix."""
     packed = {"X", "shape"} <= headers.keys() and headers["shape"].shape == (2,)
     array = "X" if packed else _find_matrix_name(path, headers)
     check_numeric(path, headers[array].dtype)
@@ -257,10 +257,12 @@ def _check_packed(
 
 
 def _list_column_names(
-    path: str, headers: Mapping[str, NpyHeader], n_rows: int, others: tuple[str, ...]
+    path: str, headers: Mapping[str, NpyHeader], n_rows: int, reserved: tuple[str, ...]
 ) -> tuple[str, ...]:
     names = [
-        name for name, header in headers.items() if header.shape == (n_rows,) and name not in others
+        name
+        for name, header in headers.items()
+        if header.shape == (n_rows,) and name not in reserved
     ]
     for name in names:
         if headers[name].dtype.kind not in "biufUS":

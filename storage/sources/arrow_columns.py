@@ -1,4 +1,4 @@
-"""Arrow columns as codes; the one place where text becomes bits."""
+"""Arrow columns as value codes. Text becomes bits only here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TRUE_WORDS, _FALSE_WORDS = (
 
 
 def is_feature_type(kind: pa.DataType) -> bool:
-    """Tell whether `encode_column` takes columns of this type."""
+    """Return whether `encode_column` accepts columns of this type."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (
@@ -54,12 +54,12 @@ def is_feature_type(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of those of text."""
+    """Return whether a type is a text type."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def encode_table(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOptions) -> ValueCodes:
-    """Code the columns of a table, (n_rows, n_columns), by their names."""
+    """Encode the columns of a table, (n_rows, n_columns), each with the map for its name."""
     by_column = np.empty((len(columns), n_rows), np.uint8)
     for codes, (name, column) in zip(by_column, columns.items(), strict=True):
         codes[:] = encode_column(column, options, find_map(options.maps, name))
@@ -69,7 +69,7 @@ def encode_table(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOpti
 def encode_column(
     column: pa.Array, options: ReadOptions, value_map: ValueMap | None = None
 ) -> ValueCodes:
-    """Code one column, (n_rows,): null is missing, text is read once per distinct value."""
+    """Encode one column, (n_rows,); null means missing. Each distinct text is parsed once."""
     if is_text(column.type):
         column = column.dictionary_encode()
     if not pa.types.is_dictionary(column.type):
@@ -104,7 +104,7 @@ def _encode_number_column(
 def encode_tokens(
     tokens: Sequence[str | None], options: ReadOptions, value_map: ValueMap | None = None
 ) -> ValueCodes:
-    """Code words: missing tokens, numbers, true and false; anything else is BAD."""
+    """Encode words: missing tokens, numbers, true and false; anything else is INVALID."""
     if value_map is not None:
         return np.array([_encode_by_map(token, options, value_map) for token in tokens], np.uint8)
     numbers = [_parse_token(token, options) for token in tokens]
@@ -116,7 +116,7 @@ def encode_tokens(
 
 
 def _encode_by_map(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:
-    """Code a word by a map, which may name what else would be missing."""
+    """Encode a word with a map, which takes precedence over missing tokens."""
     code = None if token is None else value_map.find_code(token)
     if code is not None:
         return code
@@ -124,7 +124,7 @@ def _encode_by_map(token: str | None, options: ReadOptions, value_map: ValueMap)
 
 
 def is_missing(token: str | None, options: ReadOptions) -> bool:
-    """Tell whether a word stands for no value."""
+    """Return whether a word means that there is no value."""
     if token is None or token.strip().lower() in MISSING_TOKENS:
         return True
     number = parse_float(token)
@@ -132,14 +132,14 @@ def is_missing(token: str | None, options: ReadOptions) -> bool:
 
 
 def _parse_token(token: str | None, options: ReadOptions) -> float | None:
-    """NaN stands for missing, None for a word that is no number."""
+    """Parse a word; NaN means missing, None that it is not a number."""
     if token is None or is_missing(token, options):
         return float("nan")
     return parse_number(token)
 
 
 def make_csv_word_options(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
-    """Give the words that Arrow's CSV reader can take for bits and for missing, as its options."""
+    """Return options for Arrow's CSV reader: the words to read as bits and as missing."""
     return {
         "null_values": _list_missing_words(options, value_map),
         "true_values": _TRUE_WORDS if value_map is None else _list_words(value_map, 1),
@@ -148,7 +148,7 @@ def make_csv_word_options(options: ReadOptions, value_map: ValueMap | None) -> d
 
 
 def _list_missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
-    """Give the spellings of missing values that need no closer look."""
+    """List the spellings of missing values that Arrow may recognise."""
     usual = [word for token in MISSING_TOKENS for word in _list_spellings(token)]
     mapped = [
         word for value in (value_map.words if value_map else ()) for word in _list_spellings(value)
@@ -157,7 +157,7 @@ def _list_missing_words(options: ReadOptions, value_map: ValueMap | None) -> lis
 
 
 def _list_words(value_map: ValueMap, code: int) -> list[str]:
-    """Give the spellings of values that need no closer look."""
+    """List the spellings of the mapped values with this code."""
     return [w for value, c in value_map.words.items() if c == code for w in _list_spellings(value)]
 
 
@@ -166,7 +166,7 @@ def _list_spellings(token: str) -> tuple[str, ...]:
 
 
 def convert_row_column(source: Source, name: str, column: pa.Array, first_row: int) -> NDArray[Any]:
-    """Take a per-row column: integers, floats, or text for every other type."""
+    """Convert a per-row column to integers, floats or, for every other type, text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_boolean(column.type):
@@ -174,7 +174,7 @@ def convert_row_column(source: Source, name: str, column: pa.Array, first_row: i
     if pa.types.is_integer(column.type) and column.null_count:
         row = first_row + int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(
-            f"{source.format_row_place(row)}, column {name!r}: Expected an integer, got no value. "
+            f"{source.format_row_place(row)}, column {name!r}: the integer is missing. "
             "Fill the column, or store it as text."
         )
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
@@ -187,7 +187,7 @@ def convert_row_column(source: Source, name: str, column: pa.Array, first_row: i
 def make_table_batch(
     source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
 ) -> SourceBatch:
-    """Make a batch of rows of a table, of which the first is `first_row` of the source."""
+    """Make a batch from rows of a table, the first of which is row `first_row` of the source."""
     features = {name: rows.column(name) for name in source.feature_names}
     codes = encode_table(features, rows.num_rows, options)
 

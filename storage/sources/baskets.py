@@ -1,4 +1,4 @@
-"""FIMI baskets: each line lists the numbers of the items in one basket; a blank line is empty."""
+"""FIMI baskets: each line lists the item numbers of one basket; a blank line is an empty basket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BasketSource(Source):
     """A `.dat` file of baskets; an item listed twice counts once."""
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read runs of baskets."""
+        """Read ranges of baskets."""
         known = np.array([_parse_item(name) for name in self.feature_names])
         order = np.argsort(known)
         first_row = 0
@@ -49,8 +49,8 @@ class BasketSource(Source):
     ) -> DataError:
         line = first_row + int(np.searchsorted(np.cumsum(counts), number, side="right")) + 1
         return DataError(
-            f"{self.path}: line {line}: Expected an item among the {self.n_features} features, "
-            f"got {items[number]}. Ingest the files that have it together."
+            f"{self.path}: line {line}: item {items[number]} is not one of the {self.n_features} "
+            "features. Ingest all files together."
         )
 
 
@@ -66,7 +66,7 @@ def open_baskets(
     options
         How values become bits.
     items
-        The features; by default the file's own items, which takes a first pass over it.
+        The features; by default the items in the file, which takes a first pass over it.
     """
     check_implicit_zeros(path, options)
     names = find_basket_items([path]) if items is None else tuple(items)
@@ -74,7 +74,7 @@ def open_baskets(
 
 
 def find_basket_items(paths: Sequence[str]) -> tuple[str, ...]:
-    """Find the items of one or more basket files, in numeric order: reads them all once."""
+    """Find the items of basket files, in numeric order; this reads all files once."""
     known = np.empty(0, np.int64)
     for path in paths:
         with open_local_copy(path) as (copy, _):
@@ -84,7 +84,7 @@ def find_basket_items(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Items of a run of lines, and how many each line has."""
+    """Yield the items of a block of lines, and the number of items per line."""
     first_line = 0
     with translate_read_errors(path), open_text(path) as stream:
         for block in iter_line_blocks(stream, NUMBER_BLOCK_BYTES):
@@ -93,16 +93,16 @@ def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int
                 number = int((items < 0).argmax())
                 line = int(np.searchsorted(np.cumsum(counts), number, side="right")) + 1
                 raise DataError(
-                    f"{path}: line {first_line + line}: Expected item numbers of 0 or more, "
-                    f"got {items[number]}. Correct the line."
+                    f"{path}: line {first_line + line}: item number {items[number]} is negative. "
+                    "Correct the line."
                 )
             yield items, counts
             first_line += len(counts)
     if not first_line:
-        raise DataError(f"{path}: Expected baskets, got an empty file.")
+        raise DataError(f"{path}: the file is empty.")
 
 
 def _parse_item(name: str) -> int:
-    """Give the item number that a feature's name stands for; -1, which no item has, if none."""
+    """Return the item number in a feature's name; -1, which is no item, if there is none."""
     fits = name.isdecimal() and len(name) < 19 and str(int(name)) == name
     return int(name) if fits else -1

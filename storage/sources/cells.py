@@ -1,4 +1,4 @@
-"""Annotated matrices of cells: `.h5ad` files of AnnData."""
+"""Cell matrices: `.h5ad` files of AnnData."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CELL_NAMES = "obs_names"
 
 @dataclass(frozen=True, kw_only=True)
 class AnnDataSource(Source):
-    """The matrix X: cells are rows, and what was measured of them features.
+    """The matrix X of an `.h5ad` file: cells are rows, measurements are features.
 
     Attributes
     ----------
     encoding
         How X is stored: "array", "csr_matrix" or "csc_matrix".
     columns
-        The per-row columns wanted, (n_rows,) each.
+        The requested per-row columns, (n_rows,) each.
     """
 
     is_streaming = True
@@ -39,7 +39,7 @@ class AnnDataSource(Source):
     columns: Mapping[str, pa.Array] = field(repr=False)
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read runs of cells; values that do not come by cells are put in order on disk."""
+        """Read ranges of cells; a column-major matrix is reordered on disk first."""
         import h5py
 
         with translate_read_errors(self.path), h5py.File(self.path) as file:
@@ -72,15 +72,15 @@ def _read_sparse_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArr
 
     pointers = X["indptr"][first : first + n_rows + 1]
     part = slice(int(pointers[0]), int(pointers[-1]))
-    found = (X["data"][part], X["indices"][part], pointers - pointers[0])
-    matrix = csr_array(found, shape=(n_rows, n_features))
+    arrays = (X["data"][part], X["indices"][part], pointers - pointers[0])
+    matrix = csr_array(arrays, shape=(n_rows, n_features))
     matrix.check_format()
     rows: NDArray[Any] = matrix.toarray()
     return rows
 
 
 def _iter_column_entries(X: Any) -> Iterator[Entries]:
-    """Give the entries of compressed columns, a run of columns at a time."""
+    """Yield the entries of compressed columns, a range of entries at a time."""
     pointers = X["indptr"][:]
     step = 1 << 20
     for start in range(0, int(pointers[-1]), step):
@@ -90,7 +90,7 @@ def _iter_column_entries(X: Any) -> Iterator[Entries]:
 
 
 def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
-    """Open an `.h5ad` file: reads the names of cells and features, and the columns wanted."""
+    """Open an `.h5ad` file; this reads the names and the requested per-row columns."""
     check_installed(path, "anndata", "cells")
     import h5py
     from anndata.io import read_elem

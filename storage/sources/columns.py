@@ -1,4 +1,7 @@
-"""Columns that names of folders give, as in `clicks/year=2026/part-0.parquet`."""
+"""Sources with fewer features than their file, or with more per-row columns.
+
+The additional columns come from folder names, as in `clicks/year=2026/part-0.parquet`.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ class SelectedSource(Source):
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Those of the whole source."""
+        """Tags of the other source."""
         return self.source.tags
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read all features and leave out the others."""
+        """Read all features and drop the unselected ones."""
         at = np.flatnonzero(self.source.feature_mask)
         for batch in self.source.iter_batches():
             observed = None if batch.observed is None else batch.observed[:, at]
             yield SourceBatch(np.ascontiguousarray(batch.X[:, at]), observed, batch.columns)
 
     def check_first_rows(self) -> None:
-        """Read the first rows as the whole source does."""
+        """Read the first rows of the other source."""
         self.source.check_first_rows()
 
 
 def select_features(source: Source) -> Source:
-    """Leave features out of a source that reads all of them."""
+    """Drop the unselected features of a source that reads all of them."""
     if source.feature_mask.all():
         return source
     names = tuple(np.array(source.feature_names)[source.feature_mask].tolist())
@@ -58,24 +61,24 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionedSource(Source):
-    """Another source, with per-row columns of one value each.
+    """Another source with additional per-row columns, each of one value.
 
     Attributes
     ----------
     source
-        The other one.
+        The other source.
     values
-        Values by names of columns.
+        Values by column name.
     """
 
-    can_select_columns = True  # as the other does
+    can_select_columns = True  # the other source selects them
 
     source: Source
     values: Mapping[str, str]
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Those of the other."""
+        """Tags of the other source."""
         return self.source.tags
 
     def iter_batches(self) -> Iterator[SourceBatch]:
@@ -85,39 +88,35 @@ class PartitionedSource(Source):
             yield replace(batch, columns={**batch.columns, **more})
 
     def check_first_rows(self) -> None:
-        """Read the first rows as the other does."""
+        """Read the first rows of the other source."""
         self.source.check_first_rows()
 
 
 def parse_folder_columns(path: str) -> dict[str, str]:
-    """Read the `name=value` parts of a path; what Hive writes for no value is empty."""
+    """Parse the `name=value` parts of a path; Hive's mark for no value becomes an empty text."""
     pairs = (part.partition("=") for part in PurePosixPath(path).parts[:-1])
-    found = {name: unquote(value) for name, equals, value in pairs if equals and name}
-    return {name: "" if value == _HIVE_NULL else value for name, value in found.items()}
+    columns = {name: unquote(value) for name, equals, value in pairs if equals and name}
+    return {name: "" if value == _HIVE_NULL else value for name, value in columns.items()}
 
 
 def is_partitioned(folder: Path) -> bool:
-    """Tell whether a folder holds folders called `name=value`."""
+    """Return whether a folder contains folders named `name=value`."""
     return any("=" in entry.name and entry.is_dir() for entry in folder.iterdir())
 
 
-def check_column_in_one_place(path: str, told: Iterable[str], names: Container[str]) -> None:
-    """Refuse a file that has a column which its folder tells too."""
-    if twice := next((name for name in told if name in names), None):
+def check_column_in_one_place(
+    path: str, folder_columns: Iterable[str], names: Container[str]
+) -> None:
+    """Raise `DataError` if a file contains a column that its folder's name defines too."""
+    if twice := next((name for name in folder_columns if name in names), None):
         raise DataError(
-            f"{path}: Expected a column {twice!r} in the file or in the folder's name, got both. "
+            f"{path}: column {twice!r} is both in the file and in the folder's name. "
             "Rename one of them."
         )
 
 
 def add_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
-    """Add columns to a source that was opened without them.
-
-    Raises
-    ------
-    DataError
-        If the file has a column of that name too.
-    """
+    """Add the columns from folder names; raise `DataError` if the file contains one of them too."""
     check_column_in_one_place(source.path, values, (*source.column_names, *source.feature_names))
     if not values:
         return source

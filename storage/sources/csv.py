@@ -1,4 +1,4 @@
-"""Tables of text: CSV and TSV."""
+"""Text tables: CSV and TSV."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True, kw_only=True)
 class CsvSource(Source):
-    """A `.csv` or `.tsv` file. Per-row columns stay text, as they are written.
+    """A `.csv` or `.tsv` file. Per-row columns stay text, as written.
 
     Attributes
     ----------
     delimiter
-        Comma, semicolon, tab or bar.
+        Comma, semicolon, tab or vertical bar.
     header
         Names of all columns in file order.
     has_header
@@ -51,7 +51,7 @@ class CsvSource(Source):
     has_header: bool
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Parse blocks of lines: as bits or numbers if that goes, as text otherwise."""
+        """Parse blocks of lines: as bits or numbers if possible, else as text."""
         first_row = 0
         with translate_read_errors(self.path), open_text(self.path) as stream:
             if self.has_header:
@@ -64,23 +64,23 @@ class CsvSource(Source):
                     first_row += rows.num_rows
 
     def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
-        """Give the values, and how they become bits: those that Arrow mapped are bits."""
-        typed = pa.bool_() if self.options.threshold is None else pa.float64()
+        """Return the values and the options still to apply: Arrow may have applied the map."""
+        feature_type = pa.bool_() if self.options.threshold is None else pa.float64()
         if not self.options.maps or self._common_map is not None:
             with suppress(pa.ArrowInvalid):
-                return self._read(typed, block), replace(self.options, maps=())
+                return self._read(feature_type, block), replace(self.options, maps=())
         try:
             return self._read(pa.string(), block), self.options
         except pa.ArrowInvalid as error:
             self._refuse_ragged(block, first_row)
+            place, reason = self.format_row_place(first_row), " ".join(str(error).split())
             raise DataError(
-                f"{self.format_row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
-                f"got an error: {' '.join(str(error).split())}. Correct the file."
+                f"{place} or after: the text cannot be parsed: {reason}. Correct the file."
             ) from error
 
     @cached_property
     def _common_map(self) -> ValueMap | None:
-        """The map of all features, if they have the same."""
+        """The map that all features share, if any."""
         maps = {find_map(self.options.maps, name) for name in self.feature_names}
         return maps.pop() if len(maps) == 1 else None
 
@@ -88,19 +88,19 @@ class CsvSource(Source):
         self,
         kind: pa.DataType,
         block: bytes,
-        note_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
+        record_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
     ) -> pa.Table:
-        """Parse lines with features of the given type; on one thread where rows are noted."""
+        """Parse lines with features of this type; on one thread if ragged rows are recorded."""
         features = dict.fromkeys(self.feature_names, kind)
         columns = dict.fromkeys(self.column_names, pa.string())
         return pa.csv.read_csv(
             pa.BufferReader(block),
             pa.csv.ReadOptions(
                 column_names=self.header,
-                use_threads=note_ragged is None,
+                use_threads=record_ragged is None,
                 block_size=len(block) + 1,
             ),
-            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note_ragged),
+            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=record_ragged),
             pa.csv.ConvertOptions(
                 column_types=features | columns,
                 include_columns=[*features, *columns],
@@ -109,55 +109,56 @@ class CsvSource(Source):
         )
 
     def _refuse_ragged(self, block: bytes, first_row: int) -> None:
-        """Parse again on one thread: rows know their number, and Arrow notes them in this one."""
+        """Parse again on one thread, where Arrow knows the numbers of ragged rows."""
         ragged: list[pa.csv.InvalidRow] = []
 
-        def note(row: pa.csv.InvalidRow) -> str:
+        def record(row: pa.csv.InvalidRow) -> str:
             ragged.append(row)
             return "skip"
 
         with suppress(pa.ArrowInvalid):
-            self._read(pa.string(), block, note)
+            self._read(pa.string(), block, record)
         for row in ragged[:1]:
+            place = self.format_row_place(first_row + row.number - 1)
             raise DataError(
-                f"{self.format_row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
-                f"columns, got {row.actual_columns}. Correct the row."
+                f"{place}: Expected {row.expected_columns} columns, got {row.actual_columns}. "
+                "Correct the row."
             )
 
     def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
-        """An unclosed quote would swallow the rows that follow it."""
+        """Refuse line breaks in texts: an unclosed quote would swallow the following rows."""
         for name in self.column_names:
             broken = pa.compute.match_substring(table.column(name), "\n").to_numpy()
             if broken.any():
                 row = first_row + int(broken.argmax())
                 raise DataError(
-                    f"{self.format_row_place(row)}, column {name!r}: Expected text on one line, got a "
-                    "line break inside quotes. Close the quote, or remove the break."
+                    f"{self.format_row_place(row)}, column {name!r}: there is a line break inside "
+                    "quotes. Close the quote, or remove the break."
                 )
 
 
 def open_csv(path: str, options: ReadOptions) -> CsvSource:
-    """Open a `.csv` or `.tsv` file: reads its first line.
+    """Open a `.csv` or `.tsv` file; this reads its first line.
 
-    A first line of nothing but values and missing tokens is a row, not a header.
+    A first line that consists of values and missing tokens only is a row, not a header.
     """
     delimiter, words = read_csv_header(path)
     has_header = bool((encode_tokens(words, ReadOptions(options.missing)) == INVALID).any())
     if has_header and _is_row(words, options):
         raise DataError(
-            f"{path}: Expected names in the first line, got values, which the options would read. "
-            "Add a line with the columns' names."
+            f"{path}: the first line contains values, not names. "
+            "Add a line with the names of the columns."
         )
     header = tuple(words) if has_header else make_feature_names(len(words))
     check_column_names(path, header)
-    wanted = dict.fromkeys(options.row_columns)
+    row_columns = dict.fromkeys(options.row_columns)
     return CsvSource(
         path=path,
         options=options,
         feature_names=select_feature_names(
-            path, [name for name in header if name not in wanted], options
+            path, [name for name in header if name not in row_columns], options
         ),
-        column_names=tuple(name for name in wanted if name in header),
+        column_names=tuple(name for name in row_columns if name in header),
         delimiter=delimiter,
         header=header,
         has_header=has_header,
@@ -165,30 +166,30 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
 
 
 def read_csv_header(path: str) -> tuple[str, list[str]]:
-    """Read the first line: what cuts it, and its words.
+    """Read the first line and return the delimiter and the words.
 
     Raises
     ------
     DataError
-        If there is none, several marks may cut it, or one that such a file does not have.
+        If there is no first line, or its delimiter is ambiguous or unexpected.
     """
     with translate_read_errors(path), open_text(path) as stream:
         lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
         delimiter = _find_delimiter(path, lines)
         words = [word.strip() for word in _split_line(lines[0], delimiter)]
     if not words:
-        raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
+        raise DataError(f"{path}: the first line is empty.")
     _refuse_other_marks(path, words, delimiter)
     return delimiter, words
 
 
 def _find_delimiter(path: str, lines: Sequence[str]) -> str:
-    """Tell what cuts the first two lines: a tab in a `.tsv`, else what cuts both into as many.
+    """Find the delimiter: a tab in a `.tsv`, else one that splits both lines into as many words.
 
     Raises
     ------
     DataError
-        If there are several such marks.
+        If there are several such delimiters.
     """
     if path.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
@@ -198,22 +199,24 @@ def _find_delimiter(path: str, lines: Sequence[str]) -> str:
     }
     fit = [mark for mark, n in counts.items() if len(n) == 1 and n != {1}]
     if len(fit) > 1:
-        told = " and ".join(f"{_DELIMITERS[mark]} into {min(counts[mark])}" for mark in fit)
+        columns = " and ".join(
+            f"{min(counts[mark])} columns by {_DELIMITERS[mark]}" for mark in fit
+        )
         raise DataError(
-            f"{path}: Expected lines that one mark cuts into columns, got several: {told}. "
-            "Write the file with one of them, or quote the names that have the other."
+            f"{path}: the delimiter is ambiguous: {columns}. "
+            "Write the file with one delimiter, or quote the names that contain the other."
         )
     return fit[0] if fit else ","
 
 
 def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None:
-    """Refuse a first line that is one word to us and several to another mark."""
+    """Refuse a first line of one word that another delimiter would split."""
     marks = {**_DELIMITERS, " ": "spaces"}
     other = next((mark for mark in marks if len(words) == 1 and mark in words[0]), None)
     if other is not None:
         raise DataError(
-            f"{path}: Expected {marks[delimiter]} between columns, got one column that looks cut "
-            f"by {marks[other]}. Write commas to a .csv or tabs to a .tsv."
+            f"{path}: there is one column, which seems to be several separated by {marks[other]} "
+            f"instead of {marks[delimiter]}. Write commas to a .csv or tabs to a .tsv file."
         )
 
 
@@ -222,6 +225,6 @@ def _split_line(line: str, delimiter: str) -> list[str]:
 
 
 def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
-    """Tell whether the first line, were it a row, could be read."""
+    """Return whether the first line can be read as a row."""
     codes = [encode_tokens([word], options, find_map(options.maps, word)) for word in words]
     return INVALID not in np.concatenate(codes)

@@ -1,4 +1,4 @@
-"""Genotypes: `.bed` files of PLINK, beside which lie a `.bim` and a `.fam`."""
+"""Genotypes: `.bed` files of PLINK, with a `.bim` and a `.fam` file in the same folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.sources.arrays import make_number_batch
 from storage.sources.base import Source, SourceBatch, check_installed, translate_read_errors
 from storage.sources.value_codes import ReadOptions
 
-# A run of individuals is spread over the whole file, so a run should be long.
+# Every range of individuals is spread over the whole file, so few long ranges are faster.
 _READ_CELLS = 1 << 27
 _FAM_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
 _MISSING_COUNT = -127
@@ -22,7 +22,7 @@ _MISSING_COUNT = -127
 
 @dataclass(frozen=True, kw_only=True)
 class BedSource(Source):
-    """Counts of the first allele, 0 to 2: individuals are rows and variants features."""
+    """Counts of the first allele, 0 to 2: individuals are rows and variants are features."""
 
     n_rows: int
 
@@ -32,7 +32,7 @@ class BedSource(Source):
         return tuple(str(Path(self.path).with_suffix(s)) for s in (".bed", ".bim", ".fam"))
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read long runs of individuals, and give them in short ones."""
+        """Read long ranges of individuals and yield them as short ones."""
         step = max(self.batch_rows, _READ_CELLS // self.n_features)
         with translate_read_errors(self.path), _open_bed_reader(self.path) as bed:
             columns = {name: _read_fam_column(bed, name) for name in self.column_names}
@@ -41,18 +41,18 @@ class BedSource(Source):
                 for first, n_rows in self.iter_row_ranges(len(counts)):
                     values = counts[first : first + n_rows]
                     rows = slice(start + first, start + first + n_rows)
-                    kept = {name: column[rows] for name, column in columns.items()}
+                    row_values = {name: column[rows] for name, column in columns.items()}
                     observed = (values != _MISSING_COUNT).view(np.uint8)
-                    yield make_number_batch(self, values, start + first, kept, observed)
+                    yield make_number_batch(self, values, start + first, row_values, observed)
 
 
 def open_bed(path: str, options: ReadOptions) -> BedSource:
-    """Open a `.bed` file: reads the names beside it."""
+    """Open a `.bed` file; this reads the names in the other two files."""
     check_installed(path, "bed_reader", "genotypes")
     if options.threshold is None and not options.maps:
         raise DataError(
-            f"{path}: Expected to be told which counts of an allele are 1. Use --genotypes "
-            "dominant (one or two) or --genotypes recessive (two)."
+            f"{path}: choose which allele counts are 1: {{genotypes=dominant}} (one or two) or "
+            "{genotypes=recessive} (two)."
         )
     with translate_read_errors(path), _open_bed_reader(path) as bed:
         return BedSource(
@@ -71,7 +71,7 @@ def _open_bed_reader(path: str) -> Any:
 
 
 def _read_fam_column(bed: Any, name: str) -> Any:
-    """Give a column of the .fam; what it leaves out is empty."""
+    """Return a column of the `.fam` file; missing entries are empty."""
     values = getattr(bed, name)
     if name == "sex":
         return np.array(["", "1", "2"])[values]

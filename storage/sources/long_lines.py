@@ -1,4 +1,4 @@
-"""The lines of long tables, in runs: of each the columns that are wanted, as text."""
+"""Reads the lines of long tables in batches: the requested columns of each line, as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.sources.text import iter_line_blocks, open_text
 from storage.sources.value_codes import ReadOptions
 from storage.stores.object_path import is_url
 
-# Enough lines to hide what a run costs: names known so far are looked through once a run.
+# Large enough to hide the cost per batch: the known names are searched once per batch.
 _BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
 _ROLES = ("row", "feature", "value")
 
@@ -32,9 +32,9 @@ class LongColumns(NamedTuple):
     Attributes
     ----------
     row, feature
-        Which name the row and the feature of a line.
+        Columns with the names of row and feature.
     value
-        Which has the value; without it a line says 1, and what no line names is 0.
+        Column with the value. Without it a line means 1, and pairs without a line are 0.
     """
 
     row: str
@@ -43,40 +43,40 @@ class LongColumns(NamedTuple):
 
 
 def parse_long_columns(text: str) -> LongColumns:
-    """Read `row=COLUMN,feature=COLUMN,value=COLUMN`.
+    """Parse `row=COLUMN,feature=COLUMN,value=COLUMN`.
 
     Raises
     ------
     DataError
-        If it is not written so.
+        If the text has another form.
     """
     pairs = [pair.partition("=")[::2] for pair in text.split(",")]
-    found = {name.strip(): column.strip() for name, column in pairs}
-    if len(found) < len(pairs) or not {"row", "feature"} <= found.keys() <= {*_ROLES}:
+    columns = {name.strip(): column.strip() for name, column in pairs}
+    if len(columns) < len(pairs) or not {"row", "feature"} <= columns.keys() <= {*_ROLES}:
         raise DataError(
-            f"--long {text}: Expected row=COLUMN,feature=COLUMN and value=COLUMN where there are "
-            "values."
+            f"{{long={text}}}: write row=COLUMN,feature=COLUMN and, if there are values, "
+            "value=COLUMN."
         )
-    if "" in found.values():
-        raise DataError(f"--long {text}: Expected a column behind every =, got none.")
-    if len({*found.values()}) < len(found):
-        raise DataError(f"--long {text}: Expected a column for each, got one for two of them.")
-    return LongColumns(**found)
+    if "" in columns.values():
+        raise DataError(f"{{long={text}}}: there is no column after one of the =.")
+    if len({*columns.values()}) < len(columns):
+        raise DataError(f"{{long={text}}}: one column has two roles. Name three different ones.")
+    return LongColumns(**columns)
 
 
 class LineBatch(NamedTuple):
-    """A run of lines of one file, from `first` on."""
+    """Consecutive lines of one file, starting at line `first`."""
 
     path: str
     first: int
     table: pa.RecordBatch
 
     def column(self, name: str) -> pa.Array:
-        """Give a column's texts."""
+        """Return the texts of a column."""
         return self.table.column(name)
 
     def format_place(self, at: int) -> str:
-        """Say where a line stands."""
+        """Describe the position of a line."""
         return f"{self.path}: row {self.first + at + 1} (data rows counted from 1)"
 
 
@@ -87,15 +87,19 @@ def read_lines(
     options: ReadOptions,
     seen: dict[str, str],
 ) -> Iterator[LineBatch]:
-    """Read the columns wanted, a run of lines at a time; notes tags of remote files.
+    """Yield batches of lines with the requested columns; record the tags of remote files in `seen`.
 
-    Names come as dictionaries, values as booleans or numbers where that goes, all else as text.
+    Names are dictionary-encoded, values are booleans or numbers if possible; all else is text.
     """
-    wanted = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
+    requested = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
     for path in paths:
         first = 0
-        told = {name: text for name, text in parse_folder_columns(path).items() if name in wanted}
-        layout = _FileColumns(path, columns, [name for name in wanted if name not in told], told)
+        folder_values = {
+            name: text for name, text in parse_folder_columns(path).items() if name in requested
+        }
+        layout = _FileColumns(
+            path, columns, [name for name in requested if name not in folder_values], folder_values
+        )
         with translate_read_errors(path), open_local_copy(path) as (copy, tag):
             if is_url(path):
                 seen[path] = tag
@@ -111,18 +115,18 @@ def read_lines(
 
 
 class _FileColumns(NamedTuple):
-    """Where the columns that are wanted of a file come from.
+    """The origin of the requested columns: the file or the names of its folders.
 
     Attributes
     ----------
     path
-        The file, as it was given.
+        The file, as given.
     columns
-        What they are for.
-    wanted
-        Those in the file.
-    told
-        Those that its folders tell: one text for all lines.
+        The roles of the columns.
+    file_columns
+        The columns in the file.
+    folder_values
+        The columns from folder names: one text for all lines.
     """
 
     path: str
@@ -131,17 +135,17 @@ class _FileColumns(NamedTuple):
     folder_values: Mapping[str, str]
 
     def check_header(self, names: Sequence[str]) -> None:
-        """Refuse a file by the names of its columns."""
+        """Raise `DataError` if a file lacks a column or has one twice."""
         for name in self.file_columns:
             if name not in names:
                 raise DataError(
-                    f"{self.path}: Expected a column {name!r}, got none of that name among "
-                    f"{', '.join(names[:8])}. Check --long and --keep."
+                    f"{self.path}: there is no column {name!r} among {', '.join(names[:8])}. "
+                    "Check {long} and {keep}."
                 )
         check_column_in_one_place(self.path, self.folder_values, names)
 
     def convert_for_role(self, name: str, column: pa.Array) -> pa.Array:
-        """Encode names of rows and features, leave values that are numbers, and give texts else."""
+        """Dictionary-encode names of rows and features; keep numeric values; make the rest text."""
         if name in (self.columns.row, self.columns.feature):
             return _encode_names(column)
         is_value = name == self.columns.value and is_feature_type(column.type)
@@ -150,7 +154,7 @@ class _FileColumns(NamedTuple):
         return column if is_value else column.cast(pa.string())
 
     def convert_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Give all columns as their roles ask."""
+        """Convert all columns for their roles."""
         names = batch.schema.names
         arrays = [
             self.convert_for_role(n, column) for n, column in zip(names, batch.columns, strict=True)
@@ -158,7 +162,7 @@ class _FileColumns(NamedTuple):
         return pa.record_batch(arrays, names=names)
 
     def add_folder_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add the columns that folders tell."""
+        """Add the columns from folder names."""
         for name, text in self.folder_values.items():
             column = self.convert_for_role(name, pa.repeat(pa.scalar(text), batch.num_rows))
             batch = batch.append_column(name, column)
@@ -166,17 +170,17 @@ class _FileColumns(NamedTuple):
 
 
 def _encode_names(column: pa.Array) -> pa.DictionaryArray:
-    """Encode texts in the order in which they come, each that is there and no other."""
+    """Dictionary-encode texts in order of appearance, without unused entries."""
     if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()  # before there are texts of every line
+        column = column.dictionary_encode()  # before casting, which would make a text per line
         return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-    found = column.indices.dictionary_encode()
-    names = column.dictionary.take(found.dictionary).cast(pa.string())
-    return pa.DictionaryArray.from_arrays(found.indices, names)
+    used = column.indices.dictionary_encode()
+    names = column.dictionary.take(used.dictionary).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(used.indices, names)
 
 
 def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.RecordBatch]:
-    """Encode runs of lines on all CPUs; texts come as codes, as they mostly are in the file."""
+    """Encode batches of lines on all CPUs; texts are read as codes, as most files store them."""
     schema = pa.parquet.read_schema(path, memory_map=True)
     layout.check_header(schema.names)
     texts = [name for name in layout.file_columns if is_text(schema.field(name).type)]
@@ -188,7 +192,7 @@ def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.Record
 
 
 def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Put batches together: those with codes end with a row group, which may be small."""
+    """Group batches: encoded ones end at each row group, which may be small."""
     run: list[pa.RecordBatch] = []
     for batch in batches:
         if run and sum(part.num_rows for part in run) + batch.num_rows > _BATCH_LINES:
@@ -200,7 +204,7 @@ def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.Record
 
 
 def _merge_batches(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Make one of several, true and false as numbers, which a map still may turn round."""
+    """Merge batches; booleans become numbers, so that a map can still invert them."""
     table = pa.Table.from_batches(run)
     kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in table.schema)
     table = table.cast(pa.schema(list(zip(table.schema.names, kinds, strict=True))))
@@ -211,13 +215,13 @@ def _iter_csv_batches(
     path: str, layout: _FileColumns, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
     """Parse blocks of lines on all CPUs."""
-    from storage.sources.csv import read_csv_header  # which imports Arrow's CSV reader too
+    from storage.sources.csv import read_csv_header  # imports Arrow's CSV reader
 
     delimiter, header = read_csv_header(path)
     layout.check_header(header)
-    wanted = layout.file_columns
-    types = dict.fromkeys(wanted, pa.string())
-    bits = types | {name: pa.bool_() for name in wanted if name == layout.columns.value}
+    file_columns = layout.file_columns
+    types = dict.fromkeys(file_columns, pa.string())
+    bits = types | {name: pa.bool_() for name in file_columns if name == layout.columns.value}
     value_map = options.maps[0] if options.maps else None
 
     def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
@@ -227,13 +231,13 @@ def _iter_csv_batches(
             pa.csv.ParseOptions(delimiter=delimiter),
             pa.csv.ConvertOptions(
                 column_types=types,
-                include_columns=wanted,
+                include_columns=file_columns,
                 **make_csv_word_options(options, value_map),
             ),
         )
         return layout.convert_columns(table.combine_chunks().to_batches()[0])
 
-    def parsed(block: bytes) -> pa.RecordBatch:
+    def parse(block: bytes) -> pa.RecordBatch:
         if options.threshold is None:
             with suppress(pa.ArrowInvalid):
                 return read(bits, block)
@@ -241,7 +245,7 @@ def _iter_csv_batches(
 
     with open_text(path) as stream:
         stream.readline()
-        yield from map_on_all_cpus(parsed, iter_line_blocks(stream, _BLOCK_BYTES))
+        yield from map_on_all_cpus(parse, iter_line_blocks(stream, _BLOCK_BYTES))
 
 
 T = TypeVar("T")
@@ -249,7 +253,7 @@ U = TypeVar("U")
 
 
 def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
-    """Give what a function that lets go of the interpreter makes of each part, in order."""
+    """Apply a function that releases the GIL to each part, in order, on all CPUs."""
     n_threads = pa.cpu_count()
     with ThreadPoolExecutor(n_threads) as pool:
         waiting: deque[Future[U]] = deque()
@@ -266,7 +270,7 @@ def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[
 
 
 def _read_ahead(parts: Iterable[T]) -> Iterator[T]:
-    """Give parts, of which a thread reads the next while one is worked on."""
+    """Yield parts; a thread reads the next part while one is processed."""
     iterator, end = iter(parts), object()
     with ThreadPoolExecutor(1) as reader:
         coming: Future[Any] = reader.submit(next, iterator, end)

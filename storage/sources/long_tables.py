@@ -1,7 +1,7 @@
-"""Long tables: a line names a row, a feature and its value, in any order; a row is several lines.
+"""Long tables: a line names a row, a feature and its value, in any order; a row has several lines.
 
-Lines are read once: they go to a temporary file as numbers, nine bytes a line, from there to their
-places in a packed bit matrix, so that memory holds the names alone.
+Lines are read once. They go to a temporary file as numbers, nine bytes per line, and from there
+into a packed bit matrix on disk, so that memory holds only the names.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from storage.stores.object_path import is_url
 
 @dataclass(frozen=True, kw_only=True)
 class LongTableSource(Source):
-    """One or more long tables, whose lines may name the same rows.
+    """One or more long tables, whose lines may refer to the same rows.
 
     Attributes
     ----------
     paths
         The files, in order.
     remote_tags
-        Tags of those in object stores.
+        Tags of the files in object stores.
     columns
-        What their columns are for.
+        Roles of the columns.
     duplicates
-        Which of several lines of one row and feature counts; without it they are refused.
+        Which of several lines for the same row and feature counts; None refuses them.
     entries
-        What the lines say.
+        The entries of all lines.
     row_values
-        Names of the rows, in the order in which they come, and other columns, (n_rows,) each.
+        Row names, in order of appearance, and other per-row columns, (n_rows,) each.
     """
 
-    duplicate_remedy = "Remove one of the lines, or say --duplicates last or any."
+    duplicate_remedy = "Remove one of the lines, or use {duplicates=last} or {duplicates=any}."
 
     paths: tuple[str, ...]
     remote_tags: Mapping[str, str]
@@ -56,20 +56,20 @@ class LongTableSource(Source):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All tables of this machine."""
+        """All local tables."""
         return tuple(path for path in self.paths if not is_url(path))
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Those of all tables."""
+        """Tags of all tables."""
         return {**super().tags, **self.remote_tags}
 
     def format_row_place(self, row: int) -> str:
-        """Name a row as its lines do."""
+        """Describe a row by its name."""
         return f"{self.path}: row {self.row_values[self.columns.row][row]!r}"
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Put the values in their places on disk, then read the rows."""
+        """Write the values to their places on disk, then read the rows."""
         n_rows, first = len(self.row_values[self.columns.row]), 0
         absent = 0 if self.columns.value is None else MISSING
         for batch in spool_codes(self, n_rows, self.entries, absent, self.duplicates):
@@ -80,7 +80,7 @@ class LongTableSource(Source):
 
 
 class _NameIndex:
-    """Names that lines give, numbered in the order in which they come."""
+    """Numbers names in order of appearance."""
 
     def __init__(self, known: Sequence[str] = ()) -> None:
         self.names = pa.array(known, pa.string())
@@ -88,7 +88,7 @@ class _NameIndex:
     def encode(
         self, lines: LineBatch, column: str, check: Callable[[LineBatch, str, pa.Array], None]
     ) -> NDArray[np.int32]:
-        """Number the names of a run of lines; new ones are checked."""
+        """Number the names in a batch of lines; new names are checked."""
         coded = lines.column(column)
         _refuse_nameless(lines, column, coded)
         n_known = len(self.names)
@@ -102,14 +102,14 @@ class _NameIndex:
 
 
 class _RowTexts:
-    """What lines say of their rows: one text each, the same in all lines of a row."""
+    """A per-row column: one text per row, equal in all lines of the row."""
 
     def __init__(self) -> None:
         self.values = np.zeros(0, object)
         self.is_known = np.zeros(0, np.bool_)
 
     def update(self, lines: LineBatch, name: str, rows: NDArray[np.int32], n_rows: int) -> None:
-        """Take a run of lines over; rows are `n_rows` by now."""
+        """Add a batch of lines; `n_rows` rows are known now."""
         n_new = n_rows - len(self.values)
         self.values = np.append(self.values, np.full(n_new, "", object))
         self.is_known = np.append(self.is_known, np.zeros(n_new, np.bool_))
@@ -122,8 +122,8 @@ class _RowTexts:
         if differ.any():
             at = int(differ.argmax())
             raise DataError(
-                f"{lines.format_place(at)}, column {name!r}: Expected {self.values[rows[at]]!r}, as in "
-                f"other lines of the same row, got {texts[at]!r}. Do not keep the column."
+                f"{lines.format_place(at)}, column {name!r}: the text is {texts[at]!r}, but "
+                f"{self.values[rows[at]]!r} in other lines of the same row. Do not keep the column."
             )
 
 
@@ -134,20 +134,20 @@ def open_tables(
     duplicates: DuplicateRule | None = None,
     features: Sequence[str] | None = None,
 ) -> LongTableSource:
-    """Open long tables: reads all lines.
+    """Open long tables; this reads all lines.
 
     Parameters
     ----------
     paths
         CSV, TSV or Parquet files.
     columns
-        What their columns are for.
+        Roles of the columns.
     options
-        How values become bits, and which further columns are kept.
+        How values become bits, and which other columns to keep.
     duplicates
-        Which of several lines of one row and feature counts; without it they are refused.
+        Which of several lines for the same row and feature counts; None refuses them.
     features
-        Names of the features; by default those that the lines name, sorted.
+        Names of the features; by default all that occur, sorted.
 
     Raises
     ------
@@ -157,22 +157,22 @@ def open_tables(
     for value_map in options.maps:
         if value_map.columns != "*":
             raise DataError(
-                f"--map {value_map.columns}: Expected a map of all features of a long table, got "
-                "one of some."
+                f"{{map}}: a long table needs one map for all features, but there is one for "
+                f"{value_map.columns}."
             )
     for path in paths:
         if not path.lower().endswith(LONG_SUFFIXES):
             raise DataError(
-                f"{path}: --long: Expected a suffix of {', '.join(LONG_SUFFIXES)}, got another. "
+                f"{path}: {{long}} needs a file with the suffix {', '.join(LONG_SUFFIXES)}. "
                 "Save the table as one of these."
             )
     others = tuple(name for name in options.row_columns if name != columns.row)
-    rows, named = _NameIndex(), _NameIndex(features or ())
+    rows, named_features = _NameIndex(), _NameIndex(features or ())
     facts = {name: _RowTexts() for name in others}
     entries, seen = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
 
     def check(lines: LineBatch, column: str, new: pa.Array) -> None:
-        """Take new names, but no features that the dataset does not have or leave out."""
+        """Accept new names, except features that the dataset neither has nor leaves out."""
         if features is not None and column == columns.feature:
             _refuse_new(lines, column, match_feature_names(paths[0], new.to_pylist(), options))
 
@@ -182,10 +182,10 @@ def open_tables(
             fact.update(lines, name, numbers, len(rows.names))
         entries.add(
             numbers,
-            named.encode(lines, columns.feature, check),
+            named_features.encode(lines, columns.feature, check),
             _encode_values(lines, columns, options),
         )
-    names = named.names.to_pylist()
+    names = named_features.names.to_pylist()
     if features is None:
         order = sorted(range(len(names)), key=names.__getitem__)
         names = [names[k] for k in order]
@@ -212,29 +212,30 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
     if columns.value is None:
         return np.ones(lines.table.num_rows, np.uint8)
     column, value_map = lines.column(columns.value), options.maps[0] if options.maps else None
-    if pa.types.is_boolean(column.type):  # by the map already
+    if pa.types.is_boolean(column.type):  # the map is already applied
         return encode_column(column, ReadOptions())
     codes = encode_column(column, options, value_map)
     if codes.max(initial=0) == INVALID:
         at = int((codes == INVALID).argmax())
         around = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
-        given = "--map" if value_map else "--threshold" if options.threshold else None
+        rule = "map" if value_map else "threshold" if options.threshold else None
+        value = shorten_value(repr(column[at].as_py()))
         raise DataError(
             f"{lines.format_place(at)}, column {columns.value!r}: Expected "
-            f"{value_map or '0, 1, true, false'} or a missing value, got "
-            f"{shorten_value(repr(column[at].as_py()))}. {suggest_remedy(columns.value, around, given)}"
+            f"{value_map or '0, 1, true, false'} or a missing value, got {value}. "
+            f"{suggest_remedy(columns.value, around, rule)}"
         )
     return codes
 
 
 def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> None:
-    """Refuse lines without a name: an empty text, or none."""
+    """Raise `DataError` if a line has an empty name, or none."""
     empty = pc.index(coded.dictionary, "").as_py()
     if empty < 0 and not coded.null_count:
         return
     is_empty = pc.equal(coded.indices, empty).fill_null(True).to_numpy(False)
     raise DataError(
-        f"{lines.format_place(int(is_empty.argmax()))}, column {name!r}: Expected a name, got none. "
+        f"{lines.format_place(int(is_empty.argmax()))}, column {name!r}: the name is missing. "
         "Fill it in, or leave the line out."
     )
 
@@ -243,6 +244,6 @@ def _refuse_new(lines: LineBatch, column: str, names: Sequence[str]) -> None:
     if names:
         at = pc.index(lines.column(column).dictionary_decode(), names[0]).as_py()
         raise DataError(
-            f"{lines.format_place(at)}, column {column!r}: Expected a feature of the dataset, "
-            f"got {names[0]!r}. Ingest all rows anew with --overwrite."
+            f"{lines.format_place(at)}, column {column!r}: {names[0]!r} is not a feature of the "
+            "dataset. Ingest all rows again with {overwrite}."
         )

@@ -22,7 +22,7 @@ _SYMMETRIES = ("general", "symmetric")
 
 @dataclass(frozen=True)
 class _Header:
-    """The first lines: `n_lines` of them up to and with the size line."""
+    """The first `n_lines` lines, up to and including the size line."""
 
     layout: str
     field: str
@@ -38,7 +38,7 @@ class MatrixMarketSource(Source):
     header: _Header
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Put the entries in order on disk, then read the rows."""
+        """Order the entries on disk, then read the rows."""
         n_rows = self.header.sizes[0]
         with translate_read_errors(self.path), open_text(self.path) as stream:
             for _ in range(self.header.n_lines):
@@ -50,7 +50,7 @@ class MatrixMarketSource(Source):
             yield from spool_entries(self, n_rows, entries)
 
     def _iter_coordinates(self, stream: BinaryIO) -> Iterator[Entries]:
-        """Lines `row column [value]`, counted from 1."""
+        """Parse lines `row column [value]`, counted from 1."""
         n_words = 2 if self.header.field == "pattern" else 3
         n_entries = 0
         for values, counts, first_line in self._iter_numbers(stream):
@@ -69,7 +69,7 @@ class MatrixMarketSource(Source):
         self._check_count(self.header.sizes[2], n_entries)
 
     def _iter_array(self, stream: BinaryIO) -> Iterator[Entries]:
-        """Values column by column; of a symmetric matrix only the lower triangle."""
+        """Parse values column by column; for a symmetric matrix only the lower triangle."""
         n_rows, n_columns = self.header.sizes
         columns = np.arange(n_columns)
         skipped = columns if self.header.symmetry == "symmetric" else 0 * columns
@@ -87,7 +87,7 @@ class MatrixMarketSource(Source):
     def _iter_numbers(
         self, stream: BinaryIO
     ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
-        """Numbers, numbers a line, and the lines before them."""
+        """Yield numbers, the count of numbers per line, and the number of lines before them."""
         first_line = self.header.n_lines
         for block in iter_line_blocks(stream, NUMBER_BLOCK_BYTES):
             values, counts = parse_numbers(self.path, block, first_line, np.float64)
@@ -104,15 +104,15 @@ class MatrixMarketSource(Source):
 
     def _check_count(self, expected: int, n_entries: int) -> None:
         if n_entries != expected:
-            found = f"{n_entries}" if n_entries < expected else "more"
+            count = f"{n_entries}" if n_entries < expected else "more"
             raise DataError(
-                f"{self.path}: Expected {expected} entries, as its size line says, got {found}. "
+                f"{self.path}: Expected {expected} entries, as its size line says, got {count}. "
                 "Check that the file is whole."
             )
 
 
 def open_matrix_market(path: str, options: ReadOptions) -> MatrixMarketSource:
-    """Open a `.mtx` file: reads its first lines."""
+    """Open a `.mtx` file; this reads its first lines."""
     with translate_read_errors(path), open_text(path) as stream:
         header = _read_header(path, stream)
     if header.layout == "coordinate":
@@ -151,7 +151,7 @@ def _read_header(path: str, stream: BinaryIO) -> _Header:
 
 
 def _mirror_entries(entries: Iterator[Entries]) -> Iterator[Entries]:
-    """Each entry off the diagonal stands for two."""
+    """Yield each off-diagonal entry twice."""
     for rows, columns, values in entries:
         yield rows, columns, values
         other = rows != columns

@@ -12,20 +12,20 @@ from storage.sources.base import Source, compute_file_tag
 from storage.stores.object_path import is_url, parse_object_url
 
 SETTLE_SECONDS = 60.0
-"""A local file is taken for whole when it was not written to for so long; objects appear whole."""
+"""A local file counts as complete this long after the last write; objects appear complete."""
 
 
 class SourceFile(NamedTuple):
-    """A file, and what tells it from the same file with other content.
+    """A file, and a tag that changes with its content.
 
     Attributes
     ----------
     path
-        Its full path or URL.
+        Its absolute path or URL.
     tag
         The store's tag, or size and time of the last write.
     written
-        When it was last written to, in seconds since 1970; 0 for an object.
+        Time of the last write, in seconds since 1970; 0 for an object.
     """
 
     path: str
@@ -34,16 +34,16 @@ class SourceFile(NamedTuple):
 
 
 class NewFiles(NamedTuple):
-    """What lies below some folders, each in name order.
+    """Files below some folders, sorted by name.
 
     Attributes
     ----------
     new
         Files not read before.
     waiting
-        New ones that may still be written to.
+        New files that may still be written to.
     n_known
-        Number of those read before.
+        Number of files read before.
     """
 
     new: list[str]
@@ -63,41 +63,40 @@ def list_new_files(
     known
         Tags of the files read before, by path.
     suffixes
-        What names end in; others, and those with a part that begins with `.` or `_`, are not
-        data.
+        Suffixes of data files. Paths with a part that starts with `.` or `_` are ignored.
 
     Raises
     ------
     DataError
-        If a folder is none, or a file that was read before has changed since.
+        If a folder does not exist, or a file that was read before has changed.
     """
-    found = [one for folder in folders for one in _list_data_files(folder, tuple(suffixes))]
-    for one in found:
+    files = [one for folder in folders for one in _list_data_files(folder, tuple(suffixes))]
+    for one in files:
         if known.get(one.path, one.tag) != one.tag:
             raise DataError(
-                f"{one.path}: Expected the file as it was ingested, got a changed one. Give new "
-                "rows in a file of another name, or ingest all files anew with --overwrite."
+                f"{one.path}: the file has changed since it was ingested. Write new rows to "
+                "another file, or ingest all files again with {overwrite}."
             )
-    new = [one for one in found if one.path not in known]
+    new = [one for one in files if one.path not in known]
     settled = time.time() - SETTLE_SECONDS
     return NewFiles(
         [one.path for one in new if one.written <= settled],
         [one.path for one in new if one.written > settled],
-        len(found) - len(new),
+        len(files) - len(new),
     )
 
 
 def collect_tags(sources: Iterable[Source]) -> dict[str, str]:
-    """Give the tags of the files among opened sources, by full path or URL."""
+    """Return the tags of the files of opened sources, by absolute path or URL."""
     return {
         path: tag for source in sources for path, tag in getattr(source, "tags", {}).items()
-    }  # an example has none
+    }  # examples have none
 
 
 def _list_data_files(folder: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """List the data files below, in name order."""
-    found = _list_objects(folder) if is_url(folder) else _list_local_files(Path(folder))
-    names = {name: one for name, one in found if name.lower().endswith(suffixes)}
+    """List the data files below a folder, sorted by name."""
+    files = _list_objects(folder) if is_url(folder) else _list_local_files(Path(folder))
+    names = {name: one for name, one in files if name.lower().endswith(suffixes)}
     hidden = {name for name in names if any(part[:1] in "._" for part in name.split("/"))}
     return [names[name] for name in sorted(names.keys() - hidden)]
 
@@ -105,13 +104,13 @@ def _list_data_files(folder: str, suffixes: tuple[str, ...]) -> list[SourceFile]
 def _list_objects(url: str) -> list[tuple[str, SourceFile]]:
     folder = parse_object_url(url)
     start = len(folder.key) + 1
-    found = [
+    files = [
         (key[start:], SourceFile(f"{folder.root}/{key}", tag))
         for key, tag in folder.list_tags().items()
     ]
-    if not found and folder.is_file():
+    if not files and folder.is_file():
         raise _make_no_folder_error(url)
-    return found
+    return files
 
 
 def _list_local_files(folder: Path) -> list[tuple[str, SourceFile]]:
@@ -123,8 +122,7 @@ def _list_local_files(folder: Path) -> list[tuple[str, SourceFile]]:
 
 def _make_no_folder_error(path: str) -> DataError:
     return DataError(
-        f"{path}: Expected a folder that files arrive in, got none. Check the path, or leave out "
-        "--new to read one file."
+        f"{path}: this is not a folder. Check the path, or leave out {{new}} to read one file."
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables that libraries read as Arrow's record batches: Parquet, SPSS, Stata and Excel."""
+"""Parquet files, and the source that any table of Arrow record batches becomes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from storage.sources.base import (
 from storage.sources.value_codes import ReadOptions
 
 RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
-"""Reads columns of a file, so many rows at a time."""
+"""Reads columns of a file, this many rows at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSource(Source):
-    """A file with named columns, whose kind a library reads.
+    """A table that a library reads as Arrow record batches.
 
     Attributes
     ----------
-    records
-        Reads it.
+    read_records
+        Reads the record batches.
     """
 
     is_streaming = True
@@ -41,7 +41,7 @@ class RecordSource(Source):
     read_records: RecordReader
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read runs of rows."""
+        """Read ranges of rows."""
         names, first_row = [*self.feature_names, *self.column_names], 0
         with translate_read_errors(self.path), closing(self._iter_records(names)) as records:
             for rows in records:
@@ -55,30 +55,32 @@ class RecordSource(Source):
 def make_record_source(
     path: str, options: ReadOptions, names: Sequence[str], n_rows: int | None, records: RecordReader
 ) -> RecordSource:
-    """Make the source of a table with named columns."""
+    """Return the source of a table with named columns."""
     check_column_names(path, names)
-    wanted = dict.fromkeys(options.row_columns)
-    features = select_feature_names(path, [name for name in names if name not in wanted], options)
+    row_columns = dict.fromkeys(options.row_columns)
+    features = select_feature_names(
+        path, [name for name in names if name not in row_columns], options
+    )
     return RecordSource(
         path=path,
         options=options,
         feature_names=features,
         n_rows=n_rows,
-        column_names=tuple(name for name in wanted if name in names),
+        column_names=tuple(name for name in row_columns if name in names),
         read_records=records,
     )
 
 
 def open_parquet(path: str, options: ReadOptions) -> RecordSource:
-    """Open a `.parquet` file: reads its footer."""
+    """Open a `.parquet` file; this reads its footer."""
     with translate_read_errors(path), pa.parquet.ParquetFile(path) as file:
         schema, n_rows = file.schema_arrow, file.metadata.num_rows
     source = make_record_source(path, options, schema.names, n_rows, _iter_parquet)
     for name in source.feature_names:
         if not is_feature_type(schema.field(name).type):
             raise DataError(
-                f"{path}: Expected booleans, numbers or text in column {name!r}, got "
-                f"{schema.field(name).type}. Use --keep {name} to keep it beside the features."
+                f"{path}: column {name!r} holds {schema.field(name).type}, not booleans, numbers "
+                f"or text. Use {{keep={name}}} to keep it as a per-row column."
             )
     return source
 

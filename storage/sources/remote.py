@@ -18,17 +18,17 @@ from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteSource(Source):
-    """A file of an object store; its rows take another download than its names did.
+    """A file of an object store; it is downloaded once for its names and once for its rows.
 
     Attributes
     ----------
     tag
-        What identified the file when its names were read.
+        Tag of the file when its names were read.
     opener
-        Opens the copy.
+        Opens the local copy.
     """
 
-    can_select_columns = True  # as the copy does
+    can_select_columns = True  # the copy selects them
 
     tag: str
     opener: Callable[[str], Source]
@@ -39,7 +39,7 @@ class RemoteSource(Source):
         return {self.path: self.tag}
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read the rows of a copy made now."""
+        """Download the file and read its rows."""
         with open_local_copy(self.path, self.tag) as (copy, _):
             yield from self.opener(copy).iter_batches()
 
@@ -47,15 +47,15 @@ class RemoteSource(Source):
 def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
     """Open a file of an object store by its URL."""
     with open_local_copy(url) as (copy, tag):
-        found = opener(copy)
+        source = opener(copy)
         return RemoteSource(
             path=url,
-            options=found.options,
-            feature_names=found.feature_names,
-            n_rows=found.n_rows,
-            column_names=found.column_names,
-            default_segment=found.default_segment,
-            default_split=found.default_split,
+            options=source.options,
+            feature_names=source.feature_names,
+            n_rows=source.n_rows,
+            column_names=source.column_names,
+            default_segment=source.default_segment,
+            default_split=source.default_split,
             tag=tag,
             opener=opener,
         )
@@ -63,19 +63,19 @@ def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
 
 @contextmanager
 def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, str]]:
-    """Give a file of this machine with what a URL names, and its tag; a path is given back.
+    """Yield the path of a local copy of a URL, and its tag; a local path is yielded as it is.
 
     Parameters
     ----------
     path
         The URL or path.
     expected
-        The tag that it had before.
+        The tag that the object must have.
 
     Raises
     ------
     DataError
-        If there is nothing, or something else than before; errors about the copy name the URL.
+        If the object is missing or has changed; messages about the copy name the URL.
     """
     if not is_url(path):
         yield path, ""
@@ -86,31 +86,28 @@ def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[st
             with open(copy, "wb") as file:
                 tag = parse_object_url(path).download(file)
             if expected not in (None, tag):
-                raise DataError(
-                    f"{path}: Expected the file as it was at first, got a changed one. "
-                    "Run it again."
-                )
+                raise DataError(f"{path}: the file has changed since it was first read. Run again.")
             yield copy, tag
         except FileNotFoundError:
-            raise DataError(f"{path}: Expected a file, got nothing there.") from None
+            raise DataError(f"{path}: there is no such file.") from None
         except DataError as error:
-            raise DataError(str(error).replace(copy, path)) from error
+            raise DataError(error.text.replace(copy, path), parameter=error.parameter) from error
 
 
 def find_matching_urls(pattern: str) -> list[str]:
-    """List the URLs that match one with wildcards, in order; as in a shell `*` ends at `/`."""
-    wanted = parse_object_url(pattern)
-    parts = PurePosixPath(wanted.key).parts
+    """List the URLs that match a pattern, sorted; as in a shell, `*` does not match `/`."""
+    url = parse_object_url(pattern)
+    parts = PurePosixPath(url.key).parts
     fixed = tuple(takewhile(lambda part: not has_magic(part), parts))
-    keys = ObjectPath(wanted.root, "/".join(fixed)).list_keys()
-    return sorted(f"{wanted.root}/{key}" for key in keys if _is_key_match(key, parts))
+    keys = ObjectPath(url.root, "/".join(fixed)).list_keys()
+    return sorted(f"{url.root}/{key}" for key in keys if _is_key_match(key, parts))
 
 
-def _is_key_match(key: str, wanted: tuple[str, ...]) -> bool:
+def _is_key_match(key: str, patterns: tuple[str, ...]) -> bool:
     parts = PurePosixPath(key).parts
-    return len(parts) == len(wanted) and all(map(_is_part_match, parts, wanted))
+    return len(parts) == len(patterns) and all(map(_is_part_match, parts, patterns))
 
 
 def _is_part_match(name: str, pattern: str) -> bool:
-    """Match one part of a path; a leading dot must be named."""
+    """Match one part of a path; a leading dot must be matched literally."""
     return fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))

@@ -26,7 +26,7 @@ _ENTRIES_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RowSparseSource(Source):
-    """Compressed rows (CSR) or rows of blocks (BSR): read as they lie.
+    """Compressed rows (CSR) or rows of blocks (BSR), read in file order.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class RowSparseSource(Source):
     block: tuple[int, int]
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Stream pointers, column indices and values side by side."""
+        """Stream pointers, column indices and values in parallel."""
         with (
             translate_read_errors(self.path),
             ZipFile(self.path) as archive,
@@ -76,7 +76,7 @@ class RowSparseSource(Source):
         columns: NDArray[Any],
         values: NDArray[Any],
     ) -> SourceBatch:
-        """Spread the blocks of a run of block rows over its cells."""
+        """Write the blocks of a range of block rows into a dense batch."""
         height, width = self.block
         n_columns = self.n_features // width
         if len(columns) and not 0 <= columns.min() <= columns.max() < n_columns:
@@ -108,13 +108,13 @@ class RowSparseSource(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class UnorderedSparseSource(Source):
-    """A sparse matrix whose entries do not come by rows: CSC, COO or DIA."""
+    """A sparse matrix whose entries are not ordered by row: CSC, COO or DIA."""
 
     n_rows: int
     entries: Callable[[ZipFile, tuple[int, int]], Iterator[Entries]]
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Put the entries in order on disk, then read the rows."""
+        """Order the entries on disk, then read the rows."""
         with translate_read_errors(self.path), ZipFile(self.path) as archive:
             entries = self.entries(archive, (self.n_rows, self.n_features))
             yield from spool_entries(self, self.n_rows, entries)

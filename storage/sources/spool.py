@@ -1,4 +1,4 @@
-"""Entries in arbitrary order become rows by way of a packed bit matrix in a temporary file."""
+"""Turns entries in arbitrary order into rows, by way of a packed bit matrix in a temporary file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from storage.sources.base import Source, SourceBatch
 from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
 
 DuplicateRule = Literal["last", "any"]
-"""Which entry of several counts: the last, or 1 if any is 1, else 0 if any is 0."""
-# Ranks of the codes 0, 1 and MISSING, of which the greatest counts under "any"; 0 is no entry.
+"""How duplicate entries count: the last one, or 1 if any is 1, else 0 if any is 0."""
+# Ranks of the codes 0, 1 and MISSING; with "any", the highest one counts. 0 means no entry.
 _CODE_RANKS = np.array([2, 3, 1], np.uint8)
-# Cells an entry, up to which all cells between the entries of a run are laid out.
+# Up to this many cells per entry, the whole range of cells is unpacked.
 _DENSE_CELLS_PER_ENTRY = 16
-# Rows, columns and values of a run of entries, each (n_entries,); rows and columns from 0.
+# Rows, columns and values of some entries, (n_entries,) each; rows and columns count from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
@@ -37,9 +37,9 @@ class _BitPlanes:
     def add(
         self, cells: NDArray[np.int64], codes: ValueCodes, duplicates: DuplicateRule | None = None
     ) -> int | None:
-        """Enter codes; gives a cell that has two entries by now.
+        """Store codes; return a cell that has two entries, if any.
 
-        Where `duplicates` says which entry of several counts, none is given.
+        With a rule for duplicates, return None.
         """
         if duplicates == "last":
             cells, codes = _keep_last_entries(cells, codes)
@@ -59,21 +59,19 @@ class _BitPlanes:
         return np.unpackbits(self.low[part]) | np.unpackbits(self.high[part]) << np.uint8(1)
 
     def read_codes(self, part: slice, n_rows: int, n_features: int, absent: int) -> ValueCodes:
-        """Give the codes of rows, which lie in a part of the bytes."""
+        """Return the codes of the rows in a range of bytes."""
         low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
         ones, missing = low & high, ~high if absent == MISSING else low & ~high
-        found = np.unpackbits(ones, 1, n_features)
+        codes = np.unpackbits(ones, 1, n_features)
         if missing.any():
-            found |= np.unpackbits(missing, 1, n_features) << 1
-        return found
+            codes |= np.unpackbits(missing, 1, n_features) << 1
+        return codes
 
 
-def _locate_cells(
-    cells: NDArray[np.int64],
-) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
-    """Give the bytes of a plane that have some cells, and where in them the cells are.
+def _locate_cells(cells: NDArray[np.int64]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
+    """Return the bytes of a plane that contain the cells, and the positions of the cells in them.
 
-    They are all bytes from the first to the last unless these are too many.
+    The bytes are the whole range from first to last, unless that is much larger than needed.
     """
     numbers = cells >> 3
     first, stop = int(numbers.min()), int(numbers.max()) + 1
@@ -84,7 +82,7 @@ def _locate_cells(
 
 
 def _find_duplicate(cells: NDArray[np.int64], before: NDArray[np.bool_]) -> int:
-    """Give a cell that had an entry before, or has two of these."""
+    """Return a cell that had an entry before, or has two of these."""
     if before.any():
         return int(cells[before.argmax()])
     ordered = np.sort(cells)
@@ -106,7 +104,7 @@ def spool_entries(source: Source, n_rows: int, entries: Iterable[Entries]) -> It
     Raises
     ------
     DataError
-        If an entry lies outside the matrix, is not binary, or is given twice.
+        If an entry lies outside the matrix, is not binary, or is a duplicate.
     """
     coded = (
         (rows, columns, _encode_entries(source, n_rows, rows, columns, values))
@@ -122,25 +120,25 @@ def spool_codes(
     absent: int = 0,
     duplicates: DuplicateRule | None = None,
 ) -> Iterator[SourceBatch]:
-    """Spool codes, then read the rows.
+    """Spool value codes, then read the rows.
 
     Parameters
     ----------
     source
-        Whose rows they are.
+        The source of the entries.
     n_rows
-        How many.
+        Number of rows.
     entries
-        Rows, columns and codes, none of them bad.
+        Rows, columns and codes, none of which is invalid.
     absent
         Code of a cell without an entry.
     duplicates
-        Which of several entries of a cell counts; without it they are refused.
+        Which of several entries of a cell counts; None refuses them.
 
     Raises
     ------
     DataError
-        If an entry is given twice.
+        If an entry is a duplicate.
     """
     row_bytes = -(-source.n_features // 8)
     with _open_temporary_planes(n_rows * row_bytes) as planes:
@@ -152,22 +150,19 @@ def spool_codes(
                 raise DataError(format_duplicate(source, row, column))
         for first, count in source.iter_row_ranges(n_rows):
             part = slice(first * row_bytes, (first + count) * row_bytes)
-            found = planes.read_codes(part, count, source.n_features, absent)
-            # Bad values were refused on entry, so there is none to show.
-            yield source.make_batch(found, first, lambda rows, feature: [])
+            codes = planes.read_codes(part, count, source.n_features, absent)
+            # Invalid values were refused before, so there are none to show.
+            yield source.make_batch(codes, first, lambda rows, feature: [])
 
 
 def format_duplicate(source: Source, row: int, column: int) -> str:
-    """Say that a sparse format gives a cell twice: SciPy would add the two."""
-    return f"{source.format_place(row, column)}: Expected one entry, got two. {source.duplicate_remedy}"
+    """Describe a duplicate entry, which SciPy would add to the first."""
+    place = source.format_place(row, column)
+    return f"{place}: there are two entries. {source.duplicate_remedy}"
 
 
 def _encode_entries(
-    source: Source,
-    n_rows: int,
-    rows: NDArray[Any],
-    columns: NDArray[Any],
-    values: NDArray[Any],
+    source: Source, n_rows: int, rows: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]
 ) -> ValueCodes:
     inside = (rows >= 0) & (rows < n_rows) & (columns >= 0) & (columns < source.n_features)
     if not inside.all():
@@ -193,8 +188,8 @@ def _open_temporary_planes(n_bytes: int) -> Iterator[_BitPlanes]:
     # A full disk would kill the process at the next write to the mapped file.
     if free < 2 * n_bytes:
         raise DataError(
-            f"Expected {2 * n_bytes / 1e9:.1f} GB free in {tempfile.gettempdir()} to order the "
-            f"entries, got {free / 1e9:.1f} GB. Set TMPDIR to a larger disk."
+            f"Ordering the entries needs {2 * n_bytes / 1e9:.1f} GB in {tempfile.gettempdir()}, "
+            f"but only {free / 1e9:.1f} GB are free. Set TMPDIR to a larger disk."
         )
     with tempfile.TemporaryDirectory() as folder:
         low, high = (
@@ -208,7 +203,10 @@ _ENTRY_DTYPES = (np.int32, np.int32, np.uint8)
 
 
 class EntryFile:
-    """Rows, columns and codes, in runs; the file goes with the object."""
+    """Entries of a matrix in arbitrary order, in a temporary file.
+
+    The file is deleted with the object.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="latentbits-")
@@ -220,7 +218,7 @@ class EntryFile:
         return Path(self._folder.name) / "entries"
 
     def add(self, rows: NDArray[Any], columns: NDArray[Any], codes: ValueCodes) -> None:
-        """Add a run of entries, (n_entries,) each.
+        """Add rows, columns and codes of some entries, (n_entries,) each.
 
         Raises
         ------
@@ -234,17 +232,17 @@ class EntryFile:
         except OSError as error:
             n_entries = sum(self._counts) + len(rows)
             raise DataError(
-                f"{tempfile.gettempdir()}: Expected room for {9 * n_entries / 1e9:.1f} GB of "
-                f"entries or more, got: {error.strerror}. Set TMPDIR to a larger disk."
+                f"{tempfile.gettempdir()}: the entries need at least {9 * n_entries / 1e9:.1f} GB "
+                f"({error.strerror}). Set TMPDIR to a larger disk."
             ) from error
         self._counts.append(len(rows))
 
     def renumber_columns(self, columns: NDArray[np.int64]) -> None:
-        """Give each column the number that stands at its old one."""
+        """Replace column k by `columns[k]`."""
         self._columns = columns
 
     def __iter__(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], ValueCodes]]:
-        """Give the runs in order."""
+        """Yield the entries in the portions in which they were added."""
         if not self._counts:
             return
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tables that libraries read as Arrow's record batches: Parquet, SPSS, Stata and Excel."""
+"""Tables of SPSS, Stata and Excel."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from storage.errors import DataError
-from storage.sources.base import (
-    check_installed,
-    translate_read_errors,
-)
+from storage.sources.base import check_installed, translate_read_errors
 from storage.sources.parquet import RecordSource, make_record_source
 from storage.sources.value_codes import ReadOptions
 
 
 def open_statistics(path: str, options: ReadOptions) -> RecordSource:
-    """Open a `.sav` or `.zsav` file of SPSS, or a `.dta` of Stata: reads its header.
+    """Open a `.sav` or `.zsav` file of SPSS, or a `.dta` file of Stata; this reads its header.
 
-    Values are the codes, not their labels; what SPSS calls user-missing is missing.
+    Values are the codes, not their labels; SPSS's user-missing values are missing.
     """
     check_installed(path, "pyreadstat", "statistics")
     with translate_read_errors(path):
@@ -45,24 +42,24 @@ def _iter_statistics(path: str, names: Sequence[str], n_rows: int) -> Iterator[p
     )
     for values, _ in read:
         columns = (pa.array(values[name], from_pandas=True) for name in names)
-        # All numbers are floats there: as text, whole ones read as such.
+        # All numbers are floats here; as text, integers are read as such.
         yield pa.record_batch([column.cast(pa.string()) for column in columns], names=[*names])
 
 
 def open_excel(path: str, options: ReadOptions) -> RecordSource:
-    """Open the one sheet of an `.xlsx` file that is not empty: reads its first row."""
+    """Open the only non-empty sheet of an `.xlsx` file; this reads its first row."""
     check_installed(path, "openpyxl", "excel")
     with translate_read_errors(path), closing(_iter_excel_rows(path)) as rows:
         names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
     while names and not names[-1]:
         names.pop()
     if not names:
-        raise DataError(f"{path}: Expected names in the first row, got none.")
+        raise DataError(f"{path}: the first row contains no names.")
     return make_record_source(path, options, names, None, _iter_excel)
 
 
 def _iter_excel_rows(path: str) -> Any:
-    """Give the cells of a sheet, row by row."""
+    """Yield the cells of the sheet, row by row."""
     import openpyxl
 
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)
@@ -71,8 +68,8 @@ def _iter_excel_rows(path: str) -> Any:
         if len(sheets) > 1:
             titles = ", ".join(repr(sheet.title) for sheet in sheets)
             raise DataError(
-                f"{path}: Expected one sheet with values, got {titles}. Save the one to read as a "
-                "file of its own."
+                f"{path}: several sheets have values: {titles}. Save the one to read as a separate "
+                "file."
             )
         for sheet in sheets:
             yield from _iter_nonblank_rows(sheet)
@@ -81,7 +78,7 @@ def _iter_excel_rows(path: str) -> Any:
 
 
 def _iter_nonblank_rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
-    """Give the rows of a sheet that are not blank."""
+    """Yield the rows of a sheet that are not blank."""
     rows = sheet.iter_rows(values_only=True)
     return (row for row in rows if any(cell is not None for cell in row))
 
@@ -96,6 +93,6 @@ def _iter_excel(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.Rec
 
 
 def _format_cell(row: Sequence[Any], place: int) -> str | None:
-    """Give a cell as a CSV would: rows end with their last cell."""
+    """Return a cell as a CSV file would have it; rows end with their last cell."""
     value = row[place] if place < len(row) else None
     return None if value is None else str(value)

@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 
 TABLE_BLOCK_BYTES = 1 << 23
-# A short number takes two bytes as text and tens of bytes while it is put in its place.
+# A short number takes two bytes as text, but tens of bytes while it is processed.
 NUMBER_BLOCK_BYTES = 1 << 21
 
 
 def open_text(path: str) -> BinaryIO:
-    """Open a file for reading, through gzip if its name ends in `.gz`."""
+    """Open a file for reading, decompressing it if its name ends in `.gz`."""
     if path.lower().endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
     return open(path, "rb")
 
 
 def iter_line_blocks(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
-    """Read whole lines, about `n_bytes` at a time; every block ends in a line break."""
+    """Yield blocks of whole lines, about `n_bytes` each; every block ends in a line break."""
     rest = b""
     while data := stream.read(n_bytes):
         end = data.rfind(b"\n") + 1
@@ -45,11 +45,11 @@ def parse_numbers(
     Parameters
     ----------
     path
-        The file, for the message.
+        The file, for messages.
     block
         Whole lines.
     first_line
-        Lines of the file before the block.
+        Number of lines before the block.
     dtype
         Type of the numbers.
 
@@ -58,12 +58,12 @@ def parse_numbers(
     values
         All numbers of the block, (n_numbers,).
     counts
-        Numbers on each line, (n_lines,).
+        Numbers per line, (n_lines,).
 
     Raises
     ------
     DataError
-        If a word is not such a number.
+        If a word is not a number of this type.
     """
     characters = np.frombuffer(block, np.uint8)
     word = characters > 32
@@ -80,7 +80,7 @@ def parse_numbers(
 
 
 def _parse_block(block: bytes, dtype: type[np.int64] | type[np.float64]) -> NDArray[Any] | None:
-    """All numbers, or None if some word is none or too large."""
+    """Return all numbers, or None if a word is not a number or is too large."""
     try:
         values: NDArray[Any] = np.fromstring(block, dtype=dtype, sep=" ")
     except ValueError:

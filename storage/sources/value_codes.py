@@ -1,4 +1,4 @@
-"""Values as codes: the one place where numbers become 0, 1, missing or bad."""
+"""How values become bits: options, maps, and the codes 0, 1, missing and invalid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.errors import DataError
 
 
 def parse_number(text: str) -> float | None:
-    """Read a number, true or false; None if it is none of them."""
+    """Parse a number, true or false; return None for anything else."""
     word = text.strip().lower()
     if word in ("true", "false"):
         return float(word == "true")
@@ -23,26 +23,27 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_float(word: str) -> float | None:
-    """Read a number; None if it is none."""
+    """Parse a number; return None for anything else."""
     try:
         return float(word)
     except ValueError:
         return None
 
 
-_ALL_FEATURES = "*:"  # of all features, whatever colons are in their values
+_ALL_FEATURES = "*:"  # prefix of a map for all features, whose values may contain colons
 
 
 @dataclass(frozen=True)
 class ValueMap:
-    """What the values of some features stand for.
+    """The meaning of the values of some features.
 
     Attributes
     ----------
     columns
-        The features, a name or a pattern with `*` and `?`.
+        The features: a name, or a pattern with `*` and `?`.
     codes
-        0 or 1 of each value, which is compared without regard to case, as a number if it is one.
+        Pairs of value and code 0 or 1. Values are compared as numbers if they are numbers, else
+        without regard to case.
     """
 
     columns: str
@@ -51,8 +52,8 @@ class ValueMap:
     @property
     def numbers(self) -> dict[float, int]:
         """Codes of the values that are numbers, true or false."""
-        found = ((parse_number(value), code) for value, code in self.codes)
-        return {number: code for number, code in found if number is not None}
+        numbers = ((parse_number(value), code) for value, code in self.codes)
+        return {number: code for number, code in numbers if number is not None}
 
     @property
     def words(self) -> dict[str, int]:
@@ -60,7 +61,7 @@ class ValueMap:
         return {value.casefold(): code for value, code in self.codes}
 
     def find_code(self, word: str) -> int | None:
-        """Give the code of a word, None where it has none."""
+        """Return the code of a word, or None."""
         plain = word.strip().casefold()
         if (code := self.words.get(plain)) is not None:
             return code
@@ -68,99 +69,104 @@ class ValueMap:
         return None if number is None else self.numbers.get(number)
 
     def __str__(self) -> str:
-        """Name the values."""
+        """List the values."""
         return ", ".join(repr(value) for value, _ in self.codes)
 
 
 def parse_map(text: str) -> ValueMap:
-    """Read `VALUE=1,VALUE=0`, for some features only `FEATURES:VALUE=1,VALUE=0`.
+    """Parse `VALUE=1,VALUE=0`, or `FEATURES:VALUE=1,VALUE=0` for some features only.
 
     Raises
     ------
     DataError
-        If it is not written so, gives a value two codes, or makes all values alike.
+        If the text has another form, gives a value two codes, or gives all values the same code.
     """
     head, colon, tail = text.partition(":")
     columns, pairs = (head, tail) if colon and "=" not in head else ("*", text)
     codes: dict[str, int] = {}
-    meant: dict[str | float, int] = {}
+    meanings: dict[str | float, int] = {}
     for pair in pairs.split(","):
         value, _, code = pair.rpartition("=")
         if not value or code.strip() not in ("0", "1"):
             raise DataError(
-                f"--map {text}: Expected VALUE=1 or VALUE=0 between commas, got {pair!r}."
+                f"{{map={text}}}: {pair!r} is not VALUE=1 or VALUE=0. Separate values by commas."
             )
         value, number = value.strip(), parse_number(value)
         codes[value.casefold()] = int(code)
-        if meant.setdefault(value.casefold() if number is None else number, int(code)) != int(code):
-            raise DataError(f"--map {text}: Expected one meaning of {value!r}, got 1 and 0.")
-    found = ValueMap(columns, tuple(codes.items()))
+        if meanings.setdefault(value.casefold() if number is None else number, int(code)) != int(
+            code
+        ):
+            raise DataError(f"{{map={text}}}: {value!r} is both 1 and 0.")
+    value_map = ValueMap(columns, tuple(codes.items()))
     if len(set(codes.values())) < 2:
         missing = 1 - next(iter(codes.values()))
         raise DataError(
-            f"--map {text}: Expected values that are 1 and values that are 0, got none for "
-            f"{missing}. All values alike tell a model nothing."
+            f"{{map={text}}}: no value is {missing}. A model cannot learn from values that are all "
+            "alike."
         )
-    return found
+    return value_map
 
 
 def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
-    """Write what `--yes` and `--no` say as a map; nothing where they say nothing.
+    """Write lists of ones and zeros as the text of a map, in a tuple; empty without lists.
 
     Raises
     ------
     DataError
-        If only one of them was given, or a value stands in both.
+        If only one list has values, or a value is in both.
     """
     if bool(ones) != bool(zeros):
-        given, other = ("--yes", "--no") if ones else ("--no", "--yes")
-        raise DataError(f"{given}: Expected {other} beside it, got none. Name the other values.")
+        missing = "{no}" if ones else "{yes}"
+        raise DataError(
+            f"{{yes}} and {{no}} belong together. Name the other values with {missing}."
+        )
     yes, no = (
         [value.strip() for text in texts for value in text.split(",")] for texts in (ones, zeros)
     )
     if both := {value.casefold() for value in yes} & {value.casefold() for value in no}:
-        raise DataError(f"--yes, --no: Expected a value in one of them, got {min(both)!r} in both.")
+        raise DataError(
+            f"{{yes}} and {{no}} both contain {min(both)!r}. Remove it from one of them."
+        )
     listed = [f"{value}=1" for value in yes] + [f"{value}=0" for value in no]
     return (f"{_ALL_FEATURES}{','.join(listed)}",) if ones else ()
 
 
 def format_plain_map(text: str) -> str:
-    """Write a map as a reader of messages would."""
+    """Return the text of a map as messages show it."""
     return text.removeprefix(_ALL_FEATURES)
 
 
 def find_map(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:
-    """Give the first map that holds for a feature."""
+    """Return the first map that applies to a feature, or None."""
     return next((m for m in maps if feature == m.columns or fnmatchcase(feature, m.columns)), None)
 
 
 ValueCodes = NDArray[np.uint8]
 
-# A value's code is 0 or 1, or one of these two.
+# Value codes other than 0 and 1.
 MISSING, INVALID = 2, 3
-# Columns copied at once: their source rows and one target line each stay in the first-level cache.
+# So few columns that their source rows and a target line each fit the first-level cache.
 _TILE_COLUMNS = 16
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How values become bits.
+    """How values become bits, and which columns are features.
 
     Attributes
     ----------
     missing
-        Further tokens that mean "not observed"; a numeric one also holds for numeric sources.
+        Additional tokens that mean "not observed"; numeric ones also apply to numeric sources.
     threshold
         Binarise: 1 where value > threshold. NaN stays missing.
     row_columns
-        Names of per-row columns wanted; they are not features.
+        Names of the per-row columns, which are not features.
     maps
-        Which values are 1 and 0 where they are not written so; of each feature the first that
-        fits its name.
+        Which values are 1 and 0; the first map that matches a feature's name applies.
     features, drop
-        Names and patterns of the columns that alone are features, and of those that are none.
-    goes_on
-        Whether rows are added, so that what was left out before need not be there again.
+        Names and patterns of the only columns that are features, and of columns that are not.
+    is_append
+        Whether rows are appended, so that names in `features` and `drop` may be absent.
     """
 
     missing: tuple[str, ...] = ()
@@ -173,21 +179,21 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not math.isfinite(self.threshold):
-            raise DataError(f"--threshold: Expected a finite number, got {self.threshold}.")
+            raise DataError(f"{{threshold}} is {self.threshold}, but must be a finite number.")
         if self.maps and self.threshold is not None:
-            raise DataError("--map: Expected no --threshold beside it, got both. Name all values.")
-        of = [value_map.columns for value_map in self.maps]
-        if twice := next((columns for columns in of if of.count(columns) > 1), None):
+            raise DataError("{map} and {threshold} cannot be combined. Name all values in the map.")
+        columns = [value_map.columns for value_map in self.maps]
+        if twice := next((name for name in columns if columns.count(name) > 1), None):
             features = "all features" if twice == "*" else twice
             raise DataError(
-                f"--map, --yes: Expected one map of {features}, got {of.count(twice)}. "
+                f"{{map}} or {{yes}}: there are {columns.count(twice)} maps for {features}. "
                 "Name all values in one."
             )
         for value_map in self.maps:
             if both := [t for t in self.missing if value_map.find_code(t) is not None]:
                 raise DataError(
-                    f"--missing {both[0]}: Expected a value that no map makes 0 or 1, got one. "
-                    "Leave it out of one of them."
+                    f"{{missing={both[0]}}}: a map reads this value as 0 or 1. "
+                    "Remove it from one of them."
                 )
 
     @property
@@ -200,7 +206,7 @@ class ReadOptions:
 def encode_numbers(
     values: NDArray[Any], options: ReadOptions, value_map: ValueMap | None = None
 ) -> ValueCodes:
-    """Code an array of booleans, integers or floats: 0, 1, MISSING or BAD, in the same shape."""
+    """Encode booleans, integers or floats as 0, 1, MISSING or INVALID, in the same shape."""
     values = np.asarray(values)
     if values.dtype.kind == "b":
         values = values.view(np.uint8)
@@ -226,7 +232,7 @@ def encode_numbers(
 def encode_features(
     values: NDArray[Any], options: ReadOptions, feature_names: Sequence[str]
 ) -> ValueCodes:
-    """Code numbers whose columns are features, (n_rows, n_features), each by its own map."""
+    """Encode numbers, (n_rows, n_features), each column with the map for its feature."""
     if not options.maps:
         return encode_numbers(values, options)
     codes = np.empty(values.shape, np.uint8)
@@ -236,23 +242,21 @@ def encode_features(
 
 
 def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
-    """Refuse types that `encode_numbers` does not take."""
+    """Raise `DataError` for dtypes that `encode_numbers` does not accept."""
     if dtype.kind not in "biuf":
-        raise DataError(f"{path}: Expected booleans, integers or floats, got {dtype}.")
+        raise DataError(f"{path}: the values are {dtype}, not booleans, integers or floats.")
 
 
 def check_implicit_zeros(path: str, options: ReadOptions) -> None:
-    """Refuse options under which the zeros that a sparse format leaves out are not 0."""
+    """Raise `DataError` if the options would not read a sparse format's implicit zeros as 0."""
     if options.maps:
         raise DataError(
-            f"{path}: Expected no map of values, because entries left out are 0, got one. "
-            "Use a dense format."
+            f"{path}: {{map}} needs a dense format, because a sparse file leaves out its zeros."
         )
     if encode_numbers(np.zeros(1), options)[0] != 0:
         raise DataError(
-            f"{path}: Expected options that keep 0 as 0, because entries left out are 0, got "
-            f"--threshold {options.threshold} --missing {' '.join(options.missing)}. "
-            "Use a threshold of 0 or more, or a dense format."
+            f"{path}: a sparse file leaves out its zeros, but {{threshold}} or {{missing}} gives 0 "
+            "another meaning. Use a threshold of 0 or more, or a dense format."
         )
 
 

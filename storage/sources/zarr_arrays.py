@@ -1,4 +1,4 @@
-"""Existing Zarr arrays, version 2 or 3."""
+"""Zarr arrays of version 2 or 3, and the reconstructed rows among latent codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ZarrSource(Source):
     Attributes
     ----------
     array
-        Its path inside the store.
+        Path of the array inside the store.
     """
 
     is_streaming = True
@@ -48,12 +48,12 @@ class ZarrSource(Source):
 
 
 def is_zarr(path: str) -> bool:
-    """Tell whether a directory holds Zarr metadata."""
+    """Return whether a directory holds Zarr metadata."""
     return any((Path(path) / name).exists() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
 def open_zarr(path: str, options: ReadOptions) -> Source:
-    """Open a Zarr array, the array `X` of a Zarr group, or rows that codes were turned into."""
+    """Open a Zarr array, the array `X` of a Zarr group, or reconstructed rows."""
     with translate_read_errors(path):
         try:
             _check_metadata(path)
@@ -78,7 +78,7 @@ def open_zarr(path: str, options: ReadOptions) -> Source:
 
 
 def _check_metadata(path: str) -> None:
-    """Refuse codecs by name where Zarr would say that it has no such type."""
+    """Refuse unsafe codecs before Zarr fails to find their data types."""
     for folder in (Path(path), Path(path) / "X"):
         for file in (folder / ".zarray", folder / "zarr.json"):
             if file.is_file():
@@ -89,29 +89,26 @@ def _find_matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Ar
     if isinstance(node, zarr.Array):
         return node, ""
     if node.attrs.get("format") == DATASET_FORMAT or (Path(path) / MANIFEST_NAME).exists():
-        raise DataError(
-            f"{path}: Expected data to ingest, got what is already a dataset. "
-            "Use it as it is: --dataset."
-        )
+        raise DataError(f"{path}: this is already a dataset. Use it with {{dataset}}.")
     names = [name for name, array in node.arrays() if array.ndim == 2]
     if names != ["X"]:
         raise DataError(
-            f"{path}: Expected a group with one matrix, 'X', got "
+            f"{path}: the group must have one matrix, 'X', but has "
             f"{', '.join(map(repr, sorted(names))) or 'none'}. Name the array's own directory."
         )
-    found = node["X"]
-    assert isinstance(found, zarr.Array)
-    return found, "X"
+    array = node["X"]
+    assert isinstance(array, zarr.Array)
+    return array, "X"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReconstructedSource(Source):
-    """An array of codes, (row, feature), each run of its rows checked against the manifest.
+    """Rows that a transform reconstructed from codes, (row, feature), checked against the manifest.
 
     Attributes
     ----------
     array
-        Its name.
+        Name of the array: "bits" or "probabilities".
     """
 
     is_streaming = True
@@ -119,7 +116,7 @@ class ReconstructedSource(Source):
     array: str
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read run by run."""
+        """Read range by range."""
         codes, first = open_codes(self.path), 0
         for key in range(codes.n_chunks):
             values = codes.read_chunk(key, (self.array,))[self.array]
@@ -129,12 +126,12 @@ class ReconstructedSource(Source):
 
 
 def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
-    """Open the bits among codes, or their probabilities where a threshold makes bits of them.
+    """Open the reconstructed bits among codes, or the probabilities if there is a threshold.
 
     Raises
     ------
     DataError
-        If there are none of the features that the codes are of.
+        If the codes do not contain them for all features.
     """
     codes, array = open_codes(path), "bits" if options.threshold is None else "probabilities"
     names = tuple(codes.manifest.get("feature_names", ()))
@@ -147,6 +144,6 @@ def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
 
 def _make_missing_array_error(codes: Codes, array: str) -> DataError:
     return DataError(
-        f"{codes.path}: Expected codes with {array} of all features, got {', '.join(codes)}. "
-        f"Transform again with --reconstruct {array}."
+        f"{codes.path}: the codes have {', '.join(codes)}, but not the {array} of all features. "
+        f"Transform again with {{reconstruct={array}}}."
     )

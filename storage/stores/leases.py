@@ -1,4 +1,4 @@
-"""Claims in object stores: an object beside the folder, renewed for as long as its writer lives."""
+"""Write locks in object stores: an object next to the folder, renewed while its writer lives."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from storage.errors import DataError, FolderInUseError
 from storage.stores.object_path import ObjectPath, ObjectVersion, StoredObject
 
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
-"""A claim is given up when it was not renewed for the latter; clocks may differ by less."""
+"""A claim expires when it was not renewed for the latter; clocks must differ by less."""
 
 
 @contextmanager
 def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
-    """Be the only writer of a folder; the claim of a writer that died is given up soon after.
+    """Lock a folder for writing; the claim of a writer that died expires soon.
 
-    Gives a function that tells whether nobody has taken over, to be asked before what was written
-    is declared whole.
+    Yields a function that returns whether the lock still holds. Call it before declaring the
+    written data complete.
 
     Raises
     ------
-    Busy
-        If another process is writing there, or has taken over since.
+    FolderInUseError
+        If another process is writing there, or has taken over the claim.
     """
     lease = _Lease(folder)
     lease.acquire()
@@ -43,10 +43,10 @@ def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
     finally:
         lease.ended.set()
         renewing.join()
-        kept = lease.release()
-    if not kept:
+        was_held = lease.release()
+    if not was_held:
         raise FolderInUseError(
-            f"{folder}: Expected no other writer, got one that took over. Run it again."
+            f"{folder}: another process took over as the only writer. Run again."
         )
 
 
@@ -63,45 +63,45 @@ class _Lease:
     def acquire(self) -> None:
         """Write the claim, unless another writer holds one."""
         while not self._write(None):
-            held = self._claim.read_object()
-            if held is None:
+            claim = self._claim.read_object()
+            if claim is None:
                 continue
-            if not _is_stale(held):
-                wait = round(max(STALE_SECONDS - _measure_age(held), 1))
+            if not _is_stale(claim):
+                wait = round(max(STALE_SECONDS - _measure_age(claim), 1))
                 raise FolderInUseError(
-                    f"{self._folder}: Expected no other writer, got one. Wait for it; if it "
+                    f"{self._folder}: another process is writing here. Wait for it; if it has "
                     f"died, its claim ends in {wait} s."
                 )
-            if self._write(held.version):
+            if self._write(claim.version):
                 return
 
     def renew(self) -> None:
-        """Write the claim again and again, until it ended or was lost."""
+        """Write the claim again and again, until it ends or is lost."""
         while not self.ended.wait(RENEW_SECONDS):
-            with suppress(DataError):  # the store may be back before the claim is stale
+            with suppress(DataError):  # the store may recover before the claim expires
                 if not self._write(self._version):
                     return
 
     def is_held(self) -> bool:
-        """Tell whether nobody has taken over."""
-        held = self._claim.read_object()
-        return held is not None and self._is_ours(held)
+        """Return whether no other writer has taken over."""
+        claim = self._claim.read_object()
+        return claim is not None and self._is_ours(claim)
 
     def release(self) -> bool:
-        """Delete the claim; tell whether it was held to the end."""
-        with suppress(DataError):  # what is not deleted will be stale
+        """Delete the claim; return whether it was held to the end."""
+        with suppress(DataError):  # a claim that is not deleted expires
             if not self.is_held():
                 return False
             self._claim.unlink()
         return True
 
     def _write(self, replaces: ObjectVersion | None) -> bool:
-        """Write the claim if nobody else did meanwhile."""
+        """Write the claim unless another writer did so meanwhile; return whether it was written."""
         writer = [
             *_identify_writer(),
             self._token,
             time.time(),
-        ]  # the time makes every version another
+        ]  # the time makes every version different
         content = json.dumps(writer).encode()
         try:
             if replaces is None:
@@ -109,25 +109,25 @@ class _Lease:
             else:
                 self._version = self._claim.write_bytes(content, replaces)
         except FileExistsError:
-            # A request whose answer was lost is repeated and finds what it wrote itself.
-            held = self._claim.read_object()
-            if held is None or not self._is_ours(held):
+            # A request whose answer was lost is repeated, and finds its own claim.
+            claim = self._claim.read_object()
+            if claim is None or not self._is_ours(claim):
                 return False
-            self._version = held.version
+            self._version = claim.version
         return True
 
-    def _is_ours(self, held: StoredObject) -> bool:
-        return self._token.encode() in held.content
+    def _is_ours(self, claim: StoredObject) -> bool:
+        return self._token.encode() in claim.content
 
 
 def _identify_writer() -> tuple[str, int, float]:
-    """Say who writes: the machine, and the process by its number and time of birth."""
+    """Identify the writer: the machine, and the process by number and start time."""
     pid = os.getpid()
     return _identify_machine(), pid, psutil.Process(pid).create_time()
 
 
 def _identify_machine() -> str:
-    """Name what a process number belongs to: containers share a host's name, not its numbers."""
+    """Identify what process numbers belong to; containers may share a host's name, not these."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -135,18 +135,18 @@ def _identify_machine() -> str:
         return socket.gethostname()
 
 
-def _is_stale(held: StoredObject) -> bool:
+def _is_stale(claim: StoredObject) -> bool:
     try:
-        machine, pid, born, *_ = json.loads(held.content)
+        machine, pid, born, *_ = json.loads(claim.content)
     except (ValueError, TypeError):
         machine = pid = born = None
     if machine != _identify_machine():
-        return _measure_age(held) > STALE_SECONDS
+        return _measure_age(claim) > STALE_SECONDS
     try:
         return bool(psutil.Process(pid).create_time() != born)
     except psutil.Error:
         return True
 
 
-def _measure_age(held: StoredObject) -> float:
-    return (datetime.now(UTC) - held.written).total_seconds()
+def _measure_age(claim: StoredObject) -> float:
+    return (datetime.now(UTC) - claim.written).total_seconds()

@@ -1,4 +1,4 @@
-"""Where things lie: JSON beside Zarr, and the layout of a run directory."""
+"""Paths of datasets, artifacts and codes, local or in a store: open, lock, replace, delete."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FILE_SUFFIXES = (
 )
 
 AnyPath = Path | ObjectPath
-"""Where something lies: on this machine or in an object store."""
+"""A path on this machine or in an object store."""
 
 
 def parse_path(text: str | AnyPath) -> AnyPath:
-    """Take a path, or the URL of an object store such as `s3://bucket/votes.zarr`.
+    """Parse a path, or the URL of an object store such as `s3://bucket/votes.zarr`.
 
     Raises
     ------
@@ -45,33 +45,33 @@ def parse_path(text: str | AnyPath) -> AnyPath:
         return parse_object_url(text)
     if isinstance(text, Path) and text.parts[:1] in [(f"{scheme}:",) for scheme in STORE_KINDS]:
         raise DataError(
-            f"{text}: Expected a URL as text, got one made a path. Give {text.parts[0]}//…."
+            f"{text}: a URL must be given as text, not as a Path. Use {text.parts[0]}//…."
         )
     return Path(text) if isinstance(text, str) else text
 
 
 def to_zarr_store(folder: AnyPath) -> Any:
-    """Give what Zarr takes for a folder."""
+    """Return what Zarr accepts as the store of a folder."""
     return folder.open_zarr_store() if isinstance(folder, ObjectPath) else folder
 
 
 def open_group(folder: AnyPath, mode: Literal["r", "r+"] = "r") -> zarr.Group:
-    """Open a group without looking for what older formats have."""
+    """Open a group without searching for metadata of older formats."""
     return zarr.open_group(to_zarr_store(folder), mode=mode, zarr_format=3, use_consolidated=False)
 
 
 def open_array(folder: AnyPath, name: str, mode: Literal["r", "r+"] = "r") -> Any:
-    """Open one array of a group, and not the group."""
+    """Open one array of a group without opening the group."""
     return zarr.open_array(to_zarr_store(folder), path=name, mode=mode, zarr_format=3)
 
 
 def list_children(folder: AnyPath) -> list[Any]:
-    """List what lies in a folder by name; nothing where there is no folder."""
+    """List a folder's entries by name; empty if the folder does not exist."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def delete_tree(folder: AnyPath) -> None:
-    """Delete a folder and all that lies in it."""
+    """Delete a folder and its contents."""
     if isinstance(folder, ObjectPath):
         folder.delete_tree()
     else:
@@ -79,7 +79,7 @@ def delete_tree(folder: AnyPath) -> None:
 
 
 def write_text(path: AnyPath, text: str) -> None:
-    """Replace a file's text so that a reader sees the old text or the new one, never a part."""
+    """Replace a file's text atomically: a reader sees the old text or the new one."""
     if isinstance(path, ObjectPath):
         path.write_bytes(text.encode("utf-8"))
     else:
@@ -100,7 +100,7 @@ def _replace_text(path: Path, text: str) -> None:
 
 
 def format_kind(kind: str, adjective: str = "") -> str:
-    """Name what a format holds, such as `an artifact` or `whole codes`."""
+    """Return the noun for a format, such as `an artifact` or `complete codes`."""
     noun = f"{adjective} {kind.removeprefix('latentbits-')}".strip()
     if noun.endswith("s"):
         return noun
@@ -108,67 +108,53 @@ def format_kind(kind: str, adjective: str = "") -> str:
 
 
 def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
-    """Refuse to write where something lies, unless it is to be replaced and of this kind.
+    """Refuse a path that is taken, unless it holds the same kind of content and may be overwritten.
 
-    What an interrupted writer of this kind left counts as nothing.
+    The remains of an interrupted writer of the same kind do not count.
 
     Raises
     ------
     DataError
-        If the path is taken, or its name is that of a file.
+        If the path is taken, or its name has the suffix of a file.
     """
     check_folder_name(target)
     empty = target.is_dir() and not any(target.iterdir())
     if not target.exists() or empty or is_unfinished(target, kind):
         return
     if not overwrite:
-        raise DataError(
-            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
-        )
+        raise DataError(f"{target} already exists. Use {{overwrite}} to replace it.")
     if not has_format(target, kind):
-        raise DataError(f"{target}: Expected {format_kind(kind)} to replace, got something else.")
+        raise DataError(
+            f"{target} is not {format_kind(kind)}, so it is not replaced. Choose another path."
+        )
 
 
 def check_folder_name(target: AnyPath) -> None:
-    """Refuse to give a folder the name of a file.
-
-    Raises
-    ------
-    DataError
-        If its suffix is that of another format.
-    """
+    """Raise `DataError` if a folder's name has the suffix of a file format."""
     if target.name.lower().endswith(_FILE_SUFFIXES):
         raise DataError(
-            f"{target}: Expected the name of a folder, as Zarr arrays are written, got that of a "
-            f"file. Name it {target.name.partition('.')[0]}.zarr."
+            f"{target}: Zarr arrays are written to a folder, but this is the name of a file. "
+            f"Name it {target.name.partition('.')[0]}.zarr."
         )
 
 
 def check_target_file(target: AnyPath, overwrite: bool) -> None:
-    """Refuse a file that is there and not to be replaced, or is no file.
-
-    Raises
-    ------
-    DataError
-        If it is either.
-    """
+    """Raise `DataError` if a path is a folder, or a file that may not be overwritten."""
     if target.is_dir():
-        raise DataError(f"{target}: Expected a file, got a folder.")
+        raise DataError(f"{target} is a folder, not a file.")
     if target.exists() and not overwrite:
-        raise DataError(
-            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
-        )
+        raise DataError(f"{target} already exists. Use {{overwrite}} to replace it.")
 
 
 @contextmanager
 def lock_folder(folder: AnyPath) -> Iterator[Callable[[], bool]]:
-    """Be the only writer of a folder; a writer that dies gives up its claim with its life.
+    """Lock a folder for writing; the lock of a process that dies is released.
 
-    Gives a function that tells whether the claim still holds, as it may not in an object store.
+    Yields a function that returns whether the lock still holds; in an object store it may be lost.
 
     Raises
     ------
-    Busy
+    FolderInUseError
         If another process is writing there.
     """
     if isinstance(folder, ObjectPath):
@@ -183,7 +169,7 @@ def lock_folder(folder: AnyPath) -> Iterator[Callable[[], bool]]:
 
 
 def _open_locked_folder(folder: Path) -> int:
-    """Open a folder, made if it is not there, and lock it."""
+    """Open a folder, creating it if necessary, and lock it."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -192,17 +178,17 @@ def _open_locked_folder(folder: Path) -> int:
         except BlockingIOError:
             os.close(handle)
             raise FolderInUseError(
-                f"{folder}: Expected no other writer, got one. Wait for it."
+                f"{folder}: another process is writing here. Wait for it."
             ) from None
         except OSError:
-            return handle  # a file system without locks of folders, as NFS
+            return handle  # a file system that cannot lock folders, such as NFS
         if folder.is_dir() and os.fstat(handle).st_ino == folder.stat().st_ino:
             return handle
-        os.close(handle)  # the writer before deleted the folder that was locked
+        os.close(handle)  # the previous writer deleted the locked folder
 
 
 def clear_folder(folder: AnyPath) -> None:
-    """Delete what lies in a folder, but not the folder, which may be claimed."""
+    """Delete a folder's contents, but not the folder, which may be locked."""
     if isinstance(folder, ObjectPath):
         folder.delete_tree()
         return
@@ -211,36 +197,36 @@ def clear_folder(folder: AnyPath) -> None:
 
 
 def is_unfinished(folder: AnyPath, kind: str) -> bool:
-    """Tell whether the folder is one of ours whose manifest was never written."""
+    """Return whether the folder has this format but no manifest yet."""
     return has_format(folder, kind) and not (folder / MANIFEST_NAME).exists()
 
 
 def has_format(folder: AnyPath, kind: str) -> bool:
-    """Tell whether the folder was made for this kind of content, whole or not."""
+    """Return whether the folder was created for this format, complete or not."""
     try:
         group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
-        ours: bool = group.get("attributes", {}).get("format") == kind
+        is_same: bool = group.get("attributes", {}).get("format") == kind
     except StoreUnreachableError:
         raise
     except (OSError, ValueError, AttributeError):
         return False
-    return ours
+    return is_same
 
 
 def checksum(values: NDArray[Any]) -> int:
-    """CRC32C of an array's values in C order."""
+    """Compute the CRC32C of an array's values in C order."""
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    found = 0
-    for start in range(0, len(flat), _CHECKSUM_BYTES):  # in parts: the library wants copies
-        found = google_crc32c.extend(found, flat[start : start + _CHECKSUM_BYTES].tobytes())
-    return int(found)
+    crc = 0
+    for start in range(0, len(flat), _CHECKSUM_BYTES):  # in parts: the library needs copies
+        crc = google_crc32c.extend(crc, flat[start : start + _CHECKSUM_BYTES].tobytes())
+    return int(crc)
 
 
 def replace_folder(new: AnyPath, target: AnyPath) -> None:
-    """Put a finished folder in the place of another.
+    """Move a finished folder to the place of another.
 
-    Object stores cannot rename: there the old is deleted and the new copied, manifest last, so
-    that for a moment nothing whole lies there.
+    Object stores cannot rename. There the old folder is deleted and the new one copied, manifest
+    last, so that for a moment the path holds nothing complete.
     """
     if isinstance(new, ObjectPath) and isinstance(target, ObjectPath):
         target.delete_tree()

@@ -1,4 +1,4 @@
-"""Paths in object stores, used as `pathlib.Path` is: `s3://bucket/votes.zarr`."""
+"""Paths in object stores with the interface of `pathlib.Path`: `s3://bucket/votes.zarr`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _HAS_OBSTORE = find_spec("obstore") is not None
 CONCURRENT_REQUESTS = 16
-"""Requests under way at once where many are to be made: each takes its time, few take any work."""
+"""Number of concurrent requests: each waits long and computes little."""
 
 
 ObjectVersion = Mapping[str, str]
-"""What identifies one writing of an object: its tag, and its number where a store has such."""
+"""Identifies one write of an object: its tag and, where the store has one, its version number."""
 
 
 class StoredObject(NamedTuple):
-    """What an object held at a time, and when it was written."""
+    """The content and version of an object, and the time it was written."""
 
     content: bytes
     version: ObjectVersion
@@ -42,16 +42,16 @@ class StoredObject(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class ObjectPath:
-    """A path in an object store; what is written appears whole or not at all.
+    """A path in an object store; writes are atomic.
 
-    There are no folders: one is there while something lies below it.
+    There are no folders: one exists while an object lies below it.
 
     Attributes
     ----------
     root
         Scheme and bucket, such as `s3://bucket`.
     key
-        Parts below it, joined by `/`; taken as they are, not as percent-encoded.
+        The parts below the root, joined by `/` and not percent-encoded.
     """
 
     root: str
@@ -79,7 +79,7 @@ class ObjectPath:
 
     @property
     def suffix(self) -> str:
-        """What the last part ends in, such as `.zarr`."""
+        """The suffix of the last part, such as `.zarr`."""
         return self._pure.suffix
 
     @property
@@ -93,29 +93,29 @@ class ObjectPath:
 
     @property
     def parents(self) -> tuple[ObjectPath, ...]:
-        """No folder above ever needs to be made."""
+        """Empty: no folder ever needs to be created."""
         return ()
 
     def with_name(self, name: str) -> ObjectPath:
-        """Give a path beside this one."""
+        """Return a path in the same folder."""
         return ObjectPath(self.root, str(self._pure.with_name(name)))
 
     def resolve(self) -> ObjectPath:
-        """Give the path itself: there are no links."""
+        """Return the path itself: there are no links."""
         return self
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Do nothing: folders need not be made."""
+        """Do nothing: folders need not be created."""
 
     def rmdir(self) -> None:
-        """Do nothing: folders go with what lies in them."""
+        """Do nothing: folders vanish with their contents."""
 
     def exists(self) -> bool:
-        """Tell whether an object or a folder is there."""
+        """Return whether an object or a folder exists."""
         return self.is_file() or self.is_dir()
 
     def is_file(self) -> bool:
-        """Tell whether an object is there."""
+        """Return whether an object exists."""
         from obstore import head
 
         with translate_store_errors(self), suppress(FileNotFoundError):
@@ -123,35 +123,35 @@ class ObjectPath:
         return False
 
     def is_dir(self) -> bool:
-        """Tell whether anything lies below."""
+        """Return whether any object lies below."""
         return any(True for _ in self.iterdir())
 
     def is_symlink(self) -> bool:
-        """Say no: there are no links."""
+        """Return False: there are no links."""
         return False
 
     def iterdir(self) -> Iterator[ObjectPath]:
-        """List what lies directly below."""
+        """Yield the paths directly below."""
         from obstore import list_with_delimiter
 
         with translate_store_errors(self):
-            found = list_with_delimiter(open_bucket(self.root), self._prefix)
-        for folder in found["common_prefixes"]:
+            listing = list_with_delimiter(open_bucket(self.root), self._prefix)
+        for folder in listing["common_prefixes"]:
             yield ObjectPath(self.root, folder)
-        for described in found["objects"]:
-            yield ObjectPath(self.root, described["path"])
+        for entry in listing["objects"]:
+            yield ObjectPath(self.root, entry["path"])
 
     def list_keys(self) -> list[str]:
-        """List the keys of all objects below."""
+        """Return the keys of all objects below."""
         return list(self.list_tags())
 
     def list_tags(self) -> dict[str, str]:
-        """List the tags of all objects below by their keys."""
+        """Return the tags of all objects below, by key."""
         from obstore import list as list_objects
 
         with translate_store_errors(self):
             pages = list_objects(open_bucket(self.root), self._prefix)
-            return {found["path"]: _normalize_tag(found) for page in pages for found in page}
+            return {entry["path"]: _normalize_tag(entry) for page in pages for entry in page}
 
     def read_bytes(self) -> bytes:
         """Read the object.
@@ -159,63 +159,65 @@ class ObjectPath:
         Raises
         ------
         FileNotFoundError
-            If there is none.
+            If it does not exist.
         DataError
             If the store refuses or cannot be reached.
         """
-        found = self.read_object()
-        if found is None:
+        stored = self.read_object()
+        if stored is None:
             raise FileNotFoundError(str(self))
-        return found.content
+        return stored.content
 
     def read_object(self) -> StoredObject | None:
-        """Read the object, if there is one, and what identifies it."""
+        """Read the object and its version; return None if it does not exist."""
         from obstore import get
 
         with translate_store_errors(self), suppress(FileNotFoundError):
-            found = get(open_bucket(self.root), self.key)
+            response = get(open_bucket(self.root), self.key)
             return StoredObject(
-                bytes(found.bytes()), _extract_version(found.meta), found.meta["last_modified"]
+                bytes(response.bytes()),
+                _extract_version(response.meta),
+                response.meta["last_modified"],
             )
         return None
 
     def download(self, file: BinaryIO) -> str:
-        """Copy the object into a file, a part at a time, and give its tag.
+        """Copy the object into a file, in parts, and return its tag.
 
         Raises
         ------
         FileNotFoundError
-            If there is none.
+            If it does not exist.
         """
         from obstore import get
 
         with translate_store_errors(self):
-            found = get(open_bucket(self.root), self.key)
-            for part in found.stream():
+            response = get(open_bucket(self.root), self.key)
+            for part in response.stream():
                 file.write(part)
-        return _normalize_tag(found.meta)
+        return _normalize_tag(response.meta)
 
     def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """Read the object as text."""
         return self.read_bytes().decode(encoding, errors)
 
     def write_bytes(self, content: bytes, replaces: ObjectVersion | None = None) -> ObjectVersion:
-        """Write the object; with `replaces` only if it is still that version.
+        """Write the object; with `replaces`, only if it still has that version.
 
         Raises
         ------
         FileExistsError
-            If it is another.
+            If it has another version.
         """
         return self._put(content, replaces)
 
     def create(self, content: bytes) -> ObjectVersion:
-        """Write the object if there is none.
+        """Write the object if it does not exist.
 
         Raises
         ------
         FileExistsError
-            If there is one.
+            If it exists.
         """
         return self._put(content, "create")
 
@@ -227,10 +229,10 @@ class ObjectPath:
             try:
                 return _extract_version(put(open_bucket(self.root), self.key, content, mode=mode))
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
-                raise FileExistsError(str(self)) from None  # or deleted since it was seen
+                raise FileExistsError(str(self)) from None  # or deleted in the meantime
 
     def touch(self) -> None:
-        """Write an object without content."""
+        """Write an empty object."""
         self.write_bytes(b"")
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -238,12 +240,12 @@ class ObjectPath:
         self._delete([self.key])
 
     def delete_tree(self) -> None:
-        """Delete everything below, manifests first: what is left does not look whole."""
+        """Delete everything below, manifests first, so that the rest never looks complete."""
         for keys in filter(None, self._split_manifests()):
             self._delete(keys)
 
     def _delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; one that is gone is not missed, and may have been deleted twice."""
+        """Delete objects; ones that no longer exist are ignored."""
         from obstore import delete
 
         store = open_bucket(self.root)
@@ -251,7 +253,7 @@ class ObjectPath:
             with suppress(FileNotFoundError):
                 delete(store, keys)
                 return
-            for key in keys:  # some stores give up at one that is gone
+            for key in keys:  # some stores stop at a missing one
                 with suppress(FileNotFoundError):
                     delete(store, key)
 
@@ -272,19 +274,19 @@ class ObjectPath:
         return manifests, [key for key in keys if not key.endswith("/manifest.json")]
 
     def open_zarr_store(self) -> zarr.storage.ObjectStore[Any]:
-        """Give the store that Zarr reads and writes below this path, and nowhere else."""
+        """Return a Zarr store that is limited to this path."""
         from zarr.storage import ObjectStore
 
         return ObjectStore(open_bucket(self.root, self.key))
 
 
 def is_url(text: str) -> bool:
-    """Tell a URL from a path."""
+    """Return whether a text is a URL rather than a path."""
     return "://" in text
 
 
 def parse_object_url(url: str) -> ObjectPath:
-    """Take a URL of an object store.
+    """Parse the URL of an object store.
 
     Raises
     ------
@@ -295,24 +297,25 @@ def parse_object_url(url: str) -> ObjectPath:
     parts = urlsplit(url)
     if parts.scheme not in STORE_KINDS:
         raise DataError(
-            f"{parts.scheme}://: Expected a path or a URL with one of {SCHEMES_TEXT}, got another."
+            f"{parts.scheme}://: the scheme is unknown. Use a path, or a URL with one of "
+            f"{SCHEMES_TEXT}."
         )
     kind, root = STORE_KINDS[parts.scheme], f"{parts.scheme}://{parts.netloc}"
     form = f"{parts.scheme}://{kind.bucket_word.upper()}/PATH"
     if "@" in parts.netloc:
         raise DataError(
-            f"{parts.scheme}://: Expected a URL without credentials, got some. "
+            f"{parts.scheme}://: a URL must not contain credentials. "
             f"Give them by environment variables, such as {kind.credentials}."
         )
-    if parts.query or parts.fragment:  # which may hold a signature
-        raise DataError(f"{root}{parts.path}: Expected {form}, got more behind it (? or #).")
+    if parts.query or parts.fragment:  # the query may contain a signature, so it is not shown
+        raise DataError(f"{root}{parts.path}: the URL must have the form {form}, without ? or #.")
     key = _normalize_key(str(PurePosixPath(parts.path.lstrip("/"))))
     if not parts.netloc or not key or ".." in key.split("/"):
-        raise DataError(f"{root}{parts.path}: Expected {form}, got something else.")
+        raise DataError(f"{root}{parts.path}: the URL must have the form {form}.")
     if not _HAS_OBSTORE:
         raise DataError(
-            f"{root}{parts.path}: Expected obstore for URLs, got none. "
-            "pip install 'latentbits[stores]'"
+            f"{root}{parts.path}: URLs need the package obstore. "
+            "Run: pip install 'latentbits[stores]'"
         )
     return ObjectPath(root, key)
 
@@ -321,10 +324,10 @@ def _normalize_key(path: str) -> str:
     return "" if path == "." else path
 
 
-def _normalize_tag(described: Any) -> str:
-    """Give a tag in the form that is the same wherever it was read: some lists leave out quotes."""
-    return '"' + cast(str, described["e_tag"]).strip('"') + '"'
+def _normalize_tag(metadata: Any) -> str:
+    """Return a tag with quotes, which some listings omit."""
+    return '"' + cast(str, metadata["e_tag"]).strip('"') + '"'
 
 
-def _extract_version(described: Any) -> ObjectVersion:
-    return {name: described[name] for name in ("e_tag", "version") if described.get(name)}
+def _extract_version(metadata: Any) -> ObjectVersion:
+    return {name: metadata[name] for name in ("e_tag", "version") if metadata.get(name)}

@@ -1,4 +1,4 @@
-"""Opens the buckets of object stores, and tells what they answer in one line."""
+"""Opens the buckets of object stores and describes their errors in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from storage.errors import StoreUnreachableError
 
-# The pauses are of random length, four times as long each time: about a minute in all.
+# Random pauses that grow fourfold each time: about a minute in total.
 _RETRY_CONFIG = {
     "max_retries": 15,
     "retry_timeout": timedelta(seconds=180),
@@ -25,31 +25,31 @@ _RETRY_CONFIG = {
     },
 }
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says of a disk without room; writing says so without a name."""
+"""Error numbers of a full disk; such errors may lack the file's name."""
 _PROBE_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _NO_CREDENTIALS_SIGNS = (
-    "/latest/api/token",  # where a machine of Amazon has them
+    "/latest/api/token",  # where machines of Amazon find theirs
     "/latest/meta-data/",
     "Error performing token request",
 )
 
 
 class StoreKind(NamedTuple):
-    """What differs between object stores.
+    """Differences between object stores.
 
     Attributes
     ----------
-    opens
-        The class of obstore that opens a bucket.
-    bucket
-        What a bucket is called.
+    store_class
+        The obstore class that opens a bucket.
+    bucket_word
+        What the store calls a bucket.
     credentials
-        Variables of the environment that may hold them.
+        Environment variables that may hold credentials.
     endpoints
-        Variables that may hold an address, the usual one first.
+        Environment variables that may hold an address, the usual one first.
     account
-        The variable that names the account, where buckets belong to one.
+        The environment variable with the name of the account, if buckets belong to one.
     """
 
     store_class: str
@@ -75,22 +75,22 @@ STORE_KINDS = {
     ),
     "gs": StoreKind("GCSStore", "bucket", "GOOGLE_SERVICE_ACCOUNT", ("GOOGLE_BASE_URL",)),
 }
-"""The object stores there are, by the scheme of their URLs."""
+"""The supported object stores by URL scheme."""
 SCHEMES_TEXT = ", ".join(f"{scheme}://" for scheme in STORE_KINDS)
 
 
 def get_store_kind(url: str) -> StoreKind:
-    """Tell what kind of store a URL is of."""
+    """Return the kind of store of a URL."""
     return STORE_KINDS[url.partition("://")[0]]
 
 
 @lru_cache(maxsize=32)
 def open_bucket(root: str, prefix: str = "") -> Any:
-    """Open a bucket, or what lies below a prefix of its keys.
+    """Open a bucket, or the part of it below a key prefix.
 
-    Credentials and endpoint are those of the environment. Whether it answers is asked with little
-    patience, so that a mistake is told within seconds; later requests are repeated after
-    throttling, server errors and lost connections.
+    Credentials and endpoint come from the environment. A first request with few retries reports
+    mistakes within seconds; later requests are retried after throttling, server errors and lost
+    connections.
     """
     with translate_store_errors(root):
         if prefix:
@@ -101,7 +101,7 @@ def open_bucket(root: str, prefix: str = "") -> Any:
 
 
 def _probe_bucket(store: Any) -> None:
-    """Read an object that is not there: other than the outcome of HEAD, an answer has a body."""
+    """Read an object that does not exist: unlike for HEAD, the response has a body."""
     from obstore import get
 
     try:
@@ -110,7 +110,7 @@ def _probe_bucket(store: Any) -> None:
         if _find_error_code(str(error)) in _NO_BUCKET_CODES:
             raise
     except Exception as error:
-        if _find_error_code(str(error)) != "AccessDenied":  # this one object may be forbidden
+        if _find_error_code(str(error)) != "AccessDenied":  # only this object may be forbidden
             raise
 
 
@@ -119,7 +119,7 @@ def _open_store(root: str, prefix: str, retries: Any) -> Any:
 
     _check_endpoint(root)
     opens = getattr(store, get_store_kind(root).store_class)
-    # An endpoint in plain HTTP is asked for by naming it so.
+    # HTTP is used only if the endpoint's URL says so.
     return opens(
         root.partition("://")[2],
         prefix=prefix or None,
@@ -130,33 +130,33 @@ def _open_store(root: str, prefix: str, retries: Any) -> Any:
 
 
 def _find_account(root: str) -> dict[str, str]:
-    """Name the account: obstore finds it by itself, but panics where it describes such a store."""
+    """Name the account explicitly: obstore finds it too, but panics when printing such a store."""
     kind = get_store_kind(root)
     if kind.account is None:
         return {}
     if name := os.environ.get(kind.account):
         return {"account_name": name}
-    raise StoreUnreachableError(f"{root}: Expected credentials, got none. Give {kind.credentials}.")
+    raise StoreUnreachableError(f"{root}: there are no credentials. Set {kind.credentials}.")
 
 
 def _check_endpoint(root: str) -> None:
-    """Refuse an address that obstore would panic at."""
+    """Refuse an address at which obstore would panic."""
     for name in get_store_kind(root).endpoints:
         parts = urlsplit(os.environ.get(name) or "http://none")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StoreUnreachableError(
-                f"{root}: {name}: Expected http://HOST or https://HOST, got another."
+                f"{root}: {name} must have the form http://HOST or https://HOST."
             )
 
 
 @contextmanager
 def translate_store_errors(path: object) -> Iterator[None]:
-    """Turn errors of a store or a full disk into one line; a missing object is for the caller."""
+    """Turn errors of a store or a full disk into one line; leave missing objects to the caller."""
     try:
         yield
     except Exception as error:
-        if found := make_store_error(str(path), error):
-            raise found from error
+        if store_error := make_store_error(str(path), error):
+            raise store_error from error
         if (
             isinstance(error, OSError)
             and error.errno in DISK_FULL_ERRNOS
@@ -167,7 +167,7 @@ def translate_store_errors(path: object) -> Iterator[None]:
 
 
 def make_store_error(path: str, error: BaseException) -> StoreUnreachableError | None:
-    """Describe an error of an object store, or None if this is none or a missing object."""
+    """Describe an error of an object store; return None for missing objects and other errors."""
     lost = isinstance(error, FileNotFoundError) and _find_error_code(str(error)) in _NO_BUCKET_CODES
     if not lost and not type(error).__module__.startswith("obstore"):
         return None
@@ -178,31 +178,29 @@ def make_store_error(path: str, error: BaseException) -> StoreUnreachableError |
 
 def _explain_error(kind: StoreKind, error: str, text: str) -> str:
     if _find_error_code(text) in _NO_BUCKET_CODES:
-        return f"Expected a {kind.bucket_word} that exists, got none. Create it, or mend the URL."
+        return f"the {kind.bucket_word} does not exist. Create it, or correct the URL."
     if any(sign in text for sign in _NO_CREDENTIALS_SIGNS):
-        return f"Expected credentials, got none. Give {kind.credentials}."
+        return f"there are no credentials. Set {kind.credentials}."
     if "RequestTimeTooSkewed" in text:
-        return "Expected the clock of the store, got another one here. Set the time."
+        return "the clock of this machine differs from that of the store. Set the time."
     if error in ("PermissionDeniedError", "UnauthenticatedError") or "403 Forbidden" in text:
         return (
-            f"Expected access to the store, was refused ({_find_error_code(text) or error}). Check the "
-            f"credentials in the environment, such as {kind.credentials}, and what they may do."
+            f"the store refused access ({_find_error_code(text) or error}). Check the credentials "
+            f"in the environment, such as {kind.credentials}, and their permissions."
         )
     if "error sending request" in text:
-        return (
-            f"Expected an answer of the store, got none. Check {kind.endpoints[0]} and the network."
-        )
-    return f"Expected an answer of the store, got {_format_reason(text)}."
+        return f"the store does not answer. Check {kind.endpoints[0]} and the network."
+    return f"the store answered with an error: {_format_reason(text)}."
 
 
 def _find_error_code(text: str) -> str:
-    """Find the store's own name of an error in its answer."""
-    _, found, after = text.partition("<Code>")
-    return after.partition("</Code>")[0] if found else ""
+    """Return the store's own code for an error."""
+    _, separator, after = text.partition("<Code>")
+    return after.partition("</Code>")[0] if separator else ""
 
 
 def _format_reason(error: Exception | str) -> str:
     text = str(error)
     line = text.partition("\n")[0].partition("<?xml")[0].strip()
-    line = re.sub(r"\w+://\S+", "URL", line)  # which may hold a password
+    line = re.sub(r"\w+://\S+", "URL", line)  # which may contain a password
     return _find_error_code(text) or line[:200].rstrip(".")

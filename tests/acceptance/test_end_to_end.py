@@ -27,7 +27,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 
-from flows.data.ingesting import ingest_sources
+from flows.data.ingest import ingest_sources
 from pipeline.api import functions as api
 from pipeline.executors.serial import SerialExecutor
 from storage import load_artifact, open_codes, open_dataset

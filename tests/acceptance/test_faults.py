@@ -362,7 +362,7 @@ def test_a_second_writer_is_refused(work, cluster, stage, model):
         for more in ((), ("--resume",)):
             refused = cell.here(*more)
             assert refused.code == 2
-            assert "Expected no other writer, got one." in refused.message
+            assert "another process is writing here." in refused.message
         os.kill(run.pid, signal.SIGCONT)
         assert run.wait()[0] == 0
     cell.check()

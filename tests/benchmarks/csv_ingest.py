@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.csv
 
-from flows.data.ingesting import ingest_sources
+from flows.data.ingest import ingest_sources
 from tests.benchmarks.csv_source import N_FEATURES, N_ROWS, REPEATS, seconds, write_csv
 
 

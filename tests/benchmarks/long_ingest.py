@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from flows.data.ingesting import ingest_sources
-from flows.data.roles import ColumnRoles
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
 from tests.benchmarks.csv_ingest import REPEATS, seconds
 
 N_FEATURES = 100

@@ -128,14 +128,20 @@ def refused(cli):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--set", "regularization=0.5"), "regularization: Expected a finite number above 1"),
-        (("--set", "regularization=strong"), "regularization: Expected a valid number"),
-        (("--set", "bootstrap=3"), "bootstrap: Expected 0 or at least 20, got 3."),
+        (("--set", "regularization=0.5"), "regularization must be above 1"),
+        (
+            ("--set", "regularization=strong"),
+            "--set regularization is 'strong', but should be a valid number",
+        ),
+        (("--set", "bootstrap=3"), "bootstrap must be 0, or at least 20, but is 3."),
         (("--set", "starts=0"), "starts must be at least 1, but is 0."),
         (("--set", "min_rows=0"), "min_rows must be at least 1, but is 0."),
-        (("--set", "ridge=2"), "Expected one of regularization, min_rows, starts, bootstrap"),
-        (("--components", 0), "--components must be at least 1, but is 0"),
-        (("--components", 7), "--components: Expected at most 6, the number of features, got 7."),
+        (
+            ("--set", "ridge=2"),
+            "'ridge' is not a setting of this model. Choose one of: regularization, min_rows, starts",
+        ),
+        (("--components", 0), "--components must be at least 1, but is 0."),
+        (("--components", 7), "--components is 7, but there are only 6 features."),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
@@ -148,7 +154,7 @@ def test_fewer_than_three_segments(refused, tmp_path, n_segments):
     X, segments = drawn(6, n_segments)
     write_arrays(tmp_path / "d.zarr", X, segments=segments)
     assert refused("--dataset", "d.zarr") == (
-        f"Expected at least 3 segments, got {n_segments}. "
+        f"BLICA needs at least 3 segments, but there are {n_segments}. "
         "Give the segment of each row by --segment-by, or fit another model."
     )
 
@@ -158,7 +164,7 @@ def test_segments_with_too_few_rows_are_named(refused, tmp_path):
     few = np.r_[0:310, 600:900]
     write_arrays(tmp_path / "d.zarr", X[few], segments=segments[few])
     message = refused("--dataset", "d.zarr")
-    assert "Expected at least 3 segments to use, got 2" in message
+    assert "BLICA needs at least 3 usable segments, but there are 2" in message
     assert "'year 1'" in message
     assert "'year 0'" not in message
     assert "min_rows=20" in message
@@ -204,7 +210,7 @@ def test_a_feature_constant_within_a_segment(warned, tmp_path):
     X, segments = drawn(6, 5)
     X[segments == "year 2", 4] = 1
     write_arrays(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
-    warning = warned("constant within a segment", "--dataset", "d.zarr", *GIVEN)
+    warning = warned("out of segments where they are constant", "--dataset", "d.zarr", *GIVEN)
     assert "'rice'" in warning
     assert "'year 2'" in warning
     assert "'bread'" not in warning

@@ -88,7 +88,7 @@ def test_texts_are_predicted_of_rows_that_were_not_fitted(cli, folder, fitted):
     assert told["accuracy"] > 0.98
     assert told["commonest"] < 0.6
     assert found["kind"] == "none"
-    assert any("10 rows have no label, and are left out" in text for text in found["warnings"])
+    assert any("10 rows have no label and are left out" in text for text in found["warnings"])
     given = ("--dataset", folder / "d.zarr", "--artifact", artifact)
     done = cli("evaluate", *given, "--split", "test")
     assert f"{told['accuracy']:.2%} right" in done.out
@@ -175,7 +175,10 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((), "Expected at least two segments to tell apart, got one. Give a per-row column: --set"),
+        (
+            (),
+            "has only one segment, so segments cannot be predicted. Choose a per-row column by --set",
+        ),
         (("column=",), "column: Expected the name of a per-row column, got ''"),
         (
             ("column=sex",),

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import COMMANDS, format_overview, list_commands
-from flows.cli.completion import generate_completion_script
+from flows import fit
+from flows.__main__ import COMMANDS, format_overview, generate_completion_script, list_commands
 from flows.cli.hyperparameters import build_model, format_settings_help
 from flows.data.datasets import open_dataset_or_example
 from pipeline.models.registry import find_models
+from pipeline.models.settings import list_hyperparameters
 from tests.support.fits import write_fit
 
 
@@ -63,9 +64,9 @@ def test_files_of_the_same_names_are_not_in_the_way(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evalute"], "error: Expected a command, got 'evalute'. Did you mean evaluate?\n"),
-        (["x" * 9], f"error: Expected a command, got '{'x' * 9}'. See latentbits --help.\n"),
-        (["completion"], "error: completion: Expected one of bash, fish, zsh, got 'none'.\n"),
+        (["evalute"], "error: 'evalute' is not a command. Did you mean evaluate?\n"),
+        (["x" * 9], f"error: {'x' * 9!r} is not a command. See latentbits --help.\n"),
+        (["completion"], "error: completion: name one shell: bash, fish, zsh.\n"),
     ],
 )
 def test_what_is_no_command_is_refused(words, message):
@@ -80,13 +81,25 @@ def test_completion_knows_commands_and_options(shell):
         assert word in script
 
 
-def test_help_lists_the_settings_of_the_model_named():
-    all_of_them = format_settings_help()
-    assert all(f"Settings of {name}, by --set" in all_of_them for name in find_models())
-    for words in (["--model", "blica"], ["--seed", "1", "--model=blica", "--help"]):
-        assert format_settings_help(words).count("Settings of") == 1
-        assert "Settings of blica" in format_settings_help(words)
-    assert format_settings_help(["--model", "nothing"]) == all_of_them
+def test_help_lists_models_or_the_settings_of_the_model_named():
+    models = format_settings_help()
+    assert "Settings of" not in models
+    for name in find_models():
+        assert name in models
+        settings = format_settings_help(["--model", name])
+        assert settings.startswith(f"Settings of {name} (--set NAME=VALUE):\n")
+        assert all(
+            f"  {setting}=" in settings for setting in list_hyperparameters(find_models()[name])
+        )
+    assert "Settings of blica" in format_settings_help(["--seed", "1", "--model=blica", "--help"])
+    assert format_settings_help(["--model", "nothing"]) == models
+
+
+def test_the_help_of_a_fit_fits_on_one_screen(capsys):
+    fit.app.help_print([])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
 
 
 def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
@@ -108,7 +121,7 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
     }
     assert [fits[name]["components"] for name in ("new", "old")] == [3, 2]
     assert fits["new"]["features"] == dataset.n_features
-    assert "Damaged" in fits["damaged"]["refused"]
+    assert "damaged" in fits["damaged"]["refused"]
     lines = plain_cli("runs", "runs/digits").out.splitlines()
     assert [line.split()[0] for line in lines if "clipped-pca" in line] == ["*", "runs/digits/old"]
     assert "Expected a folder of runs" in plain_cli("runs", "nowhere").check_refused()
@@ -123,5 +136,5 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
 def test_every_option_stands_in_a_part_of_the_help(name, capsys):
     import_module(f"flows.{name}").app.help_print([])
     shown = capsys.readouterr().out
-    assert "─ Output ─" in shown
-    assert "─ Parameters ─" not in shown
+    assert "\nOutput:\n" in shown
+    assert "Parameters:" not in shown

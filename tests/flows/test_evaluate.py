@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.evaluating.comparison_tables import print_evaluation
+from flows.evaluating.tables import print_evaluation
 from flows.fitting.provenance import describe_outcome, describe_provenance
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
@@ -113,9 +113,9 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     assert f"{by_name[mixture]['log_likelihood']:.4f} ± " in table
     assert "none: the model offers no likelihood" in table
     assert "in-sample" not in table
-    assert f"without an artifact: fitted here to split train of {dataset}, as the" in lines[1]
-    assert "\nkind of 499 rows: told by the 5 nearest of 499 rows fitted\n" in table
-    assert "\nkind: rows without one, left out: 1\n" in table
+    assert f"baselines: fitted to split train of {dataset}, as the" in lines[1]
+    assert "\nkind of 499 rows: predicted by the 5 nearest of 499 rows fitted\n" in table
+    assert "\nkind: 1 rows without a label are left out\n" in table
     told = by_name[mixture]["neighbour_labels"]
     assert f"{told['accuracy']:.1%} ± {told['standard_error']:.1%}" in table
     gap = by_name[mixture]["pairs"]["largest"][0]
@@ -157,12 +157,12 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     others, head, nats = judged(test)
     assert others == dict.fromkeys((model, *simple), "none")
     (line,) = head
-    assert line == f"without an artifact: fitted here to all rows of {train.path}, as the artifact"
+    assert line == f"baselines: fitted to all rows of {train.path}, as the artifact"
     assert nats == pytest.approx(nats_of_independent_features(old, new))
 
     own, head, nats = judged(train.path)
     assert own == dict.fromkeys((model, *simple), "all")
-    assert head[0].startswith("in-sample, fitted to these very rows: ")
+    assert head[0].startswith("in-sample, fitted to these rows: ")
     assert set(head[0].partition(": ")[2].split(", ")) == {model, *simple}
     assert nats == pytest.approx(nats_of_independent_features(old, old))
 
@@ -267,13 +267,11 @@ def test_other_features_are_refused_by_name(refused, mixture, tmp_path):
 
 def test_what_is_not_there_is_refused(refused, dataset, mixture):
     here = ("--dataset", dataset, "--artifact", mixture)
-    assert "--split: Expected a split of the dataset, got 'valid'" in refused(
-        *here, "--split", "valid"
-    )
+    assert "--split: there is no split 'valid'" in refused(*here, "--split", "valid")
     assert "nowhere" in refused("--dataset", dataset, "--artifact", "nowhere")
     assert "--artifact" in refused("--dataset", dataset)
-    columns = "There are: split, kind, score, segment."
-    assert refused(*here, "--label", "knd").endswith(f"got 'knd'. {columns}")
+    message = "there is no per-row column 'knd'. Choose one of: split, kind, score, segment."
+    assert refused(*here, "--label", "knd").endswith(message)
     fractions = "--label: Expected texts or whole numbers in column 'score', got fractions."
     assert fractions in refused(*here, "--label", "score")
     assert "--seed" in refused(*here, "--seed", -1)

@@ -72,8 +72,8 @@ def test_a_fit_for_every_item_tells_its_slopes_and_offsets(evaluated: Any) -> No
 @pytest.mark.parametrize(
     ("column", "told"),
     [
-        ("few", "Expected 20 rows or more of each group, got 9 of few = 'a'."),
-        ("many", "Expected a column of two groups, got 'many' of 3 values."),
+        ("few", "the group few = 'a' has 9 rows, but 20 are needed."),
+        ("many", "column 'many' has 3 values, but two groups are needed."),
         ("nobody", "nobody"),
     ],
 )
@@ -86,4 +86,4 @@ def test_what_makes_no_two_groups_is_refused(evaluated: Any, column: str, told: 
 def test_a_test_of_no_column_is_refused(evaluated: Any) -> None:
     done = evaluated("--dif-test", "likelihood-ratio")
     assert done.code == 2
-    assert "Expected --dif beside it" in done.err
+    assert "--dif-test needs --dif" in done.err

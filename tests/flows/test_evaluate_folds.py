@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.evaluating.comparison_tables import print_evaluation
+from flows.evaluating.tables import print_evaluation
 from pipeline.data.blocks import pack_block
 from pipeline.evaluation.evaluate import assign_folds
 from pipeline.executors.serial import SerialExecutor
@@ -166,10 +166,10 @@ def test_a_fold_without_which_nothing_can_be_fitted_is_named(cli, rows, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--folds", 1), "--folds: Expected at least 2, got 1. Ask for more."),
-        (("--folds", 2.5), "Expected a whole number, got '2.5'."),
-        (("--folds", 2, "--label", "kind"), "--folds: Expected no --label, got 'kind'."),
-        (("--folds", 500), "--folds: Expected at most 403, as many as rows, got 500."),
+        (("--folds", 1), "--folds is 1. Choose at least 2."),
+        (("--folds", 2.5), "'2.5' is not a whole number."),
+        (("--folds", 2, "--label", "kind"), "--folds and --label cannot be combined."),
+        (("--folds", 500), "--folds is 500, but there are only 403 rows. Choose at most 403."),
     ],
 )
 def test_what_cannot_be_done_is_refused(cli, dataset, options, message):
@@ -185,4 +185,4 @@ def test_what_cannot_be_done_is_refused(cli, dataset, options, message):
 def test_models_of_labels_are_refused(cli, dataset):
     artifact = fitted(dataset, "bottleneck", column="kind")
     command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
-    assert "got bottleneck, which predicts labels" in cli("evaluate", *command).check_refused()
+    assert "bottleneck, which predicts labels" in cli("evaluate", *command).check_refused()

@@ -52,11 +52,11 @@ def test_what_cannot_be_tested_is_refused(cli: Any, fits: Any, tmp_path: Path) -
     prior = fits("prior", "--components", "2", "--set", "prior_precision=1")
     bound = fits("bound", "--components", "1", "--set", "estimator=variational")
     for artifacts, told in {
-        (one,): "Expected two or more --artifact, got one.",
-        (one, half): "Expected fits to the same rows, got others (dataset, split).",
-        (one, one): "Expected nested models, got latent-trait of 1 component and latent-trait",
-        (one, prior): "Expected nested models, got latent-trait of 1 component and latent-trait",
-        (one, bound): "bound: Expected a latent-trait fit by quadrature, whose likelihood is at",
+        (one,): "--likelihood-ratio needs at least two --artifact options.",
+        (one, half): "were fitted to different rows (dataset or split).",
+        (one, one): "latent-trait with 1 component and latent-trait",
+        (one, prior): "latent-trait with 1 component and latent-trait",
+        (one, bound): "but only latent-trait fits by quadrature maximise the likelihood.",
     }.items():
         done = compared(cli, tmp_path, *artifacts)
         assert done.code == 2

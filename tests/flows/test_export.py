@@ -105,7 +105,7 @@ def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
     }
     if not over_features:
         command = ("export", "--what", "items", "--artifact", path, "--output", "t.csv")
-        assert "Expected an artifact with parameters of features" in cli(*command).check_refused()
+        assert "has no parameters of features" in cli(*command).check_refused()
         assert not Path("t.csv").exists()
         return
     found = exported("items", "--artifact", path)
@@ -173,7 +173,7 @@ def test_every_pair_has_a_line(exported, folder):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("at_once", [1, 13, 1 << 17])
 def test_segments_have_correlations_of_their_own(exported, artifact, monkeypatch, at_once):
-    monkeypatch.setattr("flows.exporting.correlations._PAIRS_PER_BATCH", at_once)
+    monkeypatch.setattr("flows.exporting.artifacts._PAIRS_PER_BATCH", at_once)
     saved = load_artifact(artifact("blica", "regularization=20"))
     found = exported("correlations", "--artifact", saved.path, output="t.parquet")
     assert [*found.columns] == ["feature_1", "feature_2", "segment", "correlation", "status"]
@@ -362,7 +362,7 @@ def test_nothing_is_left_of_a_table_that_cannot_be_made(transformed, cli):
 def test_excel_has_no_room_for_more_rows(cli, transformed, monkeypatch, dataset, artifact):
     monkeypatch.setattr("flows.exporting.formats._MAX_EXCEL_SHAPE", (599, 100))
     transformed("clipped-pca", "z.zarr")
-    expected = "Expected at most 599 rows and 100 columns, as many as Excel takes, got 600"
+    expected = "Excel takes at most 599 rows and 100 columns, but there are 600"
     export = ("export", "--what", "codes", "--codes", "z.zarr", "--output", "t.xlsx")
     assert expected in cli(*export).check_refused()
     command = ("transform", "--dataset", dataset.path, "--artifact", artifact("clipped-pca"))
@@ -382,19 +382,25 @@ def test_codes_of_other_fits_and_rows_are_refused(transformed, cli, artifact, tm
     other = write_arrays(tmp_path / "o.zarr", X, names=NAMES).path
     command = ("export", "--what", "codes", "--codes", "z.zarr", "--output", "t.csv")
     message = cli(*command, "--dataset", other).check_refused()
-    assert f"{other}: Expected the dataset whose rows z.zarr has codes of, got another" in message
+    assert f"{other}: z.zarr contains codes of another dataset" in message
     message = cli(*command, "--artifact", artifact("latent-trait")).check_refused()
-    assert "got those of another fit" in message
+    assert "z.zarr was not computed with" in message
     assert cli(*command, "--artifact", artifact("clipped-pca")).code == 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--what", "items", "--output", "t.csv"), "--artifact: Expected a path for --what items"),
-        (("--what", "codes", "--output", "t.csv"), "--codes: Expected a path for --what codes"),
-        (("--what", "fit", "--output", "t.tsv"), "ends in .csv, .parquet or .xlsx, got 't.tsv'."),
-        (("--what", "fit", "--output", "s3://b/t.csv"), "Expected a path of this machine, got"),
+        (("--what", "items", "--output", "t.csv"), "--what items needs --artifact."),
+        (("--what", "codes", "--output", "t.csv"), "--what codes needs --codes."),
+        (
+            ("--what", "fit", "--output", "t.tsv"),
+            "'t.tsv' does not end in .csv, .parquet or .xlsx.",
+        ),
+        (
+            ("--what", "fit", "--output", "s3://b/t.csv"),
+            "is a URL, but only a local path works here",
+        ),
         (("--what", "all", "--output", "t.csv"), "--what"),
     ],
 )
@@ -406,8 +412,8 @@ def test_options_of_other_tables_are_refused(cli, artifact):
     path = artifact("latent-trait")
     command = ("export", "--artifact", path, "--output", "t.csv", "--what")
     assert (
-        "--codes: Expected none for --what fit"
+        "--codes cannot be used with --what fit"
         in cli(*command, "fit", "--codes", "z").check_refused()
     )
     message = cli(*command, "correlations").check_refused()
-    assert "Expected an artifact with correlations of features, got one of latent-trait" in message
+    assert "latent-trait has no correlations of features" in message

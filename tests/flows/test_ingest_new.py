@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.data import ingesting as ingest
-from flows.data.roles import ColumnRoles
+from flows.data import ingest
+from flows.data.columns import ColumnRoles
 from pipeline.executors.progress import ignore_progress
 from storage import open_dataset
 from storage.errors import DataError, FolderInUseError
@@ -42,7 +42,7 @@ def take_in(folders: list[str], path: AnyPath) -> NewFiles:
     intake = ingest.open_new_sources(folders, path, ColumnRoles())
     if intake.sources:
         ingest.write_rows(intake, ignore_progress)
-    return intake.arrivals
+    return intake.new_files
 
 
 def ingest_new(cli, *more: str):
@@ -94,7 +94,7 @@ def test_a_file_that_changed_is_refused(cli, bits):
     arrive("b.csv", bits[200:])
     refused = cli("ingest", "incoming", "--dataset", "v.zarr", "--new")
     assert refused.code == 2
-    assert "a.csv: Expected the file as it was ingested, got a changed one." in refused.message
+    assert "a.csv: the file has changed since it was ingested." in refused.message
     assert open_dataset("v.zarr").n_rows == 100
 
 
@@ -134,9 +134,9 @@ def test_roles_are_those_of_the_first_time(cli, bits):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere", "--new"], "nowhere: Expected a folder that files arrive in"),
-        (["a.csv", "--new"], "a.csv: Expected a folder that files arrive in"),
-        (["incoming", "--new", "--append"], "Expected one of --append, --overwrite and --new"),
+        (["nowhere", "--new"], "nowhere: this is not a folder"),
+        (["a.csv", "--new"], "a.csv: this is not a folder"),
+        (["incoming", "--new", "--append"], "--append, --overwrite and --new cannot be combined"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(cli, bits, arguments, words):
@@ -174,14 +174,14 @@ def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, 
     program = (
         "import os\n"
         "from storage.dataset import chunk_writer\n"
-        "from storage.stores.locations import place\n"
+        "from storage.stores.locations import parse_path\n"
         "from storage.format.manifests import write_manifest\n"
         "from tests.flows.test_ingest_new import take_in\n"
         "def killed(*arguments):\n"
         f"    if {step == 'after'}: write_manifest(*arguments)\n"
         "    os._exit(9)\n"
         "chunk_writer.write_manifest = killed\n"
-        "take_in(['incoming'], place('v.zarr'))\n"
+        "take_in(['incoming'], parse_path('v.zarr'))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 9
     found = take_in(["incoming"], parse_path("v.zarr"))
@@ -208,7 +208,7 @@ def test_objects_below_a_prefix(bits, tmp_path, monkeypatch, s3):
     assert (found.new, found.n_known) == ([f"{folder}/c.csv"], 2)
     np.testing.assert_array_equal(dense(open_dataset(dataset))[0], bits)
     put("b.csv", bits)
-    with pytest.raises(DataError, match=r"b\.csv: Expected the file as it was ingested"):
+    with pytest.raises(DataError, match=r"b\.csv: the file has changed since it was ingested"):
         take_in([folder], dataset)
-    with pytest.raises(DataError, match="Expected a folder that files arrive in"):
+    with pytest.raises(DataError, match="this is not a folder"):
         take_in([f"{folder}/c.csv"], dataset)

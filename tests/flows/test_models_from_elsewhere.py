@@ -81,7 +81,7 @@ def test_it_is_fitted_and_used(cli, data, model, artifact):
     (found,) = done.json["models"]
     assert 0.5 < found["neighbourhoods"]["trustworthiness"] < 1
     assert ("pairs" in found) == (model in SAMPLES)
-    assert any("draws no rows" in text for text in found["warnings"]) == (model not in SAMPLES)
+    assert any("cannot draw rows" in text for text in found["warnings"]) == (model not in SAMPLES)
     done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines")
     assert done.code == 0, done.err
     assert artifact in done.out
@@ -133,7 +133,7 @@ def test_what_is_prepared_is_stored_and_used(cli, data, artifact):
 def test_a_column_that_is_not_there_is_refused_at_once(cli, data):
     done = cli("fit", "--dataset", data, "--model", LABELLED, "--set", "column=sex")
     assert done.code == 2
-    assert "Expected a per-row column, got 'sex'. It has: party." in done.message
+    assert "there is no per-row column 'sex'. It has: party." in done.message
 
 
 @pytest.mark.parametrize(

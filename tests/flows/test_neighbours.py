@@ -111,9 +111,9 @@ def test_an_interrupted_search_resumes_to_the_same_bytes(cli, found, folder, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--k", N_ROWS), f"--k: Expected 1 to {N_ROWS - 1}, "),
-        (("--k", 0), f"--k: Expected 1 to {N_ROWS - 1}, "),
-        (("--queries", "q.zarr", "--k", N_ROWS + 1), f"--k: Expected 1 to {N_ROWS}, "),
+        (("--k", N_ROWS), f"Choose 1 to {N_ROWS - 1}."),
+        (("--k", 0), f"Choose 1 to {N_ROWS - 1}."),
+        (("--queries", "q.zarr", "--k", N_ROWS + 1), f"Choose 1 to {N_ROWS}."),
         (("--queries", "o.zarr"), "o.zarr: Expected feature 'f8' of "),
         (("--metric", "cosine"), "cosine"),
     ],
@@ -129,7 +129,7 @@ def test_what_lies_there_stays_and_damage_is_told(cli, found, folder):
     found()
     before = files_of(Path("n.zarr"))
     done = cli("neighbours", "--dataset", folder / "d.zarr", "--output", "n.zarr")
-    assert "n.zarr: Expected a new path" in done.check_refused()
+    assert "n.zarr already exists" in done.check_refused()
     assert files_of(Path("n.zarr")) == before
     Path("n.zarr/distances/c/1/0").write_bytes(b"")
     with pytest.raises(Exception, match="distances: chunk 1 is damaged"):

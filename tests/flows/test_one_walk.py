@@ -11,7 +11,7 @@ from prefect.runtime import deployment
 
 from flows import fit
 from flows.fitting import stages
-from flows.running import stages as running
+from flows.running import flow as running
 from pipeline.errors import ClusterLost
 from storage import load_artifact
 from storage.artifacts import artifacts
@@ -126,7 +126,7 @@ def test_another_try_goes_on_from_memory(cli, data, reads, monkeypatch):
     """The cluster is lost within the third pass: the first two are not done again."""
     expected = cli("fit", "--dataset", data, *SERIAL, *ITERATIVE, "--json")
     reads()
-    passes, lost, run_passes = [], [ClusterLost("gone")], stages.fit
+    passes, lost, run_passes = [], [ClusterLost("gone")], stages.fit_model
 
     def losing(*arguments, checkpoint, **more):
         def save(state):

@@ -144,7 +144,7 @@ def test_the_table_ends_with_the_dataset(cli, fitted):
     ("options", "word"),
     [
         (("--rows", 5), "--rows: Expected at least 6"),
-        (("--rows", 1), "--rows: Expected at least 2"),
+        (("--rows", 1), "--rows is 1. Choose at least 2."),
         (("--rows", "many"), "--rows"),
         (("--seed", -1), "--seed"),
         (("--artifact", "nowhere"), "nowhere: Expected an artifact"),

@@ -34,13 +34,13 @@ AUTH, WRONG = "operator:auth-8c1f5e27", "operator:wrong-51d0a9b3"
 STORAGE_KEY = "storage-3f9a6d42b7"
 BROKEN = """
 import flows.fit, flows.fitting.stages, sys
-from flows.cli.options import run
+from flows.cli.app import run_app
 
 def broken(*_):
     raise RuntimeError("broken on purpose")
 
 flows.fitting.stages._make_manifest = broken
-run(flows.fit.app, sys.argv[1:])
+run_app(flows.fit.app, sys.argv[1:])
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flows import serve
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from storage.errors import DataError
 
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"

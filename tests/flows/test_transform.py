@@ -192,7 +192,7 @@ def test_bits_made_of_codes_are_data_again(cli, transformed, folder):
     assert again.feature_names == names
     np.testing.assert_array_equal(again.dense(0)[0], found["bits"])
     refusal = cli("ingest", "z.zarr", "--dataset", "t.zarr", "--threshold", 0.3).check_refused()
-    assert "Expected codes with probabilities of all features, got mean, variance" in refusal
+    assert "the codes have mean, variance, but not the probabilities of all features" in refusal
     assert "--reconstruct probabilities" in refusal
     Path("z.zarr/bits/c/3/0").write_bytes(b"")
     assert (
@@ -235,19 +235,19 @@ KILLED_AFTER_FIVE_RUNS = """
 import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import transform
-from flows.cli.options import run
-from storage.codes.unfinished_codes import WrittenRuns
+from flows.cli.app import run_app
+from storage.codes.unfinished_codes import ResumableResults
 
-note = WrittenRuns.note
+note = ResumableResults.record_finished
 def deadly(self, checksums):
     note(self, checksums)
-    if len(self.finished()) == 5:
+    if len(self.read_finished()) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
     pipeline.passes.row_ranges._MIN_ROWS = 30
-    WrittenRuns.note = deadly
-    run(transform.app, sys.argv[1:])
+    ResumableResults.record_finished = deadly
+    run_app(transform.app, sys.argv[1:])
 """
 
 
@@ -407,11 +407,11 @@ def test_a_newer_or_damaged_artifact(refused, artifact, tmp_path):
 
 def test_a_place_that_is_taken(refused, folder, tmp_path):
     write_codes(tmp_path / "z.zarr")
-    assert "z.zarr: Expected a new path" in (message := refused())
+    assert "z.zarr already exists" in (message := refused())
     assert "--overwrite" in message
-    assert "z.zarr: Expected a new path" in refused("--resume")
+    assert "z.zarr already exists" in refused("--resume")
     shutil.copytree(folder / "d.zarr", tmp_path / "d.zarr")
-    assert "Expected codes to replace" in refused("--overwrite", output="d.zarr")
+    assert "is not codes, so it is not replaced" in refused("--overwrite", output="d.zarr")
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_rows_of_two_truths_have_none(cli, append):
         assert not Path("d.zarr").exists()
     assert done.code == 2
     assert done.message == (
-        f"error: {other}: Expected the truth of the rows before it, got another. "
-        "Write it to a dataset of its own."
+        f"error: {other}: its truth differs from that of the rows before it. "
+        "Write it to a separate dataset."
     )
 
 
@@ -98,8 +98,8 @@ def test_a_dataset_without_truth_is_refused(cli, plain):
     done = cli("fit", "--dataset", plain, "--truth")
     assert done.code == 2
     assert done.message == (
-        "error: --truth: Expected a dataset that knows its truth, such as example:nonstationary, "
-        f"got {plain}. Leave out --truth."
+        f"error: --truth: {plain} does not contain its true mixing matrix, as "
+        "example:nonstationary does. Leave out --truth."
     )
     assert not Path("runs").exists()
 
@@ -107,9 +107,7 @@ def test_a_dataset_without_truth_is_refused(cli, plain):
 def test_a_model_without_mixing_is_refused(cli):
     done = cli("fit", "--dataset", SMALL, "--model", "clipped-pca", "--truth")
     assert done.code == 2
-    assert done.message == (
-        "error: --truth: Expected a model with a mixing matrix, got clipped-pca. Leave out --truth."
-    )
+    assert done.message == ("error: --truth: clipped-pca has no mixing matrix. Leave out --truth.")
     assert not Path("runs").exists()
 
 
@@ -119,7 +117,8 @@ def test_a_truth_of_other_features_is_refused(tmp_path, mixing):
     with create_dataset(tmp_path / "d.zarr", ["a", "b", "c"], attributes=attributes) as writer:
         writer.add(ArrayBatch(np.eye(3, dtype=np.uint8)))
     with pytest.raises(
-        DataError, match=r"--truth: Expected a mixing of the 3 features of .*d.zarr"
+        DataError,
+        match=r"--truth: the true mixing matrix of .*d.zarr .* does not match its 3 features",
     ):
         read_true_mixing(open_dataset(tmp_path / "d.zarr"))
 

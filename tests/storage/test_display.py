@@ -1,4 +1,4 @@
-"""What datasets, artifacts and codes say of themselves, in a terminal and in a notebook."""
+"""How datasets, artifacts and codes display themselves in a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N_ROWS = 300
 
 
 def facts(shown: Any) -> dict[str, str]:
-    """What the table says, the same as the lines do."""
+    """Return the content of the HTML table, which equals the lines."""
     table = shown._repr_html_()
     assert set(re.findall(r"<(\w+)", table)) == {"table", "caption", "tr", "th", "td"}
     assert "color" not in table
@@ -64,8 +64,8 @@ def test_a_dataset(dataset: BinaryDataset, X: np.ndarray) -> None:
     assert said["splits"] == "2: test, train"
     assert said["missing"] == f"in 1 of {dataset.n_chunks} chunks"
     seen = X.sum() - X[0, 5]
-    ends = "rarest rare (1 % of rows), commonest always (100 % of rows)"
-    assert said["ones"] == f"{seen / N_ROWS:.4g} a row; {ends}"
+    ends = "rarest rare (1 % of rows), most common always (100 % of rows)"
+    assert said["ones"] == f"{seen / N_ROWS:.4g} per row; {ends}"
     assert said["constant"] == "1: always"
     words = sum(dataset.read_chunk(key).words.nbytes for key in range(dataset.n_chunks))
     assert said["bits"] == f"{words:,} bytes before compression, chunks: {dataset.n_chunks}"

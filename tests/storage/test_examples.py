@@ -199,11 +199,12 @@ def test_digits_are_dark_pixels_that_are_neither_seldom_set_nor_seldom_clear() -
 
 
 REFUSED = {
-    "components=11": "Expected components at most features (10), got 11",
-    "features=9": "Expected components at most features (9), got 10. Give components=9 or fewer",
-    "rows_per_segment=0": "Expected rows_per_segment a whole number above 0, got '0'",
-    "segments=-1": "Expected segments a whole number above 0, got '-1'",
-    "segment=3": "got 'segment'. Did you mean 'segments'?",
+    "components=11": "components is 11, but features is only 10. Use components=10 or fewer",
+    "features=9": "components is 10, but features is only 9. Use components=9 or fewer",
+    "rows_per_segment=0": "rows_per_segment must be a positive integer, not '0'",
+    "segments=-1": "segments must be a positive integer, not '-1'",
+    "segment=3": "parameter 'segment' is unknown. Choose one of features, components, segments, "
+    "rows_per_segment, seed. Did you mean 'segments'?",
 }
 
 

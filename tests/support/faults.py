@@ -95,7 +95,7 @@ def interrupt_at(block: int, log: Path) -> None:
 
 
 if __name__ == "__main__":
-    from flows.cli.options import run_app
+    from flows.cli.app import run_app
 
     command, block, log, *arguments = sys.argv[1:]
     interrupt_at(int(block), Path(log))

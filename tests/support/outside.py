@@ -19,9 +19,9 @@ import numpy as np
 
 from flows import evaluate, sample, transform
 from flows.cli.errors import is_bad_input
-from flows.data.ingesting import ingest_sources
-from flows.data.roles import ColumnRoles
-from flows.evaluating.options import EvaluateOptions
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
+from flows.evaluating.stages import EvaluateOptions
 from flows.report.inputs import load_report_inputs
 from flows.report.page import build_report, write_report
 from pipeline.api import functions as api

@@ -1,4 +1,4 @@
-"""Axes of plots, and the plot of one curve."""
+"""Axes with round ticks, and the plot of a single curve."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from flows.report.figures.text import format_number
 
 Array = NDArray[np.float64]
 
-_MAX_INTERVALS = 8
-_MARGIN_SHARE = 0.05
-"""Share of the range of values that is left free at either end."""
+_MAX_INTERVALS = 8  # between ticks
+_MARGIN_SHARE = 0.05  # of the range of values, left free at each end
 
 
 def make_axis(low: float, high: float, label: str = "") -> Axis:
-    """Return an axis from one value to another."""
+    """Return an axis from one value to another; equal or missing ends are moved apart."""
+    if not -np.inf < low < high < np.inf:
+        low, high = pad_range(np.array([low, high]))
     return Axis(low, high, label, place_ticks(low, high))
 
 
@@ -29,13 +30,13 @@ def fit_axis(values: Array, label: str = "", room: float = _MARGIN_SHARE) -> Axi
 
 
 def make_count_axis(last: int, label: str) -> Axis:
-    """Return an axis for 1, 2, … up to the last."""
+    """Return an axis for the counts 1, 2, …, `last`."""
     low, high = pad_range(np.array([1.0, last]))
     return Axis(low, high, label, place_ticks(low, high, is_whole=True))
 
 
 def pad_range(values: Array, room: float = _MARGIN_SHARE) -> tuple[float, float]:
-    """Return ends of an axis that shows all values, with room at either end."""
+    """Return the ends of an axis that shows all values, with a margin at each end."""
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     margin = room * (high - low) or 0.5
@@ -45,7 +46,7 @@ def pad_range(values: Array, room: float = _MARGIN_SHARE) -> tuple[float, float]
 def fit_square_axes(
     points: Array, labels: tuple[str, str], room: float = _MARGIN_SHARE
 ) -> tuple[Axis, Axis]:
-    """Return two axes of one scale that show all points, (n, 2)."""
+    """Return two axes with the same scale that show all points, (n, 2)."""
     ends = np.array([pad_range(column, room) for column in points.T])
     half = float(np.ptp(ends, axis=1).max()) / 2
     x, y = (
@@ -63,13 +64,13 @@ def make_name_axis(
     Parameters
     ----------
     names
-        One at each place.
+        The names, in order.
     label
-        What they are.
+        Label of the axis.
     every
-        2 leaves out every other name, and so on.
+        Show only every so many names.
     is_down
-        Whether the first is at the top.
+        Whether the first name is at the top.
     """
     ends = (-0.5, len(names) - 0.5)
     low, high = ends[::-1] if is_down else ends
@@ -78,7 +79,7 @@ def make_name_axis(
 
 
 def place_ticks(low: float, high: float, is_whole: bool = False) -> tuple[Tick, ...]:
-    """Choose round numbers between two, nine at most; whole ones only where these count things."""
+    """Choose at most nine round numbers in a range; integers only if `is_whole`."""
     least = max((high - low) / _MAX_INTERVALS, 1.0 if is_whole else 0.0)
     power = 10.0 ** np.floor(np.log10(least))
     step = next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
@@ -87,7 +88,7 @@ def place_ticks(low: float, high: float, is_whole: bool = False) -> tuple[Tick, 
 
 
 def _format_tick(value: float, step: float) -> str:
-    """Write a multiple of a step with the decimals that the step needs."""
+    """Write a multiple of `step` with as many decimals as `step` needs."""
     decimals = max(0, -int(np.floor(np.log10(step) + 1e-9)))
     if decimals > 6 or step >= 1e9:
         written = f"{value:.4g}"
@@ -98,7 +99,7 @@ def _format_tick(value: float, step: float) -> str:
 
 
 def plot_curve(values: Array, labels: tuple[str, str], *marks: Mark) -> Plot:
-    """Plot values over 1, 2, … as joined marks, above other marks; pointing near one shows it."""
+    """Plot values over 1, 2, … as a line with markers, on top of other marks."""
     x = np.arange(1.0, len(values) + 1)
     facts = [
         (labels[0], [str(k) for k in range(1, len(values) + 1)]),

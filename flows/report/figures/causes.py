@@ -1,4 +1,4 @@
-"""What hidden units turn on, layer by layer: a table of units, and figures."""
+"""Hidden units and what they turn on, layer by layer: a table, sentences and figures."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from pipeline.models.capabilities import HasHiddenCauses, HiddenCauses
 
 Array = NDArray[np.float64]
 
-_MIN_PROBABILITY, _MIN_SHARE, _MAX_NAMED = 0.01, 0.2, 8  # what the table names
+_MIN_PROBABILITY, _MIN_SHARE, _MAX_NAMED = 0.01, 0.2, 8  # of what the table lists
 _DEEP_COLUMNS = ("by units below", "turned on by")
 _NOTE = (
-    "Units are layer.number from the data up, in the order of the components of codes. Beside each "
-    "name: the probability that the unit alone turns it on, or is turned on by it; those far below "
-    "the largest are left out."
+    "Units are named layer.number; layer 1 is next to the data, and numbers follow the components "
+    "of the codes. After each name: the probability that the unit alone turns it on, or that it "
+    "alone turns the unit on. Probabilities far below the largest are omitted."
 )
 
 
 class TextTable(NamedTuple):
-    """A table of the report; `rows` begin with what each is of."""
+    """A table of texts; the first text of a row is its heading."""
 
     title: str
     columns: tuple[str, ...]
@@ -43,7 +43,7 @@ class TextTable(NamedTuple):
 
 
 def find_causes(fitted: LoadedModel) -> HiddenCauses | None:
-    """Give what hidden units turn on, where the model says so."""
+    """Return the hidden units of the model and what they turn on, if it has any."""
     return (
         fitted.model.get_hidden_causes(fitted.params)
         if isinstance(fitted.model, HasHiddenCauses)
@@ -52,7 +52,7 @@ def find_causes(fitted: LoadedModel) -> HiddenCauses | None:
 
 
 def name_units(causes: HiddenCauses) -> list[list[str]]:
-    """Name hidden units `layer.unit`, both from 1 on, a list a layer."""
+    """Return the names `layer.unit` of the hidden units, a list per layer; both count from 1."""
     widths = [strengths.shape[1] for strengths in causes.strengths]
     return [[f"{k}.{i + 1}" for i in range(n)] for k, n in enumerate(widths, 1)]
 
@@ -60,7 +60,7 @@ def name_units(causes: HiddenCauses) -> list[list[str]]:
 def plot_causes(
     causes: HiddenCauses, features: Sequence[str], layout: ImageLayout | None
 ) -> Iterator[Figure]:
-    """Draw what units turn on: pixels as images, other features and units below as maps."""
+    """Plot what units turn on: pixels as images, other features and lower units as heat maps."""
     names, shares = name_units(causes), iter(_format_shares(causes))
     for k, caused in enumerate(feature_probabilities_by_unit(causes.strengths)):
         captions = [f"{unit}: {share}" for unit, share in zip(names[k], shares, strict=False)]
@@ -71,15 +71,15 @@ def plot_causes(
 
 
 def _plot_images(layer: int, captions: Sequence[str], caused: Array, layout: ImageLayout) -> Figure:
-    """Draw the pixels that units turn on, all to the scale of probabilities."""
+    """Plot the probabilities that units turn pixels on."""
     title = f"Pixels that units of layer {layer} turn on"
     shown = caused.T[:MAX_IMAGES]
     ones = np.ones(len(shown))
     images = render_images(layout.arrange_images(shown), captions[:MAX_IMAGES], ones, False)
     through = ", through units below it" if layer > 1 else ""
     note = (
-        f"Blue from 0 to 1: the probability that the unit alone turns a pixel on{through}. Below "
-        "each: the unit, and the share of rows that it is on in. "
+        f"Blue, from 0 to 1: the probability that the unit alone turns a pixel on{through}. Below "
+        "each image: the unit, and the share of rows in which it is on. "
     )
     note += format_shown_count("units", len(shown), len(captions), "")
     alt = f"{title}: {len(shown)} images of {layout.height}x{layout.width}."
@@ -87,7 +87,7 @@ def _plot_images(layer: int, captions: Sequence[str], caused: Array, layout: Ima
 
 
 def _plot_map(layer: int, units: Sequence[str], below: Sequence[str], strengths: Array) -> Figure:
-    """Draw the probabilities that units turn on what is right below them."""
+    """Plot the probabilities that units turn on the layer below them."""
     kind, kinds = "feature", "features"
     if layer > 1:
         kind, kinds = f"unit of layer {layer - 1}", f"units of layer {layer - 1}"
@@ -104,7 +104,7 @@ def _plot_map(layer: int, units: Sequence[str], below: Sequence[str], strengths:
 
 
 def make_unit_table(causes: HiddenCauses, features: Sequence[str]) -> TextTable:
-    """Say of every hidden unit how often it is on, what it turns on and what turns it on."""
+    """List for each hidden unit how often it is on, what it turns on and what turns it on."""
     strengths, layers = causes.strengths, [[], *name_units(causes), []]
     caused, shares = feature_probabilities_by_unit(strengths), iter(_format_shares(causes))
     nothing, rows = np.zeros(0), []
@@ -124,7 +124,7 @@ def make_unit_table(causes: HiddenCauses, features: Sequence[str]) -> TextTable:
 
 
 def iter_unit_sentences(causes: HiddenCauses, features: Sequence[str], most: int) -> Iterator[str]:
-    """Say of the units nearest the data that are on most often what they turn on."""
+    """Describe in a sentence each what the most active units of the first layer turn on."""
     names, caused = name_units(causes)[0], feature_probabilities_by_unit(causes.strengths)[0]
     shares = _format_shares(causes)
     often = np.zeros(len(names)) if causes.activity is None else causes.activity[: len(names)]
@@ -135,7 +135,7 @@ def iter_unit_sentences(causes: HiddenCauses, features: Sequence[str], most: int
 
 
 def _format_shares(causes: HiddenCauses) -> list[str]:
-    """Write in how many of the rows each unit is on."""
+    """Write the share of rows in which each unit is on."""
     if causes.activity is None:
         return ["–"] * sum(strengths.shape[1] for strengths in causes.strengths)
     return [f"{share:.1%}" for share in causes.activity]
@@ -144,7 +144,7 @@ def _format_shares(causes: HiddenCauses) -> list[str]:
 def _format_strongest(
     strengths: Array, names: Sequence[str], most: int = _MAX_NAMED, beyond: str = " and {:,} more"
 ) -> str:
-    """Name those with the largest probabilities, and leave out what is small beside these."""
+    """List the names with the largest probabilities, without those that are much smaller."""
     order = np.argsort(-strengths.round(2), kind="stable")
     least = max(_MIN_PROBABILITY, _MIN_SHARE * strengths.max(initial=0.0))
     order = order[strengths[order] >= least]

@@ -1,6 +1,6 @@
-"""Colours of figures: seen on light and dark paper, told apart by the colour-blind.
+"""Colours of figures, which suit light and dark pages and colour-blind readers.
 
-They are of middle lightness, and what is zero is transparent.
+Colours are of medium lightness, and zero is transparent.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ Array = NDArray[np.float64]
 # Okabe & Ito's colours; yellow is too pale for white paper, black too dark for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MORE_COLOURS = ("#9B51E0", "#7F5539", "#D81B60", "#999933")
-"""For labels beyond the first six. Ten, as many as there are digits, are as far apart as those."""
+"""For the seventh to tenth label; as distinct from the first six as those are from each other."""
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus")
 NEGATIVE, POSITIVE = COLOURS[:2]
 SIGNS_TEXT = "orange is positive, blue negative"
 GREY = "#8c8c8c"
 _MISSING_COLOUR = (128, 128, 128, 255)
-_SCALE_SHARE, _MIN_VALUES = 0.98, 8  # share of values within a scale; fewer values are all within
+_SCALE_SHARE = 0.98  # of the values that a scale covers at least
+_MIN_VALUES = 8  # with fewer values, the scale covers all of them
 
 
 class ColourRamp(NamedTuple):
-    """What a scale of colours stands for; `colours` are its stops from left to right."""
+    """Legend of a colour scale: texts at its ends, and its colour stops from left to right."""
 
     low: str
     high: str
@@ -37,17 +38,16 @@ class ColourRamp(NamedTuple):
 
 @dataclass(frozen=True)
 class ColourScale:
-    """Colours of values from 0, transparent, to `top`, opaque.
+    """Colours for values from 0 (transparent) to `top` (opaque).
 
     Attributes
     ----------
     top
-        Larger values look like this one.
+        Value with full opacity; larger values look the same.
     is_signed
-        Whether the scale goes to −`top` too: positive values are orange, negative ones blue.
-        Without signs all are blue.
+        If true, positive values are orange and negative values blue; else all are blue.
     is_cut
-        Whether there are larger values.
+        Whether some values are larger than `top`.
     """
 
     top: float
@@ -55,7 +55,7 @@ class ColourScale:
     is_cut: bool = False
 
     def paint(self, values: Array) -> NDArray[np.uint8]:
-        """Return red, green, blue and opacity of each value, grey where it is not a number."""
+        """Return red, green, blue and opacity of each value; NaN is grey."""
         share = np.nan_to_num(values) / max(self.top, 1e-12)
         positive = POSITIVE if self.is_signed else NEGATIVE
         ends = np.array([split_colour(NEGATIVE), split_colour(positive)], np.uint8)
@@ -65,7 +65,7 @@ class ColourScale:
         return colours
 
     def make_ramp(self) -> ColourRamp:
-        """Return the ends of the scale in words, and its colours."""
+        """Return the legend of this scale."""
         beyond = (" or less", " or more") if self.is_cut else ("", "")
         high = format_number(self.top, 2) + beyond[1]
         if not self.is_signed:
@@ -75,7 +75,7 @@ class ColourScale:
 
 
 def choose_scale(values: Array, is_signed: bool) -> ColourScale:
-    """Choose a scale for values. If a few are much larger than all others, these lie beyond it."""
+    """Choose a scale for values; a few values much larger than all others are cut off."""
     sizes = np.abs(values)
     top = float(sizes.max(initial=0.0)) or 1.0
     few = sizes.size < _MIN_VALUES
@@ -85,12 +85,12 @@ def choose_scale(values: Array, is_signed: bool) -> ColourScale:
 
 
 def blend_colours(first: str, last: str, share: float) -> str:
-    """Return a colour between two."""
+    """Mix two colours; a share of 0 is the first, 1 the last."""
     ends = np.array([split_colour(first), split_colour(last)])
     mixed = np.round((1 - share) * ends[0] + share * ends[1]).astype(np.uint8)
     return f"#{mixed.tobytes().hex()}"
 
 
 def split_colour(colour: str) -> tuple[int, ...]:
-    """Return red, green and blue of `#rrggbb`, from 0 to 255."""
+    """Return red, green and blue of `#rrggbb` as integers from 0 to 255."""
     return tuple(bytes.fromhex(colour[1:7]))

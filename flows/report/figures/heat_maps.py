@@ -1,4 +1,4 @@
-"""Matrices in colours, with a name for every row and column."""
+"""Heat maps with a name for every row and column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 LARGEST_TEXT = ", those with the largest values"
 MAX_COLUMNS = 50
 _MAX_ROWS = 80
-_MIN_ORDERED_ROWS = 4  # fewer need no order
+_MIN_ORDERED_ROWS = 4  # fewer rows need no ordering
 
 
 def plot_heat_map(
@@ -29,25 +29,25 @@ def plot_heat_map(
     is_signed: bool,
     more_facts: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Draw a matrix with a name for every row and column.
+    """Plot a matrix as coloured cells.
 
     Parameters
     ----------
     values
         (n_rows, n_columns).
     rows, columns
-        Names.
+        Their names.
     kinds
-        What a row is, and a column.
+        What a row is called, and a column.
     is_signed
-        Whether zero lies in the middle of the scale.
+        Whether zero is the middle of the colour scale.
     more_facts
-        Further texts to show of each cell, row by row.
+        More texts for the tooltip of each cell, row by row.
 
     Returns
     -------
     dict
-        Arguments of `Figure`: the plot, its scale, the orders of its rows and its width.
+        Keyword arguments for `Figure`: `plot`, `ramp`, `choices` and `width`.
     """
     n, m = values.shape
     scale = choose_scale(values, is_signed)
@@ -71,15 +71,15 @@ def plot_heat_map(
 
 
 def select_largest_rows(values: Array, most: int = _MAX_ROWS) -> NDArray[np.intp]:
-    """Select the rows with the largest values, in order."""
+    """Return the indices of the rows with the largest absolute values, in ascending order."""
     return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:most])
 
 
 def order_by_similarity(values: Array) -> NDArray[np.intp]:
-    """Order rows so that each is like its neighbours: leaves of a tree of mean distances."""
+    """Order rows so that neighbours are similar: the leaves of an average-linkage tree."""
     if len(values) < _MIN_ORDERED_ROWS:
         return np.arange(len(values))
-    from scipy.cluster.hierarchy import leaves_list, linkage  # takes its time to be imported
+    from scipy.cluster.hierarchy import leaves_list, linkage  # slow to import
 
     tree = linkage(np.nan_to_num(values), "average", optimal_ordering=True)
     order: NDArray[np.intp] = leaves_list(tree).astype(np.intp)
@@ -89,7 +89,7 @@ def order_by_similarity(values: Array) -> NDArray[np.intp]:
 def _make_row_choices(
     kind: str, names: Sequence[str], similar: NDArray[np.intp], every: int
 ) -> tuple[AxisChoice, ...]:
-    """Let the reader order rows by similarity, if there are enough."""
+    """Offer to order rows by similarity, if there are enough rows."""
     if len(names) < _MIN_ORDERED_ROWS:
         return ()
     orders = {"as in the data": np.arange(len(names)), "by similarity": similar}

@@ -24,7 +24,7 @@ class ImageLayout:
     height, width
         Size of the image in pixels.
     pixels
-        Flat position of each feature, (n_features,).
+        Flat pixel index of each feature, (n_features,).
     """
 
     height: int

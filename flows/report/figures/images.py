@@ -1,4 +1,4 @@
-"""Pictures of features as PNG, by Pillow: what is zero is transparent."""
+"""Images of features as PNG; zero is transparent."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Array = NDArray[np.float64]
 
 MAX_IMAGES = 64
 _MIN_PIXELS = 112
-"""Size of a picture at the least: browsers print small ones blurred."""
+"""Minimum size of an image: browsers blur smaller ones when they print."""
 
 
 def render_images(
     images: Array, captions: Sequence[str], tops: Array, is_signed: bool
 ) -> tuple[CaptionedImage, ...]:
-    """Draw images.
+    """Encode images as PNG.
 
     Parameters
     ----------
     images
         (n, height, width); NaN is left blank.
     captions
-        What stands under each.
+        Text below each image.
     tops
-        Largest size of each image's values, (n,).
+        Absolute value of each image with full opacity, (n,).
     is_signed
         Whether some values are negative.
     """

@@ -1,4 +1,4 @@
-"""Intervals of parameters: a mark and a line for each feature and component."""
+"""Intervals of parameters: a marker and a line per feature and component."""
 
 from __future__ import annotations
 
@@ -23,36 +23,32 @@ from flows.report.figures.text import format_number
 Array = NDArray[np.float64]
 
 _ROW_HEIGHT, _MARK_SIZE = 14, 5
-_TAIL_SHARE, _REACH_SHARE, _MARGIN_SHARE = (
-    0.1,
-    0.75,
-    0.04,
-)  # shares: of intervals, of their reach, of the axis
-_SPREAD_SHARE = 0.7
-"""Share of a feature's row over which its components lie below each other."""
+# The view covers the middle intervals: all but a tenth at either end, and 0.75 of their range more.
+_TAIL_SHARE, _REACH_SHARE, _MARGIN_SHARE = 0.1, 0.75, 0.04
+_SPREAD_SHARE = 0.7  # of a feature's row, over which its components are spread
 
 
 def plot_intervals(
     title: str, values: Array, ends: Array, features: Sequence[str], note: str = ""
 ) -> Figure:
-    """Draw the leading components, as many as there are colours.
+    """Plot the intervals of the leading components, as many as there are colours.
 
     Parameters
     ----------
     title
-        What the values are.
+        Name of the parameter.
     values
         (n_features, n_components).
     ends
         Lower and upper ends, (2, n_features, n_components).
     features
-        Names.
+        Their names.
     note
-        What was left out.
+        Text on what was left out.
     """
     n, shown = len(values), min(values.shape[1], len(COLOURS))
     (low, high), n_beyond = _choose_view(values[:, :shown], ends[:, :, :shown])
-    may_be_zero = bool(values.min() < 0 or values.max() > 1)  # unlike probabilities
+    may_be_zero = bool(values.min() < 0 or values.max() > 1)  # not probabilities
     marks: list[Mark] = [RuleMark("x", 0.0)] if may_be_zero else []
     for k in range(shown):
         at = np.arange(n) + _SPREAD_SHARE * ((k + 0.5) / shown - 0.5)
@@ -62,8 +58,8 @@ def plot_intervals(
     sure = (ends[0] > 0) | (ends[1] < 0)
     if shown < values.shape[1]:
         note += f"{shown} of {values.shape[1]} components are shown. "
-    note += f"{int(sure.sum())} of {sure.size} intervals leave out 0. " if may_be_zero else ""
-    note += f"{n_beyond} of {shown * n} run beyond the picture. " if n_beyond else ""
+    note += f"{int(sure.sum())} of {sure.size} intervals exclude 0. " if may_be_zero else ""
+    note += f"{n_beyond} of {shown * n} extend beyond the axis. " if n_beyond else ""
     note = note.strip()
     keys = tuple(LegendKey(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(shown))
     alt = f"{title} of {n} features with their 95 % intervals. {note}"
@@ -71,7 +67,7 @@ def plot_intervals(
 
 
 def _choose_view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
-    """Choose the ends of the axis, and count the intervals beyond: a few wide ones may be."""
+    """Choose the ends of the axis, and count the intervals that exceed them."""
     low, high = (np.where(np.isfinite(end), end, values) for end in ends)
     near, far = np.quantile(low, _TAIL_SHARE), np.quantile(high, 1 - _TAIL_SHARE)
     reach = max(float(far - near), 1e-9)
@@ -98,7 +94,7 @@ def _plot_component(
 
 
 def format_interval(low: float, high: float) -> str:
-    """Write the ends of an interval, if the data tell them."""
+    """Write the ends of an interval; infinite or missing ends are unknown."""
     if not np.isfinite(low + high):
-        return "not told by the data"
+        return "not determined by the data"
     return f"{format_number(low)} to {format_number(high)}"

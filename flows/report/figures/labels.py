@@ -1,4 +1,4 @@
-"""What rows are coloured by: a per-row column, or their segments."""
+"""Labels that colour rows: a per-row column, or their segments."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from flows.report.figures.rows import CodedRows
 from pipeline.statistics.labels import SEGMENT
 
 MAX_COLOURED_LABELS = 12
-"""Labels that have a colour and marker of their own."""
+"""At most so many labels have a colour and marker of their own."""
 _MAX_COLOUR_STEPS, _MAX_NAMED_ROWS = 24, 400
 _COLOURS = (*COLOURS, *MORE_COLOURS)
 _FIRST_COLOUR, _LAST_COLOUR = COLOURS[0], COLOURS[4]
 
 
 class ColourLabels(NamedTuple):
-    """What rows are coloured by.
+    """Labels that colour rows.
 
     Attributes
     ----------
     name
-        What it is called.
+        Name of the column.
     values
-        Of each row, (n_rows,).
+        Label of each row, (n_rows,).
     order
-        The values in their order where it means something, such as time; else empty.
+        The distinct values in order, if they have a meaningful order such as time; else empty.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ColourLabels(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Rows drawn alike."""
+    """Rows with the same colour and marker."""
 
     key: LegendKey
     rows: NDArray[np.intp]
@@ -56,10 +56,10 @@ class RowGroup(NamedTuple):
 def choose_labels(
     coded: CodedRows, segments: Sequence[str], name: str | None
 ) -> ColourLabels | None:
-    """Give the label asked for; else the first column of few values; else the segments, if any.
+    """Return the column `name`, or else choose labels.
 
-    Segments are in the order of the data. Where there is neither and rows are few, it is the first
-    column of texts: their names.
+    The choice is the first column with few values; else the segments, in the order of the data;
+    else, if there are few rows, the first column of texts, which probably names the rows.
     """
     by_segment = ColourLabels(SEGMENT, coded.segments, segments)
     if name in coded.columns:
@@ -80,7 +80,7 @@ def choose_labels(
 
 
 def has_too_many_labels(labels: ColourLabels | None) -> bool:
-    """Tell whether labels are too many to be told apart by colour, and in no order."""
+    """Return whether labels are unordered and too many to distinguish by colour."""
     if labels is None or labels.order:
         return False
     return len({str(value) for value in labels.values}) > MAX_COLOURED_LABELS
@@ -89,7 +89,7 @@ def has_too_many_labels(labels: ColourLabels | None) -> bool:
 def group_rows_by_label(
     labels: ColourLabels | None, n_rows: int
 ) -> tuple[list[RowGroup], ColourRamp | None]:
-    """Group rows by label; the scale is that of labels in order, too many to be told apart."""
+    """Group rows by label; many ordered labels share a colour ramp, which is returned too."""
     if labels is None:
         return [RowGroup(LegendKey("", COLOURS[0]), np.arange(n_rows))], None
     if len(labels.order) > MAX_COLOURED_LABELS:
@@ -113,7 +113,7 @@ def _group_by_order(labels: ColourLabels) -> tuple[list[RowGroup], ColourRamp]:
 
 
 def _group_by_frequency(labels: ColourLabels) -> list[RowGroup]:
-    """Give the most frequent labels a look each; the others are grey together, and lie below."""
+    """Assign frequent labels a colour and marker each; the others are one grey group below."""
     texts = np.array([str(value) for value in labels.values], object)
     counts = Counter(texts.tolist())
     n_own = MAX_COLOURED_LABELS if len(counts) <= MAX_COLOURED_LABELS else MAX_COLOURED_LABELS - 1
@@ -130,7 +130,7 @@ def _group_by_frequency(labels: ColourLabels) -> list[RowGroup]:
 
 
 def _make_sort_key(name: str) -> tuple[float, str]:
-    """Sort numbers by size, and before other names."""
+    """Return a key that sorts numbers by value, before other names."""
     return (float(name), "") if name.isdecimal() else (np.inf, name)
 
 

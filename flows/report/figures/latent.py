@@ -1,4 +1,4 @@
-"""Figures of latent codes, and of what the model expects of a row with such codes."""
+"""Figures of the latent space: codes of rows, what the model expects there, and its calibration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.fitted import LoadedModel
-from flows.exporting.items import find_unbounded_weights
+from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.axes import fit_axis, make_axis
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
 from flows.report.figures.heat_maps import plot_heat_map
@@ -43,13 +43,13 @@ Array = NDArray[np.float64]
 _GRID_SIZE, _N_TILES = 61, 9
 _MAX_PAIRS, _N_WORST_PAIRS = 2000, 300
 _MAX_LINES = 40
-_ASPECT_RATIO = 2.0  # width of a plot of curves, its height being 1
+_ASPECT_RATIO = 2.0  # of a plot of curves, width by height
 
 
 def plot_latent_space(
     fitted: LoadedModel, coded: CodedRows, labels: ColourLabels | None, layout: ImageLayout | None
 ) -> Iterator[Figure]:
-    """Draw codes of rows, then what the model expects where they lie.
+    """Plot the codes of rows, then the features that the model expects at such codes.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ def plot_latent_space(
     coded
         The rows.
     labels
-        What to colour them by.
+        What colours them.
     layout
-        Where every feature lies in an image, if features are pixels.
+        Positions of the features in an image, if they are pixels.
     """
     n_components = coded.codes.shape[1]
     if n_components > 1 and _is_compositional(coded.codes):
@@ -73,7 +73,7 @@ def plot_latent_space(
         return
     if n_components == 1:
         yield _plot_item_curves(fitted, coded)
-        # Of items of one trait, where the data tell some of them.
+        # For items of one trait, unless all their weights are unbounded.
         if "difficulty" in fitted.artifact and not find_unbounded_weights(fitted.artifact).all():
             yield _plot_information(fitted, coded)
     elif n_components == 2 and not _is_compositional(coded.codes):
@@ -81,12 +81,12 @@ def plot_latent_space(
 
 
 def _is_compositional(codes: Array) -> bool:
-    """Tell whether codes are shares of one whole, as posterior probabilities of components are."""
+    """Return whether codes sum to 1, like posterior probabilities of components."""
     return bool(codes.min() >= 0 and np.allclose(codes.sum(axis=1), 1, atol=1e-4))
 
 
 def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
-    """Draw the mean share of each component among the rows of each label."""
+    """Plot the mean share of each component among the rows of each label."""
     kinds, _ = group_rows_by_label(labels, len(coded.codes))
     names = [kind.key.name or "all rows" for kind in kinds]
     means = np.array([coded.codes[kind.rows].mean(axis=0) for kind in kinds])
@@ -99,7 +99,7 @@ def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
 
 
 def _reconstruct_over_component(fitted: LoadedModel, coded: CodedRows) -> tuple[Array, Array]:
-    """Give places on the only component, (n_places,), and P(x_i = 1) there, (n_places, n)."""
+    """Return a grid on the only component, (n_grid,), and P(x_i = 1) there, (n_grid, n)."""
     low, high = coded.codes.min(), coded.codes.max()
     margin = 0.25 * (high - low) + 0.1
     z = np.linspace(low - margin, high + margin, 121)
@@ -107,7 +107,7 @@ def _reconstruct_over_component(fitted: LoadedModel, coded: CodedRows) -> tuple[
 
 
 def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
-    """Draw what features tell of the component, P'² / (P (1 − P)), and all of them together."""
+    """Plot the Fisher information of features on the component, P'² / (P (1 − P)), and its sum."""
     z, P = _reconstruct_over_component(fitted, coded)
     information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
     unbounded = find_unbounded_weights(fitted.artifact)
@@ -123,12 +123,12 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     most, at = format_number(whole.max(), 3), format_number(z[whole.argmax()], 2)
     error = format_number(whole.max() ** -0.5, 2)
     note = (
-        f"Where it is high, rows are told apart best: all features have {most} together "
-        f"at {at}, a standard error of {error}."
+        f"Rows are distinguished best where information is high. The features together have at "
+        f"most {most}, at {at}: a standard error of {error}."
     )
     if unbounded.any():
         steep = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
-        note += f" Left out, as their weights have no bound: {_join_names(steep)}."
+        note += f" Omitted because their weights are unbounded: {_join_names(steep)}."
     alt = f"Information of {len(shown)} features and of all over component 1. {note}"
     told: Any = {
         "note": note,
@@ -139,7 +139,7 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
 
 
 def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
-    """Draw P(x_i = 1) over one component, for the features that it moves most."""
+    """Plot P(x_i = 1) over the component, for the features that change most."""
     z, probabilities = _reconstruct_over_component(fitted, coded)
     moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MAX_LINES])
     names, values = [fitted.feature_names[i] for i in moved], probabilities[:, moved]
@@ -156,9 +156,9 @@ def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
 def _plot_curves(
     z: Array, values: Array, names: list[str]
 ) -> tuple[LineMarks, tuple[LegendKey, ...], str]:
-    """Draw a curve for each name, with a key of colours where they are few.
+    """Plot a curve per name.
 
-    Returns the curves, the keys, and what pointing at curves shows.
+    Returns the curves, a legend if there are few, and a hint if there are many.
     """
     looks = tuple(LegendKey(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
     curves = LineMarks(
@@ -173,7 +173,7 @@ def _plot_curves(
 
 
 def _label_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequence[str]) -> Mark:
-    """Write the name of each curve beside it, in its colour, if it has room."""
+    """Write the name of each curve beside it, in its colour, if there is room."""
     low, unit = z[0], (z[-1] - z[0]) / _ASPECT_RATIO
     above = np.array([0.0, 1.0])
     scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
@@ -189,7 +189,7 @@ def _join_names(names: list[str]) -> str:
 
 
 def _make_plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
-    """Lay a grid over the codes, with some margin: axes (n,) each, and its points (n², 2)."""
+    """Return a square grid around the codes: both axes, (n,) each, and its points, (n², 2)."""
     low, high = coded.codes.min(axis=0), coded.codes.max(axis=0)
     middle, half = (low + high) / 2, 0.55 * max(float((high - low).max()), 1e-3)
     x, y = (np.linspace(at - half, at + half, n) for at in middle)
@@ -197,7 +197,7 @@ def _make_plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
 
 
 def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
-    """Draw where features are as likely 1 as 0."""
+    """Plot the lines on which features are 1 with probability ½."""
     x, y, points = _make_plane_grid(coded, _GRID_SIZE)
     probabilities = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     found = find_even_odds_lines(x, y, probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE))[
@@ -214,28 +214,30 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
         marks.append(TextMarks(*places[kept].T, shown, [COLOURS[1]] * len(kept)))
     axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
     plot = Plot(*axes, tuple(marks))
-    alt = f"Lines where features are as likely 1 as 0, over {len(coded.codes):,} rows: "
+    alt = f"Lines on which features are 1 with probability ½, over {len(coded.codes):,} rows: "
     note = (
-        "On a line its feature is as likely 1 as 0; its name stands on the side where 1 is the "
-        "likelier. Point at a line for its name. Dots are rows."
+        "On its line, a feature is 1 with probability ½; its name is on the side where 1 is more "
+        "likely. Dots are rows."
     )
     n_features = len(fitted.feature_names)
     if len(found) < n_features:
         note += f" {len(found)} of {n_features} features have a line here."
-    return Figure("Features in latent space", alt + _join_names(names) + ".", plot, note=note)
+    hint = "Point at a line for its name."
+    alt += f"{_join_names(names)}."
+    return Figure("Features in latent space", alt, plot, note=note, hint=hint)
 
 
 def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout) -> Figure:
-    """Draw P(x = 1) as an image at each point of a grid."""
+    """Plot P(x = 1) as an image at each point of a grid."""
     x, y, points = _make_plane_grid(coded, _N_TILES)
     images = layout.arrange_images(
         check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     )
     height, width = images.shape[1:]
-    # A blank line keeps neighbours apart.
+    # A blank line separates neighbours.
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
     tiles = tiles.reshape(_N_TILES, _N_TILES, height + 1, width + 1)
-    # Points are in order from the bottom up, images from the top down.
+    # The grid starts at the bottom, images at the top.
     whole = tiles[::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
     scale, half = ColourScale(1.0, is_signed=False), (x[1] - x[0]) / 2
     axes = (
@@ -244,23 +246,23 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     )
     plot = Plot(*axes, (RasterMark(whole, scale),))
     alt = f"P(feature = 1) as {_N_TILES}x{_N_TILES} images over components 1 and 2."
-    note = "Each image shows the probability of 1 of every pixel at its place."
+    note = "Each image shows the probability of 1 of every pixel for a row with these codes."
     return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())
 
 
 def plot_calibration(
-    seen: DatasetSample, pairs: ShareComparison, feature_names: tuple[str, ...]
+    sample: DatasetSample, pairs: ShareComparison, feature_names: tuple[str, ...]
 ) -> Figure:
-    """Draw observed over implied shares, those that differ most among them."""
+    """Plot joint frequencies of pairs in the data against those in the model."""
     at = _choose_pairs(pairs.z)
     top = float(max(pairs.observed[at].max(), pairs.implied[at].max(), 1e-3)) * 1.03
-    x = make_axis(-0.02 * top, top, "share of joint ones in the model")
-    y = make_axis(-0.02 * top, top, "share in the data")
+    x = make_axis(-0.02 * top, top, "joint frequency in the model")
+    y = make_axis(-0.02 * top, top, "joint frequency in the data")
     diagonal = LineMarks([np.array([[0.0, 0.0], [top, top]])], [GREY], 1.0, dash=(6, 6))
     first, second = pairs.features[at].T
     facts = [
-        ("feature", [feature_names[seen.features[i]] for i in first]),
-        ("and", [feature_names[seen.features[i]] for i in second]),
+        ("feature", [feature_names[sample.features[i]] for i in first]),
+        ("and", [feature_names[sample.features[i]] for i in second]),
         ("model", [format_number(value, 3) for value in pairs.implied[at]]),
         ("data", [format_number(value, 3) for value in pairs.observed[at]]),
         ("standard errors apart", [format_number(value, 2) for value in pairs.z[at]]),
@@ -269,16 +271,16 @@ def plot_calibration(
     rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
     n_shown = f"{len(at):,} of " if len(at) < len(pairs.z) else ""
     note = (
-        f"{n_shown}{len(pairs.z):,} pairs of features in {seen.n_rows:,} rows, and in "
-        f"{seen.n_drawn:,} drawn from the model. Root mean square difference {rmse}; were the "
-        f"model right, it would be about {chance}."
+        f"{n_shown}{len(pairs.z):,} pairs of features in {sample.n_rows:,} rows and in "
+        f"{sample.n_drawn:,} rows drawn from the model. The root mean square difference is {rmse}; "
+        f"if the model were right, it would be about {chance}."
     )
-    alt = "Share of rows in which both features of a pair are 1, in the data over the model. "
+    alt = "Share of rows in which both features of a pair are 1, in the data against the model. "
     return Figure("Calibration of pairs", alt + note, Plot(x, y, (diagonal, points)), note=note)
 
 
 def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Select pairs that differ most, and some of all."""
+    """Choose the pairs that differ most, and evenly spaced others."""
     if len(z) <= _MAX_PAIRS:
         return np.arange(len(z))
     worst = np.argsort(-np.abs(z), kind="stable")[:_N_WORST_PAIRS]

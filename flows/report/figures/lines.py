@@ -1,4 +1,4 @@
-"""Lines of even odds over a latent plane, and where their names find room."""
+"""Lines in the latent plane on which a feature is 1 with probability ½, and places for names."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _NAME_POSITIONS = np.linspace(0.05, 0.95, 37)
-_NAME_DISTANCE = 0.02  # of the plane's width: distance of a name from its line
+_NAME_DISTANCE = 0.02  # of a name from its line, as a share of the plane's width
 _INNER_SHARE = np.array([0.4, 0.46])  # of the plane's width and height
-# Pixels: the inner width of a plot on a telephone, where names have least room; a letter's size.
+# Pixels: width of a plot on a phone, where names have the least room; size of a letter.
 _PLOT_WIDTH, _LETTER_SIZE = 290.0, np.array([6.5, 13.0])
-_VERTICAL_WEIGHT = (
-    3.0  # names are wider than high: what is above or below counts as so much farther
-)
+_VERTICAL_WEIGHT = 3.0  # names are wide, so vertical distances count so much more
 
 
 class EvenOddsLine(NamedTuple):
-    """Where a feature is as likely 1 as 0.
+    """The line on which a feature is 1 with probability ½.
 
     Attributes
     ----------
     feature
-        Its index.
+        Index of the feature.
     points
         Of the line, (n, 2).
     direction
-        Unit vector across the line to where 1 is the likelier, (2,).
+        Unit vector across the line to the side where 1 is more likely, (2,).
     """
 
     feature: int
@@ -40,14 +38,14 @@ class EvenOddsLine(NamedTuple):
 
 
 def find_even_odds_lines(x: Array, y: Array, probabilities: Array) -> list[EvenOddsLine]:
-    """Find the lines of even odds, the steepest features first.
+    """Find the lines with probability ½, steepest features first.
 
     Parameters
     ----------
     x, y
         Coordinates of a grid, (n_x,) and (n_y,).
     probabilities
-        Of 1 there, (n_features, n_y, n_x).
+        P(feature = 1) on the grid, (n_features, n_y, n_x).
     """
     found = []
     for i in np.argsort(-np.ptp(probabilities, axis=(1, 2)), kind="stable"):
@@ -61,7 +59,7 @@ def find_even_odds_lines(x: Array, y: Array, probabilities: Array) -> list[EvenO
 
 
 def _find_direction(x: Array, y: Array, probability: Array, points: Array) -> Array:
-    """Give the gradient where the line is half way, of length 1."""
+    """Return the unit gradient at the middle of the line."""
     down, across = np.asarray(np.gradient(probability, y, x))
     middle = points[len(points) // 2]
     at = np.abs(y - middle[1]).argmin(), np.abs(x - middle[0]).argmin()
@@ -71,7 +69,7 @@ def _find_direction(x: Array, y: Array, probability: Array, points: Array) -> Ar
 
 
 def choose_name_places(lines: Sequence[EvenOddsLine]) -> Array:
-    """Choose a place beside each line, far from names and lines before it: (n_lines, 2)."""
+    """Choose a place beside each line, far from other lines and earlier names: (n_lines, 2)."""
     ends = np.vstack([line.points for line in lines])
     middle, size = (ends.min(axis=0) + ends.max(axis=0)) / 2, float(np.ptp(ends)) or 1.0
     others = [_sample_line(line) for line in lines]
@@ -82,7 +80,7 @@ def choose_name_places(lines: Sequence[EvenOddsLine]) -> Array:
         room = np.minimum(
             _compute_distances(places, taken), 3 * _compute_distances(places, crossed)
         )
-        # Near a border a name, which is wide, would be cut off.
+        # Near the edge, a name would be cut off.
         room[(np.abs(places - middle) > _INNER_SHARE * np.ptp(ends, axis=0)).any(axis=1)] -= (
             9 * size
         )
@@ -91,16 +89,16 @@ def choose_name_places(lines: Sequence[EvenOddsLine]) -> Array:
 
 
 def choose_names_with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
-    """Choose names in turn that lie on none before them.
+    """Return the indices of names that overlap no earlier chosen name.
 
     Parameters
     ----------
     places
-        Of their middles, (n_names, 2).
+        Centres of the names, (n_names, 2).
     names
-        What is written.
+        The names.
     width
-        Of the plot, in the units of the places.
+        Width of the plot in the units of `places`.
     """
     lengths = [len(name) for name in names]
     halves = (
@@ -121,7 +119,7 @@ def _sample_line(line: EvenOddsLine) -> Array:
 
 
 def _compute_distances(places: Array, others: Array) -> Array:
-    """Give the distance of each place to the nearest other."""
+    """Return the weighted distance of each place to the nearest of `others`."""
     apart = (places[:, None] - others) * np.array([1.0, _VERTICAL_WEIGHT])
     distances: Array = np.linalg.norm(apart, axis=2).min(axis=1, initial=np.inf)
     return distances

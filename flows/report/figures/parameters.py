@@ -1,4 +1,4 @@
-"""Figures of an artifact alone; what to draw follows from the dimensions of its arrays."""
+"""Figures of the arrays of an artifact, chosen by their dimensions, and of its convergence."""
 
 from __future__ import annotations
 
@@ -33,29 +33,28 @@ Array = NDArray[np.float64]
 
 CORRELATION_TITLE = "Correlation of features with components"
 _MAX_RANKS, _MAX_INTERVALS = 64, 40
-# Dimensions of arrays that tell what features have to do with components.
+# Dimensions of arrays that relate features to components, and their title.
 FEATURE_DIMS = (
     (("feature", "component"), ""),
     (("feature", "unit_1"), "Weights of the first layer"),
 )
 _SEGMENT_DIMS = {"segment", "component"}
-_NORMAL_QUANTILE = 1.96
-"""Standard errors on either side of an estimate that make up 95 %."""
+_NORMAL_QUANTILE = 1.96  # of 97.5 %
 
 
 def plot_parameters(
     artifact: Artifact, layout: ImageLayout | None, causes: HiddenCauses | None = None
 ) -> Iterator[Figure]:
-    """Draw what the arrays' dimensions say can be drawn.
+    """Plot the convergence, the spectrum and the arrays of an artifact.
 
     Parameters
     ----------
     artifact
-        Of a fit.
+        The artifact.
     layout
-        Where every feature lies in an image, if features are pixels.
+        Positions of the features in an image, if they are pixels.
     causes
-        Of a model that says what its units turn on: they are drawn instead of its weights.
+        Hidden causes of the model; if given, they are plotted instead of its weights.
     """
     yield from _plot_history(artifact)
     yield from _plot_spectrum(artifact)
@@ -76,7 +75,7 @@ def plot_parameters(
 def plot_feature_array(
     artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout | None
 ) -> Iterator[Figure]:
-    """Draw an array as (n_features, n_components), and its intervals where there are some."""
+    """Plot an array (n_features, n_components), and its intervals if it has any."""
     if not values.size:
         return
     draw = partial(_plot_images, layout=layout) if layout else _plot_loadings
@@ -86,7 +85,7 @@ def plot_feature_array(
 
 
 def _list_distinct_arrays(artifact: Artifact, dims: set[str]) -> list[str]:
-    """Name the arrays of two dimensions; those equal to one before, and errors, are left out."""
+    """List the arrays with these two dimensions, without standard errors and duplicates."""
     found: list[str] = []
     for name in artifact:
         is_error = name.endswith("_error") and name.removesuffix("_error") in artifact
@@ -106,25 +105,23 @@ def _plot_history(artifact: Artifact) -> Iterator[Figure]:
     if len(history) < 2:
         return
     named = artifact.manifest["diagnostics"].get("objective_is", "objective")
-    plot = plot_curve(history, ("pass", f"{named}, nats a row"))
+    plot = plot_curve(history, ("pass", f"{named}, nats per row"))
     first, last = format_number(history[0], 6), format_number(history[-1], 6)
     ended = describe_ending(artifact.manifest["converged"])
-    alt = f"The {named} went from {first} to {last} nats a row in {len(history)} passes; {ended}."
-    note = f"{first} → {last} nats a row; {ended}."
+    alt = f"The {named} went from {first} to {last} nats per row in {len(history)} passes; {ended}."
+    note = f"{first} → {last} nats per row; {ended}."
     kept = objective_from_artifact(artifact.manifest)
     if kept is not None and kept > history[-1]:
         best = int(history.argmax()) + 1
-        note += f" The parameters are those of pass {best}, with {format_number(kept, 6)}."
+        note += f" The parameters are from pass {best}, with {format_number(kept, 6)}."
     n_passes = artifact.manifest["iterations"]
     if n_passes > len(history):
-        note += (
-            f" {len(history)} of {n_passes} passes: others were taken back, or of stages before."
-        )
+        note += f" {len(history)} of {n_passes} passes; others were rejected or of earlier stages."
     yield Figure("Convergence", alt, plot, note=note)
 
 
 def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
-    """Draw an array of eigenvalues, and the bound from null data where there is one."""
+    """Plot eigenvalues, and their bound from parallel analysis if there is one."""
     by_dims = _group_arrays_by_dims(artifact)
     values = by_dims.get(("eigenvalue",), np.zeros(0))[:_MAX_RANKS]
     if not len(values):
@@ -150,8 +147,8 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
         x=make_count_axis(max(len(values), len(null)), "rank"),
         y=make_axis(low, high, "eigenvalue"),
     )
-    chosen = "stand above the line" if len(null) else "were asked for"
-    note = f"{n_kept} components{', left of the dotted line' * is_cut}; they {chosen}."
+    why = "their eigenvalues exceed the dashed line" if len(null) else "as requested"
+    note = f"{n_kept} components{', left of the dotted line' * is_cut}; {why}."
     span = f"from {format_number(values[0], 3)} down to {format_number(values[-1], 3)}"
     alt = f"The {len(values)} leading eigenvalues, {span}. {note}"
     yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))
@@ -190,7 +187,7 @@ def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> 
 
 
 def _find_intervals(artifact: Artifact, name: str) -> Array | None:
-    """Find the intervals of an array, (2, n_features, …), or make them of its standard errors."""
+    """Return the intervals of an array, (2, n_features, …), or compute them from its errors."""
     interval, error = f"{name}_interval", f"{name}_error"
     if interval in artifact and len(artifact[interval]) == 2:
         ends: Array = artifact[interval]
@@ -217,7 +214,7 @@ def _plot_largest_intervals(artifact: Artifact, name: str, values: Array, ends: 
 
 
 def _format_leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> str:
-    """Name the features with the largest values of the first components."""
+    """List the features with the largest values on the first components."""
     leading = []
     for k in range(min(3, values.shape[1])):
         order = np.argsort(-np.abs(values[:, k]), kind="stable")[:3]
@@ -234,17 +231,17 @@ def _plot_images(
     signed = bool(values.min() < 0)
     alt = f"{title} of {len(shown)} components as images of {layout.height}x{layout.width}."
     scales = np.abs(shown).max(axis=1)
-    note = f"Each image to its own scale: {SIGNS_TEXT}. "
+    note = f"Each image has its own scale: {SIGNS_TEXT}. "
     if not signed:
         scales[:] = scales.max()
-        note = f"Blue from 0 to {format_number(scales[0], 3)}. "
+        note = f"Blue, from 0 to {format_number(scales[0], 3)}. "
     note += format_shown_count("components", len(shown), values.shape[1], "")
     images = render_images(layout.arrange_images(shown), captions, scales, signed)
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 
 def _make_captions(artifact: Artifact, n: int) -> list[str]:
-    """Number components, with the eigenvalue of each where there are eigenvalues."""
+    """Number components, with their eigenvalues if there are any."""
     values = _group_arrays_by_dims(artifact).get(("eigenvalue",), np.zeros(0))
     if len(values) < n:
         return [str(k + 1) for k in range(n)]
@@ -274,21 +271,21 @@ def _plot_segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
 def plot_correlations(
     artifact: Artifact, coded: CodedRows, values: Array, layout: ImageLayout | None
 ) -> Iterator[Figure]:
-    """Draw correlations of features with codes, where no parameters tell as much.
+    """Plot correlations of features with codes, unless an array relates features to components.
 
     Parameters
     ----------
     artifact
-        Of a fit.
+        The artifact.
     coded
-        Rows that were coded.
+        Rows with their codes.
     values
         What `correlate_features_with_codes` returns.
     layout
-        Where every feature lies in an image, if features are pixels.
+        Positions of the features in an image, if they are pixels.
     """
-    told = {frozenset(dims) for dims, _ in FEATURE_DIMS}
-    if not any(frozenset(artifact.dims(name)) in told for name in artifact):
+    related = {frozenset(dims) for dims, _ in FEATURE_DIMS}
+    if not any(frozenset(artifact.dims(name)) in related for name in artifact):
         for figure in plot_feature_array(
             artifact, "correlation", CORRELATION_TITLE, values, layout
         ):
@@ -296,7 +293,7 @@ def plot_correlations(
 
 
 def correlate_features_with_codes(coded: CodedRows) -> Array:
-    """Correlate observed features with codes, 0 where either is constant: (n_features, n_codes)."""
+    """Return correlations of observed values with codes, (n_features, n_codes); 0 if constant."""
     X, codes = coded.values.astype(np.float64), coded.codes
     seen = np.isfinite(X).astype(np.float64)
     n = np.maximum(seen.sum(axis=0), 1.0)[:, None]

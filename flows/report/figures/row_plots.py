@@ -1,4 +1,4 @@
-"""Rows where their latent codes lie."""
+"""Scatter plots of rows by their latent codes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _MAX_NAME_LENGTH, _RANGE_PADDING = 24, 0.125
 
 
 def plot_strip(coded: CodedRows, labels: ColourLabels | None) -> Figure:
-    """Draw one component along a line."""
+    """Plot rows along the only component."""
     heights = np.random.default_rng(0).uniform(-1, 1, len(coded.codes))
-    spread = " Rows are spread from top to bottom only to keep them apart."
+    spread = " The vertical spread only keeps rows apart."
     return _scatter_rows(np.column_stack([coded.codes[:, 0], heights]), coded, labels, spread)
 
 
 def plot_plane(coded: CodedRows, labels: ColourLabels | None) -> Figure:
-    """Draw the first two components, and let the reader choose others."""
+    """Plot rows by the first two components, with a choice of others."""
     return _scatter_rows(coded.codes[:, :_MAX_CHOICES], coded, labels, "")
 
 
@@ -77,7 +77,7 @@ def _scatter_rows(
 
 
 def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple[AxisChoice, ...]:
-    """Let the reader choose the components on both axes."""
+    """Offer the components for both axes."""
     options = tuple(
         AxisOption(name, fit_axis(points[:, k], name, room), tuple(at[:, k] for at in places))
         for k, name in enumerate(f"component {k + 1}" for k in range(points.shape[1]))
@@ -86,21 +86,21 @@ def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple
 
 
 def _plot_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, Array]:
-    """Mark rows, and return where the marks lie in all components.
+    """Return a mark per distinct code, and the positions of the marks in all components.
 
-    Rows with the same code are one mark, whose area is their number.
+    The area of a mark is proportional to its number of rows.
     """
     _, first, counts = np.unique(points.round(9), axis=0, return_index=True, return_counts=True)
     shown = [(name, [values[i] for i in first]) for name, values in facts]
     if counts.max(initial=1) > 1:
-        shown.append(("rows alike", [str(count) for count in counts]))
+        shown.append(("identical rows", [str(count) for count in counts]))
     sizes = np.minimum(_POINT_SIZE * np.sqrt(counts), _MAX_POINT_SIZE)
     at = points[first]
     return PointMarks(at[:, 0], at[:, 1], key.colour, key.marker, sizes, 0.7, shown), at
 
 
 def _describe_rows(coded: CodedRows, rows: NDArray[np.intp]) -> HoverFacts:
-    """Return what is known of rows, as texts; they are counted from 1."""
+    """Return the number (from 1), segment and per-row columns of rows, as texts."""
     facts: list[tuple[str, NDArray[Any]]] = [("row", coded.rows + 1)]
     if len(set(coded.segments)) > 1:
         facts.append((SEGMENT, coded.segments))
@@ -109,7 +109,7 @@ def _describe_rows(coded: CodedRows, rows: NDArray[np.intp]) -> HoverFacts:
 
 
 def _label_rows(points: Array, labels: ColourLabels) -> tuple[tuple[Mark, Array], str]:
-    """Write labels at the median of their rows, the frequent first, where they find room."""
+    """Write labels at the median of their rows if there is room, frequent labels first."""
     texts = np.array([str(value) for value in labels.values], object)
     names = [name for name, _ in Counter(texts.tolist()).most_common()]
     middles = np.array([np.median(points[texts == name], axis=0) for name in names])
@@ -119,9 +119,7 @@ def _label_rows(points: Array, labels: ColourLabels) -> tuple[tuple[Mark, Array]
     )
     at, shown = middles[kept], [written[i] for i in kept]
     mark = TextMarks(at[:, 0], at[:, 1], shown, [COLOURS[1]] * len(kept), is_above=True)
-    where = (
-        "Each name stands"
-        if len(kept) == len(names)
-        else f"{len(kept):,} of {len(names):,} names have room; each stands"
-    )
-    return (mark, at), f" {where} at the median of its rows."
+    note = " Each name is at the median of its rows."
+    if len(kept) < len(names):
+        note += f" {len(kept):,} of {len(names):,} names have room."
+    return (mark, at), note

@@ -1,4 +1,7 @@
-"""Some rows of a dataset and their latent codes, at a cost that does not grow with the dataset."""
+"""A sample of a dataset: rows with their latent codes, and pairs of features.
+
+The cost does not grow with the dataset.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,18 @@ _MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS = 20_000, 1 << 23
 
 @dataclass(frozen=True)
 class CodedRows:
-    """Rows that were coded, spread over the dataset.
+    """Rows spread over the dataset, with their latent codes.
 
     Attributes
     ----------
     codes
         (n_rows, n_components).
     values
-        Values of the features, not a number where missing, (n_rows, n_features).
+        Values of the features, NaN where missing, (n_rows, n_features).
     rows
-        Their places in the dataset, counted from 0, (n_rows,).
+        Row numbers in the dataset, from 0, (n_rows,).
     segments
-        Names of their segments, (n_rows,).
+        Name of the segment of each row, (n_rows,).
     columns
         Per-row columns, each (n_rows,).
     """
@@ -55,19 +58,19 @@ class CodedRows:
 
 @dataclass(frozen=True)
 class DatasetSample:
-    """What was read of a dataset.
+    """A sample of a dataset.
 
     Attributes
     ----------
-    coded
-        The rows that were coded.
+    coded_rows
+        Rows with their codes.
     pairs
-        Joint shares of pairs of `features`, in the data and as the model has them; None where it
-        draws no rows.
+        Joint frequencies of pairs of `features` in the data and in rows drawn from the model; None
+        if the model cannot draw rows.
     features
         Indices of the features that were paired.
     n_rows, n_drawn
-        Rows behind the shares of the data, and of the model.
+        Numbers of rows behind the frequencies of the data and of the model.
     """
 
     coded_rows: CodedRows
@@ -78,44 +81,44 @@ class DatasetSample:
 
 
 def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDataset | None, str]:
-    """Open a dataset for the rows of the report.
+    """Open the dataset whose rows the report shows.
 
     Parameters
     ----------
     fitted
         The fitted model.
     path
-        The dataset; None takes that of the fit, if it is there and unchanged.
+        Path of the dataset; None stands for that of the fit, if it is still there and unchanged.
 
     Returns
     -------
     tuple
-        The dataset, and what the reader should know of it: "" where it is that of the fit.
+        The dataset or None, and a note for the reader unless it is the dataset of the fit.
 
     Raises
     ------
     DataError
-        If the path given is no dataset, or one of other features.
+        If `path` is not a dataset or has other features.
     """
     recorded = fitted.artifact.manifest["dataset"]
     if path is not None:
         dataset = open_dataset(path)
         check_dataset_features(fitted, dataset)
         same = dataset.digest == recorded["digest"]
-        other = f"The rows shown are of {path}, which is not the data of the fit."
+        other = f"The rows shown are from {path}, which is not the dataset of the fit."
         return dataset, "" if same else other
-    remedy = "Figures of rows are left out; --dataset PATH gives them."
+    remedy = "Figures of rows are omitted; use --dataset PATH to get them."
     try:
         dataset = open_dataset(recorded["path"])
     except DataError:
-        return None, f"The dataset of the fit is not at {recorded['path']} any more. {remedy}"
+        return None, f"The dataset of the fit is no longer at {recorded['path']}. {remedy}"
     if dataset.digest != recorded["digest"]:
-        return None, f"{recorded['path']} was changed since the fit. {remedy}"
+        return None, f"{recorded['path']} has changed since the fit. {remedy}"
     return dataset, ""
 
 
 def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetSample:
-    """Code some rows, and count the pairs of more of them; the rows are of the split fitted."""
+    """Encode some rows, and count pairs of features in more of them, all of the fitted split."""
     indices = find_segment_indices(fitted.segments, dataset.segment_names)
     features = _choose_evenly(dataset.n_features, _MAX_PAIRED_FEATURES)
     n_wanted = _choose_row_count(fitted, dataset.n_features)
@@ -128,7 +131,7 @@ def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetS
         coded.append(_encode_rows(fitted, dataset, some, int(indices[block.segment])))
         segment_rows[block.segment] += block.n_samples
     if not coded:
-        raise DataError(f"{dataset.path}: Expected rows of the split fitted, got none.")
+        raise DataError(f"{dataset.path} has no rows of the fitted split.")
     observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
     if not isinstance(fitted.model, CanSample):
         return DatasetSample(rows, None, features, observed.n_samples, 0)
@@ -143,7 +146,7 @@ def _choose_row_count(fitted: LoadedModel, n_features: int) -> int:
 
 
 def _choose_evenly(n: int, most: int) -> NDArray[np.intp]:
-    """Choose so many of n, evenly."""
+    """Choose at most so many of n indices, evenly spaced."""
     return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.intp))
 
 
@@ -167,7 +170,7 @@ def _select_features(block: BinaryBlock, features: NDArray[np.intp]) -> BinaryBl
 
 
 def _choose_block_rows(block: BinaryBlock, step: float) -> NDArray[np.int64]:
-    """Choose rows of a block; which is first depends on the block, or short ones had none."""
+    """Choose every `step`-th row of a block, counted across blocks."""
     offset = float(block.rows[0]) % step
     return np.arange(offset, block.n_samples, step).astype(np.int64)
 
@@ -202,7 +205,7 @@ def _count_drawn_pairs(
     indices: NDArray[np.int64],
     features: NDArray[np.intp],
 ) -> PairCounts:
-    """Count pairs of rows drawn from the model, segments as often as in the data."""
+    """Count pairs in rows drawn from the model, with segments as frequent as in the data."""
     rng = np.random.default_rng(0)
     n_drawn = max(500, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS // len(fitted.feature_names)))
     segments = rng.choice(indices, n_drawn, p=segment_rows / segment_rows.sum())

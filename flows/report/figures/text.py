@@ -1,4 +1,4 @@
-"""How the report writes numbers, long names, what it leaves out, and names of files."""
+"""Formatting of numbers, long names, omissions, and file names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slugify import slugify
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Write a number with sensible digits."""
+    """Write a number with so many significant digits."""
     if not np.isfinite(value):
         return str(value)
     if float(value).is_integer() and abs(value) < 1e15:
@@ -24,22 +24,22 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def shorten_text(text: str, most: int) -> str:
-    """Shorten a text to so many letters."""
+    """Cut a text to at most so many letters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def format_shown_count(noun: str, shown: int, total: int, which: str = "") -> str:
-    """Say that not all are shown; nothing if they are."""
+    """Write how many of how many are shown, or nothing if all are."""
     return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{which}. "
 
 
 def make_slug(text: str) -> str:
-    """Spell a text in lower-case letters, digits and dashes; other scripts are transliterated."""
+    """Convert a text to lower-case letters, digits and dashes; other scripts are transliterated."""
     return slugify(text) or "unnamed"
 
 
 def make_unique_slugs(texts: Iterable[str]) -> list[str]:
-    """Spell texts as slugs of their own: the second of a kind ends in 2."""
+    """Convert texts to distinct slugs: the second of equal ones ends in `-2`."""
     seen: Counter[str] = Counter()
     found = []
     for short in map(make_slug, texts):

@@ -1,8 +1,8 @@
-"""The report's figures as still pictures, PNG, SVG or PDF, by Matplotlib and without a browser.
+"""Renders figures as PNG, SVG or PDF with Matplotlib.
 
-Every picture is drawn from the same `Figure` that the page shows: title, plot or images, what
-colours stand for, and how to read it, one below the other on white. Lengths are pixels of the page.
-SVG and PDF are as wide as a column of a journal, or as two; their text is text.
+A picture has the same parts as a figure on the page, on white: title, plot or images, legend and
+note. Lengths are pixels of the page. SVG and PDF are as wide as one or two columns of a journal;
+their text stays text.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ _RC_PARAMS: Any = {
     "axes.formatter.limits": (-4, 9),
     "axes.formatter.useoffset": False,
     "axes.labelsize": 12,
-    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same picture everywhere
+    "font.family": "DejaVu Sans",  # part of Matplotlib, so pictures are the same everywhere
     "font.size": 12,
     "lines.scale_dashes": False,
-    "pdf.fonttype": 42,  # whole letters, which other programs can edit
+    "pdf.fonttype": 42,  # TrueType, which other programs can edit
     "svg.fonttype": "none",
     "svg.hashsalt": "latentbits",
-    "text.parse_math": False,  # names are names, whatever they look like
+    "text.parse_math": False,  # a name may look like TeX
 }
-_RESOLUTION = 1.75  # pixels of a picture a pixel of the page
+_RESOLUTION = 1.75  # pixels of a PNG per pixel of the page
 _MARGIN = 16.0
-_TITLE_SIZE, _NOTE_SIZE, _CAPTION_SIZE = 17.0, 14.0, 12.0  # sizes of letters
+_TITLE_SIZE, _NOTE_SIZE, _CAPTION_SIZE = 17.0, 14.0, 12.0  # font sizes
 _LINE_HEIGHT, _GAP_ABOVE = 20.0, 8.0
 _MAX_TEXT_WIDTH = 704.0
 _KEY_WIDTH, _KEY_GAP, _MAX_KEY_LENGTH = 18.0, 18.0, 60
 _TILE_WIDTH, _TILE_GAP = 104.0, 14.0
 _NARROW_WIDTH = 520.0
-_MAX_NARROW_IMAGES = 4  # so few images stand in a narrow picture
-_ONE_COLUMN_MM, _TWO_COLUMNS_MM = 89.0, 183.0  # mm, of Nature and Science
-_POINTS_PER_PIXEL = 7 / 12  # points of print, so that the smallest letters are of 7
+_MAX_NARROW_IMAGES = 4  # that fit in a narrow picture
+_ONE_COLUMN_MM, _TWO_COLUMNS_MM = 89.0, 183.0  # as in Nature and Science
+_POINTS_PER_PIXEL = 7 / 12  # the smallest letters have 7 points in print
 _POINTS_PER_MM = 72 / 25.4  # of a mm
 _INVALID_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
-_FONT_FALLBACK = "'DejaVu Sans', Verdana, sans-serif"  # Verdana's letters are as wide
+_FONT_FALLBACK = "'DejaVu Sans', Verdana, sans-serif"  # Verdana has the same widths
 _RAMP_SIZE = (160.0, 10.0)
 
 
 class _SheetPart(NamedTuple):
-    """What stands below one thing and above the next; `draw` takes the paper and the top edge."""
+    """A part of the picture; `draw` takes the paper and the upper edge."""
 
     height: float
     draw: Callable[[Axes, float], None]
@@ -78,7 +78,7 @@ PictureFormat = Literal["png", "svg", "pdf"]
 
 
 def render_picture(figure: Figure, kind: PictureFormat = "png") -> bytes:
-    """Draw a figure of the report; the same figure gives the same bytes.
+    """Render a figure; equal figures give equal bytes.
 
     Raises
     ------
@@ -98,12 +98,12 @@ def render_picture(figure: Figure, kind: PictureFormat = "png") -> bytes:
 
 
 def _has_names(plot: Plot | None) -> bool:
-    """Tell whether names stand among the marks, which a narrow picture has no room for."""
+    """Return whether there are names among the marks, for which narrow pictures have no room."""
     return plot is not None and any(isinstance(mark, TextMarks) for mark in plot.marks)
 
 
 def _render_sheet(figure: Figure, width: float) -> Sheet:
-    """Draw a figure so many pixels wide, with a margin around it."""
+    """Render a figure of this width, with a margin around it."""
     parts = [*_iter_parts(figure, width)]
     paper = _make_paper(width, sum(part.height for part in parts))
     top = 0.0
@@ -120,7 +120,7 @@ def _encode_png(sheet: Sheet) -> bytes:
 
 
 def _encode_svg(sheet: Sheet) -> bytes:
-    """Give a drawing whose size is that in print, whatever the units within."""
+    """Return an SVG with its size in print."""
     file = BytesIO()
     sheet.savefig(file, format="svg", metadata={"Date": None})
     width, height = (72 * _POINTS_PER_PIXEL * inches for inches in sheet.get_size_inches())
@@ -131,11 +131,11 @@ def _encode_svg(sheet: Sheet) -> bytes:
 
 
 def _encode_pdf(sheet: Sheet) -> bytes:
-    """Give a page on which all is drawn smaller: Matplotlib's own pages have a pixel to a point."""
+    """Return a PDF page on which a pixel is smaller than the point of Matplotlib's own pages."""
     file, (width, height) = BytesIO(), sheet.get_size_inches()
     page = PdfFile(file, metadata={"CreationDate": None})
     page.newPage(width * _POINTS_PER_PIXEL, height * _POINTS_PER_PIXEL)
-    page.width, page.height = width, height  # beyond which it draws nothing
+    page.width, page.height = width, height  # clips the drawing
     page.output(_POINTS_PER_PIXEL, 0, 0, _POINTS_PER_PIXEL, 0, 0, Op.concat_matrix)
     sheet.set_dpi(72)
     renderer = RendererPdf(page, 72, height, width)
@@ -151,14 +151,14 @@ _VECTORS = {"svg": _encode_svg, "pdf": _encode_pdf}
 
 @contextmanager
 def _ignore_missing_glyphs() -> Iterator[None]:
-    """Names may have letters that the font has not: these become boxes, which says enough."""
+    """Silence warnings about letters that the font lacks; they become boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
 def _make_paper(width: float, height: float) -> Axes:
-    """Make invisible axes in pixels of the page, from the top left, within a margin."""
+    """Create invisible axes in pixels of the page, with the origin at the top left."""
     sizes = (width + 2 * _MARGIN) / 72, (height + 2 * _MARGIN) / 72
     sheet = Sheet(figsize=sizes, dpi=72 * _RESOLUTION, facecolor="white")
     paper = sheet.add_axes((0, 0, 1, 1))
@@ -198,7 +198,7 @@ def _measure_text(text: str, size: float, weight: str = "normal") -> float:
 
 
 def _flow_items(widths: Sequence[float], gap: float, room: float) -> list[tuple[int, float]]:
-    """Place things side by side in rows no wider than the room: row and left edge of each."""
+    """Lay out items in rows of a width; return row and left edge of each."""
     places, row, x = [], 0, 0.0
     for width in widths:
         if x and x + width > room:
@@ -235,7 +235,7 @@ def _make_plot_part(plot: Plot, width: float) -> _SheetPart:
         axes = _get_sheet(paper).add_axes((0, 0, 1, 1), facecolor="none")
         _set_position(axes, place)
         render_plot_in_axes(axes, plot)
-        # Names of ticks depend on the size, which depends on them.
+        # The size depends on the tick labels, which depend on the size.
         for _ in range(2):
             _set_position(axes, _leave_room_for_ticks(axes, place))
 
@@ -249,7 +249,7 @@ def _set_position(axes: Axes, place: Bbox) -> None:
 
 
 def _leave_room_for_ticks(axes: Axes, place: Bbox) -> Bbox:
-    """Leave room within a place, in pixels of the picture, for what stands beside the axes."""
+    """Shrink a place, in pixels of the picture, by the room that tick labels need."""
     axes.apply_aspect()
     drawn = [axis.get_tightbbox() for axis in (axes.xaxis, axes.yaxis) if axis.get_visible()]
     own, whole = axes.bbox, Bbox.union([axes.bbox, *(box for box in drawn if box is not None)])
@@ -320,7 +320,7 @@ def _render_tile(
     corner: tuple[float, float],
     size: tuple[float, float],
 ) -> None:
-    """Draw pixels with a thin line around them."""
+    """Draw pixels with a thin border."""
     (x, y), (width, height) = corner, size
     place = (x, x + width, y + height, y)
     paper.imshow(pixels, extent=place, aspect="auto", interpolation="nearest")

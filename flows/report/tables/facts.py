@@ -1,4 +1,4 @@
-"""The tables of the report: what was fitted, on what, at what cost."""
+"""Facts about a fit: model and dataset, statistics, drift, provenance, time and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.cli.splits import format_row_count
+from flows.cli.summary import format_row_count
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number
 from pipeline.inference.from_artifact import objective_from_artifact
@@ -18,23 +18,23 @@ FactRows = list[tuple[str, str]]
 Manifest = Mapping[str, Any]
 _MAX_NAMES = 5
 _NOTE = (
-    "RMSEA, SRMSR, CFI and TLI compare the shares of ones of all features and pairs of them with "
-    "the model's (M₂ of Maydeu-Olivares and Joe)."
+    "RMSEA, SRMSR, CFI and TLI compare the frequencies of ones of features and pairs of features "
+    "with those of the model (M₂ of Maydeu-Olivares and Joe)."
 )
 _MEANINGS = {
     "log-likelihood": "in nats; higher is better",
-    "parameters": "that the data tell",
-    "AIC, BIC": "lower is better, among fits to the same rows",
-    "M₂": "far above its degrees of freedom: the model misses something of the pairs",
-    "RMSEA": "misfit a degree of freedom: up to 0.05 is close, up to 0.09 adequate",
-    "SRMSR": "root mean square of residual correlations: up to 0.05 is close",
-    "CFI, TLI": "from independence, 0, to a perfect fit, 1",
-    "reliability": "share of a component's variance that codes hold",
+    "parameters": "that are estimated from the data",
+    "AIC, BIC": "lower is better, for fits to the same rows",
+    "M₂": "far above its degrees of freedom if the model does not describe the pairs",
+    "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
+    "SRMSR": "root mean square of residual correlations: close up to 0.05",
+    "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
+    "reliability": "share of a component's variance that the codes explain",
 }
 
 
 class StageUsage(NamedTuple):
-    """What a stage took; `share` of all seconds in percent, memory of workers if there were any."""
+    """Resources that a stage used; `share` is its percentage of all seconds."""
 
     name: str
     seconds: str
@@ -46,17 +46,17 @@ class StageUsage(NamedTuple):
 
 
 def format_title(manifest: Manifest) -> str:
-    """Name the model and the dataset."""
+    """Return the title of the report."""
     return f"{manifest['model']} of {format_dataset_name(manifest)}"
 
 
 def format_dataset_name(manifest: Manifest) -> str:
-    """Name the dataset as its folder is named."""
+    """Return the name of the dataset's folder, without its suffix."""
     return Path(manifest["dataset"]["path"]).name.removesuffix(".zarr")
 
 
 def describe_fit(manifest: Manifest) -> FactRows:
-    """Describe the fit in a few lines."""
+    """Describe the fit in a few names and values."""
     split = manifest["split"]
     facts = [
         ("model", manifest["model"]),
@@ -69,7 +69,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
     ]
     if objective := objective_from_artifact(manifest):
         named = manifest["diagnostics"].get("objective_is", "objective")
-        facts.append((named, f"{format_number(objective, 7)} nats a row"))
+        facts.append((named, f"{format_number(objective, 7)} nats per row"))
     model = find_models().get(manifest["model"])
     shown = model.summary_diagnostics if model else ()
     found = manifest["diagnostics"]
@@ -79,7 +79,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
 
 
 def describe_drift(manifest: Manifest) -> FactRows:
-    """Say what changed since the fit before; nothing where there was none to compare with."""
+    """Describe what changed since the last fit; empty if there was none to compare with."""
     drift = manifest.get("drift")
     if not drift:
         return []
@@ -112,7 +112,7 @@ def _describe_correlation_shift(drift: Manifest) -> FactRows:
         for pair in moved["largest"]
     )
     return [
-        ("correlations of new rows less those before", text),
+        ("correlations of new rows minus earlier ones", text),
         ("chance", moved["chance"]),
         *(("moved most", f"{told}, z = {format_number(z, 2)}") for told, z in pairs),
     ]
@@ -139,18 +139,18 @@ def _shorten_names(names: Sequence[str]) -> str:
 
 
 def list_provenance(artifact: Artifact) -> FactRows:
-    """Say where the fit comes from."""
+    """List the artifact, the dataset, the seed and the versions behind the fit."""
     manifest, dataset = artifact.manifest, artifact.manifest["dataset"]
     versions = (f"{name} {version}" for name, version in manifest["versions"].items())
     start = manifest.get("warm_start")
-    begun = [("begun at", f"{start['path']}, digest {start['digest']}")] if start else []
+    warm_start = [("warm start", f"{start['path']}, digest {start['digest']}")] if start else []
     return [
         ("artifact", str(artifact.path)),
         ("artifact digest", manifest["manifest_digest"]),
         ("dataset", dataset["path"]),
         ("dataset digest", dataset["digest"]),
         ("dataset rows, chunks", f"{dataset['n_rows']:,}, {dataset['n_chunks']:,}"),
-        *begun,
+        *warm_start,
         ("seed", str(manifest["seed"])),
         ("versions", ", ".join(versions)),
         ("code digest", manifest["code"]),
@@ -158,12 +158,12 @@ def list_provenance(artifact: Artifact) -> FactRows:
 
 
 def drop_fit_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out the fit statistics, which have a table of their own."""
+    """Drop the fit statistics, which have their own table."""
     return {name: value for name, value in diagnostics.items() if name != "fit_statistics"}
 
 
 def format_values(values: Mapping[str, Any]) -> FactRows:
-    """Spell out settings or diagnostics."""
+    """Write settings or diagnostics as text."""
     return [(name, _format_value(value)) for name, value in values.items()]
 
 
@@ -180,7 +180,7 @@ def _format_value(value: Any) -> str:
 
 
 def describe_arrays(artifact: Artifact) -> list[tuple[str, str, str]]:
-    """Give name, dimensions and shape of every array."""
+    """List name, dimensions and shape of every array."""
     return [
         (name, ", ".join(artifact.dims(name)) or "–", " × ".join(map(str, values.shape)) or "1")
         for name, values in artifact.items()
@@ -188,7 +188,7 @@ def describe_arrays(artifact: Artifact) -> list[tuple[str, str, str]]:
 
 
 def describe_stages(manifest: Manifest) -> list[StageUsage]:
-    """Give what every stage took."""
+    """List the resources that every stage used."""
     by_stage = manifest.get("usage_by_stage", {})
     total = sum(used["seconds"] for used in by_stage.values()) or 1.0
     return [
@@ -210,24 +210,29 @@ def _format_megabytes(n_bytes: int | None) -> str:
 
 
 def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
-    """Give the fit statistics of an artifact, if it has any."""
-    told = manifest["diagnostics"].get("fit_statistics")
-    if not told:
+    """Return the table of fit statistics, if the fit has any."""
+    statistics = manifest["diagnostics"].get("fit_statistics")
+    if not statistics:
         return None
-    rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(told))
-    note = _NOTE if "m2" in told else f"M₂ and its indices are missing: {told['m2_missing']}."
+    rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(statistics))
+    note = (
+        _NOTE
+        if "m2" in statistics
+        else f"M₂ and its indices are unknown: {statistics['m2_missing']}."
+    )
     return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, note)
 
 
-def _iter_rows(told: Manifest) -> Iterator[tuple[str, str]]:
-    yield "log-likelihood", f"{told['log_likelihood']:,.2f}".replace("-", "−")
-    yield "parameters", f"{told['n_parameters']:,}"
-    yield "AIC, BIC", f"{told['aic']:,.1f}, {told['bic']:,.1f}"
-    if "m2" in told:
-        p = "< 0.0001" if told["m2_p"] < 1e-4 else f"= {told['m2_p']:.4f}"
-        yield "M₂", f"{format_number(told['m2'], 5)} of {told['m2_df']:,} degrees of freedom, p {p}"
-        interval = " to ".join(f"{bound:.3f}" for bound in told["rmsea_interval"])
-        yield "RMSEA", f"{told['rmsea']:.3f}, 90 % interval {interval}"
-        yield "SRMSR", f"{told['srmsr']:.3f}"
-        yield "CFI, TLI", f"{told['cfi']:.3f}, {told['tli']:.3f}"
-    yield "reliability", ", ".join(f"{one:.3f}" for one in told["reliability"])
+def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
+    yield "log-likelihood", f"{statistics['log_likelihood']:,.2f}".replace("-", "−")
+    yield "parameters", f"{statistics['n_parameters']:,}"
+    yield "AIC, BIC", f"{statistics['aic']:,.1f}, {statistics['bic']:,.1f}"
+    if "m2" in statistics:
+        p = "< 0.0001" if statistics["m2_p"] < 1e-4 else f"= {statistics['m2_p']:.4f}"
+        m2, df = format_number(statistics["m2"], 5), f"{statistics['m2_df']:,}"
+        yield "M₂", f"{m2} of {df} degrees of freedom, p {p}"
+        interval = " to ".join(f"{bound:.3f}" for bound in statistics["rmsea_interval"])
+        yield "RMSEA", f"{statistics['rmsea']:.3f}, 90 % interval {interval}"
+        yield "SRMSR", f"{statistics['srmsr']:.3f}"
+        yield "CFI, TLI", f"{statistics['cfi']:.3f}, {statistics['tli']:.3f}"
+    yield "reliability", ", ".join(f"{one:.3f}" for one in statistics["reliability"])

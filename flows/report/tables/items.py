@@ -1,4 +1,4 @@
-"""The table of parameters: a line a feature, standard errors beside what they are of."""
+"""The table of parameters: a row per feature, with standard errors or intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.exporting.items import read_item_columns
+from flows.exporting.artifacts import read_item_columns
 from flows.report.figures.text import format_shown_count
 from flows.report.tables.words import explain_columns
 from storage.artifacts.artifacts import Artifact
@@ -17,7 +17,7 @@ _MAX_ROWS, _MAX_COLUMNS = 500, 10
 
 
 class ItemCell(NamedTuple):
-    """A number, what is written of it, and by what the column is sorted."""
+    """A cell: its text, its uncertainty, and the value by which the column is sorted."""
 
     text: str
     beside: str
@@ -25,7 +25,7 @@ class ItemCell(NamedTuple):
 
 
 class ItemTable(NamedTuple):
-    """What the page draws.
+    """A table of numbers that the page can sort.
 
     Attributes
     ----------
@@ -48,14 +48,14 @@ class ItemTable(NamedTuple):
 def make_parameter_table(
     artifact: Artifact, correlations: NDArray[np.float64] | None
 ) -> ItemTable | None:
-    """Give the parameters of features, or else their correlations with components, if known.
+    """Return the parameters of features, or else their correlations with components, if known.
 
     Parameters
     ----------
     artifact
-        Of a fit.
+        The artifact.
     correlations
-        (n_features, n_components).
+        Of features with components, (n_features, n_components).
     """
     found, title = read_item_columns(artifact), "Parameters"
     if not found and correlations is not None:
@@ -78,8 +78,8 @@ def make_parameter_table(
     has_interval = any(
         _name_low_column(c) in found and _name_error_column(c) not in found for c in shown
     )
-    beside += "In brackets: the 95 % interval. " if has_interval else ""
-    largest = f", those of the largest {_format_column(shown[0])}"
+    beside += "The 95 % interval is in brackets. " if has_interval else ""
+    largest = f", those with the largest {_format_column(shown[0])}"
     note = beside + format_shown_count("features", len(at), len(names), largest)
     note += format_shown_count("columns", len(shown), len(named), "")
     note = f"{note.strip()} {explain_columns(shown)}"
@@ -87,7 +87,7 @@ def make_parameter_table(
 
 
 def _iter_base_columns(found: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Name columns that do not stand beside another and say more than one before."""
+    """List columns that are neither an uncertainty of another column nor a duplicate."""
     beside = {
         named(column)
         for column in found
@@ -102,7 +102,7 @@ def _iter_base_columns(found: Mapping[str, np.ndarray]) -> Iterator[str]:
 
 
 def _count_decimals(values: np.ndarray) -> int:
-    """Give as many decimals as show four digits of the largest; none of whole numbers."""
+    """Return the decimals that show four digits of the largest value; 0 for integers."""
     values = values[np.isfinite(values)].astype(np.float64)
     largest = abs(values).max(initial=0.0)
     if (values == np.rint(values)).all():
@@ -120,7 +120,7 @@ def _make_cell(found: Mapping[str, np.ndarray], column: str, i: int, decimals: i
 def _format_uncertainty(found: Mapping[str, np.ndarray], column: str, i: int, decimals: int) -> str:
     if _name_error_column(column) in found:
         error = float(found[_name_error_column(column)][i])
-        return f"± {_format_number(error, decimals)}" if np.isfinite(error) else "(not told)"
+        return f"± {_format_number(error, decimals)}" if np.isfinite(error) else "(unknown)"
     if _name_low_column(column) in found and _name_high_column(column) in found:
         low, high = (
             float(found[name(column)][i]) for name in (_name_low_column, _name_high_column)
@@ -146,7 +146,7 @@ def _name_high_column(column: str) -> str:
 
 
 def _insert_suffix(column: str, added: str) -> str:
-    """Name the column beside one: `weights_error_1` beside `weights_1`."""
+    """Insert a suffix before the number of a column: `weights_1` becomes `weights_error_1`."""
     name, _, place = column.rpartition("_")
     return f"{name}{added}_{place}" if name and place.isdigit() else f"{column}{added}"
 

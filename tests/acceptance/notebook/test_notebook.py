@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
-from flows.data.ingesting import ingest_sources
+from flows.data.ingest import ingest_sources
 from pipeline.api import functions as api
 from storage.dataset.dataset import BinaryDataset
 from tests.support.data import draw_probit_rows, write_arrays

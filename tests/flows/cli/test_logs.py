@@ -40,7 +40,7 @@ def test_an_error_is_one_object_with_the_exit_code(cli):
     assert result.code == 2
     (line,) = objects(result.err)
     assert (line["level"], line["exit_code"]) == ("error", 2)
-    assert line["message"].startswith("nowhere.zarr: Expected a dataset")
+    assert line["message"].startswith("nowhere.zarr: there is no such dataset")
 
 
 def test_without_the_option_messages_are_lines(cli):

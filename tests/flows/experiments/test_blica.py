@@ -18,7 +18,8 @@ import pytest
 import sklearn.decomposition
 from matplotlib.image import imread
 
-from flows.cli.options import ExecutorOptions, run_app
+from flows.cli.app import run_app
+from flows.cli.options import ExecutorOptions
 from flows.experiments import binary_ica_identifiability as blica_identifiability
 from flows.experiments import binary_ica_samples as blica_samples
 from flows.experiments import binary_ica_scaling as blica_scaling
@@ -268,13 +269,13 @@ def test_what_is_missing_is_printed_as_a_dash(capsys):
     ("options", "said"),
     [
         (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
-        (("--seed", "2.7"), "Expected a whole number, got '2.7'"),
+        (("--seed", "2.7"), "'2.7' is not a whole number"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (
             ("--executor", "threads", "--cluster", "tcp://a:1"),
-            "--cluster: Expected --executor dask",
+            "--cluster needs --executor dask",
         ),
-        (("--output", "s3://bucket/x"), "s3://bucket/x: Expected a path of this machine"),
+        (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--sede", "1"), "--sede"),
     ],
 )
@@ -288,5 +289,7 @@ def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
 def test_a_trial_that_cannot_be_is_refused_in_one_line(call, monkeypatch):
     monkeypatch.setattr(blica_samples, "_SEGMENTS", 2)
     done = call("blica-samples", "--quick", "--executor", "serial")
-    assert done.check_refused().startswith("error: Expected at least 3 segments, got 2.")
+    assert done.check_refused().startswith(
+        "error: BLICA needs at least 3 segments, but there are 2."
+    )
     assert not Path("runs").exists()

@@ -16,10 +16,10 @@ from matplotlib.image import imread
 from scipy.special import logsumexp
 from sklearn.datasets import load_digits
 
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.data import datasets
-from flows.data.ingesting import ingest_sources
-from flows.data.roles import ColumnRoles
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
 from flows.experiments import tipping as tipping
 from flows.experiments import tipping_trial as latent_plane
 from flows.experiments import tipping_trial as tipping_trials
@@ -215,9 +215,9 @@ def test_json_and_the_table_say_what_was_found(
     [
         (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
-        (("--output", "s3://bucket/x"), "s3://bucket/x: Expected a path of this machine"),
+        (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--split", "2"), "--split: Expected --dataset beside it"),
+        (("--split", "2"), "--split needs --dataset"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
         (("--sede", "1"), "--sede"),
     ],
@@ -235,7 +235,7 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     path = str(write_arrays(tmp_path / "d.zarr", X, observed, columns=columns).path)
     with pytest.raises(FitError, match="Expected a height times width of the 12 features"):
         open_images(path, None, "4x4", None)
-    with pytest.raises(ValueError, match="split: Expected a split of the dataset, got 'test'"):
+    with pytest.raises(ValueError, match="split: there is no split 'test'"):
         open_images(path, "test", "3x4", None)
     with pytest.raises(FitError, match="got none in 'f5'"):
         open_images(path, "train", "3x4", None)

@@ -19,8 +19,6 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import append_dataset, create_dataset
-from storage.format.manifests import read_manifest
-from storage.format.schema import ARTIFACT_FORMAT
 from tests.support.clusters import LoggedReader
 from tests.support.data import ArrayBatch, draw_probit_rows
 from tests.support.data import write_arrays as write_rows
@@ -178,21 +176,6 @@ def test_sums_of_other_code_are_dropped(dataset, log, monkeypatch) -> None:
     assert counted(dataset, log)[1] == dataset.n_chunks
     assert len(kept_folders(dataset)) == 1
     assert kept_folders(dataset) != before
-
-
-@pytest.mark.parametrize("is_alike", [True, False])
-def test_sums_named_by_all_code_are_taken_while_the_code_that_counts_is_the_same(
-    dataset, log, monkeypatch, is_alike
-) -> None:
-    expected, _ = counted(dataset, log)
-    (folder,) = kept_folders(dataset)
-    now = kept_module.digest_modules(*read_manifest(folder, ARTIFACT_FORMAT, 1)["modules"])
-    with monkeypatch.context() as before:
-        before.setattr(kept_module, "digest_modules", lambda *modules: "of all code")
-        assert counted(dataset, log) == (expected, dataset.n_chunks)
-    alike = {now if is_alike else "other code": "of all code"}
-    monkeypatch.setattr(kept_module, "_COUNTING_ALIKE", alike)
-    assert counted(dataset, log) == (expected, 0 if is_alike else dataset.n_chunks)
 
 
 def test_no_more_is_kept_than_a_tenth_of_the_data(tmp_path: Path, log) -> None:

@@ -27,19 +27,19 @@ KILLED_AFTER_THREE_RUNS = f"""
 import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import fit
-from flows.cli.options import run
-from storage.codes.unfinished_codes import WrittenRuns
+from flows.cli.app import run_app
+from storage.codes.unfinished_codes import ResumableResults
 
-note = WrittenRuns.note
+note = ResumableResults.record_finished
 def deadly(self, checksums):
     note(self, checksums)
-    if len(self.finished()) == 3:
+    if len(self.read_finished()) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
     pipeline.passes.row_ranges._MIN_ROWS = {RUN}
-    WrittenRuns.note = deadly
-    run(fit.app, sys.argv[1:])
+    ResumableResults.record_finished = deadly
+    run_app(fit.app, sys.argv[1:])
 """
 
 

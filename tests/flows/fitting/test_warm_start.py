@@ -75,7 +75,7 @@ def test_the_number_of_components_is_kept_unless_another_is_asked_for(cli, datas
         assert manifest["hyperparameters"]["n_components"] == 3
     done = cli(*command, *short, "--components", "2", "--warm-start")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "Expected --components 3" in done.message
+    assert "Set --components 3, or leave out --warm-start" in done.message
     # other settings may differ: a start decides where passes begin alone
     exact = ("--set", "estimator=quadrature", "--set", "nodes=5")
     assert cli(*command, *short, *exact, "--warm-start").code == 0
@@ -92,11 +92,11 @@ def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_pat
         tmp_path / "e.zarr", X, names=[f"f{i}" for i in range(N_FEATURES)][::-1]
     ).path
     refusals = [
-        (command, "rbm, stack), got clipped-pca, which needs no start"),
-        ((*command, "--model", "blica"), "got blica, which needs no start"),
-        ((*command, *mixture), "to be of bernoulli-mixture, got one of latent-trait"),
+        (command, "clipped-pca does not iterate and needs no start, unlike"),
+        ((*command, "--model", "blica"), "blica does not iterate and needs no start"),
+        ((*command, *mixture), "is of latent-trait, not of bernoulli-mixture"),
         (("fit", "--dataset", renamed, *trait, *command[3:], "--output", "runs/d"), "position 1"),
-        ((*command, *trait, "--output", "nowhere"), "Expected a latest artifact in nowhere"),
+        ((*command, *trait, "--output", "nowhere"), "nowhere contains no latest artifact"),
     ]
     for refused, text in refusals:
         done = cli(*refused)
@@ -115,7 +115,7 @@ def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, datase
     starts = [load_fitted_model(path) for path in ("runs/2", "elsewhere", "runs/3")]
     model, opened = starts[0].model, open_dataset(dataset)
     names = [
-        compute_fingerprint(describe_provenance(model, opened, None, 0, start=s))
+        compute_fingerprint(describe_provenance(model, opened, None, 0, initial_fit=s))
         for s in (*starts, None)
     ]
     assert names[0] == names[1]

@@ -26,24 +26,24 @@ N_FEATURES, HEIGHT = 150, 40
 IN_STRIPS = f"""
 from pipeline.fitting import pair_work as pairs
 from pipeline.models.clipped_pca import model
-model.MOST_AT_ONCE = 100
-pairs.height_within = lambda *of: {HEIGHT}
+model.MAX_SQUARE_FEATURES = 100
+pairs.choose_strip_height = lambda *of: {HEIGHT}
 """
 KILLED = f"""
 import os, signal, sys
 from flows import fit
-from flows.cli.options import run
+from flows.cli.app import run_app
 from flows.fitting import stages
-from storage.codes.unfinished_codes import WrittenRuns
+from storage.codes.unfinished_codes import ResumableResults
 {IN_STRIPS}
 
 def kill(*given):
     os.kill(os.getpid(), signal.SIGKILL)
 
-note = WrittenRuns.note
+note = ResumableResults.record_finished
 def deadly(self, checksums):
     note(self, checksums)
-    if len(self.finished()) == 2:
+    if len(self.read_finished()) == 2:
         kill()
 
 replaced = stages.replace_folder
@@ -54,10 +54,10 @@ def deadly_move(new, target):
 
 if __name__ == "__main__":
     if sys.argv[1] == "strip":
-        WrittenRuns.note = deadly
+        ResumableResults.record_finished = deadly
     else:
         stages.replace_folder = deadly_move
-    run(fit.app, sys.argv[2:])
+    run_app(fit.app, sys.argv[2:])
 """
 
 
@@ -227,9 +227,9 @@ def test_no_room_for_strips_is_told(cli: Any, data: Path, monkeypatch: pytest.Mo
 
 def test_memory_that_no_strips_fit_into_is_refused_with_the_least(cli: Any, data: Path) -> None:
     message = cli("fit", "--dataset", data, "--memory", "1kB").check_refused()
-    assert "GB of --memory for 150 features, got 0.0 GB. Give more" in message
+    assert "but --memory allows 0.0 GB. Allow more" in message
     message = cli("fit", "--dataset", data, "--memory", "much").check_refused()
-    assert message == "error: --memory: Expected a size such as 4GB, got 'much'."
+    assert message == "error: --memory: 'much' is not a size such as 4GB."
     assert not Path("runs").exists()
 
 

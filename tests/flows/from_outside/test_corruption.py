@@ -14,7 +14,7 @@ import pytest
 
 from flows.fitting.job import prepare_fit
 from flows.fitting.options import FitOptions
-from flows.fitting.run import run_fit
+from flows.fitting.stages import run_fit
 from storage.artifacts.artifacts import load_artifact
 from storage.codes.codes import open_codes
 from storage.dataset.dataset import open_dataset

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from flows.cli.hyperparameters import build_model
-from flows.data.ingesting import ingest_sources
+from flows.data.ingest import ingest_sources
 from flows.report.figures.text import format_number
 from flows.report.inputs import FigureOptions
 from flows.report.page import build_report_from_artifact, write_report

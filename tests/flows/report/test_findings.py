@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.exporting.items import find_unbounded_weights
+from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.findings import summarize_findings
 from flows.report.page import Report, build_report_from_artifact
 from flows.report.tables.items import make_parameter_table
@@ -37,7 +37,7 @@ def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
     table = make_parameter_table(report.fitted.artifact, report.correlations)
     assert table is not None
     assert "D = 1" in table.note
-    untold = [name for name, cells in table.rows if cells[0].beside == "(not told)"]
+    untold = [name for name, cells in table.rows if cells[0].beside == "(unknown)"]
     assert untold == ["f0", "f5"]
 
 
@@ -59,7 +59,7 @@ def test_models_without_parameters_of_features_tell_correlations(
 
 
 def test_words_are_explained_where_they_stand() -> None:
-    facts = [("stability of halves", "0.9"), ("objective", "−4.2 nats a row")]
+    facts = [("stability of halves", "0.9"), ("objective", "−4.2 nats per row")]
     assert "unit of natural logarithms" in explain_facts(facts)
     assert "two halves of the rows" in explain_facts(facts)
     assert explain_facts([("rows", "10")]) == ""

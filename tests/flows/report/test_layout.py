@@ -60,7 +60,7 @@ def test_an_outlier_leaves_the_scales_to_the_others() -> None:
     figure = plot_intervals("Weights", values, ends, [str(k) for k in range(12)])
     assert figure.plot is not None
     assert figure.plot.x.high < 5
-    assert "1 of 12 run beyond the picture" in figure.note
+    assert "1 of 12 extend beyond the axis" in figure.note
 
 
 @pytest.mark.parametrize(

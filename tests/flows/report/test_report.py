@@ -95,7 +95,7 @@ def test_bootstrap_intervals_are_drawn_beside_the_weights(data, tmp_path):
     np.testing.assert_array_equal(ends, np.column_stack([low, high]))
     np.testing.assert_array_equal(points.x, artifact["mixing"][:, 0])
     n_sure = int(((low > 0) | (high < 0)).sum())
-    assert figure.note == f"{n_sure} of {N_FEATURES} intervals leave out 0."
+    assert figure.note == f"{n_sure} of {N_FEATURES} intervals exclude 0."
     assert render_picture(figure).startswith(b"\x89PNG")
     plain = build_model("blica", "1", ["regularization=20"])
     other = load_artifact(write_fit(tmp_path / "plain", plain, open_dataset(data)))
@@ -130,7 +130,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_fit(cli, data, monkeypatch):
     done = cli("fit", "--dataset", data, "--components", 2, "--report", "--json")
     assert (done.code, done.json["report"]) == (0, None)
     (line,) = [line for line in done.err.splitlines() if "report" in line]
-    assert "no report could be drawn (ValueError: a long story)" in line
+    assert "The report could not be drawn (ValueError: a long story)" in line
     assert load_artifact(done.json["artifact"])["loadings"].shape == (N_FEATURES, 2)
 
 
@@ -197,7 +197,10 @@ def test_parallel_analysis_is_drawn(data, tmp_path):
     write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
     page = Page(tmp_path / REPORT_FILE)
     assert "95 % of independent features (parallel analysis)" in page.text
-    assert "2 components, left of the dotted line; they stand above the line." in page.text
+    assert (
+        "2 components, left of the dotted line; their eigenvalues exceed the dashed line."
+        in page.text
+    )
 
 
 def test_warnings_are_shown_whole(data, tmp_path):
@@ -311,7 +314,7 @@ def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
     Path("there.html").write_text("mine")
     refused = [
         (["--output", "there.html"], "Use --overwrite"),
-        (["--output", "page.pdf"], "Expected a name that ends in .html"),
+        (["--output", "page.pdf"], "the name must end in .html"),
         (["--image-shape", "4x4"], "--image-shape: Expected a height times width"),
         (["--dataset", tmp_path / "named.zarr"], "Expected feature 'f0'"),
         (["--dataset", tmp_path / "none.zarr"], "does not exist"),
@@ -342,7 +345,7 @@ def test_every_figure_becomes_a_picture(cli, fitted):
     Path(REPORT_FILE).unlink()
     refused = cli("report", *options)
     assert refused.code == 2
-    assert "drawn/spectrum.png: Expected a new path" in refused.message
+    assert "drawn/spectrum.png already exists" in refused.message
     assert paths[0].read_bytes() == b"mine"
     assert not Path(REPORT_FILE).exists()
     assert cli("report", *options, "--overwrite").code == 0
@@ -384,8 +387,8 @@ def test_rows_of_another_dataset_are_told_apart(cli, fitted, tmp_path):
     write_arrays(tmp_path / "other.zarr", X)
     done = cli("report", "--artifact", fitted, "--dataset", tmp_path / "other.zarr")
     assert done.code == 0, done.err
-    assert "which is not the data of the fit" in done.out
-    assert "which is not the data of the fit" in Page(Path(REPORT_FILE)).text
+    assert "which is not the dataset of the fit" in done.out
+    assert "which is not the dataset of the fit" in Page(Path(REPORT_FILE)).text
     assert "36 pairs of features in 200 rows" in Page(Path(REPORT_FILE)).text
 
 
@@ -396,7 +399,7 @@ def test_without_its_dataset_a_report_has_no_rows(cli, tmp_path):
     dataset.path.rename(tmp_path / "elsewhere.zarr")
     done = cli("report", "--artifact", artifact)
     assert done.code == 0, done.err
-    assert "Figures of rows are left out" in done.out
+    assert "Figures of rows are omitted" in done.out
     text = Page(Path(REPORT_FILE)).text
     assert "Loadings" in text
     assert "Calibration of pairs" not in text

@@ -15,7 +15,7 @@ from distributed import Client
 import pipeline
 import storage
 from flows import certificates as command
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from storage import load_artifact
 from tests.support.cluster_processes import (
     make_tls_options,
@@ -131,7 +131,7 @@ def _unchecked(given):
 @pytest.mark.matrix
 def test_tls_to_a_scheduler_without(refused, plain, files):
     message = refused(plain.replace("tcp", "tls"), *make_tls_options(files))
-    assert "speaks TLS" in message
+    assert "does not use TLS" in message
 
 
 def test_tcp_to_a_scheduler_with_tls(refused, encrypted):

@@ -12,10 +12,10 @@ import pytest
 
 PROGRAM = """
 import flows, json, os, prefect
-from flows.running.environment import server_configured
+from flows.running.environment import is_server_configured
 settings = prefect.settings.get_current_settings()
 print(json.dumps({
-    "configured": server_configured(),
+    "configured": is_server_configured(),
     "home": str(settings.home),
     "url": settings.api.url,
     "analytics": settings.server.analytics_enabled,

@@ -32,7 +32,7 @@ def test_a_file_in_the_way_is_named(tmp_path, package):
     done = called(tmp_path, "-m", "flows.fit", "--help")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: {tmp_path / IN_THE_WAY[package]}: Expected the package")
+    assert line.startswith(f"error: {tmp_path / IN_THE_WAY[package]} hides the package")
     assert "python -P -m" in line
     imported = called(tmp_path, "-c", "import flows")
     assert f"ImportError: {tmp_path / IN_THE_WAY[package]}: " in imported.stderr

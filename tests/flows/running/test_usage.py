@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distributed import Client, LocalCluster
 
-from flows.running.usage import UsageReading, compute_usage, read_usage
+from flows.running.resources import UsageReading, compute_usage, read_usage
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.usage import ProcessUsage, measure_usage

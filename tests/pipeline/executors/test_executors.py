@@ -294,12 +294,12 @@ def test_another_thread_that_limited_first_is_in_nobodys_way():
 
 _LATER = """
 from threadpoolctl import threadpool_info
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 
-with one_blas_thread():
+with limit_blas_threads():
     pass
 import numpy, scipy.linalg
-with one_blas_thread():
+with limit_blas_threads():
     print(*{library["num_threads"] for library in threadpool_info()})
 """
 

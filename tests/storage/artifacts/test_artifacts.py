@@ -106,12 +106,12 @@ def refusal(act: Callable[[], Any]) -> str:
 
 
 NOT_STORED: dict[str, tuple[Array, str]] = {
-    "nan": (np.array([[0, 1], [np.nan, 3]]), "Expected finite values, got nan at (1, 0)."),
-    "infinity": (np.array([1, -np.inf], np.float32), "Expected finite values, got -inf at (1,)."),
-    "nan alone": (np.array(np.nan), "Expected finite values, got nan at ()."),
-    "text": (np.array(["a"]), "Expected an array of numbers, got <U1."),
-    "objects": (np.array([{}, None]), "Expected an array of numbers, got object."),
-    "times": (np.array(["NaT"], "M8[s]"), "Expected an array of numbers, got datetime64[s]."),
+    "nan": (np.array([[0, 1], [np.nan, 3]]), "is not finite: nan at (1, 0)."),
+    "infinity": (np.array([1, -np.inf], np.float32), "is not finite: -inf at (1,)."),
+    "nan alone": (np.array(np.nan), "is not finite: nan at ()."),
+    "text": (np.array(["a"]), "is an array of <U1, not of numbers."),
+    "objects": (np.array([{}, None]), "is an array of object, not of numbers."),
+    "times": (np.array(["NaT"], "M8[s]"), "is an array of datetime64[s], not of numbers."),
 }
 
 
@@ -122,7 +122,7 @@ def test_only_finite_numbers_are_stored(case: str, tmp_path: Path) -> None:
     write_artifact(path, {"mean": named(np.ones(3))}, {})
     before = files_of(path)
     arrays = {"good": named(np.ones(3)), "bad": named(values)}
-    assert refusal(lambda: write_artifact(path, arrays, {})) == f"{path}: bad: {message}"
+    assert refusal(lambda: write_artifact(path, arrays, {})) == f"{path}: bad {message}"
     assert files_of(path) == before
 
 
@@ -131,7 +131,9 @@ def test_standard_errors_may_be_unknown(tmp_path: Path) -> None:
     write_artifact(tmp_path / "a", {"mean_error": named(errors)}, {})
     np.testing.assert_array_equal(load_artifact(tmp_path / "a")["mean_error"], errors)
     bad = {"mean_error": named(np.array([0.5, np.inf]))}
-    assert refusal(lambda: write_artifact(tmp_path / "b", bad, {})).endswith("got inf at (1,).")
+    assert refusal(lambda: write_artifact(tmp_path / "b", bad, {})).endswith(
+        "mean_error is not finite: inf at (1,)."
+    )
 
 
 @pytest.fixture
@@ -202,16 +204,16 @@ def make_dataset(path: Path) -> None:
 
 
 NOT_LOADED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (shutil.rmtree, "Expected an artifact, got a path that does not exist."),
+    "missing": (shutil.rmtree, "there is no such artifact."),
     "no manifest": (
         lambda path: (path / "manifest.json").unlink(),
-        "Expected a whole artifact, got one whose writing was interrupted.",
+        "this is not a complete artifact: its writing was interrupted.",
     ),
     "no group": (lambda path: (path / "zarr.json").unlink(), "is damaged"),
-    "newer": (write_newer, "Expected format version 1 or older, got 2. Upgrade latentbits"),
-    "edited": (lambda path: edit(path, model="ica"), "Expected the digest it was written with"),
-    "damaged": (lambda path: (path / "manifest.json").write_text("{"), "got damaged text"),
-    "a dataset": (make_dataset, "Expected a latentbits-artifact, got 'latentbits-dataset'."),
+    "newer": (write_newer, "format version 2 is not supported. Upgrade latentbits"),
+    "edited": (lambda path: edit(path, model="ica"), "damaged: its digest differs"),
+    "damaged": (lambda path: (path / "manifest.json").write_text("{"), "damaged: it is not JSON"),
+    "a dataset": (make_dataset, "the format is 'latentbits-dataset', not 'latentbits-artifact'."),
     "an array lost": (lambda path: shutil.rmtree(path / "mean"), "mean is damaged"),
 }
 
@@ -229,12 +231,14 @@ def test_the_latest_is_found_from_the_folder_of_runs(path: Path) -> None:
     (path.parent / "latest").write_text(f"{path.name}\n")
     assert load_artifact(path.parent).path == path
     (path.parent / "latest").write_text("gone\n")
-    assert "path that does not exist" in refusal(lambda: load_artifact(path.parent))
+    assert "there is no such artifact" in refusal(lambda: load_artifact(path.parent))
     (path.parent / "latest").write_bytes(b"\xff\xfe\n")
-    assert "path that does not exist" in refusal(lambda: load_artifact(path.parent))
+    assert "there is no such artifact" in refusal(lambda: load_artifact(path.parent))
     for elsewhere in ("", "..", "/etc", "../artifact"):
         (path.parent / "latest").write_text(elsewhere)
-        assert "the name of an artifact beside it" in refusal(lambda: load_artifact(path.parent))
+        assert "is not the name of an artifact in this folder" in refusal(
+            lambda: load_artifact(path.parent)
+        )
 
 
 def test_writing_replaces_what_was_there(path: Path) -> None:

@@ -39,7 +39,10 @@ def test_work_is_kept_for_who_resumes(resume: bool, run: RunFolder) -> None:
 def test_the_same_fit_does_not_run_twice_at_once(run: RunFolder) -> None:
     with run.claim_work(resume=False):
         (run.work_folder / "state").write_text("pass 3")
-        with pytest.raises(DataError, match="no other writer"), run.claim_work(resume=False):
+        with (
+            pytest.raises(DataError, match="another process is writing"),
+            run.claim_work(resume=False),
+        ):
             pass
         assert (run.work_folder / "state").exists()
     with run.claim_work(resume=False):

@@ -51,7 +51,7 @@ def test_rows_come_back_in_their_order(table: Table) -> None:
 
 
 def check_layout(dataset: BinaryDataset, key: int, table: Table) -> None:
-    """Blocks start on words, pad with zeros, and hold the chunk's rows of one segment in order."""
+    """Check that blocks start on words, are padded with zeros, and keep the order of rows."""
     first_row, n_rows, n_words = dataset.chunks[key].tolist()
     chunk = dataset.read_chunk(key)
     assert sorted(chunk.rows) == list(range(first_row, first_row + n_rows))
@@ -87,7 +87,7 @@ def test_any_zarr_client_reads_it(table: Table) -> None:
 
 
 def read_with_zarr_alone(path: Path) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Read as the design promises that anyone can: Zarr, JSON, `unpackbits` and the tables."""
+    """Read as any client can: with Zarr, JSON, `unpackbits` and the tables."""
     group: Any = zarr.open_group(path, mode="r")
     manifest = json.loads((path / "manifest.json").read_text())
     bits = np.unpackbits(group["bits"][:], axis=1, bitorder="little")
@@ -170,7 +170,7 @@ def test_a_reader_travels_to_other_processes(whole: Path) -> None:
 def test_a_reader_refuses_a_dataset_that_changed(path: Path) -> None:
     reader = ChunkReader(str(path), open_dataset(path).digest)
     write_dataset(path, random_bits(10, 7, 1), columns=ages(10), append=True)
-    with pytest.raises(DataError, match="Expected the dataset as it was at the start"):
+    with pytest.raises(DataError, match="the dataset has changed since the start"):
         reader(0)
 
 
@@ -183,7 +183,7 @@ def ages(n_rows: int) -> dict[str, Array]:
 
 
 def refusal(read: Callable[[], Any]) -> str:
-    """The one line that a person gets to see."""
+    """Return the one-line message of an error."""
     with pytest.raises(DataError) as caught:
         read()
     (line,) = str(caught.value).splitlines()
@@ -193,12 +193,12 @@ def refusal(read: Callable[[], Any]) -> str:
 def test_unknown_columns_and_splits_are_refused(whole: Path, tmp_path: Path) -> None:
     dataset = open_dataset(whole)
     has = "It has: age, weight, split."
-    expected = f"{whole}: Expected a per-row column, got 'agee'. {has}"
+    expected = f"{whole}: there is no per-row column 'agee'. {has}"
     assert refusal(lambda: dataset.column("agee")) == expected
-    expected = f"{whole}: split: Expected a split of the dataset, got 'valid'. It has: train, test."
+    expected = f"{whole}: split: there is no split 'valid'. It has: train, test."
     assert refusal(lambda: dataset.read_chunk(0, split="valid")) == expected
     bare = write_dataset(tmp_path / "bare", random_bits(10, 2))
-    assert "split: Expected a split" in refusal(lambda: bare.read_chunk(0, split="train"))
+    assert "split: there is no split" in refusal(lambda: bare.read_chunk(0, split="train"))
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
@@ -236,42 +236,51 @@ def make_folder(path: Path) -> None:
 
 
 NOT_OPENED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (shutil.rmtree, "Expected a dataset, got a path that does not exist."),
-    "empty folder": (make_folder, "Expected a dataset, got something else"),
-    "a file": (make_file, "Expected a dataset, got something else"),
+    "missing": (shutil.rmtree, "there is no such dataset."),
+    "empty folder": (make_folder, "this is not a dataset"),
+    "a file": (make_file, "this is not a dataset"),
     "plain folder": (
         lambda path: (make_folder(path), (path / "notes.txt").touch()),
-        "Expected a dataset, got something else",
+        "this is not a dataset",
     ),
-    "artifact": (make_artifact, f"Expected a {DATASET_FORMAT}, got 'latentbits-artifact'."),
+    "artifact": (make_artifact, f"the format is 'latentbits-artifact', not '{DATASET_FORMAT}'."),
     "interrupted": (
         lambda path: (path / "manifest.json").unlink(),
-        "Expected a whole dataset, got one whose writing was interrupted. Run it again.",
+        "this is not a complete dataset: its writing was interrupted. Run the command again.",
     ),
-    "truncated manifest": (cut_manifest, "Expected JSON, got damaged text."),
-    "empty manifest": (lambda path: leave_text(path, ""), "Expected JSON, got damaged text."),
+    "truncated manifest": (cut_manifest, "damaged: it is not JSON."),
+    "empty manifest": (lambda path: leave_text(path, ""), "damaged: it is not JSON."),
     "binary manifest": (
         lambda path: (path / "manifest.json").write_bytes(b"\xff\x00" * 9),
-        "Expected JSON, got damaged text.",
+        "damaged: it is not JSON.",
     ),
-    "list for a manifest": (lambda path: leave_text(path, "[]"), "Expected a JSON object"),
-    "foreign manifest": (lambda path: leave_text(path, "{}"), f"Expected a {DATASET_FORMAT}"),
-    "edited manifest": (edit_manifest, "Expected the digest it was written with. Damaged."),
-    "newer": (write_newer, "Expected format version 2 or older, got 3. Upgrade latentbits"),
-    "no group": (lambda path: (path / "zarr.json").unlink(), "Expected a whole dataset"),
-    "no chunk table": (lambda path: shutil.rmtree(path / "chunks"), "Expected a whole dataset"),
+    "list for a manifest": (
+        lambda path: leave_text(path, "[]"),
+        "damaged: it is not a JSON object",
+    ),
+    "foreign manifest": (
+        lambda path: leave_text(path, "{}"),
+        f"the format is None, not '{DATASET_FORMAT}'.",
+    ),
+    "edited manifest": (edit_manifest, "damaged: its digest differs."),
+    "newer": (write_newer, "format version 3 is not supported. Upgrade latentbits"),
+    "no group": (lambda path: (path / "zarr.json").unlink(), "the dataset is damaged"),
+    "no chunk table": (lambda path: shutil.rmtree(path / "chunks"), "the dataset is damaged"),
     "chunk table lost": (
         lambda path: shutil.rmtree(path / "chunks/c"),
-        "chunks: Expected the table",
+        "table chunks does not match",
     ),
     "block table lost": (
         lambda path: shutil.rmtree(path / "blocks/c"),
-        "blocks: Expected the table",
+        "the table blocks does not match",
     ),
-    "checksums lost": (lambda path: shutil.rmtree(path / "checksums/c"), "checksums: Expected the"),
+    "checksums lost": (
+        lambda path: shutil.rmtree(path / "checksums/c"),
+        "the table checksums does not match the",
+    ),
     "block table damaged": (
         lambda path: flip_bit(path / "blocks/c/0/0", 100),
-        "Expected a whole dataset, got a damaged one",
+        "the dataset is damaged",
     ),
 }
 
@@ -377,7 +386,8 @@ def test_verify_counts_the_ones_again(path: Path) -> None:
     ones[1, 2] += 1
     tables = {**manifest_of(path)["tables"], "ones": checksum(ones[:])}
     write_manifest(path, {**manifest_of(path), "tables": tables})
-    line = f"{path}: chunk 1: Expected the recorded ones a feature."
+    line = f"{path}: chunk 1: the counts of ones per feature do not match the recorded "
+    line += "counts. Ingest the dataset again."
     assert refusal(open_dataset(path).verify) == line
 
 

@@ -1,4 +1,4 @@
-"""Texts of per-row columns: arrays beside the codes, read when asked for, a page at a time."""
+"""Texts of per-row columns: arrays next to the codes, read on access, a page at a time."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def manifest_of(path: Path) -> dict:
     return json.loads((path / "manifest.json").read_text())
 
 
-def as_version_1(path: Path) -> None:
-    """Make of a dataset what was written before: the texts in the manifest."""
-    manifest, dataset = manifest_of(path), open_dataset(path)
-    for name, texts in dataset.levels.items():
-        manifest["columns"][name] = {"kind": "category", "categories": list(texts)}
-    shutil.rmtree(path / "levels")
-    write_manifest(path, {**manifest, "format_version": 1})
-
-
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "PAGE_TEXTS", 4)
@@ -64,7 +55,7 @@ def test_texts_are_read_when_they_are_asked_for(tmp_path):
     assert dataset.read_chunk(2, columns=("id",)).columns["id"].tolist() == list(range(128, 192))
     assert dataset.column("age").tolist() == list(range(300))
     for read in (lambda: dataset.column("id"), dataset.verify):
-        with pytest.raises(DataError, match="levels/id: Expected the texts of the manifest"):
+        with pytest.raises(DataError, match="levels/id: the texts do not match the manifest"):
             read()
 
 
@@ -87,55 +78,34 @@ def test_a_page_is_read_alone(tmp_path):
     texts=st.lists(st.sampled_from([*"abcdefg", *ODD]), min_size=4, max_size=60),
     share=st.floats(0, 1),
     batch=st.integers(1, 9),
-    old=st.booleans(),
 )
-def test_texts_come_back_however_they_are_cut(texts, share, batch, old):
-    """Also behind a dataset of the version before, and where pages repeat a text."""
+def test_texts_come_back_however_they_are_cut(texts, share, batch):
+    """Also where pages repeat a text."""
     first = 2 + int(share * (len(texts) - 2))
     values, X = np.array(texts, object), random_bits(len(texts), 3)
     with new_path() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            levels, "PAGE_TEXTS", levels.PAGE_TEXTS if old else 4
-        )  # version 1 named a text once
+        patch.setattr(levels, "PAGE_TEXTS", 4)
         cuts = [*range(batch, first, batch)]
         write_dataset(path, X[:first], columns={"who": values[:first]}, cuts=cuts)
-        if old:
-            as_version_1(path)
-            assert open_dataset(path).column("who").tolist() == texts[:first]
-            patch.setattr(levels, "PAGE_TEXTS", 4)
         if first < len(texts):
             columns, cuts = {"who": values[first:]}, [*range(batch, len(texts) - first, batch)]
             write_dataset(path, X[first:], columns=columns, cuts=cuts, append=True)
         dataset = open_dataset(path)
         dataset.verify()
         assert dataset.column("who").tolist() == texts
-        assert old or len(dataset.levels["who"].pages) <= 1 + len(texts) // 4
+        assert len(dataset.levels["who"].pages) <= 1 + len(texts) // 4
 
 
-def test_a_dataset_of_version_1_is_read_and_appended_to(tmp_path):
-    names = np.array(["train", "test"])[np.arange(100) % 2]
-    path = write_dataset(tmp_path / "d.zarr", random_bits(100, 3), columns={"split": names}).path
-    new = open_dataset(path)
-    kept = [new.read_chunk(key, split="test").keep for key in range(2)]
-    as_version_1(path)
-    old = open_dataset(path)
-    assert old.splits == new.splits == ("train", "test")
-    for key in range(2):
-        np.testing.assert_array_equal(old.read_chunk(key, split="test").keep, kept[key])
-    more = np.array(["valid", "test"])[np.arange(10) % 2]
-    write_dataset(path, random_bits(10, 3), columns={"split": more}, append=True)
-    grown = open_dataset(path)
-    assert grown.splits == ("train", "test", "valid")
-    assert grown.column("split").tolist() == [*names, *more]
-    assert manifest_of(path)["format_version"] == 2
+def test_a_dataset_of_an_older_version_is_refused(tmp_path):
+    path = write_dataset(tmp_path / "d.zarr", random_bits(100, 3)).path
+    write_manifest(path, {**manifest_of(path), "format_version": 1})
+    with pytest.raises(DataError, match=r"version 1 is not supported\. Ingest the dataset again"):
+        open_dataset(path)
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("old", [False, True])
-def test_an_interrupted_append_leaves_no_texts(tmp_path, old):
+def test_an_interrupted_append_leaves_no_texts(tmp_path):
     path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"id": ids(0, 66)}).path
-    if old:
-        as_version_1(path)
     before = files_of(path)
 
     def interrupted() -> None:
@@ -156,7 +126,7 @@ def test_an_interrupted_append_leaves_no_texts(tmp_path, old):
 
 @pytest.mark.usefixtures("small_pages")
 def test_splits_are_few(tmp_path):
-    with pytest.raises(DataError, match="column 'split': Expected at most 4 different texts"):
+    with pytest.raises(DataError, match="Column 'split' has more than 4 different texts"):
         write_dataset(tmp_path / "d.zarr", random_bits(9, 3), columns={"split": ids(0, 9)})
     assert not (tmp_path / "d.zarr").exists()
 
@@ -181,7 +151,7 @@ def test_texts_of_others_are_refused_before_an_append(tmp_path, texts):
             path, random_bits(5, 3), columns={"who": names[:5]}, cuts=[], append=True
         ),
     ):
-        with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
+        with pytest.raises(DataError, match="levels/who: the texts do not match the manifest"):
             act()
     assert files_of(path) == before
 
@@ -201,11 +171,8 @@ def test_pages_of_others_are_refused(tmp_path, pages):
 def test_codes_without_a_text_are_refused(tmp_path, code):
     names = np.array(["a", "b"], object)[np.arange(66) % 2]
     path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"who": names}).path
-    for old in (False, True):
-        if old:
-            as_version_1(path)
-        with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
-            open_dataset(path).decode_texts("who", np.array([0, code]))
+    with pytest.raises(DataError, match="levels/who: the texts do not match the manifest"):
+        open_dataset(path).decode_texts("who", np.array([0, code]))
 
 
 def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):

@@ -99,14 +99,14 @@ def test_excel_with_booleans_texts_and_short_rows(tmp_path):
 def test_excel_of_two_sheets_names_both(tmp_path):
     path = str(tmp_path / "a.xlsx")
     write_excel(path, {"spring": [["a"], [1]], "autumn": [["a"], [0]]})
-    with pytest.raises(DataError, match=r"Expected one sheet with values, got 'spring', 'autumn'"):
+    with pytest.raises(DataError, match=r"several sheets have values: 'spring', 'autumn'"):
         open_source(path)
 
 
 def test_empty_excel(tmp_path):
     path = str(tmp_path / "a.xlsx")
     write_excel(path, {"s": []})
-    with pytest.raises(DataError, match="Expected names in the first row, got none"):
+    with pytest.raises(DataError, match="the first row contains no names"):
         open_source(path)
 
 
@@ -138,13 +138,13 @@ def test_genotypes(bed, monkeypatch, threshold):
 
 
 def test_genotypes_need_a_coding(bed):
-    with pytest.raises(DataError, match="--genotypes dominant"):
+    with pytest.raises(DataError, match='genotypes="dominant"'):
         open_source(bed)
 
 
 def test_genotypes_without_their_names(bed, tmp_path):
     (tmp_path / "a.bim").unlink()
-    with pytest.raises(DataError, match=r"a\.bed: Expected a readable file, got an error"):
+    with pytest.raises(DataError, match=r"a\.bed: the file cannot be read"):
         open_source(bed, ReadOptions(threshold=0.5))
 
 
@@ -180,12 +180,12 @@ def test_package_that_is_not_there(tmp_path, monkeypatch, name, package, extra):
     monkeypatch.setattr(base, "find_spec", lambda wanted: None if wanted == package else find_spec)
     with pytest.raises(DataError) as refused:
         open_source(str(tmp_path / name), ReadOptions(threshold=0.5))
-    assert f"Expected the package {package} to read it" in str(refused.value)
+    assert f"the package {package} is needed to read it" in str(refused.value)
     assert f"pip install 'latentbits[{extra}]'" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["a.sav", "a.dta", "a.xlsx", "a.bed", "a.h5ad"])
 def test_what_is_no_such_file(tmp_path, name):
     (tmp_path / name).write_bytes(b"no such file" * 40)
-    with pytest.raises(DataError, match=r"Expected a readable file, got an error"):
+    with pytest.raises(DataError, match=r"the file cannot be read"):
         read(open_source(str(tmp_path / name), ReadOptions(threshold=0.5)))

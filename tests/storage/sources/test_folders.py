@@ -71,11 +71,11 @@ def test_column_in_both(tmp_path):
     path = tmp_path / "year=2024"
     path.mkdir()
     (path / "a.csv").write_text("q0,q1,year\n1,0,1\n")
-    with pytest.raises(DataError, match=r"Expected a column 'year' in the file or in the folder"):
+    with pytest.raises(DataError, match=r"column 'year' is both in the file and in the folder"):
         open_source(str(path / "a.csv"), ReadOptions(row_columns=("year",)))
 
 
 def test_partitioned_folder_without_data(tmp_path):
     (tmp_path / "year=2024").mkdir()
-    with pytest.raises(DataError, match="Expected a file or a Zarr array, got a directory"):
+    with pytest.raises(DataError, match="this is a folder, not a file or a Zarr array"):
         expand_sources([str(tmp_path)])

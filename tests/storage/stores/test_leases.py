@@ -1,4 +1,4 @@
-"""Claims of folders in an object store: one writer, whoever dies, whatever the network does."""
+"""Claims of folders in an object store: one writer, whatever dies and whatever the network does."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.support.object_proxy import AFTER, BEFORE, BROKEN, fail_every
 
 HOLDER = """
 import sys, time
-from storage.stores.leases import leased
-from storage.stores.locations import place
-with leased(place(sys.argv[1])):
+from storage.stores.leases import claim_lease
+from storage.stores.locations import parse_path
+with claim_lease(parse_path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -53,7 +53,7 @@ def held_elsewhere(folder: ObjectPath) -> Iterator[subprocess.Popen[str]]:
 
 
 def rewrite(folder: ObjectPath, *, machine: str) -> None:
-    """Make a claim one of another machine."""
+    """Make a claim look like one of another machine."""
     claim = claim_of(folder)
     claim.write_bytes(json.dumps([machine, *json.loads(claim.read_bytes())[1:]]).encode())
 
@@ -74,7 +74,7 @@ def test_a_second_writer_is_refused_and_leaves_the_claim(folder):
             pass
         assert holds()
     message = str(refused.value)
-    assert message.startswith(f"{folder}: Expected no other writer")
+    assert message.startswith(f"{folder}: another process is writing")
     assert len(message.splitlines()) == 1
 
 

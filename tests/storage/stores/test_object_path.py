@@ -1,4 +1,4 @@
-"""Paths in an object store: like those of this machine, and plain about what goes wrong."""
+"""Paths in an object store behave like local ones, and errors are stated plainly."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def test_the_folder_of_the_first_part_is_the_bucket():
         ("s3://bucket/", "s3://BUCKET/PATH"),
         ("s3:///path", "s3://BUCKET/PATH"),
         ("s3://bucket/a/../b", "s3://BUCKET/PATH"),
-        ("s3://bucket/a?X-Amz-Signature=hunter2", "(? or #)"),
-        ("s3://bucket/a#hunter2", "(? or #)"),
-        ("s3://me:hunter2@bucket/a", "without credentials"),
+        ("s3://bucket/a?X-Amz-Signature=hunter2", "without ? or #"),
+        ("s3://bucket/a#hunter2", "without ? or #"),
+        ("s3://me:hunter2@bucket/a", "must not contain credentials"),
         ("az://box", "az://CONTAINER/PATH"),
         ("gs://me:hunter2@bucket/a", "GOOGLE_SERVICE_ACCOUNT"),
         ("https://me:hunter2@host/a", "s3://, az://, gs://"),
         ("ftp://host/a", "s3://"),
         (Path("s3://bucket/a"), "as text"),
-        (Path("az://box/a"), "Give az://"),
+        (Path("az://box/a"), "Use az://"),
     ],
 )
 def test_odd_urls_are_refused_without_their_secrets(url, expected):
@@ -201,7 +201,7 @@ def test_every_request_is_repeated_after_a_failure(faulty_bucket, faulty, fault)
         (fail_always(DENIED), "PermissionDenied"),
         (fail_writes(DENIED), "AccessDenied"),
         (fail_always((400, "InvalidBucketName")), "InvalidBucketName"),
-        (fail_always((403, "RequestTimeTooSkewed")), "Expected the clock of the store"),
+        (fail_always((403, "RequestTimeTooSkewed")), "the clock of this machine differs"),
     ],
     ids=["key", "secret", "denied", "read-only", "bucket name", "clock"],
 )
@@ -233,7 +233,7 @@ def test_who_may_not_read_elsewhere_may_work_below_a_prefix(faulty_bucket, fault
 def test_a_missing_bucket_is_told(bucket):
     path = parse_path(f"{bucket}-other/a")
     for use in (path.exists, path.read_bytes, path.list_keys, lambda: path.write_bytes(b"")):
-        with pytest.raises(DataError, match=r"(bucket|container) that exists"):
+        with pytest.raises(DataError, match=r"(bucket|container) does not exist"):
             use()
 
 
@@ -254,7 +254,7 @@ def test_an_endpoint_that_is_none_is_told(bucket, endpoint_variable, monkeypatch
     monkeypatch.setenv(endpoint_variable, endpoint)
     object_store.open_bucket.cache_clear()
     for use in (parse_path(f"{bucket}/a").exists, lambda: open_dataset(f"{bucket}/a")):
-        with pytest.raises(DataError, match=f"{endpoint_variable}: Expected http") as told:
+        with pytest.raises(DataError, match=f"{endpoint_variable} must have the form http") as told:
             use()
         assert "hunter2" not in str(told.value)
 
@@ -287,7 +287,7 @@ def test_missing_credentials_are_told(store, faulty_bucket, store_proxy, monkeyp
         monkeypatch.delenv(name)
     monkeypatch.setenv(machine, address.removeprefix("http://" if store.scheme == "gs" else ""))
     proxy.fault = fail_always((403, ""))
-    with pytest.raises(DataError, match=f"Expected credentials, got none. Give .*{names[0][:5]}"):
+    with pytest.raises(DataError, match=f"there are no credentials. Set .*{names[0][:5]}"):
         parse_path(f"{faulty_bucket}/a").exists()
     assert proxy.seen
     assert not any(".latentbits" in request.path for request in proxy.seen)
@@ -297,7 +297,7 @@ def test_a_missing_account_is_told(monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     object_store.open_bucket.cache_clear()
     for use in (parse_path("az://box/a").exists, lambda: open_dataset("az://box/a")):
-        with pytest.raises(DataError, match="Give AZURE_STORAGE_ACCOUNT_NAME and"):
+        with pytest.raises(DataError, match="Set AZURE_STORAGE_ACCOUNT_NAME and"):
             use()
 
 
@@ -321,7 +321,7 @@ def test_what_obstore_is_needed_for_is_told():
         "parse_path('s3://bucket/a')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "DataError: s3://bucket/a: Expected obstore" in done.stderr
+    assert "DataError: s3://bucket/a: URLs need the package obstore" in done.stderr
     assert "latentbits[stores]" in done.stderr
 
 

@@ -1,0 +1,49 @@
+"""Start a command quickly, and know the name under which the user called it."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PROGRAM_VARIABLE = "LATENTBITS_PROGRAM"
+PROGRAM = "latentbits"
+
+
+def format_command(command: str) -> str:
+    """Return a command as the user typed it: `latentbits fit` or `python -m flows.fit`."""
+    return f"{PROGRAM} {command}" if _is_script() else f"python -m flows.{command}"
+
+
+def rewrite_commands(text: str) -> str:
+    """Write the commands in a help text as the user types them."""
+    return text.replace("python -m flows.", f"{PROGRAM} ") if _is_script() else text
+
+
+def _is_script() -> bool:
+    return os.environ.get(PROGRAM_VARIABLE) == PROGRAM
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Import without garbage collection, which would find nothing: modules stay alive."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        resume_garbage_collection()
+
+
+def stop_garbage_collection() -> None:
+    """Switch garbage collection off until `resume_garbage_collection`, and at exit."""
+    gc.disable()
+    atexit.register(gc.freeze)  # the system frees the memory faster
+
+
+def resume_garbage_collection() -> None:
+    """Collect garbage again, but never search the objects that exist now."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()

@@ -1,0 +1,306 @@
+"""The roles of source columns, how values become bits, and which segment each row belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from typing import Annotated, Any, Literal, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
+
+from flows.cli.options import FEATURES, ROWS, VALUES, Option, Switch, WholeNumber
+from storage.dataset.dataset import BinaryDataset
+from storage.errors import DataError
+from storage.sources import DuplicateRule, ReadOptions, SourceBatch, format_map, parse_map
+from storage.stores.locations import MANIFEST_NAME
+
+SOURCES_KEY = "sources"
+"""Key, among the recorded roles, of the tags of the files that a dataset was made from."""
+Genotypes = Literal["dominant", "recessive"]
+_GENOTYPE_THRESHOLDS: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.5}
+
+
+@Option(name="*")
+class RoleOptions(TypedDict, total=False):
+    """The options that describe the columns and values of sources."""
+
+    long: Annotated[
+        str,
+        Option(
+            group=ROWS,
+            help="Columns of a long table (one line per value): row=COLUMN,feature=COLUMN,"
+            "value=COLUMN. Without value, every line means 1 and absent cells are 0.",
+        ),
+    ]
+    duplicates: Annotated[
+        DuplicateRule,
+        Option(
+            group=ROWS,
+            help="If several lines have the same row and feature, use the last line, or 1 if any "
+            "line is 1. [default: refuse them]",
+        ),
+    ]
+    segments: Annotated[
+        WholeNumber, Option(group=ROWS, help="Divide the rows into N equal time bins.")
+    ]
+    segment_by: Annotated[str, Option(group=ROWS, help="Column with the segment of each row.")]
+    split_by: Annotated[
+        str,
+        Option(group=ROWS, help="Column with the split of each row, such as train or test."),
+    ]
+    keep: Annotated[
+        tuple[str, ...],
+        Option(
+            group=ROWS,
+            negative="",
+            help="Column to store beside the bits, such as a label or row names. Repeatable.",
+        ),
+    ]
+    missing: Annotated[
+        tuple[str, ...],
+        Option(
+            group=VALUES,
+            negative="",
+            help="Another text that means missing, besides empty, NA, NaN, null. Repeatable.",
+        ),
+    ]
+    threshold: Annotated[
+        float, Option(group=VALUES, help="Binarise numbers: 1 if the value is greater than T.")
+    ]
+    genotypes: Annotated[
+        Genotypes,
+        Option(
+            group=VALUES,
+            help="Binarise allele counts: 1 if at least one copy (dominant) or two (recessive).",
+        ),
+    ]
+    map: Annotated[
+        tuple[str, ...],
+        Option(
+            group=VALUES,
+            negative="",
+            help="Meaning of values: 'VALUE=1,VALUE=0', or 'FEATURES:VALUE=1,VALUE=0' for some "
+            "features. Repeatable.",
+        ),
+    ]
+    yes: Annotated[
+        tuple[str, ...],
+        Option(group=VALUES, negative="", help="Values that mean 1, separated by commas."),
+    ]
+    no: Annotated[
+        tuple[str, ...],
+        Option(
+            group=VALUES, name="--no", negative="", help="Values that mean 0, separated by commas."
+        ),
+    ]
+    features: Annotated[
+        tuple[str, ...],
+        Option(
+            group=FEATURES,
+            negative="",
+            help="Use only these columns as features: a name or a quoted pattern. Repeatable.",
+        ),
+    ]
+    drop: Annotated[
+        tuple[str, ...],
+        Option(
+            group=FEATURES,
+            negative="",
+            help="Leave out these columns: a name or a quoted pattern. Repeatable.",
+        ),
+    ]
+    drop_constant: Annotated[
+        bool, Switch, Option(group=FEATURES, help="Leave out features with a single value.")
+    ]
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """What the columns of the sources are for.
+
+    Attributes
+    ----------
+    segments
+        Number of equal time bins.
+    segment_by, split_by
+        Per-row columns with the segment and the split.
+    keep
+        Per-row columns to store.
+    missing, threshold, maps
+        How values become bits; see `storage.sources.ReadOptions`. Maps are spelt as in `--map`.
+    features, drop
+        Columns to use as the only features, and columns to leave out: names and patterns.
+    drop_constant
+        Whether constant features are dropped; their names are then added to `drop`.
+    long, duplicates
+        Columns of long tables, spelt as in `--long`, and the rule for duplicate lines.
+    """
+
+    segments: int | None = None
+    segment_by: str | None = None
+    split_by: str | None = None
+    keep: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    threshold: float | None = None
+    maps: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    drop_constant: bool = False
+    long: str | None = None
+    duplicates: DuplicateRule | None = None
+
+    def __post_init__(self) -> None:
+        if self.segments is not None and self.segments < 1:
+            raise DataError(f"--segments is {self.segments}. Choose at least 1.")
+        if self.segments is not None and self.segment_by is not None:
+            raise DataError("--segments and --segment-by cannot be combined.")
+        if "split" in self.keep and self.split_by not in (None, "split"):
+            raise DataError(
+                "--keep split and --split-by cannot be combined: both would be stored as `split`."
+            )
+        if self.duplicates and not self.long:
+            raise DataError("--duplicates needs --long.")
+        _ = self.read_options  # raises an error for invalid values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ColumnRoles:
+        """Create roles from JSON values, in which lists stand for tuples."""
+        return cls(**_lists_to_tuples(values))
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """The options that source readers need."""
+        names = (self.segment_by, self.split_by, *self.keep)
+        columns = tuple(dict.fromkeys(name for name in names if name is not None))
+        maps = tuple(parse_map(text) for text in self.maps)
+        return ReadOptions(self.missing, self.threshold, columns, maps, self.features, self.drop)
+
+    def with_source_columns(self, source: Any) -> ColumnRoles:
+        """Add the roles that the source's format defines itself."""
+        segment = None if self.segments else self.segment_by or source.default_segment
+        split = self.split_by or source.default_split
+        others = (name for name in source.column_names if name not in (segment, split))
+        keep = tuple(dict.fromkeys([*self.keep, *others]))
+        return replace(self, segment_by=segment, split_by=split, keep=keep)
+
+    @property
+    def per_row_columns(self) -> dict[str, str]:
+        """Maps the stored name of each per-row column to its name in the sources."""
+        split = {"split": self.split_by} if self.split_by else {}
+        return {**{name: name for name in self.keep}, **split}
+
+
+def parse_roles(options: RoleOptions) -> ColumnRoles:
+    """Convert the options to roles.
+
+    Raises
+    ------
+    DataError
+        If an option is unknown or invalid, or two contradict each other.
+    """
+    if unknown := [name for name in options if name not in RoleOptions.__annotations__]:
+        names = ", ".join(RoleOptions.__annotations__)
+        raise DataError(f"roles: {unknown[0]!r} is not a role. Choose among {names}.")
+    roles: dict[str, Any] = {**options}
+    if genotypes := roles.pop("genotypes", None):
+        if roles.get("threshold") is not None:
+            raise DataError("--genotypes and --threshold cannot be combined.")
+        roles["threshold"] = _GENOTYPE_THRESHOLDS[genotypes]
+    yes, no, maps = (tuple(roles.pop(name, ())) for name in ("yes", "no", "map"))
+    return ColumnRoles.from_json({**roles, "maps": (*maps, *format_map(yes, no))})
+
+
+def merge_with_stored_roles(roles: ColumnRoles, base: BinaryDataset) -> ColumnRoles:
+    """Complete the roles of appended rows with those recorded in the dataset."""
+    stored = _drop_unset(base.manifest["ingest"])
+    stored.pop(SOURCES_KEY, None)
+    _check_stored_roles(stored, base)
+    changed = _drop_unset(asdict(roles))
+    if "segments" in changed or "segment_by" in changed:
+        stored = {k: v for k, v in stored.items() if k not in ("segments", "segment_by")}
+    return ColumnRoles.from_json({**stored, **changed})
+
+
+def _check_stored_roles(stored: Mapping[str, Any], base: BinaryDataset) -> None:
+    """Check the recorded roles, which another program may have written."""
+    from storage.format.manifest_schemas import check_schema  # pydantic is slow to import
+
+    place, remedy = f"{base.path / MANIFEST_NAME}: ingest", _REINGEST_REMEDY
+    if unknown := sorted({*stored} - {f.name for f in fields(ColumnRoles)}):
+        raise DataError(f"{place}: {unknown[0]!r:.60} is not an option of flows.ingest. {remedy}")
+    hints = get_type_hints(ColumnRoles)
+    for name, value in _lists_to_tuples(stored).items():
+        check_schema(f"{place}.{name}", hints[name], value, remedy)
+
+
+def read_known_sources(base: BinaryDataset | None) -> dict[str, str]:
+    """Return the tags of the files that a dataset was made from, by path."""
+    if base is None:
+        return {}
+    from storage.format.manifest_schemas import check_schema
+
+    tags: dict[str, str] = base.manifest["ingest"].get(SOURCES_KEY, {})
+    place = f"{base.path / MANIFEST_NAME}: ingest.{SOURCES_KEY}"
+    check_schema(place, dict[str, str], tags, _REINGEST_REMEDY)
+    return tags
+
+
+_REINGEST_REMEDY = "Ingest all rows again with --overwrite."
+
+
+def _drop_unset(roles: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in roles.items() if v is not False and v not in (None, (), [])}
+
+
+def _lists_to_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def check_stored_columns(roles: ColumnRoles, base: BinaryDataset) -> None:
+    """Check that appended rows have no per-row columns that the dataset does not store."""
+    new = sorted(set(roles.per_row_columns) - set(base.column_names))
+    if new:
+        raise DataError(
+            f"--append: {base.path} does not store the columns {', '.join(new)}. To add a column, "
+            "ingest all rows again with --overwrite."
+        )
+
+
+Segmenter = Callable[[SourceBatch, int], NDArray[Any] | None]
+"""Returns the segment names of a batch's rows; takes the batch and the index of its first row."""
+
+
+def make_segmenter(roles: ColumnRoles, n_rows: int | None, base: BinaryDataset | None) -> Segmenter:
+    """Make the function that names the segment of each row of a batch."""
+    if roles.segment_by:
+        return partial(_read_segment_names, roles.segment_by)
+    if not roles.segments:
+        return lambda batch, first: None
+    n_before, n_bins = base.n_segments if base else 0, roles.segments
+    total = n_rows or 0
+    if 2 * n_bins > total:
+        raise DataError(
+            f"--segments is {n_bins}, but each segment needs two rows and there are only {total}. "
+            f"Choose at most {total // 2}."
+        )
+
+    def name_time_bins(batch: SourceBatch, first: int) -> NDArray[Any]:
+        bins = (first + np.arange(len(batch.X))) * n_bins // total
+        distinct, index = np.unique(bins, return_inverse=True)
+        return np.array([f"bin {n_before + k + 1}" for k in distinct])[index]
+
+    return name_time_bins
+
+
+def _read_segment_names(column: str, batch: SourceBatch, first: int) -> NDArray[Any]:
+    names = batch.columns[column].astype(str)
+    if (names == "").any():
+        row = first + int(np.argmax(names == "")) + 1
+        raise DataError(
+            f"--segment-by {column}: row {row} of all rows read has no value. "
+            "Leave the row out or name its segment."
+        )
+    return names

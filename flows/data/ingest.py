@@ -1,0 +1,396 @@
+"""Read sources and write them as a dataset, or append them to one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from flows.data.columns import (
+    SOURCES_KEY,
+    ColumnRoles,
+    check_stored_columns,
+    make_segmenter,
+    merge_with_stored_roles,
+    read_known_sources,
+)
+from flows.data.readahead import iter_batches_in_order
+from pipeline.executors.progress import Progress, ignore_progress
+from storage.dataset.chunk_writer import DatasetWriter
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import (
+    append_dataset,
+    check_dataset_target,
+    check_feature_names,
+    create_dataset,
+)
+from storage.errors import DataError, FolderInUseError
+from storage.examples import EXAMPLE_PREFIX, open_example
+from storage.sources import (
+    NewFiles,
+    ReadOptions,
+    Source,
+    collect_tags,
+    expand_sources,
+    find_basket_items,
+    find_new_files,
+    format_plain_map,
+    is_basket_file,
+    open_long_tables,
+    open_source,
+)
+from storage.stores.locations import MANIFEST_NAME, AnyPath
+
+_DEFAULT_ROLES = ColumnRoles()
+
+
+@dataclass(frozen=True)
+class IngestJob:
+    """Opened sources, and the dataset to make of them.
+
+    Attributes
+    ----------
+    sources
+        The sources in the order of their rows; empty if there is nothing new.
+    path
+        Folder of the dataset.
+    roles
+        Roles of the columns.
+    base
+        The dataset to append to, or None.
+    overwrite
+        Whether to replace an existing dataset.
+    new_files
+        The files found in watched folders, or None.
+    """
+
+    sources: Sequence[Any]
+    path: AnyPath
+    roles: ColumnRoles
+    base: BinaryDataset | None = None
+    overwrite: bool = False
+    new_files: NewFiles | None = None
+
+
+def ingest_sources(
+    patterns: Sequence[str],
+    path: AnyPath,
+    roles: ColumnRoles = _DEFAULT_ROLES,
+    *,
+    append: bool = False,
+    overwrite: bool = False,
+    progress: Progress = ignore_progress,
+) -> BinaryDataset:
+    """Read sources and write them as a dataset, or append them to one.
+
+    Parameters
+    ----------
+    patterns
+        Paths, globs, or `example:NAME`.
+    path
+        Folder of the dataset.
+    roles
+        Roles of the columns. An append completes them with those recorded in the dataset.
+    append, overwrite
+        Whether to append to the dataset, or to replace it.
+    progress
+        Called after every batch.
+
+    Raises
+    ------
+    DataError
+        If a source cannot be used; nothing is written then.
+    """
+    return write_rows(open_sources(patterns, path, roles, append, overwrite), progress)
+
+
+def open_sources(
+    patterns: Sequence[str], path: AnyPath, roles: ColumnRoles, append: bool, overwrite: bool
+) -> IngestJob:
+    """Open sources, and check everything that can be checked before reading rows.
+
+    Raises
+    ------
+    DataError
+        If a source cannot be used, or the dataset exists already.
+    """
+    names = [name for pattern in patterns for name in _expand_pattern(pattern)]
+    if not names:
+        raise DataError("No source was given. Name at least one file.")
+    base = open_dataset(path) if append else None
+    return _open_job(names, IngestJob((), path, roles, base, overwrite))
+
+
+def open_new_sources(folders: Sequence[str], path: AnyPath, roles: ColumnRoles) -> IngestJob:
+    """Open the files in watched folders that the dataset does not contain yet.
+
+    If there is no dataset yet, one is created.
+
+    Raises
+    ------
+    DataError
+        If a file cannot be used, or a file that the dataset contains has changed.
+    """
+    base = open_dataset(path) if (path / MANIFEST_NAME).exists() else None
+    files = find_new_files(folders, read_known_sources(base))
+    job = IngestJob((), path, roles, base, new_files=files)
+    return _open_job(files.new, job) if files.new else job
+
+
+def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
+    """Open sources, and complete the roles from the sources and the base dataset."""
+    roles, base = job.roles, job.base
+    if base is not None:
+        roles = merge_with_stored_roles(roles, base)
+    opened = _open_sources(names, roles, base)
+    if roles.drop_constant and base is None:
+        roles = replace(roles, drop=(*roles.drop, *find_constant_features(opened)))
+        opened = _open_sources(names, roles, base)
+    check_feature_names(opened[0].feature_names)
+    if isinstance(opened[0], Source):
+        opened[0].check_first_rows()
+    roles = roles.with_source_columns(opened[0])
+    if base is not None:
+        check_stored_columns(roles, base)
+    else:
+        check_dataset_target(job.path, job.overwrite)
+    return replace(job, sources=opened, roles=roles)
+
+
+def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
+    """Write the rows of all sources, or none; the manifest records the sources.
+
+    Raises
+    ------
+    DataError
+        If a value cannot be used; nothing is written then.
+    """
+    opened, roles = job.sources, job.roles
+    totals = [source.n_rows for source in opened]
+    expected = None if None in totals else sum(totals)
+    n_rows = _count_rows(opened, expected) if roles.segments else expected
+    with _open_writer(job, n_rows) as writer:
+        segment = make_segmenter(roles, n_rows, job.base)
+        done = n_ones = n_seen = 0
+        progress("ingest", done, n_rows or 0, done)
+        for batch in iter_batches_in_order(opened):
+            columns = {
+                stored: batch.columns[name] for stored, name in roles.per_row_columns.items()
+            }
+            writer.add(replace(batch, columns=columns), segment(batch, done))
+            done += len(batch.X)
+            if roles.maps:
+                n_ones += int(batch.X.sum())
+                n_seen += batch.X.size if batch.observed is None else int(batch.observed.sum())
+            progress("ingest", done, n_rows or 0, done)
+        if roles.maps and job.base is None and n_ones in (0, n_seen):
+            raise DataError(
+                f"--map, --yes: all {n_seen:,} values mean {int(n_ones > 0)}, none means "
+                f"{int(n_ones == 0)}. Check the map: "
+                f"{'; '.join(map(format_plain_map, roles.maps))}."
+            )
+    return open_dataset(job.path)
+
+
+@contextmanager
+def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
+    """Create a dataset or append to the base; either way it records the source files."""
+    sources, path, roles, base = job.sources, job.path, job.roles, job.base
+    names, attributes, tags = (
+        sources[0].feature_names,
+        _merge_attributes(sources, base),
+        collect_tags(sources),
+    )
+    if base is None:
+        with create_dataset(
+            path,
+            names,
+            columns=list(roles.per_row_columns),
+            expected_rows=n_rows,
+            ingest={**asdict(roles), SOURCES_KEY: tags},
+            attributes=attributes,
+            overwrite=job.overwrite,
+        ) as writer:
+            yield writer
+        return
+    with append_dataset(path, names) as writer:
+        if writer.ingest != base.manifest["ingest"]:
+            raise FolderInUseError(
+                f"{path}: another writer changed the dataset in between. Run the command again."
+            )
+        writer.ingest = {**writer.ingest, SOURCES_KEY: {**read_known_sources(base), **tags}}
+        yield writer
+
+
+def _open_sources(
+    names: Sequence[str], roles: ColumnRoles, base: BinaryDataset | None
+) -> list[Any]:
+    items = base.feature_names if base else find_basket_items(list(filter(is_basket_file, names)))
+    options = replace(roles.read_options, is_append=base is not None)
+    _check_example_options(names, options)
+    if roles.long:
+        known = base.feature_names if base else None
+        return [open_long_tables(names, roles.long, roles.duplicates, options, known)]
+    opened = [
+        open_example(name)
+        if name.startswith(EXAMPLE_PREFIX)
+        else open_source(name, options, items=items)
+        for name in names
+    ]
+    for source in opened[1:]:
+        _check_same_columns(opened[0], source)
+    return opened
+
+
+def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
+    """Refuse options that do not apply to example datasets."""
+    given = {"--map": options.maps, "--features": options.features, "--drop": options.drop}
+    for option, values in given.items():
+        if values and (examples := [n for n in names if n.startswith(EXAMPLE_PREFIX)]):
+            raise DataError(f"{option} cannot be used with {examples[0]}, only with files.")
+
+
+def find_constant_features(sources: Sequence[Any]) -> tuple[str, ...]:
+    """Find the features with at most one distinct value in all rows of all sources."""
+    names = sources[0].feature_names
+    has_one, has_zero = np.zeros((2, len(names)), np.bool_)
+    for batch in iter_batches_in_order(sources):
+        ones = batch.X != 0
+        has_one |= ones.any(axis=0)
+        zeros = ~ones if batch.observed is None else ~ones & (batch.observed != 0)
+        has_zero |= zeros.any(axis=0)
+    return tuple(names[k] for k in np.flatnonzero(~(has_one & has_zero)))
+
+
+def _expand_pattern(pattern: str) -> list[str]:
+    return [pattern] if pattern.startswith(EXAMPLE_PREFIX) else expand_sources([pattern])
+
+
+def _check_same_columns(first: Any, other: Any) -> None:
+    for what in ("feature_names", "column_names"):
+        expected, got = getattr(first, what), getattr(other, what)
+        if expected != got:
+            differ = sorted(set(expected) ^ set(got)) or ["their order"]
+            raise DataError(
+                f"{other.path}: the columns differ from those of {first.path}: "
+                f"{', '.join(map(str, differ[:5]))}. All sources must have the same columns."
+            )
+
+
+def _merge_attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Mapping[str, Any]:
+    """Merge the attributes of sources; those that state any must agree with the rows before."""
+    stated = {s.path: s.attributes for s in sources if getattr(s, "attributes", None)}
+    expected: Mapping[str, Any] = base.attributes if base else next(iter(stated.values()), {})
+    for path, attributes in stated.items():
+        if attributes != expected:
+            raise DataError(
+                f"{path}: its {' and '.join(attributes)} differs from that of the rows before it. "
+                "Write it to a separate dataset."
+            )
+    return expected
+
+
+def _count_rows(sources: Sequence[Any], known: int | None) -> int:
+    """Count the rows, for equal time bins; read the sources that do not know their number."""
+    if known is not None:
+        return known
+    return sum(
+        source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.iter_batches())
+        for source in sources
+    )
+
+
+_MAX_PADDING = 0.1
+_MAX_NAMES = 5
+_MIN_DISTINCT_SHARE = 0.9
+"""A column names the rows if at least this share of its values are distinct."""
+_MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
+
+
+def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
+    """Summarize a new dataset, with warnings about its contents."""
+    words = int(dataset.chunks[:, 2].sum())
+    padding = 1 - dataset.n_rows / (64 * words)
+    warnings = []
+    if dataset.n_segments > 1 and padding > _MAX_PADDING:
+        warnings.append(
+            f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
+        )
+    return {
+        "dataset": str(dataset.path),
+        "n_rows": dataset.n_rows,
+        "n_features": dataset.n_features,
+        "n_segments": dataset.n_segments,
+        "n_chunks": dataset.n_chunks,
+        "columns": list(dataset.column_names),
+        "left_out": list(dataset.manifest["ingest"].get("drop", ())),
+        "warnings": [
+            *warnings,
+            *_warn_about_single_row_segments(dataset),
+            *_warn_about_duplicate_names(dataset),
+        ],
+    }
+
+
+def _warn_about_single_row_segments(dataset: BinaryDataset) -> list[str]:
+    """Warn about segments of one row, which models of segments cannot use."""
+    _, segments, _, rows = dataset.blocks.T
+    lone = np.flatnonzero(np.bincount(segments, rows, dataset.n_segments) == 1)
+    if not len(lone):
+        return []
+    shown = _format_names([dataset.segment_names[segment] for segment in lone])
+    return [f"segments with a single row: {shown}; models that need segments leave them out"]
+
+
+def _warn_about_duplicate_names(dataset: BinaryDataset) -> list[str]:
+    """Warn about columns that name the rows but contain duplicates."""
+    duplicates = {name: _find_duplicate_names(dataset, name) for name in dataset.column_names}
+    return [
+        f"values of {name} that occur in several rows: {_format_names(values)}; correct them if "
+        "they name the rows"
+        for name, values in duplicates.items()
+        if values
+    ]
+
+
+def _find_duplicate_names(dataset: BinaryDataset, name: str) -> list[str]:
+    """Find duplicate values, if nearly all rows (of the first) have a value of their own."""
+    are_names = name == _find_row_column(dataset)
+    if not (are_names or _can_be_names(dataset, name)):
+        return []
+    counts = Counter(
+        value
+        for key in range(1 + int(np.searchsorted(dataset.chunks[1:, 0], _MAX_ROWS_SEARCHED)))
+        for value in dataset.decode_texts(
+            name, dataset.read_row_labels(key, [name])[1][name]
+        ).tolist()
+    )
+    duplicates = [str(value) for value, n in counts.items() if n > 1 and value != ""]
+    return duplicates if are_names or len(counts) > _MIN_DISTINCT_SHARE * counts.total() else []
+
+
+def _find_row_column(dataset: BinaryDataset) -> str | None:
+    """Return the column that identifies the rows of a long table, if there is one."""
+    if not (long := dataset.manifest["ingest"].get("long")):
+        return None
+    from storage.sources.long_lines import parse_long_columns  # imports Arrow
+
+    return parse_long_columns(long).row
+
+
+def _can_be_names(dataset: BinaryDataset, name: str) -> bool:
+    """Return whether a column may name the rows: not for measurements, nor for few texts."""
+    if dataset.n_rows < _MIN_ROWS:
+        return False
+    if name in dataset.levels:
+        return dataset.levels[name].pages[-1][0] > _MIN_DISTINCT_SHARE * dataset.n_rows
+    return str(dataset.manifest["columns"][name]["kind"]) == "int"
+
+
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(map(repr, names[:_MAX_NAMES]))}{more}"

@@ -1,0 +1,170 @@
+"""The fitted models to compare, and likelihood-ratio tests between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import scipy
+
+from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
+from flows.fitting.provenance import TrainingRows, find_training_rows
+from pipeline.data.segments import describe_unknown_segments
+from pipeline.errors import FitError
+from pipeline.evaluation.evaluate import EvaluatedModel, match_segments
+from pipeline.evaluation.prediction import TargetLabels, find_target_labels
+from pipeline.models.capabilities import CanPredict
+from storage.dataset.dataset import BinaryDataset
+from storage.stores.locations import parse_path
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """A fitted model to evaluate.
+
+    Attributes
+    ----------
+    name, artifact
+        Its name, and the path of its artifact; None for a baseline.
+    subject, n_components
+        The model, and its number of components.
+    training_rows
+        The rows that it was fitted to, if they still exist.
+    seed
+        Seed of its fit.
+    segments
+        Index of each segment that has its own parameters, by name.
+    warnings
+        Warnings about using it on the dataset.
+    manifest
+        Manifest of its artifact.
+    """
+
+    name: str
+    artifact: str | None
+    subject: EvaluatedModel
+    n_components: int
+    training_rows: TrainingRows | None
+    seed: int = 0
+    segments: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_compared_model(path: str, dataset: BinaryDataset) -> ComparedModel:
+    """Load an artifact, and check that it can be used on a dataset.
+
+    Raises
+    ------
+    DataError, FitError
+        If there is no complete artifact of a known model, or the dataset lacks its features or the
+        labels that it predicts.
+    """
+    fitted = load_fitted_model(parse_path(path))
+    check_dataset_features(fitted, dataset)
+    segments, names, manifest = fitted.segments, dataset.segment_names, fitted.artifact.manifest
+    labels = _find_labels(fitted, dataset)
+    return ComparedModel(
+        path,
+        str(fitted.artifact.path.resolve()),
+        match_segments(fitted.model, fitted.params, segments, names, labels),
+        manifest["n_components"],
+        find_training_rows(manifest, dataset),
+        manifest["seed"],
+        segments,
+        tuple(describe_unknown_segments(segments, names)),
+        manifest,
+    )
+
+
+def _find_labels(fitted: LoadedModel, dataset: BinaryDataset) -> TargetLabels | None:
+    """Find the labels that a model predicts, in the dataset."""
+    if not isinstance(fitted.model, CanPredict):
+        return None
+    dataset.check_columns(fitted.model.list_required_columns())
+    names = fitted.artifact.manifest.get("labels", ())
+    return find_target_labels(fitted.model, fitted.params, names, dataset)
+
+
+_SHOWN_SETTINGS = ("estimator", "equal_slopes", "prior_precision", "constant_features")
+_DEFAULT_VALUES = (None, "auto", "no", 0.0, "refuse")
+_MAX_DECREASE = 0.01  # nats by which the larger model may lie below the smaller one
+
+
+def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
+    """Test each fit against the next larger one.
+
+    Raises
+    ------
+    FitError
+        If a fit has no maximised likelihood, or two are of different rows or not nested.
+    """
+    if len(models) < 2:
+        raise FitError("--likelihood-ratio needs at least two --artifact options.")
+    for model in models:
+        if "fit_statistics" not in model.manifest["diagnostics"]:
+            raise FitError(
+                f"{model.name} is {_format_model(model)}, but only latent-trait fits by quadrature "
+                "maximise the likelihood. Leave out --likelihood-ratio."
+            )
+    ordered = sorted(models, key=lambda model: _get_fit_statistics(model)["n_parameters"])
+    return [_run_test(small, large) for small, large in pairwise(ordered)]
+
+
+def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
+    _check_rows(small, large)
+    df = _get_fit_statistics(large)["n_parameters"] - _get_fit_statistics(small)["n_parameters"]
+    if df < 1 or not _is_nested(small, large):
+        raise FitError(
+            f"{small.name}, {large.name}: {_format_model(small)} and {_format_model(large)} are "
+            "not nested. Compare their BIC, or held-out rows."
+        )
+    gain = (
+        _get_fit_statistics(large)["log_likelihood"] - _get_fit_statistics(small)["log_likelihood"]
+    )
+    if gain < -_MAX_DECREASE:
+        raise FitError(
+            f"{large.name}: the likelihood is {-gain:.2f} nats below that of its special case "
+            f"{small.name}, so the fit is not at its maximum. Fit it again with another --seed."
+        )
+    chi2 = max(2 * gain, 0.0)
+    p = float(scipy.stats.chi2.sf(chi2, df))
+    return {"smaller": small.name, "larger": large.name, "chi2": chi2, "df": df, "p": p}
+
+
+def _check_rows(small: ComparedModel, large: ComparedModel) -> None:
+    def identify_rows(model: ComparedModel) -> tuple[Any, ...]:
+        manifest = model.manifest
+        return manifest["dataset"]["digest"], manifest["split"], manifest["n_samples"]
+
+    if identify_rows(small) != identify_rows(large):
+        raise FitError(
+            f"{small.name}, {large.name} were fitted to different rows (dataset or split). "
+            "Fit both to the same rows."
+        )
+
+
+def _is_nested(small: ComparedModel, large: ComparedModel) -> bool:
+    """Return whether the smaller model is a special case of the larger one."""
+    a, b = small.manifest["hyperparameters"], large.manifest["hyperparameters"]
+    same = ("prior_precision", "constant_features")
+    is_comparable = all(a[name] == b[name] for name in same) and not a["prior_precision"]
+    return is_comparable and b["equal_slopes"] == "no" and small.n_components <= large.n_components
+
+
+def _get_fit_statistics(model: ComparedModel) -> Mapping[str, Any]:
+    statistics: Mapping[str, Any] = model.manifest["diagnostics"]["fit_statistics"]
+    return statistics
+
+
+def _format_model(model: ComparedModel) -> str:
+    settings = model.manifest["hyperparameters"]
+    components = f"{model.n_components} component{'s' if model.n_components != 1 else ''}"
+    texts = (
+        f", {name}={settings[name]}"
+        for name in _SHOWN_SETTINGS
+        if settings.get(name) not in _DEFAULT_VALUES
+    )
+    return f"{model.manifest['model']} with {components}{''.join(texts)}"

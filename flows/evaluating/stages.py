@@ -1,0 +1,470 @@
+"""The stages of an evaluation: options checked, models compared one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.cli.errors import format_error
+from flows.cli.options import (
+    DATA,
+    MODEL,
+    RUN,
+    DatasetName,
+    ExecutorOptions,
+    Option,
+    Seed,
+    WholeNumber,
+)
+from flows.data.datasets import (
+    TEST,
+    TRAIN,
+    check_label,
+    make_row_source,
+    open_dataset_or_example,
+    resolve_split,
+)
+from flows.evaluating.compared_models import (
+    ComparedModel,
+    load_compared_model,
+    run_likelihood_ratio_tests,
+)
+from flows.evaluating.dif import DifGroups, DifTest, compute_item_bias, find_dif_groups
+from flows.evaluating.folds import CrossValidationRows, ModelToRefit, check_folds, cross_validate
+from flows.fitting.provenance import TrainingRows, make_training_rows
+from flows.running.executors import compute_row_memory, prepare_executor
+from flows.running.flow import StageRunner
+from flows.running.resources import check_memory, find_memory_limit
+from pipeline.data.blocks import RowSource
+from pipeline.errors import FitError
+from pipeline.evaluation.calibration import (
+    MAX_COMPARED_FEATURES,
+    N_SAMPLE_ROWS,
+    ShareComparison,
+    choose_compared_features,
+    compare_features,
+    compare_pairs,
+    count_implied_pairs,
+    count_observed_pairs,
+)
+from pipeline.evaluation.evaluate import (
+    RowFold,
+    evaluate_rows,
+    make_baseline_models,
+    match_segments,
+)
+from pipeline.evaluation.neighbourhoods import (
+    MAX_QUERY_ROWS,
+    MAX_REFERENCE_ROWS,
+    NeighbourVote,
+    describe_code_quality,
+)
+from pipeline.evaluation.sampled_rows import SampledRows, draw_dataset_rows, draw_labelled_rows
+from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress
+from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
+from pipeline.models.base import Model
+from pipeline.models.capabilities import CanReconstruct, CanSample
+from pipeline.passes.map_reduce import collect_statistics
+from pipeline.statistics.counts import FeatureCounts, PairCounts
+from pipeline.statistics.labels import list_columns_to_read
+from storage.dataset.dataset import BinaryDataset
+
+_N_MATRICES = 32  # matrices of n_features² counts and shares that are in memory at once
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The options of `python -m flows.evaluate`."""
+
+    dataset: DatasetName
+    artifacts: Annotated[
+        tuple[str, ...],
+        Option(
+            name="--artifact",
+            group=MODEL,
+            negative="",
+            help="Folder of a fitted model, or of runs (the latest is used). Repeatable.",
+        ),
+    ]
+    split: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            help="Evaluate the rows whose `split` column has this value, or all. "
+            "[default: test, if it exists; with --folds: train, if it exists]",
+        ),
+    ] = None
+    folds: Annotated[
+        WholeNumber | None, Option(group=RUN, help="Number of cross-validation folds.")
+    ] = None
+    label: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            help="Column to predict from each row's nearest neighbours in code space; or segment.",
+        ),
+    ] = None
+    dif: Annotated[
+        str | None,
+        Option(group=DATA, help="Column with two groups: test which items favour a group."),
+    ] = None
+    dif_test: DifTest = "mantel-haenszel"
+    likelihood_ratio: Annotated[
+        bool,
+        Option(
+            group=MODEL,
+            negative="",
+            help="Compare nested latent-trait fits to the same rows by likelihood-ratio tests.",
+        ),
+    ] = False
+    with_baselines: Annotated[
+        bool,
+        Option(
+            name="--baselines",
+            group=MODEL,
+            negative="--no-baselines",
+            help="Fit two simple models for comparison.",
+        ),
+    ] = True
+    seed: Seed = 0
+    where: ExecutorOptions = field(default_factory=ExecutorOptions)
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """A checked evaluation: its models and rows.
+
+    Attributes
+    ----------
+    options
+        The options.
+    dataset, split
+        The rows to evaluate on.
+    models
+        The fitted models.
+    training_rows
+        The rows to fit the baselines to.
+    likelihood_ratio_tests
+        Results of these tests.
+    groups
+        The groups of `--dif`.
+    open_executor
+        Opens the executor of the stages.
+    """
+
+    options: EvaluateOptions
+    dataset: BinaryDataset
+    split: str | None
+    models: Sequence[ComparedModel]
+    training_rows: TrainingRows
+    likelihood_ratio_tests: Sequence[Mapping[str, Any]]
+    groups: DifGroups | None
+    open_executor: Callable[[], AbstractContextManager[Executor]]
+
+
+@dataclass(frozen=True)
+class EvaluationJob(EvaluationPlan):
+    """A running evaluation."""
+
+    executor: Executor
+    progress: Progress
+
+    @property
+    def feature_subset(self) -> NDArray[np.intp]:
+        """The features whose marginals and pairs are compared."""
+        return choose_compared_features(self.dataset.n_features, self.options.seed)
+
+    def choose_training_rows(self, model: ComparedModel) -> TrainingRows:
+        """Return the rows that a model was fitted to, or those of the baselines if unavailable."""
+        return model.training_rows or self.training_rows
+
+    def make_row_source(self, columns: tuple[str, ...] = ()) -> RowSource:
+        """Return the rows to evaluate on; they stay in memory, as every model reads them."""
+        memory = compute_row_memory(self.executor)
+        return make_row_source(self.dataset, self.split, memory, columns=columns)
+
+
+@dataclass(frozen=True)
+class EvaluationSample:
+    """Rows drawn once for all models, to evaluate their codes on.
+
+    Attributes
+    ----------
+    rows
+        Rows to evaluate on.
+    votes
+        Labelled rows to evaluate on and to vote, by the training rows they come from.
+    """
+
+    rows: SampledRows
+    votes: Mapping[str, NeighbourVote]
+
+
+def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
+    """Check everything that can be checked before the work starts."""
+    open_executor = prepare_executor(**options.where)
+    check_seed(options.seed)
+    dataset = open_dataset_or_example(options.dataset)
+    split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
+    check_label(dataset, options.label)
+    models = [load_compared_model(path, dataset) for path in options.artifacts]
+    if options.folds is not None:
+        check_folds(options.folds, options.label, [model.subject.model for model in models])
+    need = 8 * _N_MATRICES * min(dataset.n_features, MAX_COMPARED_FEATURES) ** 2
+    check_memory(need, dataset.n_features, find_memory_limit())
+    own_rows = make_training_rows(dataset, resolve_split(dataset, None, TRAIN))
+    training = next((model.training_rows for model in models[:1] if model.training_rows), own_rows)
+    for rows in (training, *(model.training_rows for model in models if model.training_rows)):
+        check_label(rows.dataset, options.label)
+    tests = run_likelihood_ratio_tests(models) if options.likelihood_ratio else ()
+    groups = find_dif_groups(dataset, options.dif, options.dif_test)
+    return EvaluationPlan(options, dataset, split, models, training, tests, groups, open_executor)
+
+
+def run_evaluation_stages(
+    plan: EvaluationPlan, stages: StageRunner, progress: Progress
+) -> dict[str, Any]:
+    """Run the stages of a checked evaluation, and return its summary."""
+    job = EvaluationJob(**vars(plan), executor=stages.executor, progress=progress)
+    compare = _compare_models if plan.options.folds is None else _cross_validate_models
+    comparison = compare(job, stages)
+    return {
+        "dataset": str(plan.dataset.path),
+        "split": plan.split,
+        "folds": plan.options.folds,
+        "n_features": plan.dataset.n_features,
+        **comparison,
+        "likelihood_ratio_tests": list(plan.likelihood_ratio_tests),
+        "item_bias": stages.run("item bias", partial(_test_item_bias, job)),
+    }
+
+
+def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
+    """Evaluate the models as they were fitted."""
+    sample = stages.run("draw rows", partial(_draw_sample, job))
+    observed = stages.run("pair counts", partial(_count_observed_pairs, job))
+    baselines, warnings = [], []
+    if job.options.with_baselines:
+        baselines, warnings = stages.run("baselines", partial(_fit_baselines, job))
+    models = [
+        stages.run(f"evaluate {model.name}", partial(_evaluate_model, job, model, observed, sample))
+        for model in (*job.models, *baselines)
+    ]
+    return {
+        "n_samples": observed.n_samples,
+        "n_drawn": N_SAMPLE_ROWS,
+        "n_features_judged": len(job.feature_subset),
+        "baselines": _describe_baseline_rows(job),
+        "models": models,
+        "warnings": warnings,
+    }
+
+
+def _cross_validate_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
+    """Refit the models without one fold after the other, and evaluate them on that fold."""
+    n_folds, seed = job.options.folds or 0, job.options.seed
+    folds = [RowFold(index, n_folds, seed) for index in range(n_folds)]
+    rows = CrossValidationRows(
+        job.dataset, job.make_row_source(), folds, job.executor, seed, job.progress
+    )
+    refits = [ModelToRefit(m.name, m.subject.model, m.seed, m.artifact) for m in job.models]
+    return cross_validate(refits, rows, job.options.with_baselines, stages)
+
+
+def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
+    return count_observed_pairs(
+        job.make_row_source(), job.feature_subset, job.executor, job.progress
+    )
+
+
+def _test_item_bias(job: EvaluationJob) -> dict[str, Any] | None:
+    """Test which items favour a group, if `--dif` names groups."""
+    if (groups := job.groups) is None:
+        return None
+    rows, names = job.make_row_source((groups.column,)), job.dataset.feature_names
+    return compute_item_bias(groups, rows, names, job.executor, job.progress)
+
+
+def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
+    """Fit the baselines; return them, and warnings about those that could not be fitted."""
+    training, seed = job.training_rows, job.options.seed
+    rows, label = training.make_row_source(compute_row_memory(job.executor)), FeatureCounts.label
+    first = collect_statistics(
+        FeatureCounts.from_block, rows, job.executor, label, progress=job.progress
+    )
+    baselines, warnings = [], []
+    for name, model in make_baseline_models(first.n_samples).items():
+        try:
+            state = initialize_fit(model, first, seed)
+            state = fit_model(model, rows, job.executor, seed, state=state, progress=job.progress)
+        except FitError as error:
+            error = error.with_names(job.dataset.feature_names, job.dataset.segment_names)
+            warnings.append(format_error(error.with_prefix(name)))
+        else:
+            subject = match_segments(model, state.params, {}, ())
+            n_components = state.diagnostics["n_components"]
+            baselines.append(ComparedModel(name, None, subject, n_components, training))
+    return baselines, warnings
+
+
+def _describe_baseline_rows(job: EvaluationJob) -> dict[str, Any]:
+    """Describe the rows that the baselines were fitted to."""
+    training = job.training_rows
+    return {
+        "dataset": str(training.dataset.path),
+        "split": training.split,
+        "leading_chunks": training.leading_chunks,
+        "as_artifact": any(model.training_rows is training for model in job.models),
+    }
+
+
+def _draw_sample(job: EvaluationJob) -> EvaluationSample:
+    """Draw the rows to evaluate codes on, and with `--label` the rows that vote."""
+    rows = draw_dataset_rows(
+        job.make_row_source(), MAX_QUERY_ROWS, job.executor, job.options.seed, job.progress
+    )
+    return EvaluationSample(rows, _draw_votes(job, job.options.label) if job.options.label else {})
+
+
+def _draw_votes(job: EvaluationJob, label: str) -> dict[str, NeighbourVote]:
+    """Draw labelled rows to evaluate on, and labelled rows that each model was fitted to."""
+    draw_arguments = (job.executor, job.options.seed, job.progress)
+    columns = list_columns_to_read(label)
+    rows = make_row_source(job.dataset, job.split, columns=columns)
+    queries = draw_labelled_rows(rows, MAX_QUERY_ROWS, label, job.dataset, *draw_arguments)
+    trainings = [job.training_rows, *map(job.choose_training_rows, job.models)]
+    votes = {}
+    for key, training in {training.key: training for training in trainings}.items():
+        rows = training.make_row_source(0, columns)
+        references = draw_labelled_rows(
+            rows, MAX_REFERENCE_ROWS, label, training.dataset, *draw_arguments
+        )
+        is_other_data = training.find_overlap(job.dataset, job.split) == "none"
+        votes[key] = NeighbourVote(label, queries, references, is_other_data)
+    return votes
+
+
+def _evaluate_model(
+    job: EvaluationJob, model: ComparedModel, observed: PairCounts, sample: EvaluationSample
+) -> dict[str, Any]:
+    """Evaluate one model."""
+    subject = model.subject
+    try:
+        rows = job.make_row_source(subject.labels.columns if subject.labels else ())
+        description, sums = evaluate_rows(
+            subject, rows, job.executor, job.options.seed, job.progress
+        )
+        codes = _evaluate_codes(job, model, sample)
+    except FitError as error:
+        raise error.with_prefix(model.name) from error
+    return {
+        "name": model.name,
+        "artifact": model.artifact,
+        "model": subject.model.name,
+        "n_components": model.n_components,
+        "rows_fitted": _find_training_overlap(job, model),
+        **description,
+        **codes,
+        **_compare_with_samples(job, model, sums.values["segment_rows"], observed),
+        "warnings": [
+            *model.warnings,
+            *_warn_about_labels(description.get("prediction", {})),
+            *_warn_about_capabilities(subject.model),
+            *(_warn_about_codes(job, model, codes) if model.artifact else ()),
+        ],
+    }
+
+
+def _evaluate_codes(
+    job: EvaluationJob, model: ComparedModel, sample: EvaluationSample
+) -> dict[str, Any]:
+    """Describe how well the codes of a model keep neighbourhoods and predict the label."""
+    training, subject = job.choose_training_rows(model), model.subject
+    vote = sample.votes[training.key] if job.options.label else None
+    fitted = match_segments(
+        subject.model, subject.params, model.segments, training.dataset.segment_names
+    )
+    return describe_code_quality(
+        subject, fitted, sample.rows, vote, job.executor, job.options.seed, job.progress
+    )
+
+
+def _find_training_overlap(job: EvaluationJob, model: ComparedModel) -> str:
+    """Return how many of the evaluated rows were fitted: all, some, none, or unknown."""
+    if model.training_rows is None:
+        return "unknown"
+    return model.training_rows.find_overlap(job.dataset, job.split)
+
+
+def _compare_with_samples(
+    job: EvaluationJob,
+    model: ComparedModel,
+    segment_rows: NDArray[np.int64],
+    observed: PairCounts,
+) -> dict[str, Any]:
+    """Compare marginals and pairs in the data and in rows drawn from the model, if it can."""
+    subject = model.subject
+    if not isinstance(subject.model, CanSample):
+        return {}
+    n_features, seed = job.dataset.n_features, job.options.seed
+    implied = count_implied_pairs(
+        subject, segment_rows, n_features, job.feature_subset, job.executor, seed
+    )
+    names = [job.dataset.feature_names[i] for i in job.feature_subset]
+    return {
+        "marginals": _describe_shares(compare_features(observed, implied), names),
+        "pairs": _describe_shares(compare_pairs(observed, implied), names),
+    }
+
+
+def _describe_shares(shares: ShareComparison, names: Sequence[str]) -> dict[str, Any]:
+    """Describe how shares differ between data and model; name the largest differences."""
+    return {
+        "number": len(shares.observed),
+        "rmse": shares.rmse,
+        "rmse_by_chance": shares.chance_rmse,
+        "largest": shares.describe_largest(names),
+        "calibration": shares.bin_shares(),
+    }
+
+
+def _warn_about_labels(prediction: Mapping[str, Any]) -> list[str]:
+    """Warn about labels that are missing, or that no model could have predicted."""
+    texts = {
+        "rows_without": "rows have no label and are left out",
+        "unseen": "rows have a label that was not fitted, which counts as wrong",
+    }
+    return [
+        f"column {prediction['column']!r}: {prediction[name]:,} {text}"
+        for name, text in texts.items()
+        if prediction.get(name)
+    ]
+
+
+def _warn_about_capabilities(model: Model) -> list[str]:
+    """Warn about comparisons that the model does not support."""
+    texts = {
+        CanSample: "the model cannot draw rows, so marginals and pairs are not compared",
+        CanReconstruct: "the model cannot reconstruct bits from codes, so bits are not compared",
+    }
+    return [text for capability, text in texts.items() if not isinstance(model, capability)]
+
+
+def _warn_about_codes(
+    job: EvaluationJob, model: ComparedModel, codes: Mapping[str, Any]
+) -> list[str]:
+    """Warn if codes are not compared, or not with those of the fitted rows."""
+    if "neighbourhoods" not in codes:
+        return ["neighbours are not compared: all codes are equal, or there are fewer than 11 rows"]
+    if model.training_rows is None and job.options.label is not None:
+        path = job.training_rows.dataset.path
+        return [f"the fitted rows no longer exist, so neighbours come from {path}"]
+    return []

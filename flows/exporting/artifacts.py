@@ -1,0 +1,231 @@
+"""Tables of an artifact: its items, its correlations and its key numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flows.cli.errors import format_warnings
+from flows.exporting.columns import Array, ArrayGroup, iter_columns, list_segment_names
+from flows.exporting.files import BatchedTable, make_table
+from pipeline.inference.from_artifact import objective_from_artifact
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from storage.artifacts.artifacts import Artifact
+from storage.codes.codes import Codes
+from storage.errors import DataError
+
+_INTERVAL_ENDS = ("low", "high")
+
+
+def make_item_table(artifact: Artifact) -> BatchedTable:
+    """Make a table with one line per feature: its name, and all parameters of features.
+
+    Raises
+    ------
+    DataError
+        If the model has no parameters of features.
+    """
+    columns = read_item_columns(artifact)
+    if not columns:
+        raise DataError(
+            f"{artifact.path}: {artifact.manifest['model']} has no parameters of features. "
+            "Export codes instead."
+        )
+    features = pa.array(artifact.manifest["feature_names"], pa.string())
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    return make_table({"feature": features, **arrays})
+
+
+def read_item_columns(artifact: Artifact) -> dict[str, Array]:
+    """Read all parameters of features as columns, (n_features,) each."""
+    names = {"segment": list_segment_names(artifact)}
+    columns: dict[str, Array] = {}
+    for group in _iter_array_groups(artifact):
+        columns |= iter_columns(group, names)
+    return columns
+
+
+def _iter_array_groups(artifact: Artifact) -> Iterator[ArrayGroup]:
+    """Iterate over the arrays of features, each with its standard errors and interval."""
+    over_features = {
+        name: _move_features_first(artifact, name)
+        for name, values in artifact.items()
+        if values.size and artifact.dims(name).count("feature") == 1
+        if "feature_j" not in artifact.dims(name)
+    }
+    suffixes = ("_error", "_interval")
+    companions = {f"{name}{suffix}" for name in over_features for suffix in suffixes}
+    for name, (dims, values) in over_features.items():
+        if name not in companions:
+            errors = over_features.get(f"{name}_error")
+            arrays = {name: values, **({f"{name}_error": errors[1]} if errors else {})}
+            yield ArrayGroup(dims, {**arrays, **_read_interval(artifact, name)})
+
+
+def _move_features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...], Array]:
+    dims = artifact.dims(name)
+    at = dims.index("feature")
+    return (*dims[:at], *dims[at + 1 :]), np.moveaxis(artifact[name], at, 0)
+
+
+def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
+    """Read the ends of the intervals of an array, if there are any."""
+    interval = f"{name}_interval"
+    if interval not in artifact or len(artifact[interval]) != len(_INTERVAL_ENDS):
+        return {}
+    at = artifact.dims(name).index("feature")
+    ends = np.moveaxis(artifact[interval], 1 + at, 1)
+    return {f"{name}_{bound}": values for bound, values in zip(_INTERVAL_ENDS, ends, strict=True)}
+
+
+def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
+    """Find features whose weights have no finite standard error, (n_features,)."""
+    n_features = len(artifact.manifest["feature_names"])
+    has_errors = "weights_error" in artifact and artifact.dims("weights_error")[0] == "feature"
+    if not has_errors:
+        return np.zeros(n_features, np.bool_)
+    errors = np.asarray(artifact["weights_error"], np.float64)
+    return ~np.isfinite(errors).all(axis=1)
+
+
+_PAIR_DIMS = ("feature", "feature_j")
+_STRIP_ARRAYS = ("correlation", "status")
+_PAIRS_PER_BATCH = 1 << 17
+
+
+def make_correlation_table(artifact: Artifact) -> BatchedTable:
+    """Make a table with one line per pair of features, and per segment if each has its own.
+
+    Correlations that the data do not determine are missing; the status gives the reason.
+
+    Raises
+    ------
+    DataError
+        If the model has no correlations.
+    """
+    if artifact.pairs is not None:
+        return _make_table_from_strips(artifact, artifact.pairs)
+    arrays = {
+        name: values
+        for name, values in artifact.items()
+        if artifact.dims(name)[-2:] == _PAIR_DIMS and values.size
+    }
+    if not arrays:
+        raise DataError(
+            f"{artifact.path}: {artifact.manifest['model']} has no correlations of features. "
+            "Fit clipped-pca, or blica to segments."
+        )
+    is_by_segment = artifact.dims(next(iter(arrays)))[:-2] == ("segment",)
+    segments = list_segment_names(artifact) if is_by_segment else []
+    return _make_table_from_matrices(artifact, arrays, segments)
+
+
+def _make_table_from_matrices(
+    artifact: Artifact, arrays: Mapping[str, Array], segments: list[str]
+) -> BatchedTable:
+    """List the pairs in arrays (n_features, n_features), or in those of all segments."""
+    names = artifact.manifest["feature_names"]
+    p, places = len(names), [*enumerate(segments)] or [(..., None)]
+    step = max(1, _PAIRS_PER_BATCH // p)
+    ranges = [range(first, min(first + step, p)) for first in range(0, p, step)]
+
+    def batch(place: Any, segment: str | None, firsts: range) -> pa.RecordBatch:
+        rows = {name: a[place][firsts.start : firsts.stop] for name, a in arrays.items()}
+        return _make_batch(names, firsts, rows, segment)
+
+    batches = (batch(*place, firsts) for place in places for firsts in ranges)
+    return BatchedTable(
+        batch(*places[0], range(0)).schema, len(places) * (p * (p - 1) // 2), batches
+    )
+
+
+def _make_table_from_strips(artifact: Artifact, pairs: Codes) -> BatchedTable:
+    """List the pairs in stored strips, reading one at a time."""
+    names = artifact.manifest["feature_names"]
+    p, step = len(names), max(1, _PAIRS_PER_BATCH // len(names))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first = 0
+        for key in range(pairs.n_chunks):
+            strip = pairs.read_chunk(key, _STRIP_ARRAYS)
+            height = len(strip["status"])
+            for at in range(0, height, step):
+                rows = {name: a[at : at + step] for name, a in strip.items()}
+                firsts = range(first + at, first + min(at + step, height))
+                yield _make_batch(names, firsts, rows, None)
+            first += height
+
+    none = {name: a[:0] for name, a in pairs.read_chunk(0, _STRIP_ARRAYS).items()}
+    return BatchedTable(
+        _make_batch(names, range(0), none, None).schema, p * (p - 1) // 2, batches()
+    )
+
+
+def _make_batch(
+    features: Sequence[str], firsts: range, rows: Mapping[str, Array], segment: str | None
+) -> pa.RecordBatch:
+    """List the pairs of some first features, from rows (n_firsts, n_features)."""
+    i, j = np.nonzero(np.arange(len(features)) > np.array(firsts)[:, None])
+    names = pa.array(features, pa.string())
+    first, second = names.take(pa.array(i + firsts.start)), names.take(pa.array(j))
+    columns = {"feature_1": first, "feature_2": second}
+    if segment is not None:
+        columns["segment"] = pa.repeat(pa.scalar(segment), len(i))
+    return pa.record_batch({**columns, **dict(_iter_pair_columns(rows, (i, j)))})
+
+
+def _iter_pair_columns(
+    arrays: Mapping[str, Array], at: tuple[object, ...]
+) -> Iterator[tuple[str, pa.Array]]:
+    """Iterate over the columns of pairs; correlations that are not determined are masked."""
+    statuses = {name: values[at] for name, values in arrays.items() if name.endswith("status")}
+    unknown = np.any([a >= PairStatus.CONSTANT_FEATURE for a in statuses.values()], axis=0)
+    for name, values in arrays.items():
+        if name in statuses:
+            words = pa.array([status.name.lower().replace("_", " ") for status in PairStatus])
+            yield "status", words.take(pa.array(statuses[name]))
+        else:
+            yield name.removesuffix("s"), pa.array(values[at], mask=unknown)
+
+
+def make_fit_table(artifact: Artifact) -> BatchedTable:
+    """Make a table with one line per fact: its name and its value as text, with all digits."""
+    names, values = zip(*_iter_facts(artifact), strict=True)
+    texts = [None if value is None else _format_value(value) for value in values]
+    return make_table({"name": pa.array(names), "value": pa.array(texts, pa.string())})
+
+
+def _iter_facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
+    manifest = artifact.manifest
+    dataset = manifest["dataset"]
+    yield "model", manifest["model"]
+    yield "rows", manifest.get("n_samples", dataset["n_rows"])
+    yield "features", len(manifest["feature_names"])
+    yield "components", manifest["n_components"]
+    yield "segments", len(manifest["segment_names"])
+    yield "objective_is", manifest["diagnostics"].get("objective_is", "objective")
+    yield "objective_per_row", objective_from_artifact(manifest)
+    yield from manifest["diagnostics"].get("fit_statistics", {}).items()
+    yield "converged", manifest["converged"]
+    yield "passes", manifest["iterations"]
+    yield "seed", manifest["seed"]
+    yield "split", manifest["split"]
+    yield "dataset", dataset["path"]
+    yield "dataset_digest", dataset["digest"]
+    yield "artifact", str(artifact.path.resolve())
+    yield "artifact_digest", manifest["manifest_digest"]
+    yield "created", manifest.get("created")
+    yield "version", manifest["versions"].get("latentbits")
+    yield "warnings", len(manifest["warnings"])
+    warnings = format_warnings(manifest["warnings"])
+    yield from ((f"warning_{k}", text) for k, text in enumerate(warnings, start=1))
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_format_value, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

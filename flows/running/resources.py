@@ -1,0 +1,119 @@
+"""Memory limits, and the time and memory that a stage used."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psutil
+
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
+from pipeline.executors.usage import ProcessUsage, measure_usage
+
+
+def release_free_memory() -> None:
+    """Return free memory to the system; glibc would keep the gaps between arrays in use."""
+    with suppress(OSError, AttributeError):  # other C libraries lack this call
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def find_memory_limit(size: str | None = None) -> int:
+    """Return the bytes that a run may use: the value of `--memory`, or the free memory.
+
+    Raises
+    ------
+    FitError
+        If the value is not a size.
+    """
+    if size is None:
+        from distributed.system import MEMORY_LIMIT  # slow to import
+
+        return min(psutil.virtual_memory().available, MEMORY_LIMIT)
+    from dask.utils import parse_bytes
+
+    try:
+        n_bytes = int(parse_bytes(size))
+    except ValueError:
+        n_bytes = 0
+    if n_bytes <= 0:
+        raise FitError(f"--memory: {size!r} is not a size such as 4GB.")
+    return n_bytes
+
+
+def check_memory(need: int, n_features: int, limit: int, is_option: bool = False) -> None:
+    """Check that a run does not need more memory than it may use.
+
+    Parameters
+    ----------
+    need
+        Bytes that the run needs at least.
+    n_features
+        Number of features, for the message.
+    limit
+        Bytes that it may use.
+    is_option
+        Whether `--memory` sets the limit, rather than the free memory.
+
+    Raises
+    ------
+    FitError
+        If it needs more.
+    """
+    if need <= limit:
+        return
+    allowance = f"--memory allows {limit / 1e9:.1f} GB"
+    remedy = "Allow more, or use a larger machine"
+    if not is_option:
+        allowance, remedy = f"{limit / 1e9:.1f} GB of memory are free", "Use a larger machine"
+    raise FitError(
+        f"{n_features} features need {need / 1e9:.1f} GB, but {allowance}. "
+        f"{remedy} or fewer features."
+    )
+
+
+_THIS_PROCESS = "this process"
+
+
+class UsageReading(NamedTuple):
+    """The time, and the resources that each process has used by then, by its name."""
+
+    clock: float
+    processes: Mapping[str, ProcessUsage]
+
+
+def read_usage(executor: Executor) -> UsageReading:
+    """Read the resources that this process and all workers have used so far."""
+    own = measure_usage()
+    run_on_workers = getattr(executor, "run_on_workers", None)
+    workers: dict[str, ProcessUsage] = run_on_workers(measure_usage) if run_on_workers else {}
+    others = {name: used for name, used in workers.items() if used.process != own.process}
+    return UsageReading(time.perf_counter(), {_THIS_PROCESS: own, **others})
+
+
+def compute_usage(before: UsageReading, after: UsageReading) -> dict[str, Any]:
+    """Describe the resources used between two readings.
+
+    Memory peaks count from the start of each process, as does a worker that started in between.
+    """
+    workers = [used.peak_memory for name, used in after.processes.items() if name != _THIS_PROCESS]
+    return {
+        "seconds": round(after.clock - before.clock, 3),
+        "cpu_seconds": round(sum(_compute_growth(before, after, "cpu_seconds")), 3),
+        "bytes_read": sum(_compute_growth(before, after, "bytes_read")),
+        "bytes_written": sum(_compute_growth(before, after, "bytes_written")),
+        "peak_memory": after.processes[_THIS_PROCESS].peak_memory,
+        "peak_memory_of_largest_worker": max(workers, default=None),
+    }
+
+
+def _compute_growth(before: UsageReading, after: UsageReading, name: str) -> list[Any]:
+    growth = []
+    for process, used in after.processes.items():
+        first = before.processes.get(process)
+        is_same = first is not None and first.process == used.process
+        growth.append((getattr(used, name) or 0) - ((getattr(first, name) or 0) if is_same else 0))
+    return growth
