@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.numerics.logistic.softplus import mean_softplus
+from pipeline.numerics.logistic.logistic_units import mean_softplus
 
 Numbers = NDArray[Any]
 Array = NDArray[np.float64]

@@ -83,6 +83,7 @@ MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18
 """Pairs whose correlations a thread estimates at once."""
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -315,9 +316,6 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
             "These features are constant within every usable segment: {features}. Leave them out.",
             constant.tolist(),
         )
-
-
-Array = NDArray[np.float64]
 
 
 def make_empty_params() -> BLICAParams:
