@@ -184,19 +184,11 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
             ("column=sex",),
             "there is no per-row column 'sex'. It has: kind, number, size, same, none, split.",
         ),
-<<<<<<< HEAD
-        (("column=same",), "column 'same': Expected labels that differ, got the same in all rows"),
-        (("column=none",), "column 'none': Expected labels that differ, got none"),
-        (("column=kind", "kind=number"), "kind: Expected numbers in column 'kind', got texts"),
-        (("column=kind", "rate=0"), "rate must be above 0, but is 0.0"),
-        (("column=kind", "rate=-0.1"), "rate must be above 0, but is -0.1"),
-=======
         (("column=same",), "Column 'same' has the same label in all rows"),
         (("column=none",), "Column 'none' has no labels"),
         (("column=kind", "kind=number"), "--set kind=number needs numbers, but column 'kind'"),
-        (("column=kind", "rate=0"), "rate: Expected above 0, got 0.0"),
-        (("column=kind", "rate=-0.1"), "rate: Expected above 0, got -0.1"),
->>>>>>> main
+        (("column=kind", "rate=0"), "rate must be above 0, but is 0.0"),
+        (("column=kind", "rate=-0.1"), "rate must be above 0, but is -0.1"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(cli, folder, settings, message):
