@@ -144,7 +144,7 @@ def test_why_there_is_no_likelihood_is_said() -> None:
         ({"estimatr": "arcsine"}, "got 'estimatr'. Did you mean 'estimator'"),
         ({"model": "blica", "split": "train", "min_rows": 10**6}, "at least 3 segments"),
         ({"model": "latent-trai"}, "^model: There is no model"),
-        ({"components": 9}, "^components must be at most 8"),
+        ({"components": 9}, "^components: Expected at most 8"),
         ({"components": 0}, "^components must be at least 1"),
         ({"components": 2.5}, "^components must be a whole number or None, but is 2.5"),
         ({"null_draws": "few"}, "^null_draws must be a whole number, but is 'few'"),
