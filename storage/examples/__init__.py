@@ -130,10 +130,8 @@ def _enumerate_rows(n_features: int) -> NDArray[np.uint8]:
 EXAMPLE_PREFIX = "example:"
 _BATCH_CELLS = 1 << 22
 _FEW_FEATURES, _MAX_CONDITION_NUMBER = 20, 20.0
-_INK_THRESHOLD, _MAX_IMBALANCE = (
-    10,
-    0.4,
-)  # of a pixel of the digits; of its share of ones from a half
+_INK_THRESHOLD = 10
+_MAX_IMBALANCE = 0.4  # largest distance of a pixel's share of ones from a half
 
 
 @dataclass(frozen=True)

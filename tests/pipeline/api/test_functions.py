@@ -172,7 +172,7 @@ def test_features_named_like_options_stay_as_they_are(tmp_path: Path) -> None:
     X, _ = draw_probit_rows(200, 4, 1, seed=0)
     X[:, 1] = 1
     data = write_arrays(tmp_path / "d.zarr", X, names=["a", "--set b=c", "--seed", "d"])
-    said = r"got constant ones: '--set b=c'\. .* by constant_features=\"keep\"\.$"
+    said = r"features are constant: '--set b=c'\. .* by constant_features=\"keep\"\.$"
     with pytest.raises(FitError, match=said):
         api.fit(data)
 

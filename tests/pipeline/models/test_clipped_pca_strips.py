@@ -125,10 +125,12 @@ def test_a_strip_is_symmetric_within_and_has_no_copy_of_others() -> None:
 def test_what_strips_cannot_do_is_refused_at_once() -> None:
     most = max_leading_pairs(N_FEATURES)
     with pytest.raises(
-        FitError, match=f"components: Expected at most {most}, an eighth of 150 .* got {most + 1}"
+        FitError, match=f"components is {most + 1}, but the limit is {most}, about an eighth of the"
     ):
         fitted(DenseData(drawn()), n_components=most + 1)
-    with pytest.raises(FitError, match=r"repair=\"nearest\" takes at most 100 features.* got 150"):
+    with pytest.raises(
+        FitError, match=r"repair=\"nearest\" takes at most 100 features.* there are 150"
+    ):
         fitted(DenseData(drawn()), repair="nearest")
 
 

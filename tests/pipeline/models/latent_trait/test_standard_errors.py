@@ -63,4 +63,4 @@ def test_too_few_rows_for_errors_are_told() -> None:
     done = fit_model(
         LatentTrait(n_components=4), make_memory_rows(DenseData(X)), SerialExecutor(), 0
     )
-    assert "no standard errors: fewer than 3 rows a parameter" in [w.text for w in done.warnings]
+    assert "no standard errors: fewer than 3 rows per parameter" in [w.text for w in done.warnings]
