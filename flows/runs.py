@@ -13,7 +13,6 @@ from flows.cli.app import make_app, run_app
 from flows.cli.errors import format_error
 from flows.cli.options import Json
 from flows.cli.summary import print_json
-from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.learning.convergence import describe_ending
 from storage.errors import DataError
 from storage.format.manifests import read_manifest
@@ -66,7 +65,7 @@ def _summarize_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "components": manifest["n_components"],
         "rows": manifest.get("n_samples"),  # what only a flow records
         "features": len(manifest["feature_names"]),
-        "objective": objective_from_artifact(manifest),
+        "objective": manifest.get("objective"),
         "converged": manifest["converged"],
         "warnings": len(manifest["warnings"]),
     }

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.experiments.binary_ica_trials import SimulatedRows, pack_rows_in_memory
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,

@@ -24,8 +24,7 @@ from flows.experiments.drawing import (
 from flows.experiments.linear_pca import fit_linear_pca
 from flows.report.figures.image_layout import ImageLayout
 from pipeline.data.blocks import pack_block
-from pipeline.executors.base import limit_blas_threads
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_reconstruct

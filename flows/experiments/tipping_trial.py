@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from flows.experiments.binary_ica_trials import pack_rows_in_memory
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.base import limit_blas_threads
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait

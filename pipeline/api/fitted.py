@@ -1,4 +1,4 @@
-"""What `pipeline.api` returns: a fitted model, codes of rows and the results of an evaluation."""
+"""Results of `pipeline.api`: a fitted model, the codes of rows and an evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.protocols import StoredArtifact
 from pipeline.errors import spell_parameters
-from pipeline.inference.from_artifact import model_from_artifact, objective_from_artifact
+from pipeline.inference.from_artifact import model_from_artifact
 from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
 
@@ -27,21 +27,21 @@ class FittedModel(ResultDisplayMixin):
     params
         Arrays by name, such as `params.loadings`; the model's documentation lists them.
     feature_names, segment_names
-        Of the data that were fitted.
+        Names in the fitted data.
     history
-        Objective of a row after each pass, nats.
+        Objective per row after each pass, in nats.
     warnings
-        What to know before trusting it.
+        Warnings to read before trusting the fit.
     converged
         Whether the last stage of the fit converged.
     objective_is
-        What the objective is called: `lower bound` or `pseudo-likelihood` where it is one.
+        Name of the objective, such as `lower bound` or `pseudo-likelihood`.
     objective
-        That of the parameters, nats a row; None of a fit without passes.
+        Objective of the parameters in nats per row; None if the fit has no passes.
     labels
-        Names of the categories that it predicts, if it does.
+        Names of the categories that the model predicts, if any.
     statistics
-        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, where it has any.
+        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, if any.
     """
 
     model: Model
@@ -58,23 +58,24 @@ class FittedModel(ResultDisplayMixin):
 
     @classmethod
     def from_artifact(cls, artifact: StoredArtifact) -> Self:
-        """Take a fitted model from its artifact.
+        """Load a fitted model from its artifact.
 
         Raises
         ------
         FitError
-            If it is not that of a fit, or of one that this version does not know.
+            If it is not the artifact of a fit, or of another version.
         """
-        manifest = artifact.manifest
+        loaded, manifest = model_from_artifact(artifact), artifact.manifest
         return cls(
-            *model_from_artifact(manifest, artifact),  # type: ignore[arg-type]
-            tuple(manifest["feature_names"]),
-            tuple(manifest["segment_names"]),
+            loaded.model,
+            loaded.params,
+            loaded.feature_names,
+            loaded.segment_names,
             tuple(manifest["history"]),
             tuple(map(spell_parameters, manifest["warnings"])),
             bool(manifest["converged"]),
             manifest["diagnostics"].get("objective_is", "objective"),
-            objective_from_artifact(manifest),
+            manifest["objective"],
             tuple(manifest.get("labels", ())),
             manifest["diagnostics"].get("fit_statistics", {}),
         )
@@ -96,7 +97,7 @@ class FittedModel(ResultDisplayMixin):
 
 
 class Evaluation(ResultDisplayMixin, dict[str, Any]):
-    """What `evaluate` found, by name."""
+    """Results of `evaluate`, by name."""
 
     def _iter_display_items(self) -> DisplayItems:
         for name, value in self.items():
@@ -105,7 +106,7 @@ class Evaluation(ResultDisplayMixin, dict[str, Any]):
 
 
 class LatentCodes(ResultDisplayMixin, dict[str, NDArray[Any]]):
-    """What `transform` gives: arrays by name, a row of each for every row of the data."""
+    """Results of `transform`: arrays by name, each with one row per row of the data."""
 
     def _iter_display_items(self) -> DisplayItems:
         for name, values in self.items():

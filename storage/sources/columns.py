@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch
+from storage.sources.base import Source, SourceBatch, copy_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +44,7 @@ def select_features(source: Source) -> Source:
     if source.feature_mask.all():
         return source
     names = tuple(np.array(source.feature_names)[source.feature_mask].tolist())
-    return SelectedSource(
-        path=source.path,
-        options=source.options,
-        feature_names=names,
-        n_rows=source.n_rows,
-        column_names=source.column_names,
-        default_segment=source.default_segment,
-        default_split=source.default_split,
-        source=source,
-    )
+    return SelectedSource(**{**copy_fields(source), "feature_names": names}, source=source)
 
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -120,14 +111,8 @@ def add_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
     check_column_in_one_place(source.path, values, (*source.column_names, *source.feature_names))
     if not values:
         return source
-    return PartitionedSource(
-        path=source.path,
-        options=replace(source.options, row_columns=(*source.options.row_columns, *values)),
-        feature_names=source.feature_names,
-        n_rows=source.n_rows,
-        column_names=(*source.column_names, *values),
-        default_segment=source.default_segment,
-        default_split=source.default_split,
-        source=source,
-        values=values,
-    )
+    changed = {
+        "options": replace(source.options, row_columns=(*source.options.row_columns, *values)),
+        "column_names": (*source.column_names, *values),
+    }
+    return PartitionedSource(**{**copy_fields(source), **changed}, source=source, values=values)

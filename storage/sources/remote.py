@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch
+from storage.sources.base import Source, SourceBatch, copy_fields
 from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
 
@@ -48,17 +48,7 @@ def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
     """Open a file of an object store by its URL."""
     with open_local_copy(url) as (copy, tag):
         source = opener(copy)
-        return RemoteSource(
-            path=url,
-            options=source.options,
-            feature_names=source.feature_names,
-            n_rows=source.n_rows,
-            column_names=source.column_names,
-            default_segment=source.default_segment,
-            default_split=source.default_split,
-            tag=tag,
-            opener=opener,
-        )
+        return RemoteSource(**{**copy_fields(source), "path": url}, tag=tag, opener=opener)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from storage.errors import DataError, FolderInUseError
 from storage.stores.object_path import ObjectPath, ObjectVersion, StoredObject
 
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
-"""A claim expires when it was not renewed for the latter; clocks must differ by less."""
+"""A claim expires STALE_SECONDS after its last renewal; clocks must differ by less than that."""
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class FaultyProxy:
 
 HttpAnswer = tuple[int, Mapping[str, str], bytes]
 AnswerFunction = Callable[[str, str, Mapping[str, str], bytes], HttpAnswer | None]
-"""Returns status, headers and body for method, path, headers and body; None drops the connection."""
+"""Returns status, headers and body for method, path, headers and body; None drops the request."""
 
 
 @contextmanager

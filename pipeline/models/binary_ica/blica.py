@@ -83,6 +83,7 @@ MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18
 """Pairs whose correlations a thread estimates at once."""
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -249,8 +250,8 @@ class BLICA(ProbitICA):
             pairs = " or pairs without a correlation, among {features}" if undefined else ""
             raise FitError(
                 f"BLICA needs at least {MIN_SEGMENTS} usable segments, but there are "
-                f"{usable.sum()}. {{segments}} have fewer than {self.min_rows} rows "
-                f"({{min_rows={self.min_rows}}}), features that do not vary{pairs}. Use longer "
+                f"{usable.sum()}. Left out: {{segments}}, for fewer than {self.min_rows} rows "
+                f"({{min_rows={self.min_rows}}}) or features that do not vary{pairs}. Use longer "
                 "segments, or leave out rare features.",
                 undefined,
                 segments[~usable].tolist(),
@@ -315,9 +316,6 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
             "These features are constant within every usable segment: {features}. Leave them out.",
             constant.tolist(),
         )
-
-
-Array = NDArray[np.float64]
 
 
 def make_empty_params() -> BLICAParams:

@@ -45,8 +45,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import MapFunction
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams
 from pipeline.models.binary_ica.moment_matching.warnings import warn_about_mixing
@@ -74,12 +73,15 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.sums import ScoreSums
 
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
+
 _START_RIDGE = 20.0
 _MIN_STEP_SHARE = 1 / 32
-_VARIANCE_RANGE, _MAX_LOG_VARIANCE = (
-    (1e-3, 1e3),
-    3.0,
-)  # initial source variances, and the maximum size of their logs
+# Limits of the initial source variances, and of the size of their logs.
+_VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0
+_CELLS_PER_PART = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -324,19 +326,11 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
     """Warn about rows whose likelihood is not reliable."""
     if not statistics.n_unsettled:
         return ()
-    told = (
+    text = (
         f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not come "
         "to rest"
     )
-    return (FitWarning(told),)
-
-
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
-
-ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
-
-_CELLS_PER_PART = 1 << 22
+    return (FitWarning(text),)
 
 
 class RowPatterns(NamedTuple):

@@ -24,6 +24,11 @@ from pipeline.params import array_field
 from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
+_MIN_VARIANCE = 1e-4
+_UNIFORM_VARIANCE = 0.2
+_PRIOR_WEIGHT = 3.0  # similarity for 10 sources of 10 features: 0.9909 with 1, 0.9914 with 3
+_MAX_PATH_POINTS = 8
+_MAX_STEP = 1.0  # change of a log variance, or of A by its largest entry
 
 
 class ParameterPoint(NamedTuple):
@@ -129,13 +134,6 @@ class BinaryICALikelihoodParams:
             mixing_error=self.mixing_error[:, order],
             log_variances_error=self.log_variances_error[:, order],
         )
-
-
-_MIN_VARIANCE = 1e-4
-_UNIFORM_VARIANCE = 0.2
-_PRIOR_WEIGHT = 3.0  # similarity for 10 sources of 10 features: 0.9909 with 1, 0.9914 with 3
-_MAX_PATH_POINTS = 8
-_MAX_STEP = 1.0  # change of a log variance, or of A by its largest entry
 
 
 class PriorVariances(NamedTuple):

@@ -23,6 +23,8 @@ from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadratur
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
+PROBIT_SCALE = np.sqrt(np.pi / 8)
+"""Scale in P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
 
 
 class SegmentModel(NamedTuple):
@@ -70,10 +72,6 @@ class SegmentModel(NamedTuple):
         for log_cell, (left, right) in zip(np.triu(cells, 1), pairs, strict=True):
             total += (left @ log_cell * right).sum(axis=1)
         return total
-
-
-PROBIT_SCALE = np.sqrt(np.pi / 8)
-"""Scale in P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
 
 
 class ProbitICAParams(Protocol):

@@ -33,6 +33,8 @@ MAX_FEATURES = 1000
 """Maximum number of features with standard errors."""
 _MIN_ROWS, _MAX_ROWS = 1_000, 20_000
 _MAX_WORK = 2e10  # multiplications
+_BATCH_ENTRIES = 2**21
+_MIN_DENSITY = 1e-12
 
 
 def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -> FitState:
@@ -108,10 +110,6 @@ def compute_threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64
     density = np.exp(-(scipy.special.ndtri(np.clip(p, 1e-300, 1 - 1e-16)) ** 2) / 2)
     errors = np.sqrt(2 * np.pi * p * (1 - p) / observed) / np.maximum(density, 1e-300)
     return np.where((ones == 0) | (ones == observed), np.nan, errors)
-
-
-_BATCH_ENTRIES = 2**21
-_MIN_DENSITY = 1e-12
 
 
 class CorrelationInfluence(NamedTuple):

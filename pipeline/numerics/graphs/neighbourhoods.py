@@ -41,8 +41,8 @@ def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
     places = np.take_along_axis(places, order, axis=1)
     others = places != own[:, None]
     others[others.all(axis=1), -1] = False
-    found: Indices = places[others].reshape(-1, k)
-    return found
+    nearest: Indices = places[others].reshape(-1, k)
+    return nearest
 
 
 def trustworthiness(original: Array, coded: Array, k: int) -> float:
@@ -80,9 +80,9 @@ def _distance_ranks(distances: Array, rows: Indices) -> Indices:
     places, own = np.arange(n), distances.diagonal()[:, None]
     ranks = np.empty(rows.shape, np.int64)
     for at, j in enumerate(rows.T[:, :, None]):
-        far = np.take_along_axis(distances, j, axis=1)
-        before = (distances < far) | ((distances == far) & (places < j))
-        is_before = (own < far) | ((own == far) & (places[:, None] < j))
+        limits = np.take_along_axis(distances, j, axis=1)
+        before = (distances < limits) | ((distances == limits) & (places < j))
+        is_before = (own < limits) | ((own == limits) & (places[:, None] < j))
         ranks[:, at] = 1 + before.sum(axis=1) - is_before[:, 0]
     return ranks
 

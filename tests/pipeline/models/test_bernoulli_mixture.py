@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.bernoulli_mixture import model as bernoulli_mixture
 from pipeline.models.bernoulli_mixture.kernels import (

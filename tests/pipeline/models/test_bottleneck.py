@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import RowSource, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import Optimiser
@@ -220,6 +220,6 @@ def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> Non
     state = fitted(labelled(X, y), kind=kind, rate=1e30, max_iter=10)
     told = [w.text for w in state.warnings]
     assert told[0].startswith("training diverged: no pass was better than before the first step.")
-    assert told[0].endswith("Take shorter steps: --set rate=0.05.")
+    assert told[0].endswith("Take shorter steps: {rate=0.05}.")
     assert "stopped before converging, after 10 passes; raise {max_iter}" in told[1]
     assert np.isfinite(state.params.weights).all()

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting import pair_work as pairs
 from pipeline.fitting.loop import fit_model

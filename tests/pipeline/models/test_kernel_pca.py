@@ -14,7 +14,7 @@ from sklearn.metrics import euclidean_distances
 import pipeline.models.kernel_pca as module
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.kernel_pca import KernelPCA
 from pipeline.models.state import FitState

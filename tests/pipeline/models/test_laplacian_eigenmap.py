@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import FitState, fit_model
 from pipeline.models import laplacian_eigenmap
 from pipeline.models.laplacian_eigenmap import LaplacianEigenmap

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.learning.layered import score_reconstructions
 from pipeline.models.stack import Stack, StackParams
@@ -216,7 +216,7 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept(pretrain: 
     state = fitted(X, **{**SMALL, "pretrain": pretrain}, rate=1e30, optimizer="momentum")
     (told,) = {notice.text for notice in state.warnings if "stopped before" not in notice.text}
     assert "training diverged" in told
-    assert "--set rate=0.1" in told
+    assert "{rate=0.1}" in told
     assert all(np.isfinite(w).all() for w in state.params.weights)
     assert wrong_bits(state.params, X) < 0.5
 

@@ -45,6 +45,13 @@ from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
+MAX_ROUNDS = 20
+_MAX_CHANGE = 1e-3
+_REFIT_TOLERANCE = 1e-11
+"""Small, or a refit that begins near its end would stop before it has moved."""
+INTERVAL_LEVEL = 0.95
+_REPLICATE_TOLERANCE = 1e-6
+"""Of replicates: it moves them by about a tenth of what they differ by."""
 
 
 @dataclass(frozen=True)
@@ -213,12 +220,6 @@ def _choose_identifiable(
     return choose_setting(segments, folds, components, [r] if r else RIDGE_GRID, map_items)
 
 
-MAX_ROUNDS = 20
-_MAX_CHANGE = 1e-3
-_REFIT_TOLERANCE = 1e-11
-"""Small, or a refit that begins near its end would stop before it has moved."""
-
-
 def fill_gaps(
     optimum: Optimum, segments: SegmentCorrelations, regularization: float, map_items: MapFunction
 ) -> tuple[Optimum, SegmentCorrelations, int]:
@@ -376,11 +377,6 @@ def count_surplus_equations(n_features: int, n_components: int, n_segments: int)
     """
     correlations = n_features * (n_features - 1) // 2
     return n_segments * (correlations - n_components) - n_features * n_components
-
-
-INTERVAL_LEVEL = 0.95
-_REPLICATE_TOLERANCE = 1e-6
-"""Of replicates: it moves them by about a tenth of what they differ by."""
 
 
 def bootstrap_mixing_interval(

@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 _MIN_TASK_FEATURES = 300
 MAX_UNDEFINED_SHARE = 0.1
 """Maximum share of undefined pairs; a segment with more is left out."""
+Counts = NDArray[np.int64]
 
 
 class SegmentStatus(IntEnum):
@@ -225,9 +226,6 @@ def find_extreme_eigenvalues(correlation: Array, map_items: MapFunction) -> Arra
     """Find the smallest and largest eigenvalue of each matrix, (n_segments, 2)."""
     spread = map_items if correlation.shape[1] >= _MIN_TASK_FEATURES else map
     return np.array(list(spread(_extreme_pair, correlation))).reshape(-1, 2)
-
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

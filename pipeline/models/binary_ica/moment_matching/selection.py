@@ -63,6 +63,10 @@ _MAX_LOSS_OF_FEWER = 2.7
 _MIN_HALVES_SIMILARITY, _SIMILARITY_TOLERANCE = 0.9, 0.05
 """Required similarity of halves: the minimum, and the tolerance below that of the best score. A
 strong ridge makes halves agree on a biased mixing, so the tolerance for weaker ridges is large."""
+FeaturePairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+MAX_SPLITS = 2
+MAX_PAIRS = 1 << 17
+"""Maximum number of pairs of features that are scored."""
 
 
 class ComponentsTrial(NamedTuple):
@@ -146,12 +150,12 @@ def try_components(
     grid: Sequence[float],
     map_items: MapFunction,
 ) -> list[ComponentsTrial]:
-    """Score numbers of components in turn, each with the ridges that seem best."""
+    """Score numbers of components in turn, each with the most promising ridges."""
     trials: list[ComponentsTrial] = []
     first, last_better = min(_FIRST_RIDGE_INDEX, len(grid) - 1), 0
     for place, n_components in enumerate(components):
-        before = trials[-1].solution if trials else None
-        solution = _fit_all_rows(whole, n_components, grid[first], before, map_items)
+        smaller_fit = trials[-1].solution if trials else None
+        solution = _fit_all_rows(whole, n_components, grid[first], smaller_fit, map_items)
         trials.append(
             ComponentsTrial(solution, _climb_grid(whole, folds, solution, grid, first, map_items))
         )
@@ -164,21 +168,22 @@ def try_components(
 
 
 def choose_components(trials: Sequence[ComponentsTrial]) -> ComponentsTrial:
-    """Take the fewest components that are within 2.7 standard errors of the best score."""
+    """Choose the fewest components within 2.7 standard errors of the best score."""
     best = max((trial.best for trial in trials), key=lambda candidate: candidate.score)
     return next(trial for trial in trials if _is_as_good(trial.best, best, _MAX_LOSS_OF_FEWER))
 
 
 def choose_ridge(ridges: Sequence[ScoredSetting]) -> ScoredSetting:
-    """Take the weakest steady ridge within one standard error of the best score.
+    """Choose the weakest stable ridge within one standard error of the best score.
 
-    Of few rows every weak ridge leaves nothing: where none is steady it is the strongest of them.
+    A ridge is stable if halves of the rows agree on the mixing. With few rows no weak ridge may be
+    stable; the strongest ridge within one standard error is chosen then.
     """
     best = max(ridges, key=lambda candidate: candidate.score)
     good = [candidate for candidate in ridges if _is_as_good(candidate, best)]
-    asked = max(_MIN_HALVES_SIMILARITY, halves_similarity(best) - _SIMILARITY_TOLERANCE)
-    steady = [candidate for candidate in good if halves_similarity(candidate) >= asked]
-    return steady[-1] if steady else good[0]
+    min_similarity = max(_MIN_HALVES_SIMILARITY, halves_similarity(best) - _SIMILARITY_TOLERANCE)
+    stable = [candidate for candidate in good if halves_similarity(candidate) >= min_similarity]
+    return stable[-1] if stable else good[0]
 
 
 def resample_ridges(ridges: Sequence[ScoredSetting], seeds: Sequence[int]) -> list[float]:
@@ -288,13 +293,6 @@ def has_ridge(folds: Sequence[HeldOutFold], regularization: float) -> bool:
     """Return whether the ridge changes any fold; if not, weaker ridges give the same fit."""
     trained = [fold.train for fold in folds]
     return any(find_ridge(t.extremes[t.is_used], regularization).any() for t in trained)
-
-
-FeaturePairs = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-MAX_SPLITS = 2
-MAX_PAIRS = 1 << 17
-"""Maximum number of pairs of features that are scored."""
 
 
 class ScoredSetting(NamedTuple):

@@ -11,7 +11,7 @@ from sklearn import decomposition
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import FastICA, fastica
 from pipeline.models.state import FitState

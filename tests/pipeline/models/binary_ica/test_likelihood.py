@@ -11,7 +11,7 @@ import pytest
 from flows.experiments.binary_ica_trials import pack_rows_in_memory
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,

@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,
