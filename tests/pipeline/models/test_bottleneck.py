@@ -220,6 +220,6 @@ def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> Non
     state = fitted(labelled(X, y), kind=kind, rate=1e30, max_iter=10)
     told = [w.text for w in state.warnings]
     assert told[0].startswith("training diverged: no pass was better than before the first step.")
-    assert told[0].endswith("Take shorter steps: --set rate=0.05.")
+    assert told[0].endswith("Take shorter steps: {rate=0.05}.")
     assert "stopped before converging, after 10 passes; raise {max_iter}" in told[1]
     assert np.isfinite(state.params.weights).all()
