@@ -261,7 +261,7 @@ def test_steps_that_are_too_long_grow_shorter() -> None:
 )
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
     name = "components" if setting == "n_components" else setting
-    with pytest.raises(FitError, match=f"{name}: Expected .* got '?{value}'?") as refusal:
+    with pytest.raises(FitError, match=f"{name} must be .*, but is '?{value}'?") as refusal:
         Autoencoder(**{setting: value})
     assert "\n" not in str(refusal.value)
 
