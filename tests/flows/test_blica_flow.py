@@ -138,7 +138,7 @@ def refused(cli):
         (("--set", "min_rows=0"), "min_rows: Expected at least 1, got 0."),
         (
             ("--set", "ridge=2"),
-            "'ridge' is not a setting of this model. Choose one of: regularization, min_rows, starts",
+            "'ridge' is not a setting of this model. Choose one of: regularization, min_rows",
         ),
         (("--components", 0), "--components: Expected at least 1, got 0."),
         (("--components", 7), "--components: Expected at most 6, the number of features, got 7."),

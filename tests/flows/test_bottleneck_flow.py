@@ -177,7 +177,7 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
     [
         (
             (),
-            "has only one segment, so segments cannot be predicted. Choose a per-row column by --set",
+            "has only one segment, so segments cannot be predicted. Choose a per-row column by",
         ),
         (("column=",), "column: Expected the name of a per-row column, got ''"),
         (
