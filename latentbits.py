@@ -1,8 +1,8 @@
 """Latent-variable models of binary data too large for one array in memory.
 
-`fit`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
+`fit`, `transform` and `evaluate` work on datasets on disk (`open_dataset`), or made from arrays and
 data frames (`from_numpy`, `from_dataframe`). `ClippedPCA`, `LatentTrait` and every other model are
-scikit-learn estimators: `pipeline.api.estimators` says what they have in common.
+also scikit-learn estimators; `pipeline.api.estimators` describes what they have in common.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pipeline.api.functions import evaluate, fit, transform
-    from pipeline.data.binary_table import BinaryTable
     from pipeline.data.protocols import Dataset
+    from pipeline.data.tables import BinaryTable
     from storage import load_artifact, open_codes, open_dataset
 
 __all__ = [
@@ -46,34 +46,34 @@ def from_numpy(
     map: Mapping[Any, int | None] | None = None,
     path: Any = None,
 ) -> Dataset:
-    """Make a dataset of an array.
+    """Create a dataset from an array.
 
     Parameters
     ----------
     X
         0, 1, True, False, or missing: NaN, None or masked, (n_rows, n_features).
     feature_names
-        (n_features,); None calls them f0, f1, ….
+        Names of the features, (n_features,); None stands for f0, f1, ….
     segment
-        What each row's segment is called, (n_rows,).
+        Name of each row's segment, (n_rows,).
     keep
-        Per-row columns by name, (n_rows,) each; one named `split` gives the splits.
+        Per-row columns by name, (n_rows,) each; the column `split` defines the splits.
     threshold
-        Take numbers for 1 where they are greater.
+        Numbers above it are 1, all others 0.
     map
-        What other values are: `{"yea": 1, "nay": 0, "absent": None}`; None is missing.
+        Meaning of other values, such as `{"yea": 1, "nay": 0, "absent": None}`; None is missing.
     path
-        Where to write it, as `open_dataset` opens it again; None keeps it in memory.
+        Folder to write the dataset to, for `open_dataset`; None keeps it in memory.
 
     Raises
     ------
     ValueError
-        If a value is none of these, a name or a length does not fit, or the path is taken.
+        If a value is not binary, a name or a length does not fit, or the path exists.
     """
-    from pipeline.data.binary_table import make_binarization_rule, make_binary_table
+    from pipeline.data.tables import make_binarization_rule, make_binary_table
 
-    meaning = make_binarization_rule(threshold, map)
-    return _dataset(make_binary_table(X, feature_names, segment, keep, meaning), path)
+    rule = make_binarization_rule(threshold, map)
+    return _make_dataset(make_binary_table(X, feature_names, segment, keep, rule), path)
 
 
 def from_dataframe(
@@ -86,38 +86,35 @@ def from_dataframe(
     map: Mapping[Any, int | None] | None = None,
     path: Any = None,
 ) -> Dataset:
-    """Make a dataset of a data frame of pandas, Polars or the like, or of an xarray object.
+    """Create a dataset from a data frame of pandas, Polars and others, or from an xarray object.
 
     Parameters
     ----------
     df
-        All columns but those named below are features: 0, 1, True, False or missing. An xarray
-        DataArray is (row, feature), a Dataset has `values` and maybe `observed`, as
-        `to_xarray` gives it.
+        A data frame, whose feature columns hold 0, 1, True, False or missing values; an xarray
+        DataArray (row, feature); or an xarray Dataset with `values` and optionally `observed`, as
+        returned by `to_xarray`.
     segment
-        Name of the column, in xarray of the variable, with each row's segment.
+        Name of the column (variable in xarray) with the segment of each row.
     keep
-        Names of per-row columns to keep; one named `split` gives the splits.
+        Names of per-row columns to keep; the column `split` defines the splits.
     features
-        Names of the columns that alone are features; None takes all but those above.
+        Names of the feature columns; None takes all columns other than those above.
     threshold, map, path
         As for `from_numpy`.
 
     Raises
     ------
     ValueError
-        If a value is no bit, a column is not there, or the path is taken.
+        If a value is not binary, a column is missing, or the path exists.
     """
-    from pipeline.data.binary_table import make_binarization_rule
-    from pipeline.data.frames import make_table_from_frame
+    from pipeline.data.tables import make_binarization_rule, make_table_from_frame
 
-    return _dataset(
-        make_table_from_frame(df, segment, keep, features, make_binarization_rule(threshold, map)),
-        path,
-    )
+    rule = make_binarization_rule(threshold, map)
+    return _make_dataset(make_table_from_frame(df, segment, keep, features, rule), path)
 
 
-def _dataset(table: BinaryTable, path: Any) -> Dataset:
+def _make_dataset(table: BinaryTable, path: Any) -> Dataset:
     if path is None:
         from pipeline.data.in_memory import make_memory_dataset
 
@@ -128,7 +125,7 @@ def _dataset(table: BinaryTable, path: Any) -> Dataset:
     from storage.stores.locations import parse_path
 
     if parse_path(path).exists():
-        raise DataError(f"{path}: Expected a new path, got one that exists. Give another.")
+        raise DataError(f"{path} exists already. Choose another path.")
     names, columns = table.feature_names, tuple(table.columns)
     with create_dataset(path, names, columns=columns, expected_rows=len(table.X)) as writer:
         writer.add(table, table.segments)
@@ -136,21 +133,21 @@ def _dataset(table: BinaryTable, path: Any) -> Dataset:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: compiled code and Zarr take their time."""
+    """Import attributes on first use, because compiled code and Zarr are slow to import."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("latentbits")
-    found: Any = None
+    value: Any = None
     if not name.startswith("_"):
-        found = getattr(import_module(_MODULES.get(name, "pipeline.api.estimators")), name, None)
-    if found is None:
+        value = getattr(import_module(_MODULES.get(name, "pipeline.api.estimators")), name, None)
+    if value is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    return value
 
 
 def __dir__() -> list[str]:
-    """List also the estimators."""
+    """List the functions and the estimators."""
     from pipeline.api.estimators import make_estimators
 
     return sorted([*__all__, "__version__", *make_estimators()])

@@ -12,7 +12,6 @@ from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.errors import format_error
 from flows.cli.options import DATA, Json, Option
 from flows.cli.summary import print_json
-from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.learning.convergence import describe_ending
 from storage.errors import DataError
 from storage.format.manifests import read_manifest
@@ -66,7 +65,7 @@ def _summarize_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "components": manifest["n_components"],
         "rows": manifest.get("n_samples"),  # recorded by flows only
         "features": len(manifest["feature_names"]),
-        "objective": objective_from_artifact(manifest),
+        "objective": manifest.get("objective"),
         "converged": manifest["converged"],
         "warnings": len(manifest["warnings"]),
     }

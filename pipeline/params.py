@@ -1,7 +1,4 @@
-"""Parameters of models: frozen dataclasses of arrays that know the names of their dimensions.
-
-A class names in `former` the arrays that artifacts of earlier versions have and this one has not.
-"""
+"""Parameters of models: frozen dataclasses of arrays whose dimensions have names."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NamedArrays = dict[str, tuple[tuple[str, ...], NDArray[Any]]]
+"""Dimensions and values of arrays, by name."""
 
 
 def array_field(*dims: str) -> Any:
@@ -21,33 +19,29 @@ def array_field(*dims: str) -> Any:
 
 
 def optional_array_field(*dims: str) -> Any:
-    """Declare an array that may be absent, and is None then.
-
-    It is one that `prepare` makes once after the fit, that only some data call for, or that
-    artifacts of earlier versions lack.
-    """
+    """Declare an array that may be absent (None): only some data or some settings need it."""
     return field(default=None, metadata={"dims": dims})
 
 
 def layer_arrays_field(*dims: str) -> Any:
-    """Declare a tuple of arrays, one for each layer from 0 on, stored as `NAME_0`, `NAME_1`, ….
+    """Declare a tuple of arrays, one per layer, stored as `NAME_0`, `NAME_1`, ….
 
-    Of its dimensions `below` is named `feature` in layer 0 and `unit_k` in layer k, `above` as
-    `below` is in the next.
+    The dimension `below` is called `feature` in layer 0 and `unit_k` in layer k. The dimension
+    `above` has the name that `below` has in the next layer.
     """
     return field(metadata={"dims": dims, "per_layer": True})
 
 
 def get_named_arrays(params: Any) -> NamedArrays:
-    """Give a model's parameters as named arrays with their dimensions."""
-    found: NamedArrays = {}
+    """Return a model's parameters as named arrays with their dimensions."""
+    named: NamedArrays = {}
     for f in fields(params):
         dims, value = f.metadata["dims"], getattr(params, f.name)
         if "per_layer" in f.metadata:
-            found |= {f"{f.name}_{k}": (_name_layer_dims(dims, k), a) for k, a in enumerate(value)}
+            named |= {f"{f.name}_{k}": (_name_layer_dims(dims, k), a) for k, a in enumerate(value)}
         elif value is not None:
-            found[f.name] = (dims, value)
-    return found
+            named[f.name] = (dims, value)
+    return named
 
 
 def _name_layer_dims(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
@@ -56,7 +50,7 @@ def _name_layer_dims(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
 
 
 def params_from_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Undo `get_named_arrays`."""
+    """Create parameters of a class from named arrays: the inverse of `get_named_arrays`."""
     values: dict[str, Any] = {}
     for f in fields(kind):
         if "per_layer" in f.metadata:
@@ -74,17 +68,17 @@ def _list_layer_names(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[str
 
 
 def find_unexpected_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> set[str]:
-    """Name the arrays that parameters of this kind lack or do not know."""
+    """Return the names of arrays that a class of parameters lacks, or does not know."""
     single = [f for f in fields(kind) if "per_layer" not in f.metadata]
     layered = {
         n for f in fields(kind) if f not in single for n in _list_layer_names(f.name, arrays)
     }
     required = {f.name for f in single if f.default is MISSING}
-    known = {f.name for f in single} | layered | {*getattr(kind, "former", ())}
+    known = {f.name for f in single} | layered
     return (required - set(arrays)) | (set(arrays) - known)
 
 
 def convert_to_c_order(params: Any) -> Any:
-    """Lay arrays out as they come back from storage: products of others differ in the last bits."""
+    """Lay arrays out as storage returns them; products of other layouts differ in the last bits."""
     arrays = {name: np.asarray(a, order="C") for name, (_, a) in get_named_arrays(params).items()}
     return replace(params, **vars(params_from_arrays(type(params), arrays)))

@@ -1,6 +1,6 @@
-"""Random draws keyed by (seed, pass, stream, original row): the same wherever a row is worked on.
+"""Random draws keyed by (seed, pass, stream, original row), so that no draw depends on the worker.
 
-`pipeline.numerics.row_random` draws the same numbers within compiled code.
+`pipeline.numerics.row_random` draws the same numbers in compiled code.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class RowRandom:
-    """Draws of one pass.
+    """The random draws of one pass.
 
     Attributes
     ----------
     seed
         Seed of the fit.
     pass_index
-        Number of the pass; another pass draws anew.
+        Number of the pass; every pass has its own draws.
     stream_key
-        Tells streams apart; 0 is the one without a name.
+        Identifies the stream; 0 is the unnamed one.
     """
 
     seed: int
@@ -35,14 +35,14 @@ class RowRandom:
     stream_key: int = 0
 
     def stream(self, name: str) -> RowRandom:
-        """Give the stream of this name: two uses in one pass never share numbers."""
+        """Return the stream of this name, whose numbers are independent of all other streams."""
         before = self.stream_key.to_bytes(8, "little")
         digest = blake2b(name.encode(), digest_size=8, key=before).digest()
         return replace(self, stream_key=int.from_bytes(digest, "little"))
 
     @cached_property
     def key(self) -> np.uint64:
-        """What seed, pass and stream come to: kernels are given it in place of this object."""
+        """The hash of seed, pass and stream, which kernels take in place of this object."""
         with np.errstate(over="ignore"):
             key = _mix_bits(np.uint64(self.seed) * _GOLDEN + np.uint64(self.pass_index))
             if self.stream_key:
@@ -50,14 +50,14 @@ class RowRandom:
         return np.uint64(key)
 
     def uniform(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
-        """Draw from the open interval (0, 1): (n_rows, n_draws)."""
+        """Draw from the open interval (0, 1), (n_rows, n_draws)."""
         with np.errstate(over="ignore"):
             state = _mix_bits(rows.astype(np.uint64) * _GOLDEN + self.key)[:, None]
             bits = _mix_bits(state + np.arange(1, n_draws + 1, dtype=np.uint64) * _GOLDEN)
         return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
     def hash_rows(self, contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Draw by what rows hold, (n_rows, n_words), in place of their numbers: (n_rows,)."""
+        """Draw by the content of rows, (n_rows, n_words), instead of their numbers; (n_rows,)."""
         with np.errstate(over="ignore"):
             state = np.full(len(contents), self.key)
             for word in contents.T:
@@ -65,13 +65,13 @@ class RowRandom:
         return state
 
     def normal(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
-        """Draw standard normals: (n_rows, n_draws)."""
+        """Draw standard normals, (n_rows, n_draws)."""
         normals: NDArray[np.float64] = scipy.special.ndtri(self.uniform(rows, n_draws))
         return normals
 
 
 def _mix_bits(words: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """Scramble 64 bits so that each input bit moves half of the output's (SplitMix64)."""
+    """Mix 64 bits so that each input bit flips half of the output bits on average (SplitMix64)."""
     z = np.asarray(words, np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

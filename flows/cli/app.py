@@ -132,7 +132,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
         if is_bad_input(error):
             _exit_with_message(BAD_INPUT, format_error(error))
         if isinstance(error, ClusterLost):
-            _exit_with_message(FAILED, str(error))
+            _exit_with_message(FAILED, format_error(error))
         if is_interruption(error):
             _exit_with_message(INTERRUPTED, "interrupted")
         log.exception("failure")

@@ -11,7 +11,7 @@ import logging
 import shlex
 from collections.abc import Iterable
 
-from pipeline.errors import FitError, spell_parameters
+from pipeline.errors import ClusterLost, FitError, spell_parameters
 from storage.errors import DataError
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,6 +44,8 @@ def format_error(error: BaseException) -> str:
         return error.message.render(spell=spell_option)
     if isinstance(error, DataError):
         return error.render(spell_option)
+    if isinstance(error, ClusterLost):
+        return spell_parameters(str(error), spell_option)
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
     return str(error)

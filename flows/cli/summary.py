@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.errors import format_warnings
-from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.learning.convergence import describe_ending
 
 _MAX_SHOWN = 8
@@ -64,7 +63,7 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         "warnings": format_warnings(manifest["warnings"]),
         "n_features": len(manifest["feature_names"]),
         "n_segments": len(manifest["segment_names"]),
-        "objective": objective_from_artifact(manifest),
+        "objective": manifest.get("objective"),
         "diagnostics": manifest["diagnostics"],
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],

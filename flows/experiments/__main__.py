@@ -1,4 +1,4 @@
-"""The experiments' command line: one file and one line here for each."""
+"""The command line of the experiments: one file and one line here per experiment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What experiments share: options, a fit with its counts, a few rows of the data, tables.
+"""Shared by all experiments: options, one-pass fits, samples of rows, tables.
 
-Annotations are values here, not texts: command lines read those of `ExperimentOptions` in other modules.
+This module does not postpone annotations: other modules build command lines from the annotated
+fields of `ExperimentOptions`.
 """
 
 import csv
@@ -42,21 +43,21 @@ EXAMPLE_DATASET = "example:digits"
 ImageShape = Annotated[
     str | None, Option(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name.")
 ]
-Output = Annotated[str, Option(help="Folder of tables and figures.")]
+Output = Annotated[str, Option(help="Folder for tables and figures.")]
 
 
 @Option(name="*")
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """The options of an experiment, and the parameters of its flow; some have more."""
+    """Options of an experiment, which are also the parameters of its flow."""
 
     output: Output
-    quick: Annotated[bool, Switch, Option(help="Do less: a first look in minutes.")] = False
+    quick: Annotated[bool, Switch, Option(help="Run a smaller version that takes minutes.")] = False
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
 
     def check(self) -> None:
-        """Refuse at once what cannot work.
+        """Check the options before any work starts.
 
         Raises
         ------
@@ -71,17 +72,17 @@ class ExperimentOptions:
 @Option(name="*")
 @dataclass(frozen=True)
 class ImageExperimentOptions(ExperimentOptions):
-    """Those of an experiment on images of bits."""
+    """Options of an experiment on binary images."""
 
     dataset: Annotated[
         str | None,
-        Option(help="Images of bits: a dataset folder. [default: the 2s of example:digits]"),
+        Option(help="Dataset of binary images. [default: the 2s of example:digits]"),
     ] = None
     split: Split = None
     image_shape: ImageShape = None
 
     def check(self) -> None:
-        """Refuse also a dataset that is not there, another shape, and a split of none.
+        """Check also the dataset, the image shape and the split.
 
         Raises
         ------
@@ -90,7 +91,7 @@ class ImageExperimentOptions(ExperimentOptions):
         """
         super().check()
         if self.split is not None and self.dataset is None:
-            raise FitError("--split: Expected --dataset beside it, got none.")
+            raise FitError("{split} needs {dataset}: the example has no splits.", parameter="split")
         find_image_layout(
             open_dataset_or_example(self.dataset or EXAMPLE_DATASET).feature_names, self.image_shape
         )
@@ -119,7 +120,7 @@ def run_experiment(
 
 @dataclass(frozen=True)
 class OnePassFit:
-    """A fitted model, and the statistics of its pass."""
+    """A fitted model and the statistics of its only pass."""
 
     params: Any
     statistics: Any
@@ -129,7 +130,7 @@ class OnePassFit:
 def fit_one_pass(
     model: Model, dataset: BinaryDataset, seed: int, where: ExecutorOptions
 ) -> OnePassFit:
-    """Fit a one-pass model as `flows.fit` does, and keep the statistics.
+    """Fit a one-pass model as `flows.fit` does, and return its statistics too.
 
     Raises
     ------
@@ -175,9 +176,9 @@ def write_table(stem: Path, rows: Sequence[TableRow]) -> None:
 def group_medians(
     trials: Sequence[TableRow], keys: Sequence[str], values: Sequence[str]
 ) -> list[TableRow]:
-    """Take medians over trials that agree in the keys; such trials stand together.
+    """Compute medians over consecutive trials with the same keys.
 
-    The median of no values, all of them None, is None.
+    If all values of a column are None, its median is None.
     """
 
     def key(row: TableRow) -> tuple[Any, ...]:
@@ -197,7 +198,7 @@ def _column_medians(trials: Sequence[TableRow], values: Sequence[str]) -> TableR
 def write_results(
     output: str, name: str, trials: Sequence[TableRow], middle: Sequence[TableRow]
 ) -> tuple[Path, Path]:
-    """Write the tables of all trials and of medians; give the paths of the figure."""
+    """Write tables of all trials and of medians; return the paths for the figure."""
     stem = Path(output, name)
     write_table(stem, trials)
     write_table(stem.with_name(f"{name}_medians"), middle)
@@ -207,7 +208,7 @@ def write_results(
 def summarize_run(
     output: str, name: str, middle: Sequence[TableRow], begun: float
 ) -> dict[str, Any]:
-    """Sum up a run: medians, files, seconds since it began."""
+    """Return the medians, the files and the seconds since the start of a run."""
     files = sorted(map(str, Path(output).glob(f"{name}*.*")))
     seconds = round(time.perf_counter() - begun, 3)
     return {"medians": list(middle), "files": files, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""What the experiments on binary ICA share: models and data, trials, tables, the command."""
+"""Shared by the experiments on binary ICA: models, data, trials, tables, summaries."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from storage.examples import (
 
 _MODELS_PER_SEED = 1000
 _CONSOLE_WIDTH = 1000
-"""Rather long lines than cut numbers."""
+"""A wide console: long lines instead of truncated numbers."""
 
 
 class ProblemShape(NamedTuple):
-    """Shape of a model and of its data, of which there may be infinitely many."""
+    """Shape of a model and of its data."""
 
     features: int
     components: int
@@ -39,12 +39,12 @@ class ProblemShape(NamedTuple):
     rows_per_segment: int | None = None
 
     def columns(self) -> dict[str, int]:
-        """Give what is known, by the columns of tables."""
+        """Return the known dimensions, keyed by table column."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def draw_truth(shape: ProblemShape, model: int, seed: int) -> NonstationaryTruth:
-    """Draw a model; other seeds have other models."""
+    """Draw a model. Each seed gives another model."""
     return draw_nonstationary_truth(*shape[:3], _MODELS_PER_SEED * seed + model)
 
 
@@ -68,9 +68,9 @@ def run_shape_trials(
     where: ExecutorOptions,
     alone: bool = False,
 ) -> list[TableRow]:
-    """Try models of each shape; one trial at a time if they must be alone.
+    """Run trials for models of each shape, optionally one at a time.
 
-    What is drawn is drawn here, as late as can be, and sent to where trials run.
+    Data are drawn in this process, as late as possible, and sent to the workers.
     """
     cells = [(shape, model) for shape in shapes for model in range(n_models)]
     with open_executor(**where) as executor:
@@ -91,7 +91,7 @@ def _run_one_by_one(
 
 
 def _track_progress(results: Iterable[TableRow], total: int) -> Iterator[TableRow]:
-    """Pass results on, with a bar on a terminal."""
+    """Yield the results and show a progress bar on a terminal."""
     console = Console(stderr=True)
     yield from track(results, "trials", total, console=console, disable=not sys.stderr.isatty())
 
@@ -99,13 +99,13 @@ def _track_progress(results: Iterable[TableRow], total: int) -> Iterator[TableRo
 def column_values(
     trials: Sequence[TableRow], shapes: Sequence[ProblemShape], column: str
 ) -> NDArray[np.float64]:
-    """Give the values of a column, (n_shapes, n_models), NaN where there are none."""
+    """Return the values of a column, (n_shapes, n_models); NaN where a value is missing."""
     by_shape = [[t for t in trials if shape.columns().items() <= t.items()] for shape in shapes]
     return np.array([[t[column] for t in found] for found in by_shape], np.float64)
 
 
 def describe_left_out(shapes: Sequence[ProblemShape]) -> str:
-    """Say which models are not fitted to all shapes, for the note of a figure."""
+    """Describe, for the note of a figure, which models are not fitted to all shapes."""
     limits = {
         name: " or ".join(f"more than {most} {size}" for size, most in method.size_limits.items())
         for name, method in METHODS.items()

@@ -44,9 +44,9 @@ OUTPUT = "runs/experiments/blica-identifiability"
 HELP = """Show when binary ICA is identifiable: Hyttinen et al. (2022), figure 3.
 
 Draws models with as many components as features, takes the exact probabilities of every pair of
-features in place of counts, and fits them to rounding error: either the mixing is found, or it
-cannot be. Leaves tables of all models and of medians (CSV and JSON) and a figure (PNG and SVG) of
-1 − MCS, MCS being the mean cosine similarity of the mixing found to the true one.
+features instead of counts, and fits them to rounding error: the mixing is either found or not
+identifiable. Writes tables of all models and of medians (CSV and JSON) and a figure (PNG and SVG)
+of 1 − MCS, where MCS is the mean cosine similarity between the fitted and the true mixing.
 """
 EXAMPLES = """Examples:
 
@@ -63,7 +63,7 @@ _LINE, _HATCH = "#D55E00", "#7f7f7f"
 @Option(name="*")
 @dataclass(frozen=True)
 class IdentifiabilityOptions(base.ExperimentOptions):
-    """Where the results go by themselves."""
+    """Options of `blica-identifiability`."""
 
     output: base.Output = OUTPUT
 
@@ -127,7 +127,7 @@ def _plot_cell(axes: Axes, row: TableRow, x: int, y: int) -> None:
 
 
 def _plot_line(axes: Axes, surplus: NDArray[np.int64]) -> None:
-    """Draw a line between neighbouring cells of which one has a negative surplus."""
+    """Draw the border between cells with a negative and a non-negative surplus of equations."""
     negative = surplus < 0
     y, x = np.nonzero(negative[:, 1:] != negative[:, :-1])
     axes.vlines(x + 1, y, y + 1, color=_LINE, linewidth=3, capstyle="projecting")

@@ -1,9 +1,9 @@
 """Trials of binary ICA on rows drawn from a known mixing: all models, or BLICA part by part.
 
-What is found is told by the mean cosine similarity (MCS) of the mixing to the true one
+Results are measured by the mean cosine similarity (MCS) between the fitted and the true mixing
 (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
-Non-stationarity-based Approach", UAI 2022, section 6). Times are CPU seconds of the thread that a
-trial runs in.
+Non-stationarity-based Approach", UAI 2022, section 6). Times are CPU seconds of the thread
+that runs the trial.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.experiments.binary_ica_trials import SimulatedRows, pack_rows_in_memory
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,
@@ -45,22 +45,22 @@ TrialValues = dict[str, float | bool | None]
 
 
 class ICAMethod(NamedTuple):
-    """A model to be tried.
+    """A model to compare.
 
     Attributes
     ----------
     model
-        Makes it, with its own settings, by the number of components.
+        Makes the model for a number of components.
     most
-        Largest `features`, `segments` and `components` that a fit in minutes can have; those not
-        named do not matter.
+        Largest `features`, `segments` and `components` that can be fitted in minutes; dimensions
+        that are not listed do not matter.
     """
 
     model: Callable[[int], Model]
     size_limits: Mapping[str, int] = MappingProxyType({})
 
     def can_fit(self, sizes: Mapping[str, int]) -> bool:
-        """Tell whether data of these sizes can be fitted in minutes."""
+        """Return whether data of this shape can be fitted in minutes."""
         return all(sizes[name] <= most for name, most in self.size_limits.items())
 
 
@@ -70,7 +70,7 @@ METHODS = {
     "linear iVAE": ICAMethod(LinearIVAE),
     "FastICA": ICAMethod(FastICA),
 }
-"""By the names that tables and figures give them."""
+"""All methods, keyed by their names in tables and figures."""
 
 
 def run_sample_trial(drawn: SimulatedRows) -> TrialValues:
@@ -79,13 +79,14 @@ def run_sample_trial(drawn: SimulatedRows) -> TrialValues:
     Parameters
     ----------
     drawn
-        The data; the number of components is that of the truth.
+        The data. The true number of components is fitted.
 
     Returns
     -------
     dict
-        By the name of each of `METHODS` its MCS, its `_seconds`, and whether it `_converged`, None
-        where the model does not say; all None where the data are too large for it.
+        For each name in `METHODS`: the MCS under the name itself, `NAME_seconds`, and
+        `NAME_converged` (None if the model does not report it). All are None if the data are too
+        large for the method.
     """
     _warm_up()
     return _run_methods(drawn, METHODS)
@@ -102,7 +103,7 @@ def _run_methods(drawn: SimulatedRows, methods: Mapping[str, ICAMethod]) -> Tria
 
 
 def _time_fit(drawn: SimulatedRows, model: Model) -> tuple[float, float, bool | None]:
-    """Give the MCS of a fit, its seconds, and whether it converged."""
+    """Return the MCS of a fit, its CPU seconds and whether it converged."""
     seconds = dict[str, float]()
     with _measure_seconds(seconds, "fit"):
         done = fit_model(model, drawn.rows, SerialExecutor(), drawn.seed)
@@ -112,21 +113,22 @@ def _time_fit(drawn: SimulatedRows, model: Model) -> tuple[float, float, bool | 
 
 
 def run_timed_trial(drawn: SimulatedRows) -> TrialValues:
-    """Fit all models as `run_sample_trial` does, and take the time of the parts of BLICA's fit.
+    """Fit all models as `run_sample_trial` does, and time the parts of BLICA's fit.
 
-    Nothing else should run beside it: caches and memory are shared.
+    Run nothing else at the same time: caches and memory bandwidth are shared.
 
     Parameters
     ----------
     drawn
-        The data; the number of components is that of the truth.
+        The data. The true number of components is fitted.
 
     Returns
     -------
     dict
-        As of `run_sample_trial`; BLICA's seconds are the sum of its parts: `counts` of pairs;
-        `correlations` of all rows and of the halves; `selection` of the ridge; `starts` from which
-        the likelihood is climbed; `refinement` of gaps and variances. `iterations` of all starts.
+        As in `run_sample_trial`. The seconds of BLICA are the sum of its parts: `counts` (pair
+        counts), `correlations` (of all rows and of the halves), `selection` (of the ridge),
+        `starts` (maximisation from all starts) and `refinement` (of gaps and variances).
+        `iterations` counts those of all starts.
     """
     _warm_up()
     others = {name: method for name, method in METHODS.items() if name != "BLICA"}
@@ -135,13 +137,13 @@ def run_timed_trial(drawn: SimulatedRows) -> TrialValues:
 
 @cache
 def _warm_up() -> None:
-    """Compile and import, once a process, what every fit needs."""
+    """Import and compile everything that fits need, once per process."""
     X = np.random.default_rng(0).integers(2, size=(600, 3), dtype=np.uint8)
     _run_methods(SimulatedRows(np.eye(3)[:, :2], pack_rows_in_memory(X, 3), 0), METHODS)
 
 
 def _time_blica_parts(drawn: SimulatedRows) -> TrialValues:
-    """Do what a fit of `BLICA` does, part by part."""
+    """Run the parts of a BLICA fit one by one."""
     n_components, executor = drawn.mixing.shape[1], SerialExecutor()
     model, seconds = BLICA(n_components), dict[str, float]()
     with _measure_seconds(seconds, "counts"):

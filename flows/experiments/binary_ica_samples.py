@@ -47,11 +47,11 @@ HELP = """Show how many rows binary ICA needs (Hyttinen et al. 2022, figure 4).
 
 Draws models and data in 40 segments, and fits all models of binary ICA with their own settings:
 BLICA, the same model by full likelihood, the linear iVAE and, for comparison, linear FastICA of all
-segments together, of 50,000 rows at most. All are told the number of components. Leaves tables of
-all trials and of medians (CSV and JSON) and a figure (PNG and SVG) over the rows per segment: MCS,
-the mean cosine similarity of the mixing found to the true one, and the CPU seconds of a fit. Takes
-more than an hour of CPU time, with `--quick` some minutes. Worker processes (`--workers`) share the
-work better than threads do.
+segments together, on at most 50,000 rows. All know the number of components. Writes tables of all
+trials and of medians (CSV and JSON) and a figure (PNG and SVG) over the rows per segment: MCS, the
+mean cosine similarity between the fitted and the true mixing, and the CPU seconds of a fit. Takes
+more than an hour of CPU time, or some minutes with `--quick`. Worker processes (`--workers`) share
+the work better than threads.
 """
 EXAMPLES = """Examples:
 
@@ -67,7 +67,7 @@ _QUICK_ROWS, _QUICK_MODELS = (100, 500, 2000), 3
 @Option(name="*")
 @dataclass(frozen=True)
 class SampleSizeOptions(base.ExperimentOptions):
-    """Where the results go by themselves."""
+    """Options of `blica-samples`."""
 
     output: base.Output = OUTPUT
 
@@ -116,7 +116,7 @@ def _plot_similarity(
 def _plot_shapes(
     column: Iterable[Axes], shapes: Sequence[ProblemShape], trials: Sequence[TableRow]
 ) -> None:
-    """Draw the similarity, on a logarithmic scale what it lacks, and the time."""
+    """Plot the similarity (1 − MCS on a logarithmic scale) and the time."""
     similarity, distance, time = column
     rows = np.array([shape.rows_per_segment for shape in shapes])
     mcs = {name: (rows, column_values(trials, shapes, name)) for name in METHODS}

@@ -48,13 +48,13 @@ NAME = "scaling"
 OUTPUT = "runs/experiments/blica-scaling"
 HELP = """Show how long binary ICA takes, and how accurate it is (Hyttinen et al. 2022, figure 5).
 
-Draws models and data of 1000 rows a segment and fits all models of binary ICA with their own
-settings, told the number of components, over the number of features, of segments and of components:
+Draws models and data with 1000 rows per segment and fits all models of binary ICA with their own
+settings and the true number of components, for more and more features, segments and components:
 BLICA, the same model by full likelihood (up to 20 features), the linear iVAE and, for comparison,
 linear FastICA. Takes the CPU time of each fit, and of the parts of BLICA's, one fit at a time. In
-the paper full maximum likelihood did not finish 6 observed variables in two hours. Leaves tables of
-all trials and of medians (CSV and JSON) and a figure (PNG and SVG). Takes more than half an hour of
-CPU time, with `--quick` some minutes.
+the paper, full maximum likelihood did not finish 6 observed variables in two hours. Writes tables
+of all trials and of medians (CSV and JSON) and a figure (PNG and SVG). Takes more than half an hour
+of CPU time, or some minutes with `--quick`.
 """
 EXAMPLES = """Examples:
 
@@ -66,14 +66,14 @@ _FEATURES, _SEGMENTS, _COMPONENTS = (5, 10, 20, 50, 100, 200), (10, 20, 40, 80),
 _QUICK_FEATURES, _QUICK_SEGMENTS, _QUICK_COMPONENTS = (5, 10, 20), (10, 20, 40), (2, 5, 10)
 _MODELS, _QUICK_MODELS = 5, 1
 _POWERS = {"features": 2, "segments": 1, "components": 1}
-"""How the cost of one evaluation of the likelihood grows."""
+"""Growth of the cost of one likelihood evaluation."""
 _PARTS = ("selection", "starts", "correlations")
 
 
 @Option(name="*")
 @dataclass(frozen=True)
 class ScalingOptions(base.ExperimentOptions):
-    """Where the results go by themselves."""
+    """Options of `blica-scaling`."""
 
     output: base.Output = OUTPUT
 
@@ -102,7 +102,7 @@ def blica_scaling(options: ScalingOptions) -> dict[str, Any]:
 
 
 def _make_sweeps(quick: bool) -> dict[str, list[ProblemShape]]:
-    """List the shapes over which each dimension is varied; some are in several."""
+    """List the shapes of each sweep. Some shapes are part of several sweeps."""
     features = _QUICK_FEATURES if quick else _FEATURES
     segments = _QUICK_SEGMENTS if quick else _SEGMENTS
     components = _QUICK_COMPONENTS if quick else _COMPONENTS
@@ -129,7 +129,8 @@ def _plot_sweeps(
         "which the likelihood is climbed; correlations of all rows and of the halves; the total "
         "has counts, gaps and variances besides. Dashed: as one evaluation of BLICA's likelihood "
         "grows; how many are needed differs. In the paper full maximum likelihood did not finish 6 "
-        f"observed variables in two hours.{describe_left_out(list(chain.from_iterable(sweeps.values())))}"
+        "observed variables in two hours."
+        + describe_left_out(list(chain.from_iterable(sweeps.values())))
     )
     title = "Time that binary ICA takes, and its accuracy"
     with open_figure(*paths, size=(11, 9), title=title, note=note) as figure:
@@ -150,7 +151,7 @@ def _plot_sweep(
     shapes: Sequence[ProblemShape],
     trials: Sequence[TableRow],
 ) -> None:
-    """Draw the time and the accuracy of all models, and the parts of BLICA's time."""
+    """Plot the time and accuracy of all models, and the parts of BLICA's time."""
     times, accuracy, parts = column
     x = [getattr(shape, dimension) for shape in shapes]
     mcs = {name: (x, column_values(trials, shapes, name)) for name in METHODS}

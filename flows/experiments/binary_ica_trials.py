@@ -1,7 +1,7 @@
-"""Rows in memory for trials of binary ICA, and the trial on infinitely many.
+"""Data for trials of binary ICA, and the trial on infinitely many rows.
 
-A trial gets the truth and what was drawn from it, fits, and gives the mean cosine similarity (MCS)
-of the mixing found to the true one, as Hyttinen, Barin-Pacela and Hyvärinen do in "Binary
+A trial fits rows drawn from a known truth and returns the mean cosine similarity (MCS) between the
+fitted and the true mixing, as Hyttinen, Barin-Pacela and Hyvärinen do in "Binary
 Independent Component Analysis: A Non-stationarity-based Approach" (UAI 2022, section 6).
 """
 
@@ -27,14 +27,14 @@ from pipeline.numerics.metrics import mean_cosine_similarity
 Array = NDArray[np.float64]
 
 EXACT_RESIDUAL = 1e-20
-"""Sum of squared differences that only rounding errors are below."""
+"""A sum of squared differences below this is due to rounding errors alone."""
 _START_TOLERANCE = 1e-5
 _ROUNDING = 1e-15
 _MAX_EVALUATIONS = 200
 
 
 class ExactMatch(NamedTuple):
-    """What matches best.
+    """The best match.
 
     Attributes
     ----------
@@ -49,10 +49,10 @@ class ExactMatch(NamedTuple):
 
 
 def match_exactly(correlation: Array, n_components: int, seeds: Iterable[int]) -> ExactMatch:
-    """Find a mixing and variances that give these correlations.
+    """Find a mixing and source variances that reproduce the correlations.
 
-    From each start the likelihood is climbed until it is nearly flat, then the squared differences
-    are brought down by a trust-region Gauss-Newton method.
+    From each start, maximise the likelihood until it is nearly flat, then minimise the squared
+    differences by a trust-region Gauss-Newton method.
 
     Parameters
     ----------
@@ -61,13 +61,13 @@ def match_exactly(correlation: Array, n_components: int, seeds: Iterable[int]) -
     n_components
         Number of components, from 1 to n_features.
     seeds
-        One a start; they end with the first that leaves no more than `EXACT_RESIDUAL`.
+        One seed per start; stops at the first start with a residual of at most `EXACT_RESIDUAL`.
 
     Returns
     -------
     ExactMatch
-        Of the start with the least residual. Where the model is not identifiable this is one of
-        many with none.
+        The start with the smallest residual. If the model is not identifiable, it is one of many
+        exact solutions.
 
     Raises
     ------
@@ -77,7 +77,8 @@ def match_exactly(correlation: Array, n_components: int, seeds: Iterable[int]) -
     n_segments, n_features, _ = correlation.shape
     if not 1 <= n_components <= n_features:
         raise FitError(
-            f"Expected 1 to {n_features} components, got {n_components}. Choose another number."
+            f"{{components}} is {n_components}, but must lie between 1 and the number of features "
+            f"({n_features})."
         )
     flat = np.zeros(n_segments)
     counts = np.ones((n_segments, n_features), bool)
@@ -93,7 +94,7 @@ def match_exactly(correlation: Array, n_components: int, seeds: Iterable[int]) -
 
 def _polish(correlation: Array, start: MatchSolution) -> ExactMatch:
     n_components = start.mixing.shape[1]
-    # A step too far overflows and is taken back.
+    # A step that is too long overflows and is undone.
     with np.errstate(over="ignore", invalid="ignore"):
         result = scipy.optimize.least_squares(
             residuals,
@@ -119,14 +120,14 @@ def residuals(flat: Array, correlation: Array, n_components: int) -> Array:
     flat
         The mixing, then the log variances, row by row.
     correlation
-        Given, (n_segments, n_features, n_features).
+        Correlations to match, (n_segments, n_features, n_features).
     n_components
         Number of components.
 
     Returns
     -------
     ndarray
-        Of the pairs i < j of each segment, (n_segments · n_pairs,).
+        Differences for the pairs i < j of each segment, (n_segments · n_pairs,).
     """
     i, j = np.triu_indices(correlation.shape[1], 1)
     _, _, _, directions = _signal_terms(flat, correlation, n_components)
@@ -178,7 +179,7 @@ _N_EXACT_STARTS = 12
 
 
 class MixingTruth(Protocol):
-    """What data are drawn from: `storage.examples.NonstationaryTruth` is one."""
+    """The true model, such as `storage.examples.NonstationaryTruth`."""
 
     @property
     def mixing(self) -> Array:
@@ -203,7 +204,7 @@ class SimulatedRows(NamedTuple):
     rows
         The rows.
     seed
-        Of the fits.
+        Seed of the fits.
     """
 
     mixing: Array
@@ -223,7 +224,7 @@ class _MemoryChunk(NamedTuple):
 
 
 def pack_rows_in_memory(X: NDArray[np.uint8], n_segments: int) -> RowSource:
-    """Pack rows that lie segment by segment, as many in each, (n_rows, n_features)."""
+    """Pack rows (n_rows, n_features) sorted by segment, with equally many rows per segment."""
     words = [pack_block(part).words for part in np.split(X, n_segments)]
     height, width = len(X) // n_segments, words[0].shape[1]
     blocks = [(segment, segment * width, height) for segment in range(n_segments)]
@@ -237,12 +238,12 @@ def population_correlations(truth: MixingTruth) -> Array:
     Parameters
     ----------
     truth
-        What rows would be drawn from.
+        The true model.
 
     Returns
     -------
     ndarray
-        Of each segment, (n_segments, n_features, n_features).
+        Correlations per segment, (n_segments, n_features, n_features).
     """
     weights = PROBIT_SCALE * truth.mixing
     sources = zip(truth.source_means, truth.source_variances, strict=True)
@@ -266,12 +267,12 @@ def run_exact_trial(truth: MixingTruth) -> dict[str, float]:
     Parameters
     ----------
     truth
-        What rows would be drawn from.
+        The true model.
 
     Returns
     -------
     dict
-        `count_surplus_equations` of correlations over unknowns, `distance`, which is 1 − MCS, and the `residual` of
+        `surplus` (equations minus unknowns), `distance` (1 − MCS) and the `residual` of
         `match_exactly`.
     """
     n_features, n_components = truth.mixing.shape

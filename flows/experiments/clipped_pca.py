@@ -1,4 +1,4 @@
-"""The experiment of the paper behind clipped PCA: its command line and its flow."""
+"""The experiments of Lee and Sompolinsky (1999): clipped PCA on a ring of spins and on images."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MIN_PLOTTED_VALUE = 1e-6
 def compare_on_ring(
     output: str, n_rows: int, n_features: int, seed: int, where: ExecutorOptions
 ) -> dict[str, Any]:
-    """Fit two components, compare spectra with those in the limit of many rows, draw both."""
+    """Fit two components and plot their spectra next to those of infinitely many rows."""
     name = f"example:ring:rows={n_rows},features={n_features},seed={seed}"
     dataset = open_dataset_or_example(name)
     model = ClippedPCA(n_components=2, estimator="arcsine")
@@ -82,7 +82,7 @@ def compare_on_ring(
 
 
 def _limit_spectra(n_features: int) -> dict[str, Array]:
-    """Spectra in the limit of many rows: circulant matrices, so Fourier transforms of a row."""
+    """Compute the spectra of infinitely many rows: circulant matrices, by Fourier transforms."""
     hidden = np.cos(2 * np.pi * np.arange(n_features) / n_features)
     first_rows = {"spins_limit": sign_correlation(hidden), "clipped_pca_limit": hidden}
     return {name: np.sort(np.fft.fft(row).real)[::-1] for name, row in first_rows.items()}
@@ -153,7 +153,7 @@ _BOTH = (LINEAR, CLIPPED)
 _COMPONENTS, _QUICK_COMPONENTS = (5, 10, 20, 50), (5, 20)
 _N_SAMPLE_ROWS, _N_QUICK_SAMPLE_ROWS = 500, 100
 _SAMPLED_COMPONENTS, _N_SHOWN, _N_IMAGE_BARS = 20, 10, 12
-# A certain answer that is wrong would cost infinitely much.
+# A wrong answer given with certainty would have an infinite cost.
 _MIN_PLOTTED_SHARE = 1e-4
 
 
@@ -173,11 +173,11 @@ class PCAPair:
         }
 
     def truncate(self, n_components: int) -> ClippedPCAParams:
-        """Clipped PCA with fewer components; what they leave is noise again."""
+        """Return clipped PCA with fewer components; the rest of the variance becomes noise."""
         return replace(self.params, loadings=self.params.loadings[:, :n_components])
 
     def reconstruct(self, block: BinaryBlock, n_components: int) -> dict[str, Array]:
-        """P(s = 1) of rows given their own components, (n_samples, n_features) of each model."""
+        """Compute P(s = 1) given each row's own codes, (n_samples, n_features), for both models."""
         params = self.truncate(n_components)
         codes = self.clipped.transform(params, block, RowRandom(0))["mean"]
         X, observed = block.unpack_values(), block.unpack_mask()
@@ -187,7 +187,7 @@ class PCAPair:
         }
 
     def sample(self, n_components: int, n: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows drawn from each model, (n, n_features)."""
+        """Draw rows from each model, (n, n_features)."""
         return {
             LINEAR: self.linear.sample(n_components, n, rng),
             CLIPPED: self.clipped.sample(self.truncate(n_components), n, rng),
@@ -283,7 +283,8 @@ class ImageFigures:
         shares = models.variance_shares()
         note = (
             "Linear PCA: covariance of the bits. Clipped PCA: tetrachoric correlations."
-            f"{_format_negative_note(shares[CLIPPED])} Shares below {_MIN_PLOTTED_SHARE:g} are not drawn."
+            f"{_format_negative_note(shares[CLIPPED])} Shares below {_MIN_PLOTTED_SHARE:g} "
+            "are not drawn."
         )
         title = f"Spectra of {self.name}"
         paths = self._paths("spectra")
@@ -338,7 +339,7 @@ class ImageFigures:
         save_images(*self._paths("samples"), rows=shown, title=title, note=note)
 
     def plot_reconstructions(self, rows: BinaryBlock, found: Reconstructions) -> None:
-        """Draw rows as each model gives them back, and count their wrong bits."""
+        """Plot the rows reconstructed by each model, and count their wrong bits."""
         at = _choose_spread_rows(rows)
         X, observed = (values[at] for values in _values_and_mask(rows))
         shown = [ImageRow("data", self.layout.arrange_images(np.where(observed, X, np.nan)))]
@@ -352,7 +353,7 @@ class ImageFigures:
         save_images(*self._paths("reconstructions"), rows=shown, title=title, note=note)
 
     def plot_errors(self, errors: Sequence[Mapping[str, Any]], n_rows: int) -> None:
-        """Draw both measures over the number of components."""
+        """Plot both errors over the number of components."""
         note = (
             f"{n_rows} rows, among those fitted. Linear PCA: P(bit = 1) = Φ((projection − ½) / σ), "
             "σ² the variance that the components leave. Margins alone: every bit by its mean."
@@ -378,7 +379,7 @@ def _format_negative_note(shares: Array) -> str:
 
 
 def _choose_spread_rows(rows: BinaryBlock) -> NDArray[np.intp]:
-    """Rows to show: evenly over the rows, which lie by segment, so that all kinds come up."""
+    """Choose rows at equal distances; rows are sorted by segment, so all kinds appear."""
     n = min(_N_SHOWN, rows.n_samples)
     return ((np.arange(n) + 0.5) * rows.n_samples / n).astype(np.intp)
 
@@ -390,12 +391,12 @@ def _component_series(
     return [row["components"] for row in chosen], [row[measure] for row in chosen]
 
 
-HELP = """Set clipped PCA beside linear PCA, as Lee and Sompolinsky (1999) do.
+HELP = """Compare clipped PCA with linear PCA (Lee & Sompolinsky 1999).
 
 First on translation-invariant spins of a ring (the paper's figure 3), where two hidden Gaussians
 lie behind all spins; then on images of digits: spectra, components, samples, reconstructions and
-their errors. Leaves tables (CSV and JSON) and figures (PNG and SVG). A million rows of the ring
-work as well: `--rows 1000000`.
+their errors. Writes tables (CSV and JSON) and figures (PNG and SVG). The ring also works with a
+million rows: `--rows 1000000`.
 """
 EXAMPLES = """Examples:
 
@@ -409,19 +410,20 @@ _QUICK_ROWS, _QUICK_FEATURES = 5_000, 64
 @Option(name="*")
 @dataclass(frozen=True)
 class ClippedPCAOptions(base.ExperimentOptions):
-    """What both parts take beside."""
+    """Options of `clipped-pca`."""
 
     output: base.Output = "runs/experiments/clipped-pca"
-    dataset: Annotated[str, Option(help="Images of bits: a dataset folder or an example.")] = (
+    dataset: Annotated[str, Option(help="Dataset of binary images: a folder or an example.")] = (
         "example:digits"
     )
     rows: Annotated[
-        WholeNumber | None, Option(help="Rows of the ring. [default: 100000, quick 5000]")
+        WholeNumber | None,
+        Option(help="Number of rows of the ring. [default: 100000, or 5000 with --quick]"),
     ] = None
     image_shape: base.ImageShape = None
 
     def check(self) -> None:
-        """Refuse also images that are not there or of another shape.
+        """Check also the images and their shape.
 
         Raises
         ------

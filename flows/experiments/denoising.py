@@ -1,4 +1,4 @@
-"""The experiment of denoising images of bits: its command line and its flow.
+"""Denoise binary images by models of clean images.
 
 M. Sugiyama, "Introduction to statistical machine learning", 2016, figures 36.11 and 36.15.
 """
@@ -24,8 +24,7 @@ from flows.experiments.drawing import (
 from flows.experiments.linear_pca import fit_linear_pca
 from flows.report.figures.image_layout import ImageLayout
 from pipeline.data.blocks import pack_block
-from pipeline.executors.base import limit_blas_threads
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_reconstruct
@@ -59,27 +58,27 @@ from pipeline.models.registry import find_model_class
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 BitScore = Callable[[Bits], Array]
-"""Gives a number for each bit of rows: above a threshold it is the likelier to be 1."""
+"""Scores each bit; bits with a score above a threshold are set to 1."""
 
 NOISE = 0.1
-"""Share of a row's bits that are set to 1, and of those set to 0."""
+"""Share of a row's bits that noise sets to 1, and share that it sets to 0."""
 _THRESHOLDS = np.linspace(0.05, 0.95, 91)
 _N_STEPS = 10
 
 
 class DenoisingTrial(NamedTuple):
-    """What to fit and what to clean.
+    """One trial: the model, the training rows and the rows to denoise.
 
     Attributes
     ----------
     model
-        The model; a number stands for linear PCA of so many components.
+        The model, or the number of components of linear PCA.
     train, test
-        Clean rows to learn from, and others: (n_samples, n_features).
+        Clean rows to fit and to test, (n_samples, n_features).
     noisy
-        The test rows with noise, as `add_noise` gives them.
+        The test rows with the noise of `add_noise`.
     seed
-        Of the fit, and of the noise that linear PCA's threshold is chosen with.
+        Seed of the fit, and of the noise used to choose linear PCA's threshold.
     """
 
     model: Model | int
@@ -90,16 +89,16 @@ class DenoisingTrial(NamedTuple):
 
 
 class DenoisingResult(NamedTuple):
-    """What a trial found.
+    """Results of a trial.
 
     Attributes
     ----------
     wrong_bits
-        Share of wrong bits among those that the noisy rows' codes are turned back into.
+        Share of wrong bits in the rows reconstructed from the codes of noisy rows.
     wrong_bits_weighed
-        The same where these are weighed against the noisy bits, by how often noise changes one.
+        The same when the reconstruction is combined with the noisy bits, given the noise level.
     bits, weighed
-        Both, (n_samples, n_features).
+        The reconstructed rows of both kinds, (n_samples, n_features).
     """
 
     wrong_bits: float
@@ -119,12 +118,12 @@ def add_noise(X: Bits, seed: int) -> Bits:
 
 
 def wrong_share(bits: Bits, clean: Bits) -> float:
-    """Share of bits that differ."""
+    """Compute the share of bits that differ."""
     return float((bits != clean).mean())
 
 
 def run_denoising_trial(trial: DenoisingTrial) -> DenoisingResult:
-    """Fit to clean rows in memory, and clean the noisy ones.
+    """Fit clean rows in memory and denoise the noisy ones.
 
     Raises
     ------
@@ -142,7 +141,7 @@ def run_denoising_trial(trial: DenoisingTrial) -> DenoisingResult:
 
 
 def _fit_reconstruction(trial: DenoisingTrial, model: Model) -> BitScore:
-    """Give what turns rows to codes and these to P(x = 1)."""
+    """Return a function that encodes rows and decodes the codes to P(x = 1)."""
     made = check_can_reconstruct(model)
     params = fit_model(
         model, pack_rows_in_memory(trial.train, 1), SerialExecutor(), trial.seed
@@ -157,7 +156,7 @@ def _fit_reconstruction(trial: DenoisingTrial, model: Model) -> BitScore:
 
 
 def _denoise_by_linear_pca(trial: DenoisingTrial, n_components: int) -> tuple[Bits, BitScore]:
-    """Project on the leading components; cut where noisy training rows come back best."""
+    """Project on the leading components; the threshold is the best one for noisy training rows."""
     counts = PairCounts.from_block(pack_block(trial.train), pooled=True)
     found = fit_linear_pca(counts, n_components)
 
@@ -176,7 +175,7 @@ def _denoise_by_linear_pca(trial: DenoisingTrial, n_components: int) -> tuple[Bi
 
 
 def _weigh_noisy_bits(probabilities: BitScore, noisy: Bits) -> Bits:
-    """Find the likeliest bits given codes and noisy bits, and codes anew given bits, in turn.
+    """Alternate between the likeliest bits given codes and noisy bits, and new codes given bits.
 
     Iterated conditional modes (J. Besag, J. R. Stat. Soc. B 48, 1986): noise changes a bit of
     either value with probability `NOISE`, so a noisy bit has log-odds of ± log((1 − r) / r).
@@ -201,7 +200,7 @@ _MEASURES = {"from codes": "wrong_bits", "weighed against noisy bits": "wrong_bi
 
 @dataclass(frozen=True)
 class DenoisingFigures:
-    """Draws into a folder."""
+    """The figures of the experiment, written to a folder."""
 
     folder: Path
     name: str
@@ -211,7 +210,7 @@ class DenoisingFigures:
         return self.folder / f"denoising_{name}.png", self.folder / f"denoising_{name}.svg"
 
     def plot_errors(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Draw the shares of wrong bits of all fits, a panel for each number of images."""
+        """Plot the shares of wrong bits of all fits, one panel per number of images."""
         numbers = list(dict.fromkeys(row["images"] for row in rows))
         names = [name for name in dict.fromkeys(row["model"] for row in rows) if name != NOISY]
         note = (
@@ -238,7 +237,7 @@ class DenoisingFigures:
         noisy: Bits,
         cleaned: Mapping[str, DenoisingResult],
     ) -> None:
-        """Draw some images: clean, noisy, and as each model gives them back."""
+        """Plot some images: clean, noisy, and reconstructed by each model."""
         at = ((np.arange(_N_SHOWN) + 0.5) * len(clean) / _N_SHOWN).astype(np.intp)
         drawn = {CLEAN: clean, NOISY: noisy, **{name: one.bits for name, one in cleaned.items()}}
         shown = []
@@ -270,7 +269,7 @@ def _plot_errors(axes: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[
 def _plot_spread(
     axes: Axes, series: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], label: str
 ) -> None:
-    """Draw what all seeds gave along a line for each model, with a bar at the median."""
+    """Plot the results of all seeds on one line per model, with a bar at the median."""
     for k, (name, lines) in enumerate(series.items()):
         colour, marker = COLOURS[k], MARKERS[k]
         heights = np.arange(len(lines)) + 0.3 * (k - (len(series) - 1) / 2)
@@ -287,18 +286,17 @@ def _plot_spread(
 
 NAME = "denoising"
 OUTPUT = "runs/experiments/denoising"
-HELP = """Clean noisy images by models of clean ones, as Sugiyama (2016, figures 36.11 and 36.15).
+HELP = """Denoise images by models of clean images (Sugiyama 2016, figures 36.11 and 36.15).
 
 The images are the 2s of `example:digits`, or the rows of `--dataset`. Models are fitted to 100 of
 the first two thirds of the images, another 100 for each seed, and to all of them. In the last
 third a random 10 % of the pixels are set to 1, and another 10 % to 0. A model turns these into
-codes, and those back into bits; linear PCA is cut at the threshold that is best for the training
-images with noise of their own.
+codes and decodes the codes to bits; the threshold of linear PCA is the best one for training images
+with noise of their own.
 
-`wrong_bits` is the share of wrong bits among those. `wrong_bits_weighed` is that of the likeliest
-bits given also the noisy pixels, which noise changes with a probability of 10 %: codes and bits are
-found in turn. Leaves tables of all fits and of medians over 5 seeds (CSV and JSON) and figures (PNG
-and SVG).
+`wrong_bits` is the share of wrong bits after decoding. `wrong_bits_weighed` also uses the noisy
+pixels, each of which is wrong with a probability of 10 %: bits and codes are estimated in turn.
+Writes tables of all fits and of medians over 5 seeds (CSV and JSON) and figures (PNG and SVG).
 """
 EXAMPLES = """Examples:
 
@@ -317,15 +315,14 @@ _MODELS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("autoencoder, flips", "autoencoder", {"corruption": "flip", "noise": NOISE, **_LONG_FIT}),
     ("stack", "stack", {}),
 )
-"""What models are called, their names, and their settings: chosen by images held out of those to
-learn from."""
+"""Labels, model names and settings, chosen by validation on held-out training images."""
 _N_TRAIN_IMAGES, _COMPONENTS, _SEEDS = 100, 10, 5
 _QUICK_SEEDS, _QUICK_ROWS = 1, 150
 _VALUES = ("wrong_bits", "wrong_bits_weighed")
 
 
 class DenoisingCell(NamedTuple):
-    """One trial: what is tried, and how many images it learns from."""
+    """One cell of the table: a model and a number of training images."""
 
     model: str
     n_images: int
@@ -333,7 +330,7 @@ class DenoisingCell(NamedTuple):
 
 
 class DenoisingResults(NamedTuple):
-    """Rows of the table of all fits, and what came of the first seed, by images and model."""
+    """Rows of the table of all fits, and the first seed's results by number of images and model."""
 
     rows: list[dict[str, Any]]
     cleaned: dict[tuple[int, str], DenoisingResult]
@@ -342,19 +339,21 @@ class DenoisingResults(NamedTuple):
 @Option(name="*")
 @dataclass(frozen=True)
 class DenoisingOptions(base.ImageExperimentOptions):
-    """What this experiment takes beside."""
+    """Options of `denoising`."""
 
     output: base.Output = OUTPUT
-    components: Annotated[WholeNumber, Option(help="Components of each model.")] = _COMPONENTS
+    components: Annotated[WholeNumber, Option(help="Number of components of each model.")] = (
+        _COMPONENTS
+    )
 
     def check(self) -> None:
-        """Refuse also as many components as features, or none."""
+        """Check also the number of components."""
         super().check()
         most = open_dataset_or_example(self.dataset or base.EXAMPLE_DATASET).n_features - 1
         if not 1 <= self.components <= most:
             raise FitError(
-                f"--components: Expected 1 to {most}, below the number of features, got "
-                f"{self.components}."
+                f"{{components}} is {self.components}, but must lie between 1 and {most}, below "
+                "the number of features."
             )
 
 
@@ -379,7 +378,7 @@ def denoising(options: DenoisingOptions) -> dict[str, Any]:
 
 
 def split_images(images: BinaryImages) -> tuple[Bits, Bits]:
-    """Give the images to learn from, and the last third.
+    """Split the images into the first two thirds and the last third.
 
     Raises
     ------
@@ -387,17 +386,17 @@ def split_images(images: BinaryImages) -> tuple[Bits, Bits]:
         If there are too few, or values are missing.
     """
     if images.block.observed_words is not None:
-        raise FitError("Expected images without missing values, got some. Choose other rows.")
+        raise FitError("The images have missing values. Choose other rows.")
     X = images.block.unpack_values()
     if len(X) < 6:
-        raise FitError(f"Expected at least 6 images, got {len(X)}. Choose other rows.")
+        raise FitError(f"There are only {len(X)} images; at least 6 are needed. Choose other rows.")
     return np.split(X, [len(X) - len(X) // 3])
 
 
 def run_denoising_trials(
     train: Bits, test: Bits, n_components: int, seeds: Sequence[int], where: ExecutorOptions
 ) -> DenoisingResults:
-    """Fit all models to each number of images, from every seed."""
+    """Fit every model to each number of images from every seed."""
     cells = list(_iter_cells(train, test, n_components, seeds))
     found, console = DenoisingResults([], {}), Console(stderr=True)
     with open_executor(**where) as executor:
@@ -425,7 +424,7 @@ def _iter_cells(
 
 
 def _draw_row_indices(n_rows: int, n_wanted: int, seed: int) -> Any:
-    """Draw so many of the rows, in their order."""
+    """Draw row indices without replacement, in ascending order."""
     return np.sort(np.random.default_rng(seed).choice(n_rows, n_wanted, replace=False))
 
 
@@ -437,7 +436,7 @@ def _make_row(cell: DenoisingCell, *shares: float) -> dict[str, Any]:
 def _iter_rows_with_noisy(
     rows: Sequence[dict[str, Any]], cells: Sequence[DenoisingCell]
 ) -> Iterator[dict[str, Any]]:
-    """Put the noisy images themselves before the first model of each number of images."""
+    """Insert the noisy images before the first model of each number of images."""
     for n_images in dict.fromkeys(cell.n_images for cell in cells):
         for cell in cells:
             if (cell.model, cell.n_images) == (LINEAR, n_images):

@@ -1,6 +1,6 @@
-"""Figures that flows draw: images of features, spectra, curves.
+"""Matplotlib figures of the experiments: images of features, spectra, curves.
 
-Matplotlib is imported where a figure is drawn: it takes its time, and most runs draw none.
+Matplotlib is imported only when a figure is drawn, because its import is slow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe & Ito's colours, told apart by the colour-blind; the marker tells them apart in grey.
+# Okabe and Ito's colours, safe for colour-blind readers; markers distinguish series in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _NOTE_COLOUR = "#555555"
@@ -38,15 +38,15 @@ _STYLE: Any = {
     "font.size": 9,
     "legend.frameon": False,
     "savefig.dpi": 160,
-    # The same figure, the same bytes.
+    # Makes equal figures equal files.
     "svg.hashsalt": "latentbits",
 }
-# Of images: inches a unit, which is the width of one; all else in that unit.
+# Inches per unit; the unit is the width of an image, used for all other lengths.
 _INCHES_PER_UNIT, _GAP, _CAPTION_HEIGHT, _LABEL_WIDTH = 0.72, 0.12, 0.42, 1.7
 
 
 def check_figure_suffix(path: Path) -> None:
-    """Check before any work is spent that a figure can be written under this name.
+    """Check, before any work starts, that the suffix is a supported figure format.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def check_figure_suffix(path: Path) -> None:
     """
     if path.suffix not in FIGURE_SUFFIXES:
         raise FitError(
-            f"--output: Expected a name that ends in {', '.join(FIGURE_SUFFIXES)}, got {str(path)!r}."
+            f"{{output}} must end in {', '.join(FIGURE_SUFFIXES)}, but is {str(path)!r}."
         )
 
 
@@ -63,7 +63,7 @@ def check_figure_suffix(path: Path) -> None:
 def open_figure(
     *paths: Path, size: tuple[float, float], title: str, note: str = ""
 ) -> Iterator[Figure]:
-    """Give an empty figure and save what was drawn.
+    """Open an empty figure and save it on exit.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def open_figure(
     size
         Width and height in inches.
     title, note
-        What stands above and, smaller, below.
+        Text above the figure and, smaller, below it.
 
     Raises
     ------
@@ -103,16 +103,16 @@ def _wrap_text(text: str, inches: float) -> str:
 
 
 class ImageRow(NamedTuple):
-    """Images that stand side by side.
+    """A row of images.
 
     Attributes
     ----------
     label
-        What stands to the left.
+        Text to the left.
     images
         (n, height, width); NaN is left blank.
     captions
-        What stands under each image.
+        Text under each image.
     """
 
     label: str
@@ -132,9 +132,9 @@ def save_images(
     rows
         The images.
     title, note
-        What stands above and below.
+        Text above and below.
     signed
-        Show blue, white, red around zero, each image to its own scale; else white 0 to black 1.
+        Use blue, white and red around zero, scaled per image; otherwise white is 0 and black is 1.
     """
     height = rows[0].images.shape[1] / rows[0].images.shape[2]
     step = height + (_CAPTION_HEIGHT if any(row.captions for row in rows) else _GAP)
@@ -182,8 +182,8 @@ def _plot_image(
 
 
 def plot_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
-    """Draw rows of bits as strips, 1 black: (n_rows, n_features)."""
-    # White lines between rows keep neighbours apart.
+    """Plot binary rows (n_rows, n_features) as strips; 1 is black."""
+    # White lines separate neighbouring rows.
     axes.pcolormesh(X[::-1], cmap="Greys", vmin=0, vmax=1, rasterized=True)
     axes.hlines(np.arange(len(X) + 1), 0, X.shape[1], color="white", linewidth=1.5)
     axes.set(title=title, xlabel="feature", yticks=[])
@@ -191,7 +191,7 @@ def plot_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
 
 
 def plot_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -> None:
-    """Draw the leading values of several series side by side, over their rank."""
+    """Plot the leading values of several series as grouped bars over their rank."""
     width = 0.8 / len(series)
     for k, (name, values) in enumerate(series.items()):
         ranks = np.arange(1, len(values) + 1)
@@ -209,9 +209,9 @@ def plot_curves(
     lines: bool = True,
     first: int = 0,
 ) -> None:
-    """Draw (x, y) of several series as marks, joined or not; `labels` are those of the axes.
+    """Plot several series of (x, y) as markers, optionally joined; `labels` name the axes.
 
-    Colours and markers are those from the `first` on.
+    Colours and markers start at index `first`.
     """
     width = 1.2 if lines else 0.0
     for k, (name, (x, y)) in enumerate(series.items(), first):
@@ -230,7 +230,7 @@ def plot_ranges(
     title: str,
     first: int = 0,
 ) -> None:
-    """Draw the medians of repeated values over x as `plot_curves`, on areas from least to largest.
+    """Plot medians over x as `plot_curves` does, on bands from the smallest to the largest value.
 
     The series are (x, values): (n,) and (n, n_repeats); NaN leaves a gap.
     """
@@ -242,7 +242,7 @@ def plot_ranges(
 
 
 def set_log_scales(axes: Axes, last: int) -> None:
-    """Make both axes logarithmic, that below for ranks up to the last."""
+    """Make both axes logarithmic; the lower axis covers ranks up to the last."""
     axes.set(xscale="log", yscale="log")
     ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
     axes.set_xticks([tick for tick in ticks if tick <= last])

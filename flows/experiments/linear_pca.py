@@ -1,7 +1,7 @@
-"""Linear PCA of the bits themselves: what experiments set other models beside.
+"""Linear PCA of the bits: the baseline of the experiments.
 
-As a model of bits it is read as a Gaussian with the bits' means: the components kept, plus
-independent noise that restores each feature's variance; a bit is 1 where the Gaussian exceeds ½.
+As a model of bits it is a Gaussian with the means of the bits, the leading components, and
+independent noise that restores each feature's variance; a bit is 1 if the Gaussian exceeds ½.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LinearPCA:
     Attributes
     ----------
     mean, variance
-        Of each bit, (n_features,).
+        Mean and variance of each bit, (n_features,).
     eigenvalues, vectors
         Largest first, (k,) and (n_features, k).
     """
@@ -41,9 +41,9 @@ class LinearPCA:
     def reconstruct(
         self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, n_components: int
     ) -> Array:
-        """Project rows on the leading components and give P(s = 1): (n_samples, n_features).
+        """Project rows on the leading components and return P(s = 1), (n_samples, n_features).
 
-        A value that is not observed counts as its mean.
+        Missing values are replaced by the mean of their feature.
         """
         projected = self.project(X, observed, n_components)
         probabilities: Array = scipy.special.ndtr(
@@ -72,7 +72,7 @@ class LinearPCA:
         return (latent + noise * np.sqrt(self._noise_variance(n_components)) > 0.5).astype(np.uint8)
 
     def _noise_variance(self, n_components: int) -> Array:
-        """Variance of each bit that the leading components leave."""
+        """Compute the variance of each bit that the leading components do not explain."""
         leading = self.vectors[:, :n_components]
         explained = (leading**2 * self.eigenvalues[:n_components]).sum(axis=1)
         noise: Array = np.maximum(self.variance - explained, _MIN_VARIANCE)
@@ -80,14 +80,14 @@ class LinearPCA:
 
 
 def fit_linear_pca(counts: PairCounts, n_components: int) -> LinearPCA:
-    """Compute it from the pair counts of all rows; exact, and no row is read again.
+    """Compute linear PCA exactly from pair counts, without reading the rows again.
 
     Parameters
     ----------
     counts
         Pooled pair counts.
     n_components
-        Components at the least; with few features all are given.
+        Minimum number of components; with few features all are returned.
     """
     table = counts.table(0)
     n = np.maximum(np.broadcast_to(table.n, table.joint.shape), 1)

@@ -1,4 +1,4 @@
-"""Shows an artifact's loadings as images."""
+"""Draw the loadings of an artifact as images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flows.report.figures.image_layout import find_image_layout
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 
-HELP = """Draw the leading loadings of a fitted model as images, its eigenvalues under them."""
+HELP = """Draw the leading loadings of a fitted model as images, with their eigenvalues."""
 EXAMPLES = """Example:
 
     python -m flows.ingest usps.npz --dataset usps.zarr
@@ -31,7 +31,7 @@ _COLUMNS = 5
 def draw_loadings(
     artifact: Artifact, image_shape: str | None, output: Path, n_components: int
 ) -> int:
-    """Draw the leading loadings and give how many were drawn.
+    """Draw the leading loadings and return their number.
 
     Raises
     ------
@@ -40,9 +40,11 @@ def draw_loadings(
     """
     check_figure_suffix(output)
     if "loadings" not in artifact or not artifact["loadings"].shape[1]:
-        raise FitError(f"{artifact.path}: Expected an artifact with loadings, got one without.")
+        raise FitError(
+            f"{artifact.path}: the model has no loadings. Choose an artifact of clipped PCA."
+        )
     if n_components < 1:
-        raise FitError(f"--components: Expected at least 1, got {n_components}.")
+        raise FitError(f"{{components}} is {n_components}, but must be at least 1.")
     layout = find_image_layout(artifact.manifest["feature_names"], image_shape)
     images = layout.arrange_images(artifact["loadings"].T[:n_components])
     captions = _captions(artifact, len(images))
@@ -70,14 +72,16 @@ def _captions(artifact: Artifact, n_images: int) -> list[str]:
 
 def main(
     *,
-    artifact: Annotated[str, Parameter(help="Artifact, or a folder of runs for its latest.")],
+    artifact: Annotated[
+        str, Parameter(help="Artifact, or a folder of runs to use its latest one.")
+    ],
     image_shape: Annotated[
         str | None,
         Parameter(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name."),
     ] = None,
     output: Annotated[str, Parameter(help="Picture: .png, .svg or .pdf.")] = "loadings.png",
-    components: Annotated[int, Parameter(help="Images at the most.")] = 25,
+    components: Annotated[int, Parameter(help="Maximum number of images.")] = 25,
 ) -> None:
-    """Draw and say where."""
+    """Draw the loadings and print the path of the figure."""
     drawn = draw_loadings(load_artifact(artifact), image_shape, Path(output), components)
     Console(soft_wrap=True, highlight=False).print(f"{drawn} loadings: {output}", markup=False)

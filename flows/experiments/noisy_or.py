@@ -1,4 +1,4 @@
-"""The experiments of the paper behind noisy-OR networks: their command line and their flow.
+"""Learn lines and shifted rows with noisy-OR networks.
 
 M. S. Lewicki, T. J. Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS
 1996.
@@ -61,24 +61,24 @@ Bits = NDArray[np.uint8]
 
 
 class NoisyOrTrial(NamedTuple):
-    """What to learn from, and what to look at.
+    """One trial: the data to learn from and the rows to examine.
 
     Attributes
     ----------
     model
-        Settings, with layers.
+        Model settings, including the layers.
     X
-        Rows to learn from, (n_samples, n_features).
+        Training rows, (n_samples, n_features).
     fresh
-        Rows to see the way by, (n_fresh, n_features).
+        Fresh rows that measure progress, (n_fresh, n_features).
     rows, probabilities
-        All rows that there are, (n_rows, n_features), and how likely each is, (n_rows,).
+        All possible rows, (n_rows, n_features), and their probabilities, (n_rows,).
     asked
-        Rows whose hidden units are wanted, (n_asked, n_features).
+        Rows whose hidden units are reported, (n_asked, n_features).
     epochs
-        After which to look, counted from 1; the last is looked at in any case.
+        Epochs after which to measure, counted from 1; the last epoch is always measured.
     seed, start
-        Of the draws, and which start.
+        Seed of the draws, and index of the start.
     """
 
     model: NoisyOr
@@ -93,18 +93,18 @@ class NoisyOrTrial(NamedTuple):
 
 
 class NoisyOrResult(NamedTuple):
-    """What a start came to.
+    """Results of one start.
 
     Attributes
     ----------
     epochs, bits, errors
-        Mean of −log₂ P over the fresh rows after some epochs, with its standard error.
+        Mean of −log₂ P over the fresh rows after each measured epoch, and its standard error.
     bits_at_end
         Mean of −log₂ P over all rows, exact.
     params
         The network after the last epoch.
     means
-        P(unit on | row) of the rows asked, (n_asked, n_hidden), by Gibbs sampling.
+        P(unit on | row) for the reported rows, (n_asked, n_hidden), by Gibbs sampling.
     """
 
     epochs: list[int]
@@ -116,7 +116,7 @@ class NoisyOrResult(NamedTuple):
 
 
 def run_noisy_or_trial(trial: NoisyOrTrial) -> NoisyOrResult:
-    """Learn from random weights, and look at the network on the way and at the end."""
+    """Learn from random weights and measure the network during and after learning."""
     layers, wanted = trial.model.layers or (), {*trial.epochs}
     networks = iter_networks(trial.model, layers, trial.X, trial.seed, trial.start)
     seen: dict[int, Array] = {}
@@ -135,7 +135,7 @@ def run_noisy_or_trial(trial: NoisyOrTrial) -> NoisyOrResult:
 
 
 def bits_per_row(params: NoisyOrParams, X: Bits) -> Array:
-    """Give −log₂ P of each row, (n_samples,), exact."""
+    """Compute the exact −log₂ P of each row, (n_samples,)."""
     bits: Array = -enumerate_log_probabilities(params.network, X) / np.log(2)
     return bits
 
@@ -147,7 +147,7 @@ _TICKS = (5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 40)
 
 
 class LearningCurves(NamedTuple):
-    """Starts of a problem, and the fewest bits a row: of any model, of a network built by hand."""
+    """Learning curves of a problem, the entropy, and the bits per row of a hand-built network."""
 
     name: str
     starts: Sequence[NoisyOrResult]
@@ -161,7 +161,7 @@ def _paths(stem: Path, name: str) -> tuple[Path, Path]:
 
 
 def plot_bits(stem: Path, problems: Sequence[LearningCurves]) -> None:
-    """Draw bits a row over epochs, a line a start (figure 4)."""
+    """Plot bits per row over epochs, one line per start (figure 4)."""
     note = (
         "Mean of −log₂ P over fresh rows, exact for each row. Epochs learn from 200 rows each: the "
         "lower layer first, then the upper, then both; the last learns from all rows. Dotted: the "
@@ -191,7 +191,7 @@ def _plot_curves(axes: Axes, found: LearningCurves) -> None:
 
 
 def plot_network(stem: Path, problem: CauseProblem, learnt: NoisyOrResult, start: int) -> None:
-    """Draw what units of both layers turn on (figures 2 and 3b)."""
+    """Plot the features that units of both layers turn on (figures 2 and 3b)."""
     params, (n_lower, n_upper) = learnt.params, problem.layers
     height, n_columns = problem.shape[0] / problem.shape[1], n_lower + 1 + len(problem.labels)
     step = max(height, _SQUARE) + _GAP
@@ -215,9 +215,9 @@ def plot_network(stem: Path, problem: CauseProblem, learnt: NoisyOrResult, start
 
 
 def _plot_layers(axes: Axes, problem: CauseProblem, params: NoisyOrParams, on: Array) -> None:
-    """Draw lower units side by side, and below them a row for each upper one.
+    """Plot the lower units in a row, and below them one row per upper unit.
 
-    `on` is how likely upper units are on in rows of each label, (n_upper, n_labels).
+    `on` is the probability that an upper unit is on, by label, (n_upper, n_labels).
     """
     (n_lower, n_upper), order = problem.layers, _order_lower_units(params.f)
     height = problem.shape[0] / problem.shape[1]
@@ -245,7 +245,7 @@ def _plot_layers(axes: Axes, problem: CauseProblem, params: NoisyOrParams, on: A
 
 
 def _column_position(n_lower: int, column: int) -> float:
-    """Give the place of a column to the right of all lower units."""
+    """Return the position of a column to the right of all lower units."""
     return n_lower + column + _COLUMN_GAP / (1 + _GAP)
 
 
@@ -260,7 +260,7 @@ def _plot_image(axes: Axes, image: Array, column: float, top: float) -> None:
 
 
 def _plot_square(axes: Axes, share: float, column: float, middle: float) -> None:
-    """Draw a share as a square within a frame, which is 1."""
+    """Plot a share as a square inside a unit frame."""
     from matplotlib.patches import Rectangle
 
     centre = column * (1 + _GAP) + 0.5
@@ -275,7 +275,7 @@ def _plot_text(axes: Axes, text: str, column: float, top: float) -> None:
 
 
 def _order_lower_units(f: Sequence[Array]) -> NDArray[np.intp]:
-    """Put lower units of the same upper unit together, by the first feature that they turn on."""
+    """Order lower units by their upper unit, then by the first feature that they turn on."""
     most = f[0].max(axis=0)
     first = (f[0] > 0.5 * most).argmax(axis=0)
     return np.lexsort([first, f[1].argmax(axis=1), most < 0.5])
@@ -283,18 +283,18 @@ def _order_lower_units(f: Sequence[Array]) -> NDArray[np.intp]:
 
 NAME = "noisy-or"
 OUTPUT = "runs/experiments/noisy-or"
-HELP = """Learn lines and shifted rows by noisy-OR networks, as Lewicki & Sejnowski (1996) do.
+HELP = """Learn lines and shifted rows with noisy-OR networks (Lewicki & Sejnowski 1996).
 
 Networks of 10 and 5 hidden units learn lines on 5 x 5 pixels, which come in patterns; networks of
-20 and 2 units learn rows of bits beside themselves shifted. Leaves tables (CSV and JSON) and
-figures (PNG and SVG): the bits a row, −log₂ P, over the epochs of every start (the paper's figure
-4), and what the units of the best start turn on (figures 2 and 3b).
+20 and 2 units learn pairs of a row of bits and its shifted copy. Writes tables (CSV and JSON) and
+figures (PNG and SVG): the bits per row, −log₂ P, over the epochs of every start (the paper's figure
+4), and the features that the units of the best start turn on (figures 2 and 3b).
 
-`bits` is exact, over all rows that there are, after the last epoch. No model has fewer on average
-than the entropy; `built` is a network of as many layers built by hand. `cosine` compares what the
-lower units turn on with the true causes, each of which is given a unit. `told` is the share of the
-four patterns for which one upper unit is on that is off for the others; of shifted rows, the share
-whose direction the two upper units tell.
+`bits` is the exact average over all possible rows after the last epoch; no model has fewer than the
+`entropy`. `built` is a hand-built network with the same layers. `cosine` is the mean cosine between
+the lower units and the true causes, matched one to one. `told` is the share of the four patterns
+with an upper unit of their own, or the share of shifted rows whose direction the two upper units
+identify.
 """
 EXAMPLES = """Examples:
 
@@ -304,14 +304,14 @@ EXAMPLES = """Examples:
 _STARTS, _QUICK_STARTS = 10, 2
 _EPOCHS, _QUICK_EPOCHS = NoisyOr.epochs, 10
 _ROWS = 5000
-# Times the epochs of a layer: where to look.
+# Multiples of the epochs per layer at which to measure.
 _CHECKPOINT_TIMES: tuple[float, ...] = (1 / 3, 2 / 3, 1, 1.5, 2, 3, 4, 5.5, 7)
 _QUICK_CHECKPOINT_TIMES = (1.0, 2.0)
 _VALUES = ("bits", "cosine", "told")
 
 
 class ProblemResults(NamedTuple):
-    """What came of each start of a problem, and the fewest bits a row that any model has."""
+    """Results of each start of a problem, and the lowest possible bits per row."""
 
     problem: CauseProblem
     starts: list[NoisyOrResult]
@@ -322,15 +322,16 @@ class ProblemResults(NamedTuple):
 @Option(name="*")
 @dataclass(frozen=True)
 class NoisyOrOptions(base.ExperimentOptions):
-    """What this experiment takes beside."""
+    """Options of `noisy-or`."""
 
     output: base.Output = OUTPUT
     starts: Annotated[
-        WholeNumber | None, Option(help="Starts of each problem. [default: 10, quick 2]")
+        WholeNumber | None,
+        Option(help="Number of starts per problem. [default: 10, or 2 with --quick]"),
     ] = None
 
     def check(self) -> None:
-        """Refuse also no start.
+        """Check also the number of starts.
 
         Raises
         ------
@@ -339,7 +340,7 @@ class NoisyOrOptions(base.ExperimentOptions):
         """
         super().check()
         if self.starts == 0:
-            raise FitError("--starts: Expected at least 1, got 0. Give more.")
+            raise FitError("--starts must be at least 1.")
 
 
 @make_lazy_flow("experiment-noisy-or", NoisyOrOptions)
@@ -388,7 +389,7 @@ def run_noisy_or_trials(
 def _make_trials(
     problem: CauseProblem, quick: bool, n_starts: int, seed: int
 ) -> list[NoisyOrTrial]:
-    """Draw rows to learn from and rows to look at, the same for all starts."""
+    """Draw training rows and fresh rows, which are the same for all starts."""
     cases, rng = problem.cases, np.random.default_rng(seed)
     n_epochs, n_fresh, times = _EPOCHS, problem.n_fresh, _CHECKPOINT_TIMES
     if quick:
@@ -427,7 +428,7 @@ def _start_rows(found: ProblemResults) -> list[dict[str, Any]]:
 
 
 def _epoch_rows(found: ProblemResults) -> list[dict[str, Any]]:
-    """List bits of the fresh rows, with their standard error."""
+    """List the bits of the fresh rows with their standard errors."""
     return [
         {
             "problem": found.problem.name,
@@ -442,7 +443,7 @@ def _epoch_rows(found: ProblemResults) -> list[dict[str, Any]]:
 
 
 def _top_unit_rows(found: ProblemResults) -> list[dict[str, Any]]:
-    """List how likely top units are on in rows of each label."""
+    """List the probability that each top unit is on, by label."""
     return [
         {
             "problem": found.problem.name,
@@ -460,7 +461,7 @@ def _top_unit_rows(found: ProblemResults) -> list[dict[str, Any]]:
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    """Print what came of each start, the medians, and the paths."""
+    """Print the results of each start, the medians and the paths."""
     console = Console(soft_wrap=True, highlight=False)
     style: Any = {"box": None, "padding": (0, 2, 0, 0), "title_justify": "left"}
     table = Table("problem", "start", *_VALUES, title="bits a row", **style)

@@ -1,4 +1,4 @@
-"""The problems that noisy-OR networks learn, and networks that one would build for them.
+"""Problems for noisy-OR networks, with hand-built networks that solve them.
 
 M. S. Lewicki, T. J. Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS
 1996.
@@ -20,28 +20,28 @@ from storage.examples import EnumeratedCases, enumerate_lines, enumerate_shifter
 Array = NDArray[np.float64]
 Labels = NDArray[np.str_]
 
-_NO_PATTERN = "none"  # the label of lines that make no pattern
+_NO_PATTERN = "none"  # label of lines that form no pattern
 
 
 class CauseProblem(NamedTuple):
-    """Rows that have causes.
+    """A distribution of rows with known causes.
 
     Attributes
     ----------
     name
-        Of the problem.
+        Name of the problem.
     cases
-        All that a row can come from.
+        All cases from which a row can arise.
     layers
         Units of each layer of the network, as in the paper.
     shape
         Height and width of a row as an image.
     built
-        The network that one would build for it: its lowest units are the causes.
+        The hand-built network; its lowest units are the true causes.
     n_fresh
-        Rows to see by how a network learns: fewer where there are more states to sum over.
+        Number of fresh rows that measure progress; fewer if there are more states to sum over.
     told
-        Share of labels, or of rows, that P(top unit on | row), (n_rows, n_top), tells.
+        Computes the share of labels or rows that P(top unit on | row), (n_rows, n_top), identifies.
     """
 
     name: str
@@ -54,17 +54,17 @@ class CauseProblem(NamedTuple):
 
     @property
     def case_indices(self) -> NDArray[np.intp]:
-        """The cases that the top units should tell apart, by label."""
+        """Cases that the top units should distinguish, by label."""
         return np.flatnonzero(self.cases.labels != _NO_PATTERN)
 
     @property
     def labels(self) -> list[str]:
-        """Labels of these, in order of appearance."""
+        """Labels in order of appearance."""
         return list(dict.fromkeys(self.cases.labels[self.case_indices].tolist()))
 
 
 def make_problems() -> tuple[CauseProblem, CauseProblem]:
-    """Give the lines and the shifter."""
+    """Return both problems: the lines and the shifter."""
     return (
         CauseProblem(
             "lines",
@@ -88,13 +88,13 @@ def make_problems() -> tuple[CauseProblem, CauseProblem]:
 
 
 def _build_lines_network(cases: EnumeratedCases) -> NoisyOrParams:
-    """Build a unit a line, a unit a pattern, and one that turns any line on."""
+    """Build one unit per line, one per pattern, and one that can turn on any line."""
     pixels = np.zeros((5, 5, 10))
     for i in range(5):
         pixels[i, :, i] = pixels[:, i, 5 + i] = 1
     images = cases.X[cases.labels != _NO_PATTERN]
     whole = images @ pixels.reshape(25, 10) == 5
-    # What is likeliest: top units are on independently, which patterns are not.
+    # The best approximation: top units are independent, but the patterns are not.
     patterns, lines_of_any = np.full(len(images), 0.15), np.full(10, 0.25)
     return _build_network(
         pixels.reshape(25, 10),
@@ -104,7 +104,7 @@ def _build_lines_network(cases: EnumeratedCases) -> NoisyOrParams:
 
 
 def _build_shifter_network() -> NoisyOrParams:
-    """Build a unit for each bit and direction, and a unit for each direction."""
+    """Build one unit per bit and direction, and one per direction."""
     features, width = np.arange(32).reshape(4, 8), 8
     pixels = np.zeros((32, 2 * width))
     for direction, shift in enumerate((-1, 1)):
@@ -120,16 +120,16 @@ def _build_network(below: Array, above: Array, prior: Array) -> NoisyOrParams:
 
 
 def cosine_to_causes(params: NoisyOrParams, problem: CauseProblem) -> float:
-    """Mean cosine of f of the lowest units and the causes, each of which is given a unit."""
+    """Compute the mean cosine between f of the lowest units and the causes, matched one to one."""
     learnt, true = (f / np.linalg.norm(f, axis=0) for f in (params.f[0], problem.built.f[0]))
     cosines = learnt.T @ true
     return float(cosines[scipy.optimize.linear_sum_assignment(-cosines)].mean())
 
 
 def average_top_units(means: Array, problem: CauseProblem) -> Array:
-    """Average P(top unit on | row) over rows of each label, (n_labels, n_top).
+    """Average P(top unit on | row) by label, (n_labels, n_top).
 
-    `means` are of the hidden units of the cases named, (n_named, n_hidden).
+    `means` holds the hidden units of the labelled cases, (n_labelled, n_hidden).
     """
     return _average_by_label(
         means[:, problem.layers[0] :], problem.cases.labels[problem.case_indices]
@@ -137,7 +137,7 @@ def average_top_units(means: Array, problem: CauseProblem) -> Array:
 
 
 def score_top_units(means: Array, problem: CauseProblem) -> float:
-    """Give the share of labels, or of rows, that top units tell; parameters as of `average_top_units`."""
+    """Compute the share of labels or rows that the top units identify; see `average_top_units`."""
     return problem.score_labels(
         means[:, problem.layers[0] :], problem.cases.labels[problem.case_indices]
     )
@@ -148,12 +148,12 @@ def _average_by_label(top: Array, labels: Labels) -> Array:
 
 
 def _score_by_label(top: Array, labels: Labels) -> float:
-    """Count labels for which one unit is on that is off for all others."""
+    """Count the labels with a unit that is on for them and off for all others."""
     on = _average_by_label(top, labels) > 0.5
     return float((on & (on.sum(axis=0) == 1)).any(axis=1).mean())
 
 
 def _score_by_row(top: Array, labels: Labels) -> float:
-    """Count rows of two labels that are told by which of two units is the likelier on."""
+    """Count the rows whose label is identified by the likelier of two units."""
     share = float(((top[:, 0] > top[:, 1]) == (labels == labels[0])).mean())
     return max(share, 1 - share)

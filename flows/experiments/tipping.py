@@ -1,4 +1,4 @@
-"""The experiments of the paper behind the latent-trait model: its table and its figures.
+"""The experiments of Tipping (1998) on the latent-trait model: its table and its figures.
 
 M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data", NIPS 1998.
 """
@@ -47,18 +47,18 @@ from storage.dataset.dataset import BinaryDataset
 
 NAME = "tipping"
 OUTPUT = "runs/experiments/tipping"
-HELP = """Set the variational latent-trait model beside sampling and quadrature (Tipping 1998).
+HELP = """Compare the variational latent-trait model with sampling and quadrature (Tipping 1998).
 
 Fits two components to noisy copies of three random 16-bit prototypes, their bits flipped with a
 probability of 0.05 and of 0.15, and to images of bits: the digit 2 of `example:digits`, or the rows
-of `--dataset`. Leaves tables of all fits and of medians over seeds (CSV and JSON) and figures (PNG
-and SVG): the prototypes' copies in the latent plane, what the model of images expects over it,
-the images in it, posteriors of single rows.
+of `--dataset`. Writes tables of all fits and of medians over seeds (CSV and JSON) and figures (PNG
+and SVG): the copies of the prototypes in the latent plane, the images that the model expects over
+the plane, the observed images in it, and posteriors of single rows.
 
-Errors are negative log-likelihoods in nats a row: on the 500 draws that sampling is fitted with
-(shared), on 500 others (fresh), on the 41 x 41 Gauss–Hermite nodes that quadrature is fitted with,
-and on a grid fine enough to be exact. Times are those until the objective is within 0.01 nats a row
-of where the fit ends, and their ratio to the variational fit's; fits run one at a time.
+Errors are negative log-likelihoods in nats per row, integrated in four ways: on the 500 draws that
+sampling is fitted with (shared), on 500 others (fresh), on the 41 x 41 Gauss–Hermite nodes of the
+quadrature fit, and on a grid fine enough to be exact. Times run until the objective is within 0.01
+nats per row of its final value, also relative to the variational fit; fits run one at a time.
 """
 EXAMPLES = """Examples:
 
@@ -85,7 +85,7 @@ _PRINTED = {
 
 
 class TippingTable(NamedTuple):
-    """Rows of the table of all fits, and the parameters by data and estimator of the first seed."""
+    """Rows of the table of all fits, and the parameters of the first seed by data and estimator."""
 
     rows: list[dict[str, Any]]
     params: dict[tuple[str, str], LatentTraitParams]
@@ -94,7 +94,7 @@ class TippingTable(NamedTuple):
 @Option(name="*")
 @dataclass(frozen=True)
 class TippingOptions(base.ImageExperimentOptions):
-    """Where the results go by themselves."""
+    """Options of `tipping`."""
 
     output: base.Output = OUTPUT
 
@@ -123,7 +123,7 @@ def tipping(options: TippingOptions) -> dict[str, Any]:
 
 
 def draw_synthetic_rows(n_copies: int, seed: int) -> list[SyntheticRows]:
-    """Draw the data sets of noisy prototypes; all have the same prototypes."""
+    """Draw the datasets of noisy prototypes; all share the same prototypes."""
     drawn = {flip: draw_noisy_prototypes(flip, n_copies, seed) for flip in _FLIPS}
     return [
         SyntheticRows(f"{flip:.0%} flipped", pack_block(found.X), found.prototype)
@@ -134,7 +134,7 @@ def draw_synthetic_rows(n_copies: int, seed: int) -> list[SyntheticRows]:
 def open_images(
     dataset: str | None, split: str | None, image_shape: str | None, most: int | None
 ) -> BinaryImages:
-    """Read the images, or the first so many; without a dataset the digit 2 of the example.
+    """Read the images, optionally only the first ones; by default the digit 2 of the example.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def open_images(
 
 
 def _read_rows(dataset: BinaryDataset, split: str | None, segment: int | None) -> BinaryBlock:
-    """Join the rows of a split and segment, or of all, to one block."""
+    """Join the rows of a split and a segment (or all rows) in one block."""
     chunks = (dataset.read_chunk(key, split) for key in range(dataset.n_chunks))
     blocks = [
         block
@@ -169,7 +169,7 @@ def _read_rows(dataset: BinaryDataset, split: str | None, segment: int | None) -
         if block.n_samples and segment in (None, block.segment)
     ]
     if not blocks:
-        raise FitError("Expected at least one row, got none. Choose another --split.")
+        raise FitError("There are no rows in the split. Choose another {split}.")
     masks = [block.unpack_mask() for block in blocks]
     X = np.concatenate([block.unpack_values() for block in blocks])
     if all(mask is None for mask in masks):
@@ -184,7 +184,7 @@ def _read_rows(dataset: BinaryDataset, split: str | None, segment: int | None) -
 def run_tipping_trials(
     images: BinaryImages, n_copies: int, seeds: Sequence[int], where: ExecutorOptions
 ) -> TippingTable:
-    """Fit every data set by every estimator from every seed, one fit at a time."""
+    """Fit every dataset with every estimator from every seed, one fit at a time."""
     n_fits = (len(_FLIPS) + 1) * len(ESTIMATORS) * len(seeds)
     console = Console(stderr=True)
     hidden = not sys.stderr.isatty()
@@ -234,7 +234,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def _format_value(value: str | float) -> str:
-    """Write three decimals where there are whole nats or multiples, else three digits."""
+    """Format a value with three decimals if it is at least 1, otherwise with three digits."""
     if isinstance(value, str):
         return value
     return f"{value:.3f}" if value >= 1 else f"{value:.3g}"

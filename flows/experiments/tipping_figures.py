@@ -1,4 +1,4 @@
-"""Figures 1 to 4 of the paper behind the latent-trait model, from fits of other data.
+"""Figures 1 to 4 of Tipping (1998), from fits of other data.
 
 M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data", NIPS 1998.
 """
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-# Okabe & Ito's colours, told apart by the colour-blind; yellow is too pale for white paper.
+# Okabe and Ito's colours, safe for colour-blind readers; yellow is too pale on white paper.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY, _LINE, _PALE = "#999999", "#777777", "#bbbbbb"
 MAX_LABEL_STYLES = 2 * len(_COLOURS)
-"""Labels that have a colour and marker of their own."""
-_ROW_AREA, _MAX_AREA, _MIN_AREA = 18.0, 450.0, 3.0  # square points: of one row; bounds
+"""Number of labels with a colour and marker of their own."""
+_ROW_AREA, _MAX_AREA, _MIN_AREA = 18.0, 450.0, 3.0  # square points: area of one row, and bounds
 _MAX_NAMED_LINES = 24
 _NAME_POSITIONS = np.linspace(0.04, 0.96, 47)
 _MASS_SHARES = (0.5, 0.9, 0.99)
 
 
 class _RowGroup(NamedTuple):
-    """Rows drawn alike."""
+    """Rows with the same colour and marker."""
 
     name: str
     rows: Indices
@@ -61,7 +61,7 @@ class _RowGroup(NamedTuple):
 
 
 class _Glyphs(NamedTuple):
-    """Places where rows of a kind lie, (n, 2), and how many, (n,)."""
+    """Positions of the rows of a group, (n, 2), and the number of rows at each, (n,)."""
 
     places: Array
     counts: NDArray[np.intp]
@@ -70,10 +70,10 @@ class _Glyphs(NamedTuple):
 def plot_codes(
     axes: Axes, codes: ArrayLike, labels: Sequence[str] | None = None, title: str = ""
 ) -> None:
-    """Draw latent codes; rows with the same code are one glyph, whose area is their number.
+    """Plot latent codes. Rows with the same code share one glyph, whose area is their number.
 
-    The `MAX_LABEL_STYLES` most frequent labels have a colour and marker each, and the others, if any,
-    are grey together, as the legend says. The view is square and holds all codes.
+    The `MAX_LABEL_STYLES` most frequent labels have their own colour and marker; others are grey.
+    The view is square and contains all codes.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def plot_codes(
     labels
         Name of each row's label or segment, (n_rows,).
     title
-        What stands above.
+        Title of the axes.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def plot_codes(
             marker=kind.marker,
             alpha=0.75,
             edgecolors="white",
-            # An outline would hide what is small.
+            # An outline would hide small glyphs.
             linewidths=np.where(areas < _ROW_AREA / 2, 0.0, 0.4).tolist(),
             label=kind.name,
         )
@@ -118,19 +118,21 @@ def plot_codes(
 def _check_codes(codes: ArrayLike) -> Array:
     points = np.asarray(codes, np.float64)
     if points.ndim != 2 or points.shape[1] != 2 or not len(points):
-        raise FitError(f"Expected codes (n_rows, 2), got {points.shape}. Fit two components.")
+        raise FitError(f"The codes have shape {points.shape}, not (n_rows, 2). Fit two components.")
     if not np.isfinite(points).all():
         row = int(np.argmin(np.isfinite(points).all(axis=1)))
-        raise FitError(f"Expected finite codes, got {points[row]} in row {row}. Check the fit.")
+        raise FitError(
+            f"The code of row {row} is {points[row]}, which is not finite. Check the fit."
+        )
     return points
 
 
 def _group_rows(labels: Sequence[str] | None, n_rows: int) -> list[_RowGroup]:
-    """Group rows by label, in order of first appearance; grey ones come first, to lie below."""
+    """Group rows by label in order of first appearance; grey groups come first and lie below."""
     if labels is None:
         return [_RowGroup("", np.arange(n_rows), _COLOURS[0], _MARKERS[0])]
     if len(labels) != n_rows:
-        raise FitError(f"Expected a label for each of {n_rows} rows, got {len(labels)}.")
+        raise FitError(f"There are {len(labels)} labels for {n_rows} rows. Pass one label per row.")
     names = np.asarray(labels).astype(str)
     counts = Counter(names.tolist())
     own = {name for name, _ in counts.most_common(MAX_LABEL_STYLES)}
@@ -147,26 +149,26 @@ def _group_rows(labels: Sequence[str] | None, n_rows: int) -> list[_RowGroup]:
 
 
 def _choose_style(k: int) -> tuple[str, str]:
-    """Give the k-th colour and marker: the second round has each colour with another marker."""
+    """Return the k-th colour and marker; each round pairs the colours with other markers."""
     n, turn = len(_COLOURS), k // len(_COLOURS)
     return _COLOURS[k % n], _MARKERS[(k + 3 * turn) % n]
 
 
 def _merge_points(points: Array) -> _Glyphs:
-    """Merge coinciding rows; large glyphs come first, so that small ones lie on them."""
+    """Merge coinciding rows; large glyphs come first, so that small ones lie on top."""
     places, counts = np.unique(points, axis=0, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return _Glyphs(places[order], counts[order])
 
 
 def _compute_areas(counts: ArrayLike, most: int) -> Array:
-    """Areas in square points; a glyph too small to be seen is drawn larger."""
+    """Compute areas in square points; glyphs that are too small to see are enlarged."""
     unit = min(_ROW_AREA, _MAX_AREA / most)
     return np.maximum(unit * np.asarray(counts), _MIN_AREA)
 
 
 def _set_square_view(axes: Axes, points: Array) -> None:
-    """Show all points, both dimensions to the same scale."""
+    """Set a view of all points with the same scale in both dimensions."""
     low, high = points.min(axis=0), points.max(axis=0)
     half = 0.56 * max(float((high - low).max()), 1e-3)
     middle = (low + high) / 2
@@ -175,15 +177,15 @@ def _set_square_view(axes: Axes, points: Array) -> None:
 
 
 def _add_legends(axes: Axes, kinds: Sequence[_RowGroup], most: int) -> None:
-    """Name labels beside the view at the top, and areas at the bottom."""
+    """Add legends for labels (top) and areas (bottom) to the right of the view."""
     if kinds[0].name:
-        # Grey comes last here.
+        # In the legend, grey comes last.
         order = sorted(range(len(kinds)), key=lambda k: kinds[k].colour == _GREY)
         marks = [_make_mark(kinds[k].colour, kinds[k].marker, _ROW_AREA * 2) for k in order]
         names = [f"{kinds[k].name} (n = {len(kinds[k].rows):,})" for k in order]
         named = axes.legend(marks, names, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         axes.add_artist(named)
-        # Room is made for what the axes do not clip.
+        # The layout makes room for everything that the axes do not clip.
         named.set_clip_on(False)
     if most > 1:
         counts = sorted({1, round(most**0.5), most})
@@ -204,10 +206,10 @@ def _make_mark(colour: str, marker: str, area: float) -> Any:
 def plot_item_lines(
     axes: Axes, weights: Array, offsets: Array, names: Sequence[str] | None = None
 ) -> Indices:
-    """Draw where P(t_i = 1 | x) = ½, the line w_i·x + b_i = 0, of items whose line is in view.
+    """Plot the lines w_i·x + b_i = 0, where P(t_i = 1 | x) = ½, of all items in view.
 
-    A name stands on the side where 1 is the likelier value. More than 24 lines are paler and have
-    no names. The view stays as it is.
+    Each name stands on the side where 1 is more likely. More than 24 lines are paler and have no
+    names. The view does not change.
 
     Parameters
     ----------
@@ -216,12 +218,12 @@ def plot_item_lines(
     weights, offsets
         w (n_features, 2) and b (n_features,).
     names
-        Of the items, (n_features,).
+        Names of the items, (n_features,).
 
     Returns
     -------
     ndarray
-        Indices of the items drawn.
+        Indices of the plotted items.
     """
     view = np.array([axes.get_xlim(), axes.get_ylim()])
     ends = [_clip_line(w, float(b), view) for w, b in zip(weights, offsets, strict=True)]
@@ -254,7 +256,7 @@ def _clip_line(weight: Array, offset: float, view: Array) -> Array | None:
 def _label_lines(
     axes: Axes, ends: Array, weights: Array, names: Sequence[str], drawn: Indices
 ) -> None:
-    """Put each name beside its line, where other names and lines are far."""
+    """Put each name next to its line, far from other names and lines."""
     from matplotlib.patheffects import withStroke
 
     taken = np.zeros((0, 2))
@@ -283,7 +285,7 @@ def _label_lines(
 def plot_posteriors(
     axes: Axes, x: Array, y: Array, density: Array, mean: Array, covariance: Array, title: str = ""
 ) -> None:
-    """Draw a row's exact posterior over its Gaussian approximation: where 50, 90 and 99 % lie.
+    """Plot the 50, 90 and 99 % regions of a row's posterior and of its Gaussian approximation.
 
     Parameters
     ----------
@@ -291,11 +293,11 @@ def plot_posteriors(
         Where to draw.
     x, y, density
         Coordinates of a grid with equal steps, (n_x,) and (n_y,), and the exact density there,
-        (n_y, n_x), up to a factor; what it leaves out must be negligible.
+        (n_y, n_x), up to a factor; the mass outside the grid must be negligible.
     mean, covariance
-        Of the Gaussian, (2,) and (2, 2).
+        Mean and covariance of the Gaussian, (2,) and (2, 2).
     title
-        What stands above.
+        Title of the axes.
     """
     exact, gaussian = _COLOURS[:2]
     levels = _compute_levels(density)
@@ -312,7 +314,7 @@ def plot_posteriors(
 
 
 def _compute_levels(density: Array) -> list[float]:
-    """Densities above which lie the shares of all mass, ascending."""
+    """Compute the densities above which the given shares of the mass lie, ascending."""
     falling = np.sort(density.ravel())[::-1]
     sums = np.cumsum(falling) / falling.sum()
     found = np.searchsorted(sums, _MASS_SHARES[::-1])
@@ -321,7 +323,7 @@ def _compute_levels(density: Array) -> list[float]:
 
 
 def _compute_ellipse(mean: Array, covariance: Array, share: float) -> Array:
-    """Give the outline that holds a share of a Gaussian's mass, (2, n)."""
+    """Compute the ellipse that contains a share of a Gaussian's mass, (2, n)."""
     angles = np.linspace(0, 2 * np.pi, 181)
     circle = np.sqrt(-2 * np.log(1 - share)) * np.array([np.cos(angles), np.sin(angles)])
     outline: Array = mean[:, None] + np.linalg.cholesky(covariance) @ circle
@@ -329,7 +331,7 @@ def _compute_ellipse(mean: Array, covariance: Array, share: float) -> Array:
 
 
 def add_posterior_legend(axes: Axes) -> None:
-    """Name what `plot_posteriors` draws."""
+    """Add the legend of `plot_posteriors`."""
     from matplotlib.lines import Line2D
 
     exact, gaussian = _COLOURS[:2]
@@ -344,20 +346,20 @@ _STYLE: Any = {"cmap": "Greys", "vmin": 0, "vmax": 1, "interpolation": "nearest"
 
 
 def plot_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title: str = "") -> None:
-    """Draw images over a grid of latent points.
+    """Plot images over a grid of latent points.
 
     Parameters
     ----------
     axes
         Where to draw.
     images
-        (n_y, n_x, height, width), the first row of them below; NaN is left blank.
+        (n_y, n_x, height, width), the first row at the bottom; NaN is left blank.
     x, y
         Latent coordinates of the columns, (n_x,), and rows, (n_y,), ascending.
     title
-        What stands above.
+        Title of the axes.
     """
-    # Strokes that reach the edge must not run into the next image.
+    # Leave a gap between images, so that strokes at the edge stay separate.
     framed = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=np.nan)
     n_y, n_x, height, width = framed.shape
     tiled = framed[::-1].transpose(0, 2, 1, 3).reshape(n_y * height, n_x * width)
@@ -374,7 +376,7 @@ def plot_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title
 
 
 def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14) -> Indices:
-    """Draw images at their codes, as many as do not overlap, into a view that is set and square.
+    """Plot images at their codes, as many as fit without overlap, in the square view of the axes.
 
     Parameters
     ----------
@@ -390,7 +392,7 @@ def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14
     Returns
     -------
     ndarray
-        The rows drawn; those before others are preferred.
+        Indices of the plotted rows; earlier rows have priority.
     """
     points = np.asarray(codes, np.float64)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
@@ -405,7 +407,7 @@ def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14
 
 
 def _choose_separate_rows(points: Array, apart: Array) -> Indices:
-    """Choose rows one by one, each apart from all chosen before along at least one axis."""
+    """Choose rows in order, each separate from all earlier ones along at least one axis."""
     chosen: list[int] = []
     for row, point in enumerate(points):
         if (np.abs(points[chosen] - point) >= apart).any(axis=1).all():
@@ -426,7 +428,7 @@ class SyntheticRows(NamedTuple):
 
 
 class BinaryImages(NamedTuple):
-    """Rows that are images, and where their features lie."""
+    """Rows that are images, and their layout."""
 
     name: str
     block: BinaryBlock
@@ -435,7 +437,7 @@ class BinaryImages(NamedTuple):
 
 @dataclass(frozen=True)
 class TippingFigures:
-    """Draws into a folder; parameters are by data and estimator."""
+    """The figures of the experiment, in a folder; parameters are keyed by data and estimator."""
 
     folder: Path
     params: Mapping[tuple[str, str], LatentTraitParams]
@@ -444,7 +446,7 @@ class TippingFigures:
         return self.folder / f"tipping_{name}.png", self.folder / f"tipping_{name}.svg"
 
     def plot_synthetic_codes(self, data: Sequence[SyntheticRows]) -> None:
-        """Draw figure 1: codes of the synthetic data, variational beside sampling."""
+        """Plot figure 1: codes of the synthetic data by the variational fit and by sampling."""
         note = (
             "Posterior means of all rows, their area the number of rows. Lines: where a bit is 0 "
             "or 1 with probability ½; the number of the bit stands on the side of 1. Variational: "
@@ -475,7 +477,7 @@ class TippingFigures:
             plot_item_lines(axes, weights, offsets, names)
 
     def plot_expected_images(self, images: BinaryImages) -> None:
-        """Draw figure 2: P(t = 1 | x) over the plane."""
+        """Plot figure 2: P(t = 1 | x) over the plane."""
         axis = np.linspace(-_EXTENT, _EXTENT, _IMAGES_PER_AXIS)
         points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
         model, params = make_trial_model("variational"), self.params[images.name, _VARIATIONAL]
@@ -490,7 +492,7 @@ class TippingFigures:
             plot_image_grid(figure.subplots(), grid, axis, axis)
 
     def plot_image_codes(self, images: BinaryImages) -> None:
-        """Draw figure 3: the codes of images, and some of the images at their codes."""
+        """Plot figure 3: the codes of images, and some of the images at their codes."""
         params, block = self.params[images.name, _VARIATIONAL], images.block
         codes = variational_posterior(params, block).mean
         pictures = images.layout.arrange_images(_values_with_gaps(block))
@@ -507,7 +509,7 @@ class TippingFigures:
             right.set(title=f"{len(drawn)} of them", xlabel="latent dimension 1")
 
     def plot_posteriors(self, data: Sequence[SyntheticRows | BinaryImages]) -> None:
-        """Draw figure 4: exact posteriors of single rows and their variational Gaussians."""
+        """Plot figure 4: exact posteriors of single rows and their variational Gaussians."""
         note = (
             "Outlines hold 50, 90 and 99 % of the posterior of one row, under the weights of the "
             "variational fit; marks are means. Exact: prior times likelihood on a grid. Above: the "
@@ -541,6 +543,6 @@ class TippingFigures:
 
 
 def _values_with_gaps(block: BinaryBlock) -> Array:
-    """Bits as numbers, NaN where none is observed."""
+    """Convert bits to numbers; missing values become NaN."""
     X, observed = block.unpack_values().astype(np.float64), block.unpack_mask()
     return X if observed is None else np.where(observed == 1, X, np.nan)

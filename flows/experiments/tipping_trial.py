@@ -1,7 +1,7 @@
 """One trial of the latent-trait model: a fit by one estimator, its errors and its time.
 
-M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data" (NIPS 1998), sets the
-variational fit against one over 500 random draws of x. Here quadrature is a third.
+M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data" (NIPS 1998), compares
+the variational fit with one over 500 random draws of x. Quadrature is added as a third estimator.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from flows.experiments.binary_ica_trials import pack_rows_in_memory
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.base import limit_blas_threads
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
@@ -37,7 +36,7 @@ Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 _STEP, _REACH = 0.05, 6.0
-_N_PIECES = 16  # of the grid: memory is for one
+_N_PIECES = 16  # rows per part: the grid of one part must fit in memory
 _REACH_IN_DEVIATIONS, _POINTS_PER_AXIS = 6.0, 161
 
 
@@ -49,7 +48,7 @@ class FinePosterior(NamedTuple):
 
 
 class PlanePosterior(NamedTuple):
-    """Posterior of x given one row, where it is not negligible.
+    """Posterior of x given one row, on the part of the plane where it is not negligible.
 
     Attributes
     ----------
@@ -69,7 +68,7 @@ class PlanePosterior(NamedTuple):
 
 
 def make_fine_nodes() -> Nodes:
-    """Place nodes from −6 to 6 along both axes, weighted by the density of N(0, I)."""
+    """Make nodes from −6 to 6 along both axes, weighted by the density of N(0, I)."""
     axis = np.arange(-_REACH, _REACH + _STEP / 2, _STEP)
     points = _grid_points(axis, axis)
     log_weights = -(points**2).sum(axis=1) / 2
@@ -77,7 +76,7 @@ def make_fine_nodes() -> Nodes:
 
 
 def fine_posterior(block: BinaryBlock, weights: Array, offsets: Array) -> FinePosterior:
-    """Integrate over the fine grid, for each row.
+    """Integrate over the fine grid for each row.
 
     Parameters
     ----------
@@ -104,7 +103,7 @@ def plane_posterior(
     Parameters
     ----------
     row, observed
-        Values and mask, 1 = observed, (n_features,); None when every value is there.
+        Values and mask, 1 = observed, (n_features,); None if no value is missing.
     weights, offsets
         w (n_features, 2) and b (n_features,).
 
@@ -115,7 +114,7 @@ def plane_posterior(
     """
     if weights.ndim != 2 or weights.shape[1] != 2:
         raise FitError(
-            f"Expected weights (n_features, 2), got {weights.shape}. Fit two components."
+            f"The weights have shape {weights.shape}, not (n_features, 2). Fit two components."
         )
     mask = None if observed is None else observed[None]
     near = posterior_by_quadrature(row[None], mask, TraitItems(weights, offsets))
@@ -133,7 +132,7 @@ def plane_posterior(
 
 
 def _grid_points(x: Array, y: Array) -> Array:
-    """Give all points of a grid, x slowest: (n_x n_y, 2)."""
+    """List all points of a grid, (n_x n_y, 2); x varies slowest."""
     return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
 
 
@@ -142,7 +141,7 @@ Estimator = Literal["variational", "sampling", "quadrature"]
 ESTIMATORS: tuple[Estimator, ...] = ("variational", "sampling", "quadrature")
 N_DRAWS, NODES_PER_AXIS = 500, 41
 NEAR_NATS = 0.01
-"""Nats a row: a fit is timed until its objective is this near to where it ends."""
+"""Nats per row: a fit is timed until its objective is this close to its final value."""
 _N_NODES: Mapping[Estimator, int | None] = {
     "variational": None,
     "sampling": N_DRAWS,
@@ -159,7 +158,7 @@ class NoisyPrototypes(NamedTuple):
     X
         (n_prototypes n_copies, n_features).
     prototype
-        Of each row, (n_prototypes n_copies,).
+        Prototype of each row, (n_prototypes n_copies,).
     """
 
     X: Bits
@@ -167,16 +166,16 @@ class NoisyPrototypes(NamedTuple):
 
 
 class TippingTrial(NamedTuple):
-    """What to fit.
+    """One fit.
 
     Attributes
     ----------
     block
         The rows.
     estimator
-        How.
+        Estimator of the latent-trait model.
     seed
-        Of the weights at the start and of all draws.
+        Seed of the initial weights and of all draws.
     """
 
     block: BinaryBlock
@@ -185,19 +184,20 @@ class TippingTrial(NamedTuple):
 
 
 class TippingResult(NamedTuple):
-    """What a trial found.
+    """Results of a trial.
 
     Attributes
     ----------
     values
-        `objective` in nats a row; `error_shared`, `error_fresh`, `error_quadrature` and
+        `objective` in nats per row; `error_shared`, `error_fresh`, `error_quadrature` and
         `error_grid`, the mean negative log-likelihood of a row in nats: on the 500 draws that
         sampling is fitted with, on 500 others, by 41 x 41 Gauss–Hermite nodes and on a fine grid;
-        `passes` of the fit; `cpu_seconds` and `wall_seconds` until the objective is within `NEAR_NATS`
+        `passes` of the fit; `cpu_seconds` and `wall_seconds` until the objective is within
+        `NEAR_NATS`
         of its end; `converged`; `pinned`, the number of constant features; `steepest`, the largest
         entry of the weights in size.
     params
-        At the end, turned to principal axes.
+        Final parameters, rotated to principal axes.
     """
 
     values: Mapping[str, float | int | bool]
@@ -205,7 +205,7 @@ class TippingResult(NamedTuple):
 
 
 class _TimedPass(NamedTuple):
-    """CPU and wall seconds at the end of a pass, and the state then."""
+    """CPU and wall seconds at the end of a pass, and the state at that time."""
 
     cpu: float
     wall: float
@@ -215,9 +215,9 @@ class _TimedPass(NamedTuple):
 def draw_noisy_prototypes(
     flip: float, n_copies: int, seed: int, n_prototypes: int = 3, n_features: int = 16
 ) -> NoisyPrototypes:
-    """Draw prototypes of fair bits, and copies whose bits are flipped with a probability.
+    """Draw prototypes of fair bits and noisy copies, with bits flipped at random.
 
-    The same seed gives the same prototypes; a larger `flip` flips more bits beside the same ones.
+    The same seed gives the same prototypes; a larger `flip` flips the same bits and more.
     """
     rng = np.random.default_rng(seed)
     prototypes = rng.integers(2, size=(n_prototypes, n_features), dtype=np.uint8)
@@ -227,7 +227,7 @@ def draw_noisy_prototypes(
 
 
 def check_rows(block: BinaryBlock) -> None:
-    """Refuse rows that cannot be fitted, before any work is spent.
+    """Check, before any work starts, that the rows can be fitted.
 
     Raises
     ------
@@ -239,9 +239,9 @@ def check_rows(block: BinaryBlock) -> None:
 
 
 def run_tipping_trial(trial: TippingTrial) -> TippingResult:
-    """Fit two components in memory until the objective stands still; take errors and time.
+    """Fit two components in memory until convergence; measure errors and time.
 
-    CPU seconds are those of this thread, which does all the work. Kernels are compiled before.
+    CPU seconds are those of this thread, which does all the work. Kernels are already compiled.
 
     Raises
     ------
@@ -254,7 +254,7 @@ def run_tipping_trial(trial: TippingTrial) -> TippingResult:
 
 @cache
 def _warm_up() -> None:
-    """Compile, once a process, every kernel of all fits."""
+    """Compile the kernels of all fits, once per process."""
     block = pack_block(draw_noisy_prototypes(0.1, 20, 0).X)
     for estimator in ESTIMATORS:
         _run_trial(TippingTrial(block, estimator, 0))
@@ -291,7 +291,7 @@ def _run_trial(trial: TippingTrial) -> TippingResult:
 
 
 def make_trial_model(estimator: Estimator) -> LatentTrait:
-    """Give the model that a trial fits."""
+    """Make the model of a trial."""
     return LatentTrait(
         n_components=2,
         estimator=estimator,
@@ -303,7 +303,7 @@ def make_trial_model(estimator: Estimator) -> LatentTrait:
 
 
 def _pack_block(block: BinaryBlock) -> RowSource:
-    """Rows of one chunk that is the block."""
+    """Pack a block as a single chunk."""
     rows = pack_rows_in_memory(block.unpack_values(), 1)
     if block.observed_words is None:
         return rows
@@ -315,7 +315,7 @@ def _pack_block(block: BinaryBlock) -> RowSource:
 def _integration_errors(
     block: BinaryBlock, params: LatentTraitParams, shared: Nodes, seed: int
 ) -> dict[str, float]:
-    """Give the mean negative log-likelihood of a row by each way to integrate."""
+    """Compute the mean negative log-likelihood per row by each integration method."""
     nodes = {
         "error_shared": shared,
         "error_fresh": draw_nodes(N_DRAWS, 2, np.random.default_rng([seed, 1])),

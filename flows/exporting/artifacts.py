@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from flows.cli.errors import format_warnings
 from flows.exporting.columns import Array, ArrayGroup, iter_columns, list_segment_names
 from flows.exporting.files import BatchedTable, make_table
-from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from storage.artifacts.artifacts import Artifact
 from storage.codes.codes import Codes
@@ -208,7 +207,7 @@ def _iter_facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     yield "components", manifest["n_components"]
     yield "segments", len(manifest["segment_names"])
     yield "objective_is", manifest["diagnostics"].get("objective_is", "objective")
-    yield "objective_per_row", objective_from_artifact(manifest)
+    yield "objective_per_row", manifest.get("objective")
     yield from manifest["diagnostics"].get("fit_statistics", {}).items()
     yield "converged", manifest["converged"]
     yield "passes", manifest["iterations"]

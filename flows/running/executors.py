@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from typing_extensions import Unpack
@@ -13,8 +14,7 @@ from flows.cli.options import ExecutorName, ExecutorOptions
 from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 
 
@@ -91,6 +91,10 @@ def check_executor_options(
     if cluster == "":
         raise FitError("--cluster is empty. Is a shell variable unset?")
     if name == "dask":
+        if more.get("performance_report") and find_spec("bokeh") is None:
+            raise FitError(
+                "--performance-report: needs Bokeh. Run: pip install 'latentbits[dashboard]'"
+            )
         return resolve_cluster_settings({"workers": workers, "cluster": cluster, **more})
     for option, value in {"cluster": cluster, **more}.items():
         if value:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.protocols import StoredArtifact
 from pipeline.errors import spell_parameters
-from pipeline.inference.from_artifact import model_from_artifact, objective_from_artifact
+from pipeline.inference.from_artifact import model_from_artifact
 from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
 
@@ -65,16 +65,17 @@ class FittedModel(ResultDisplayMixin):
         FitError
             If it is not that of a fit, or of one that this version does not know.
         """
-        manifest = artifact.manifest
+        loaded, manifest = model_from_artifact(artifact), artifact.manifest
         return cls(
-            *model_from_artifact(manifest, artifact),  # type: ignore[arg-type]
-            tuple(manifest["feature_names"]),
-            tuple(manifest["segment_names"]),
+            loaded.model,
+            loaded.params,
+            loaded.feature_names,
+            loaded.segment_names,
             tuple(manifest["history"]),
             tuple(map(spell_parameters, manifest["warnings"])),
             bool(manifest["converged"]),
             manifest["diagnostics"].get("objective_is", "objective"),
-            objective_from_artifact(manifest),
+            manifest["objective"],
             tuple(manifest.get("labels", ())),
             manifest["diagnostics"].get("fit_statistics", {}),
         )

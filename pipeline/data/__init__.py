@@ -1,1 +1,1 @@
-"""Rows in memory: blocks, tables, features and segments."""
+"""Rows in memory: blocks, datasets, tables, features and segments."""

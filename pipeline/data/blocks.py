@@ -1,4 +1,4 @@
-"""Blocks: the packed rows of one segment within one chunk, as every model sees them."""
+"""Blocks, the packed rows of one segment within one chunk, which every model takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Words = NDArray[np.uint64]
 
 
 class Tile(NamedTuple):
-    """The pairs (i, j) of features that one task counts: left[0] <= i < left[1], j in right."""
+    """The feature pairs (i, j) that one task counts: i in range `left`, j in range `right`."""
 
     left: tuple[int, int]
     right: tuple[int, int]
@@ -31,16 +31,16 @@ class BinaryBlock:
     Attributes
     ----------
     words
-        Values, (n_features, n_words), 64 rows a word, little bit order; 0 where not observed
-        and in padding.
+        Values, (n_features, n_words), with 64 rows per word in little bit order; unobserved values
+        and padding are 0.
     observed_words
-        Mask of the same shape, or None when every value is there.
+        Mask of the same shape; None if all values are observed.
     n_samples
         Number of rows.
     segment
         Index of the segment.
     rows
-        Original row of each row, (n_samples,): the key of its random draws.
+        Original index of each row, (n_samples,), which keys its random draws.
     columns
         Per-row columns, each (n_samples,).
     tile
@@ -61,40 +61,41 @@ class BinaryBlock:
         return len(self.words)
 
     def unpack_values(self) -> NDArray[np.uint8]:
-        """Unpack the values: (n_samples, n_features)."""
+        """Unpack the values, (n_samples, n_features)."""
         return kernels.unpack_rows(self.words, self.n_samples)
 
     def unpack_mask(self) -> NDArray[np.uint8] | None:
-        """Unpack the mask: (n_samples, n_features), 1 = observed; None when all are."""
+        """Unpack the mask, (n_samples, n_features), 1 = observed; None if all are observed."""
         if self.observed_words is None:
             return None
         return kernels.unpack_rows(self.observed_words, self.n_samples)
 
     def to_packed_rows(self) -> BitRows:
-        """Lay the bits of each row side by side."""
+        """Transpose the block, so that the bits of each row are contiguous."""
         mask, n = self.observed_words, self.n_samples
         observed = None if mask is None else transpose_bits(mask, n)
         return BitRows(self.n_features, transpose_bits(self.words, n), observed)
 
     def count_unobserved_rows(self) -> int:
-        """Count rows of which nothing was observed."""
+        """Return the number of rows without any observed value."""
         observed = self.unpack_mask()
         return 0 if observed is None else int((~observed.any(axis=1)).sum())
 
     def column(self, name: str) -> NDArray[Any]:
-        """Give a per-row column, (n_samples,)."""
+        """Return a per-row column, (n_samples,)."""
         return self.columns[name]
 
-    def take_rows(self, at: NDArray[np.int64]) -> BinaryBlock:
-        """Take some of the rows, (n_taken,)."""
-        return _take_rows(self, slice(0), at)
+    def take_rows(self, indices: NDArray[np.int64]) -> BinaryBlock:
+        """Return the rows with these indices within the block, (n_taken,)."""
+        return _take_rows(self, slice(0), indices)
 
     def split_into_groups(self, n_groups: int) -> list[BinaryBlock]:
-        """Deal the rows to groups of equal size, give or take one row.
+        """Split the rows into groups whose sizes differ by at most one row.
 
-        Whole words go round in turn, so that nothing is unpacked and neighbours stay together. The
-        rows left over, fewer than 64 n_groups, are cut into one run for each group; which group
-        has the first depends on the block's first row, or the same would be short in every block.
+        Full words go to the groups in turn, so that nothing is unpacked and neighbouring rows stay
+        together. The remaining rows, fewer than 64 n_groups, are cut into one range per group. The
+        block's first row determines the group that gets the first range; otherwise the same group
+        would be short in every block.
 
         Parameters
         ----------
@@ -104,27 +105,26 @@ class BinaryBlock:
         Returns
         -------
         list of BinaryBlock
-            One block a group, without rows where there are fewer rows than groups.
+            One block per group; some are empty if there are fewer rows than groups.
 
         Raises
         ------
         FitError
-            If there is no group.
+            If there are no groups.
         """
         if n_groups < 1:
             raise FitError(f"Expected n_groups of at least 1, got {n_groups}. Ask for one or more.")
         if n_groups == 1:
             return [self]
-        # A word that is not full takes no turn: its padding would end up among the rows.
-        n_turns = self.n_samples // (64 * n_groups)
-        n_words = n_turns * n_groups
-        left = self.n_samples - 64 * n_words
-        cuts = [64 * n_words + left * g // n_groups for g in range(n_groups + 1)]
+        # Words that are not full are cut instead: their padding must not become rows.
+        n_words = self.n_samples // (64 * n_groups) * n_groups
+        n_left = self.n_samples - 64 * n_words
+        cuts = [64 * n_words + n_left * g // n_groups for g in range(n_groups + 1)]
         first = int(self.rows[0]) % n_groups if self.n_samples else 0
-        runs = np.roll(np.array([*pairwise(cuts)]), first, axis=0)
+        ranges = np.roll(np.array([*pairwise(cuts)]), first, axis=0)
         return [
-            _take_rows(self, slice(g, n_words, n_groups), np.arange(*run))
-            for g, run in enumerate(runs)
+            _take_rows(self, slice(g, n_words, n_groups), np.arange(*row_range))
+            for g, row_range in enumerate(ranges)
         ]
 
 
@@ -142,18 +142,18 @@ def pack_block(
 
 
 def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
-    """Put the rows of blocks together in original order, whatever their segments: 0 is given."""
+    """Join blocks in the original order of their rows; the result has segment 0."""
     if len(blocks) == 1:
         return replace(blocks[0], segment=0)
     rows = np.concatenate([block.rows for block in blocks])
     order = np.argsort(rows)
     starts = 64 * np.cumsum([0, *(block.words.shape[1] for block in blocks)])
-    places = [start + np.arange(b.n_samples) for start, b in zip(starts, blocks, strict=False)]
-    at = np.concatenate(places)[order]
-    masked = any(block.observed_words is not None for block in blocks)
+    positions = [start + np.arange(b.n_samples) for start, b in zip(starts, blocks, strict=False)]
+    indices = np.concatenate(positions)[order]
+    is_masked = any(block.observed_words is not None for block in blocks)
     return BinaryBlock(
-        _gather_words([block.words for block in blocks], at),
-        _gather_words([_make_full_mask(block) for block in blocks], at) if masked else None,
+        _gather_words([block.words for block in blocks], indices),
+        _gather_words([_make_full_mask(block) for block in blocks], indices) if is_masked else None,
         len(rows),
         rows=rows[order],
         columns={
@@ -164,7 +164,7 @@ def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
 
 
 class PackedChunk(Protocol):
-    """What is read from storage: `storage.dataset.dataset.Chunk` is one."""
+    """A chunk as read from storage; `storage.dataset.dataset.Chunk` implements it."""
 
     @property
     def words(self) -> Words:
@@ -172,33 +172,33 @@ class PackedChunk(Protocol):
 
     @property
     def observed(self) -> Words | None:
-        """Packed mask."""
+        """Packed mask of the same shape; None if all values are observed."""
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """(segment, first word, n_rows) of each block."""
+        """Segment, first word and number of rows of each block, (n_blocks, 3)."""
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Original row of each stored row."""
+        """Original index of each stored row, (n_rows,)."""
 
     @property
     def columns(self) -> Mapping[str, NDArray[Any]]:
-        """Per-row columns."""
+        """Per-row columns, (n_rows,) each."""
 
     @property
     def keep(self) -> NDArray[np.bool_] | None:
-        """Rows of the chosen split."""
+        """Mask of the rows of the chosen split, (n_rows,); None takes all rows."""
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """The rows a pass goes over: how to read a chunk, and the shape of the whole.
+    """The rows of a pass: a function that reads chunks, and the shape of the dataset.
 
     Attributes
     ----------
     read
-        Reads a chunk by its key, in any process.
+        Reads a chunk by its key; works in any process.
     n_chunks, n_features, n_segments
         Shape of the dataset.
     """
@@ -210,7 +210,7 @@ class RowSource:
 
 
 def iter_blocks(chunk: PackedChunk) -> Iterator[BinaryBlock]:
-    """Cut a chunk into its blocks, leaving out rows of other splits."""
+    """Yield the blocks of a chunk, without rows of other splits."""
     last = 0
     for segment, first_word, n_rows in chunk.blocks:
         span = slice(int(first_word), int(first_word + -(-n_rows // 64)))
@@ -224,22 +224,21 @@ def iter_blocks(chunk: PackedChunk) -> Iterator[BinaryBlock]:
             chunk.rows[rows],
             {name: values[rows] for name, values in chunk.columns.items()},
         )
-        kept = None if chunk.keep is None else np.flatnonzero(chunk.keep[rows])
-        yield block if kept is None else _take_rows(block, slice(0), kept)
+        yield block if chunk.keep is None else block.take_rows(np.flatnonzero(chunk.keep[rows]))
 
 
 def _take_rows(block: BinaryBlock, whole: slice, single: NDArray[np.int64]) -> BinaryBlock:
-    """Take whole words, all of them full, and behind them single rows."""
+    """Return the rows of some full words, followed by single rows."""
     first_rows = 64 * np.arange(block.words.shape[1])[whole]
-    at = np.concatenate([np.add.outer(first_rows, np.arange(64)).ravel(), single])
+    indices = np.concatenate([np.add.outer(first_rows, np.arange(64)).ravel(), single])
     mask = block.observed_words
     return replace(
         block,
         words=_take_words(block.words, whole, single),
         observed_words=None if mask is None else _take_words(mask, whole, single),
-        n_samples=len(at),
-        rows=block.rows[at],
-        columns={name: values[at] for name, values in block.columns.items()},
+        n_samples=len(indices),
+        rows=block.rows[indices],
+        columns={name: values[indices] for name, values in block.columns.items()},
     )
 
 
@@ -247,11 +246,11 @@ def _take_words(words: Words, whole: slice, single: NDArray[np.int64]) -> Words:
     return np.concatenate([words[:, whole], kernels.select_rows(words, single)], axis=1)
 
 
-def _gather_words(words: Sequence[Words], at: NDArray[np.int64]) -> Words:
-    return kernels.select_rows(np.concatenate(words, axis=1), at)
+def _gather_words(words: Sequence[Words], indices: NDArray[np.int64]) -> Words:
+    return kernels.select_rows(np.concatenate(words, axis=1), indices)
 
 
 def _make_full_mask(block: BinaryBlock) -> Words:
-    """Give the mask, also where all is observed; what lies behind the last row may be 1."""
+    """Return the mask, all ones if every value is observed; padding may be 1."""
     full = np.full_like(block.words, ~np.uint64(0))
     return full if block.observed_words is None else block.observed_words

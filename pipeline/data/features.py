@@ -1,4 +1,4 @@
-"""Features of a fitted model and those of other data: the same ones, in the same order."""
+"""Check that data have the features of a fit, in the same order."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ def check_same_features(
     expected: Sequence[str],
     got: Sequence[str],
     fit: str = "the fit",
-    remedy: str = "Give the features of the fit in its order, or fit again.",
+    remedy: str = "Use the features of the fit in the same order, or fit again.",
 ) -> None:
-    """Refuse features that are not those of a fit, or of other data, in its order.
+    """Refuse features that differ from those of a fit, or are in another order.
 
     Parameters
     ----------
     expected, got
-        Names of the features that were fitted, and of those that came.
+        Names of the features of the fit and of the data.
     fit
-        What messages call the fit.
+        What the message calls the fit.
     remedy
-        What to do, in their words.
+        The last sentence of the message.
 
     Raises
     ------
     FitError
-        Naming the first that differs, its position, and what came.
+        Naming the first feature that differs, and its position.
     """
     for position, (known, name) in enumerate(zip_longest(expected, got), start=1):
         if known != name:
             raise FitError(
-                f"Expected {_format_feature(known)} of {fit} at position {position}, got "
-                f"{_format_feature(name)}. {remedy}"
+                f"Feature {position} is {_format_name(name)}, but {_format_name(known)} in {fit}. "
+                f"{remedy}"
             )
 
 
-def _format_feature(name: str | None) -> str:
-    return "no more feature" if name is None else f"feature {name!r}"
+def _format_name(name: str | None) -> str:
+    return "missing" if name is None else repr(name)

@@ -1,4 +1,4 @@
-"""Datasets in memory: packed rows in chunks, as a dataset on disk has them, and no file."""
+"""Datasets in memory: chunks of packed rows as in a dataset on disk, but without files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.binary_table import BinaryTable
 from pipeline.data.blocks import Words
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
+from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
 
 _CHUNK_BYTES = 1 << 20
-"""Of a chunk's bits: enough for a task, and few enough that all threads have some."""
+"""Size of a chunk's bits: enough for a task, but small enough that every thread gets some."""
 _ONLY_SEGMENT = "all"
 _SPLIT = "split"
 
 
 @dataclass(frozen=True)
 class MemoryChunk:
-    """A range of rows, stably sorted by segment: a `pipeline.data.blocks.PackedChunk`."""
+    """A range of rows, stably sorted by segment; implements `pipeline.data.blocks.PackedChunk`."""
 
     words: Words
     observed: Words | None
@@ -36,14 +36,14 @@ class MemoryChunk:
 
 @dataclass(frozen=True)
 class MemoryReader:
-    """Gives chunks by key, with the per-row columns and marks of the split asked for."""
+    """Reads chunks by key, with the chosen per-row columns and split."""
 
     chunks: tuple[MemoryChunk, ...]
     columns: tuple[str, ...]
     split: int | None
 
     def __call__(self, key: int) -> MemoryChunk:
-        """Give a chunk."""
+        """Return a chunk."""
         chunk = self.chunks[key]
         columns = {name: chunk.columns[name] for name in self.columns}
         keep = None if self.split is None else chunk.columns[_SPLIT] == self.split
@@ -52,14 +52,14 @@ class MemoryReader:
 
 @dataclass(frozen=True, repr=False)
 class MemoryDataset(ResultDisplayMixin):
-    """A `pipeline.data.protocols.Dataset`; `make_memory_dataset` makes it.
+    """A dataset in memory, made by `make_memory_dataset`; a `pipeline.data.protocols.Dataset`.
 
     Attributes
     ----------
     feature_names, segment_names
-        Their names, of segments in order of first appearance.
+        Names; segments are in the order of their first rows.
     levels
-        Texts of those per-row columns that hold codes of texts.
+        Texts of the per-row columns that are stored as codes, in the order of the codes.
     chunks
         The rows.
     """
@@ -82,23 +82,23 @@ class MemoryDataset(ResultDisplayMixin):
     def make_reader(
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
     ) -> MemoryReader:
-        """Give what reads chunks, or their rows of a split, with per-row columns.
+        """Return a function that reads chunks, or their rows of a split, with per-row columns.
 
         Raises
         ------
         FitError
-            If the data have no such split or column.
+            If there is no such split or column.
         """
         known = self.chunks[0].columns
         for name in columns:
             if name not in known:
                 have = ", ".join(known) or "none"
-                raise FitError(f"Expected a per-row column, got {name!r}. There are: {have}.")
+                raise FitError(f"There is no per-row column {name!r}, only: {have}.")
         splits = self.levels.get(_SPLIT, ())
         if split is not None and split not in splits:
             have = ", ".join(splits) or "none"
             raise FitError(
-                f"Expected one of the data's splits, got {split!r}: {have}.", parameter="split"
+                f"The dataset has no split {split!r}. It has: {have}.", parameter="split"
             )
         return MemoryReader(self.chunks, columns, None if split is None else splits.index(split))
 
@@ -113,7 +113,7 @@ class MemoryDataset(ResultDisplayMixin):
 
 
 def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
-    """Pack a table.
+    """Pack a table into chunks.
 
     Raises
     ------
@@ -123,15 +123,16 @@ def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
     n_rows, n_features = table.X.shape
     if n_features < 2 or not n_rows:
         raise FitError(
-            f"Expected at least 1 row of at least 2 features, got {n_rows:,} of {n_features:,}."
+            f"The data have {n_rows:,} rows and {n_features:,} features. At least 1 row and 2 "
+            "features are needed."
         )
     columns, levels = {}, {}
     for name, values in table.columns.items():
         columns[name] = values
         if values.dtype.kind == "O":
             columns[name], levels[name] = _encode_texts(values)
-    everywhere = np.full(n_rows, _ONLY_SEGMENT, object)
-    codes, segment_names = _encode_texts(everywhere if table.segments is None else table.segments)
+    only_segment = np.full(n_rows, _ONLY_SEGMENT, object)
+    codes, segment_names = _encode_texts(only_segment if table.segments is None else table.segments)
     size = 64 * max(1, _CHUNK_BYTES // (8 * n_features))
     edges = [*range(0, n_rows, size), n_rows]
     spans = [slice(first, last) for first, last in pairwise(edges)]
@@ -140,7 +141,7 @@ def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
 
 
 def _encode_texts(texts: NDArray[Any]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Code texts in order of first appearance; empty ones are -1."""
+    """Replace texts by codes in order of first appearance, and empty texts by -1."""
     known = {text: code for code, text in enumerate(dict.fromkeys(filter(None, texts)))}
     codes = np.fromiter((known.get(text, -1) for text in texts), np.int32, len(texts))
     return codes, tuple(known)
@@ -149,7 +150,7 @@ def _encode_texts(texts: NDArray[Any]) -> tuple[NDArray[np.int32], tuple[str, ..
 def _make_chunk(
     table: BinaryTable, codes: NDArray[np.int32], columns: Mapping[str, NDArray[Any]], span: slice
 ) -> MemoryChunk:
-    """Lay out consecutive rows: sorted by segment, each segment from a word boundary."""
+    """Pack consecutive rows, sorted by segment; each segment starts at a word boundary."""
     rows = span.start + np.argsort(codes[span], kind="stable")
     segments, sizes = np.unique(codes[span], return_counts=True)
     n_words = -(-sizes // 64)

@@ -1,4 +1,4 @@
-"""What `pipeline.api.functions` is given: datasets and fitted models, as `storage` has them."""
+"""Protocols of datasets and stored artifacts, which `storage` implements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReadChunk(Protocol):
 
 
 class Dataset(Protocol):
-    """Rows to work on: `storage.open_dataset` gives one, `pipeline.data.in_memory` another."""
+    """A dataset on disk (`storage.open_dataset`) or in memory (`pipeline.data.in_memory`)."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ class Dataset(Protocol):
 
     @property
     def levels(self) -> Mapping[str, Iterable[str]]:
-        """Texts of those per-row columns that hold codes of texts."""
+        """Texts of the per-row columns that are stored as codes, in the order of the codes."""
 
     @property
     def n_chunks(self) -> int:
@@ -39,14 +39,18 @@ class Dataset(Protocol):
     def make_reader(
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
     ) -> ReadChunk:
-        """Give what reads chunks, or their rows of a split, with per-row columns."""
+        """Return a function that reads chunks, or their rows of a split, with per-row columns."""
 
 
 class StoredArtifact(Protocol):
-    """A fitted model on disk: `storage.load_artifact` gives one."""
+    """A fitted model on disk, from `storage.load_artifact`: arrays by name, and a manifest."""
+
+    @property
+    def path(self) -> Any:
+        """Its folder."""
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """What is recorded beside the arrays."""
+        """Settings, names, results and warnings of the fit."""
 
     def __getitem__(self, name: str) -> NDArray[Any]: ...

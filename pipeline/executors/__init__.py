@@ -1,1 +1,1 @@
-"""Where a map over keys runs: serial, threads, Dask."""
+"""Executors: an ordered map over keys, run serially, on threads or on a Dask cluster."""

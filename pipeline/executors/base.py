@@ -1,4 +1,4 @@
-"""The one thing an executor does: map a function over keys, results in key order."""
+"""The executor protocol, its serial implementation, and what all executors share."""
 
 from __future__ import annotations
 
@@ -18,66 +18,78 @@ T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
 MapFunction = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-"""What central work is handed to split itself with: `Executor.map`, or `map`."""
+"""The map that central work splits itself with: `Executor.map` or `map`."""
 
 
 class Executor(Protocol):
-    """Where work runs."""
+    """Runs work: on this thread, on other threads or on a cluster."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
-        """Apply a pure function to every item; yield results in the items' order.
+        """Apply a pure function to every item; yield the results in the order of the items.
 
-        Close it to stop the items that are under way, which ask `pipeline.executors.cancellation`.
+        Closing the generator cancels running items; see `pipeline.executors.cancellation`.
         """
+
+
+class SerialExecutor:
+    """The executor without concurrency, the reference for all others."""
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
+        """Apply a function to every item; yield the results in the order of the items."""
+        with limit_blas_threads():
+            for item in items:
+                yield function(item)
+                check_cancelled()
 
 
 def iter_results_in_order(
     submit: Callable[[T], F],
-    result: Callable[[F], R],
+    get_result: Callable[[F], R],
     items: Iterable[T],
-    ahead: int,
-    drop: Callable[[F], object] = lambda left: None,
+    n_ahead: int,
+    discard: Callable[[F], object] = lambda future: None,
 ) -> Generator[R]:
-    """Keep up to `ahead` submitted items under way, so that memory does not grow with them.
+    """Yield the results of items, at most `n_ahead` of which are submitted at any time.
 
-    Those that are left when a result fails, or nobody takes them, are dropped. Whether the results
-    are wanted at all is asked after each.
+    Memory therefore does not grow with the number of items. After an error, or when the generator
+    is closed, pending items are discarded. `check_cancelled` is called after each result.
     """
     pending: deque[F] = deque()
     try:
         for item in items:
             pending.append(submit(item))
-            if len(pending) >= ahead:
-                yield result(pending.popleft())
+            if len(pending) >= n_ahead:
+                yield get_result(pending.popleft())
             check_cancelled()
         while pending:
-            yield result(pending.popleft())
+            yield get_result(pending.popleft())
             check_cancelled()
     finally:
-        for left in pending:
-            drop(left)
+        for future in pending:
+            discard(future)
 
 
 class _BlasThreadLimit:
-    """Limits are of the whole process: the first user sets them, the last restores them."""
+    """Limits BLAS to one thread in the whole process while it has at least one user."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = 0
+        self._n_users = 0
         self._limits: Any = None
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._users == 0:
-                # The limit obeys the thread alone that set one first, and says nothing to others.
+            if self._n_users == 0:
+                # OpenBLAS lets only the thread that first set a limit change it, and silently
+                # ignores all others.
                 OpenBLASController.clear_controlling_thread(force=True)
                 self._limits = _find_blas_libraries(len(sys.modules)).limit(limits=1)
-            self._users += 1
+            self._n_users += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._users -= 1
-            if self._users == 0:
+            self._n_users -= 1
+            if self._n_users == 0:
                 OpenBLASController.clear_controlling_thread(force=True)
                 self._limits.restore_original_limits()
                 OpenBLASController.clear_controlling_thread()
@@ -85,7 +97,7 @@ class _BlasThreadLimit:
 
 @lru_cache(maxsize=1)
 def _find_blas_libraries(n_modules: int) -> ThreadpoolController:
-    """Find the libraries that are loaded, again whenever something was imported."""
+    """Find the loaded BLAS libraries; the cache is renewed whenever a module was imported."""
     return ThreadpoolController()
 
 
@@ -93,5 +105,5 @@ _blas_thread_limit = _BlasThreadLimit()
 
 
 def limit_blas_threads() -> AbstractContextManager[None]:
-    """Limit BLAS to one thread inside a `with`: sums have the same bytes in every executor."""
+    """Limit BLAS to one thread, so that sums have the same bytes in every executor."""
     return _blas_thread_limit

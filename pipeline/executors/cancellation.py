@@ -1,4 +1,4 @@
-"""Whether anybody still waits for what a task computes: a thread cannot be stopped from outside."""
+"""Cancel running tasks: a thread cannot be stopped from outside, so tasks ask regularly."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_should_continue: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
+_should_continue: ContextVar[Callable[[], bool]] = ContextVar(
+    "should_continue", default=lambda: True
+)
 
 
 class Cancelled(RuntimeError):
-    """Nobody waits for the task any more."""
+    """The result of the task is no longer needed."""
 
 
-def run_cancellable(wanted: Callable[[], bool], function: Callable[[T], R], item: T) -> R:
-    """Apply a function that `check_cancelled` ends once this tells so."""
-    token = _should_continue.set(wanted)
+def run_cancellable(should_continue: Callable[[], bool], function: Callable[[T], R], item: T) -> R:
+    """Call `function(item)`; `check_cancelled` inside raises once `should_continue()` is false."""
+    token = _should_continue.set(should_continue)
     try:
         return function(item)
     finally:
@@ -26,17 +28,17 @@ def run_cancellable(wanted: Callable[[], bool], function: Callable[[T], R], item
 
 
 def current_check() -> Callable[[], bool]:
-    """Give what tells whether the work of now is wanted: to be asked by other threads for it."""
+    """Return the running task's cancellation check, so that its helper threads can use it."""
     return _should_continue.get()
 
 
 def check_cancelled() -> None:
-    """End a task whose run was interrupted or failed elsewhere; to be asked every second or so.
+    """Raise if the running task was cancelled; long tasks call this about once per second.
 
     Raises
     ------
-    Unwanted
-        If that is so.
+    Cancelled
+        If the run was interrupted, or failed elsewhere.
     """
     if not current_check()():
-        raise Cancelled("Expected the run to go on, but it was interrupted.")
+        raise Cancelled("The run was interrupted.")

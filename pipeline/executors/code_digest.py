@@ -1,4 +1,4 @@
-"""What code computes: the same in every process of a run, or results could differ."""
+"""Digests of source code: all processes of a run must have the same, or results could differ."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ _FROM = re.compile(
 )
 
 
-@cache  # what a process has loaded does not change when its files do
+@cache  # a process keeps the code that it has loaded, even if the files change
 def digest_modules(*modules: str) -> str:
-    """Digest of the source files of modules and of all that they import.
+    """Return a digest of the source files of modules and of all modules that they import.
 
-    What lies outside `pipeline` and the modules' own packages is left out: versions tell of that.
-    So a new model, or an experiment, changes the digest of no other.
+    Only `pipeline` and the modules' own packages count; other packages are identified by their
+    versions. A new model or experiment therefore does not change the digests of the others.
 
     Raises
     ------
     ModuleNotFoundError
-        If a package is not there.
+        If a package is not installed.
     """
     roots = {
         top: _find_package_root(top)
         for top in ("pipeline", *(m.partition(".")[0] for m in modules))
     }
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     pending = [path for module in modules for path in _iter_source_files(module, roots)]
     while pending:
         path = pending.pop()
-        if str(path) not in found:
-            found[str(path)] = path.read_bytes()
-            names = _iter_imports(found[str(path)].decode())
+        if str(path) not in sources:
+            sources[str(path)] = path.read_bytes()
+            names = _iter_imports(sources[str(path)].decode())
             pending += [file for name in names for file in _iter_source_files(name, roots)]
-    return _digest_sources(found[path] for path in sorted(found))
+    return _digest_sources(sources[path] for path in sorted(sources))
 
 
 def _iter_imports(source: str) -> Iterator[str]:
-    """Name all that a file imports, wherever it does; of what it takes from modules each name.
+    """Yield the modules that a file imports, and `module.name` for `from module import name`.
 
-    By patterns: parsing fifty files takes as long as a small fit. A line of text that looks like
-    an import adds a file at the worst.
+    This uses patterns because parsing fifty files takes as long as a small fit. At worst, a line
+    of text that looks like an import adds a file.
     """
-    for found in _IMPORT.finditer(source):
-        yield from (name.split()[0] for name in found["names"].split(",") if name.strip())
-    for found in _FROM.finditer(source):
-        names = found["names"].strip("()").split(",")
-        yield from (f"{found['module']}.{n.split()[0]}" for n in names if n.strip())
+    for match in _IMPORT.finditer(source):
+        yield from (name.split()[0] for name in match["names"].split(",") if name.strip())
+    for match in _FROM.finditer(source):
+        names = match["names"].strip("()").split(",")
+        yield from (f"{match['module']}.{n.split()[0]}" for n in names if n.strip())
 
 
 def _iter_source_files(name: str, roots: dict[str, Path]) -> Iterator[Path]:
-    """Give the files that importing a name loads: packages on the way, and the module."""
+    """Yield the files that importing a name loads: its parent packages and the module."""
     parts = name.split(".")
     if parts[0] not in roots:
         return
@@ -70,12 +70,12 @@ def _iter_source_files(name: str, roots: dict[str, Path]) -> Iterator[Path]:
 
 @cache
 def digest_package(package: str) -> str:
-    """Digest of all source files of a package.
+    """Return a digest of all source files of a package.
 
     Raises
     ------
     ModuleNotFoundError
-        If the package is not there.
+        If the package is not installed.
     """
     return _digest_sources(
         path.read_bytes() for path in sorted(_find_package_root(package).rglob("*.py"))
@@ -83,10 +83,10 @@ def digest_package(package: str) -> str:
 
 
 def _find_package_root(package: str) -> Path:
-    found = find_spec(package)
-    if found is None or found.origin is None:  # a mere folder of that name has no origin
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a plain folder of that name has no origin
         raise ModuleNotFoundError(f"No module named {package!r}")
-    path = Path(found.origin)
+    path = Path(spec.origin)
     return path.parent if path.name == "__init__.py" else path.with_suffix("")
 
 
@@ -98,7 +98,7 @@ def _digest_sources(sources: Iterator[bytes]) -> str:
 
 
 def describe_environment(packages: Sequence[str]) -> dict[str, str]:
-    """Versions of Python and libraries, and digests of our own packages, in this process."""
+    """Return the versions of Python and libraries, and digests of our own packages."""
     versions = {name: version(name) for name in _LIBRARIES}
     digests = {f"latentbits ({name}/)": digest_package(name)[:12] for name in packages}
     return {"python": ".".join(platform.python_version_tuple()[:2]), **versions, **digests}

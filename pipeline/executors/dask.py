@@ -1,7 +1,7 @@
-"""Runs items on a Dask cluster; only keys go out and only results come back.
+"""Run items on a Dask cluster: only keys are sent to it, and only results are returned.
 
-The function of a map goes out once, as the result of a task of its own: workers hand it to each
-other, and it is computed again where the worker that held it died. Scattered, it would be lost.
+The function of a map is sent once, as the result of a task of its own. Workers pass it to each
+other, and Dask recomputes it if the worker that held it dies. Scattered data would be lost then.
 """
 
 from __future__ import annotations
@@ -31,81 +31,81 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass
 class DaskExecutor:
-    """The executor of a cluster: a lost worker's items are computed again by the others.
+    """Executor on a cluster; if a worker is lost, the others compute its items again.
 
     Attributes
     ----------
     client
-        Is closed when the cluster is lost.
+        The client; it is closed when the cluster is lost.
     connect
-        Gives a new client then, for the next map; without it there is none.
+        Creates a new client for the next map after that; None if there is no way to reconnect.
     """
 
     client: Client
     connect: Callable[[], Client] | None = None
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
-        """Apply a function to every item; yield results in the items' order.
+        """Apply a function to every item; yield the results in the order of the items.
 
         Raises
         ------
         ClusterLost
-            If the scheduler went away, or an item took several workers with it.
+            If the scheduler was lost, or several workers died while computing the same item.
         """
         name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
         homes = self._list_thread_addresses()
-        # Twice as many items as threads keeps workers busy while results come back in order.
-        ahead = max(4, 2 * len(homes))
-        held = self._submit(_return_function, function, key=f"{name}-function")
+        # Twice as many items as threads keep workers busy while results are returned in order.
+        n_ahead = max(4, 2 * len(homes))
+        sent_function = self._submit(_return_function, function, key=f"{name}-function")
 
         def submit(numbered: tuple[int, T]) -> Future:
             index, item = numbered
             return self._submit(
                 _run_task,
-                held,
+                sent_function,
                 item,
                 key=f"{name}-{index}",
                 priority=-index,
-                # An item comes back to the worker that may have kept its chunks; idle ones steal.
+                # The same worker may still have an item's chunks in memory; idle workers steal.
                 workers=homes[index % max(len(homes), 1) :][:1],
                 allow_other_workers=True,
             )
 
         try:
             yield from iter_results_in_order(
-                submit, self._wait_for_result, enumerate(items), ahead, Future.release
+                submit, self._wait_for_result, enumerate(items), n_ahead, Future.release
             )
         finally:
-            held.release()
+            sent_function.release()
 
     def _submit(self, function: Callable[..., Any], *arguments: Any, **where: Any) -> Future:
-        """Submit a task; of large arguments Dask would say that they are sent again and again."""
+        """Submit a task, without the warning of Dask that large arguments are sent repeatedly."""
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": sys.maxsize}):
             return self.client.submit(function, *arguments, pure=False, **where)
 
     def describe_workers(self) -> dict[str, dict[str, Any]]:
-        """Describe the workers there are, by address."""
+        """Describe the current workers, by address."""
         with self._raise_cluster_lost(OSError):
-            found: dict[str, dict[str, Any]]
-            found = self._get_client().scheduler_info(n_workers=-1)["workers"]
-        return found
+            workers: dict[str, dict[str, Any]]
+            workers = self._get_client().scheduler_info(n_workers=-1)["workers"]
+        return workers
 
     def run_on_workers(self, function: Callable[[], R]) -> dict[str, R]:
-        """Call a function on every worker; one that does not answer has no result."""
+        """Call a function on every worker; workers that do not answer have no result."""
         client = self._get_client()
-        found: dict[str, R] = {}
-        with suppress(OSError):  # a cluster that is lost now is missed by the next map, if at all
-            found = client.run(function, on_error="ignore")
-        return found
+        results: dict[str, R] = {}
+        with suppress(OSError):  # if the cluster was lost, the next map raises
+            results = client.run(function, on_error="ignore")
+        return results
 
     def _get_client(self) -> Client:
-        """Give the client, a new one after the cluster was lost."""
+        """Return the client, or a new one if the cluster was lost."""
         if self.client.status == "closed" and self.connect is not None:
             self.client = self.connect()
         return self.client
 
     def _list_thread_addresses(self) -> list[str]:
-        """Address of the worker of every thread."""
+        """Return the address of each thread's worker, (n_threads,)."""
         counts = sorted(
             (address, worker["nthreads"]) for address, worker in self.describe_workers().items()
         )
@@ -118,13 +118,13 @@ class DaskExecutor:
         return value
 
     @contextmanager
-    def _raise_cluster_lost(self, silence: type[OSError]) -> Iterator[None]:
-        """Say that the cluster is lost, and close the client, which would wait for it to return."""
+    def _raise_cluster_lost(self, connection_error: type[OSError]) -> Iterator[None]:
+        """Raise `ClusterLost`, and close the client, which would wait for the cluster to return."""
         try:
             yield
         except KilledWorker as error:
             raise _make_cluster_lost(error) from error
-        except (CancelledError, silence) as error:
+        except (CancelledError, connection_error) as error:
             self.client.close(_CLOSE_SECONDS)
             raise _make_cluster_lost(error) from error
 
@@ -132,31 +132,31 @@ class DaskExecutor:
 def _make_cluster_lost(error: BaseException) -> ClusterLost:
     reason = " ".join(str(error).split())[:200]
     return ClusterLost(
-        f"Expected the cluster to stay, lost it or its workers ({reason}). "
-        "Start it again and go on with --resume."
+        f"The cluster or its workers were lost ({reason}). Start the cluster again, then continue "
+        "with {resume}."
     )
 
 
 def check_workers(client: Client, packages: Sequence[str]) -> None:
-    """Refuse workers that compute with other code than this process; those of now, not later ones.
+    """Refuse current workers whose code or libraries differ from those of this process.
 
     Raises
     ------
     FitError
-        Naming a worker, what it has and what is expected.
+        Naming a worker, its version and the version here.
     """
     expected = describe_environment(packages)
     for worker, found in client.run(describe_environment, packages, on_error="return").items():
         if isinstance(found, Exception):
             raise FitError(
-                f"worker {worker}: Expected latentbits as it is here, got none or another version "
-                f"({' '.join(str(found).split())[:200]}). Install the same there."
+                f"worker {worker}: latentbits is missing or has another version there "
+                f"({' '.join(str(found).split())[:200]}). Install the version that is here."
             )
         for name, value in expected.items():
             if found.get(name) != value:
                 raise FitError(
-                    f"worker {worker}: Expected {name} {value}, as it is here, got "
-                    f"{found.get(name)}. Install the same there."
+                    f"worker {worker}: {name} is {found.get(name)} there, but {value} here. "
+                    "Install the version that is here."
                 )
 
 
@@ -168,13 +168,13 @@ def _run_task(function: Callable[[T], R], item: T) -> R:
     worker = get_worker()
     key = worker.get_current_task()
 
-    def wanted() -> bool:
-        """Ask the worker, which is told when the client lets go of a task or dies."""
+    def should_continue() -> bool:
+        """Ask the worker, which learns when the client releases the task or dies."""
         task = worker.state.tasks.get(key)
         return task is not None and task.state != "cancelled"
 
     with limit_blas_threads():
-        return run_cancellable(wanted, function, item)
+        return run_cancellable(should_continue, function, item)
 
 
 def _get_function_name(function: Callable[..., Any]) -> str:

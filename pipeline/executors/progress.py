@@ -1,4 +1,4 @@
-"""How the loop, central work and the flows tell how far they are."""
+"""Progress of passes and of central work."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from pipeline.executors.base import MapFunction
 
 
 class Progress(Protocol):
-    """Is told how far a pass is."""
+    """Receives the progress of a pass."""
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
-        """Note that `done` of `total` tasks are back (0 = unknown), having seen `rows` rows.
+        """Note that `done` of `total` tasks (0 = unknown) have finished, with `rows` rows.
 
-        Passes whose labels agree up to the first comma follow each other in one fit. Central work
-        sees no rows.
+        Passes of one fit have labels that agree up to the first comma. Central work has no rows.
         """
 
 
 def ignore_progress(label: str, done: int, total: int, rows: int) -> None:
-    """Say nothing."""
+    """Ignore it."""
 
 
 @dataclass(frozen=True)
 class ProgressMap:
-    """A map for central work, which `label_map` lets tell how many of its items are back.
+    """A map for central work that reports progress after each item, once `label_map` named it.
 
     Attributes
     ----------
     map_items
-        Where items run.
+        The map that runs the items.
     progress
-        Is told after each.
+        Receives the progress.
     label, total
-        What the items are and how many; without a label nothing is told.
+        What the items are, and their number. Without a label no progress is reported.
     """
 
     map_items: MapFunction
@@ -44,24 +43,24 @@ class ProgressMap:
     total: int = 0
 
     def __call__(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        """Map, results in the items' order."""
-        found = self.map_items(function, items)
-        return self._iter_with_progress(found) if self.label else found
+        """Yield the results in the order of the items."""
+        results = self.map_items(function, items)
+        return self._iter_with_progress(results) if self.label else results
 
-    def _iter_with_progress(self, found: Iterator[Any]) -> Iterator[Any]:
+    def _iter_with_progress(self, results: Iterator[Any]) -> Iterator[Any]:
         self.progress(self.label, 0, self.total, 0)
-        for done, result in enumerate(found, 1):
+        for done, result in enumerate(results, 1):
             self.progress(self.label, done, self.total, 0)
             yield result
 
 
 def label_map(map_items: MapFunction, label: str, total: int) -> MapFunction:
-    """Say what the next `total` items are, where anybody listens."""
+    """Name the next `total` items of a map, if it reports progress."""
     if not isinstance(map_items, ProgressMap):
         return map_items
     return replace(map_items, label=label, total=total)
 
 
 def make_local_map(map_items: MapFunction) -> MapFunction:
-    """Map here, one item after the other, and tell it as `map_items` would."""
+    """Return a serial map that reports progress as `map_items` does."""
     return replace(map_items, map_items=map) if isinstance(map_items, ProgressMap) else map

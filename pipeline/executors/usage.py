@@ -1,4 +1,4 @@
-"""What a process has used since its start."""
+"""Resources that a process has used since it started."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _PROC_STATUS = Path("/proc/self/status")
 
 
 class ProcessUsage(NamedTuple):
-    """What a process has used since its start; bytes None where the system does not count them.
+    """Resources that a process has used since it started; bytes are None if they are not counted.
 
     Attributes
     ----------
     process
-        Names it: machine, number and time of birth.
+        Identifies it: machine, process id and start time.
     cpu_seconds
-        Of all its threads.
+        CPU time of all its threads.
     bytes_read, bytes_written
-        By calls to the system, whether or not a disk was involved.
+        Bytes in system calls, even if no disk was involved.
     peak_memory
-        Largest resident memory, bytes, libraries included.
+        Largest resident memory in bytes, libraries included.
     """
 
     process: str
@@ -36,7 +36,7 @@ class ProcessUsage(NamedTuple):
 
 
 def measure_usage() -> ProcessUsage:
-    """Give what this process has used."""
+    """Measure the resources that this process has used."""
     process = psutil.Process()
     times = process.cpu_times()
     counters = process.io_counters() if hasattr(process, "io_counters") else None
@@ -50,9 +50,8 @@ def measure_usage() -> ProcessUsage:
 
 
 def _read_peak_memory() -> int:
-    if not _PROC_STATUS.exists():  # macOS counts in bytes
+    if not _PROC_STATUS.exists():  # macOS, which counts bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # `getrusage` would count what a process was before it became another program: workers began
-    # as copies of this one.
-    found = re.search(r"^VmHWM:\s+(\d+)", _PROC_STATUS.read_text(), re.MULTILINE)
-    return 1024 * int(found[1]) if found else 0
+    # Not `getrusage`, whose peak includes the process that a worker was forked from.
+    match = re.search(r"^VmHWM:\s+(\d+)", _PROC_STATUS.read_text(), re.MULTILINE)
+    return 1024 * int(match[1]) if match else 0

@@ -154,7 +154,9 @@ class Bottleneck(GradientModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.column:
-            raise FitError("column: Expected the name of a per-row column, got ''. Give one.")
+            raise FitError(
+                "{column} is empty. Give the name of a per-row column.", parameter="column"
+            )
 
     def list_required_columns(self) -> tuple[str, ...]:
         """Return the column of the labels."""
@@ -185,13 +187,15 @@ class Bottleneck(GradientModel):
         observed, ones = pool_margins(first.counts)
         if ((ones == 0) | (ones == observed)).all():
             raise FitError(
-                "Expected rows that differ, got the same values in all of them. Check the data."
+                "All rows have the same values, so the label cannot be predicted. Check the data."
             )
         is_category = self._is_categorical(first)
         labels = self._describe_labels(first, is_category)
         params = self._draw_first_params(ones / observed, labels, rng)
         n_labelled, baseline = int(first.moments[0]), params.baseline_score
-        warnings = make_constant_feature_warnings(observed, ones, "they tell nothing of the label")
+        warnings = make_constant_feature_warnings(
+            observed, ones, "they carry no information about the label"
+        )
         return self._make_initial_state(params, n_labelled, params.theta.size, baseline, warnings)
 
     def _is_categorical(self, first: LabelCounts) -> bool:
@@ -203,28 +207,31 @@ class Bottleneck(GradientModel):
         is_many = n_different > MAX_CATEGORIES
         if kind == "number" and n_texts:
             raise FitError(
-                f"kind: Expected numbers in column {column!r}, got texts. Keep the column as numbers, "
-                "as from a Parquet or NPZ file."
+                f"{{kind=number}} needs numbers, but column {column!r} has texts. Keep the column "
+                "as numbers, for example from a Parquet or NPZ file.",
+                parameter="kind",
             )
         if kind == "number" or (kind == "auto" and not n_texts and (n_fractions or is_many)):
             return False
         if is_many:
-            numbers = "" if n_texts else ", or give --set kind=number"
+            numbers = "" if n_texts else ", or use {kind=number}"
             raise FitError(
-                f"column {column!r}: Expected at most {MAX_CATEGORIES:,} different labels, got more. "
-                f"Choose another column{numbers}."
+                f"Column {column!r} has more than {MAX_CATEGORIES:,} different labels. Choose "
+                f"another {{column}}{numbers}.",
+                parameter="column",
             )
         return True
 
     def _refuse_equal_labels(self, n_different: int) -> None:
-        got = "the same in all rows" if n_different else "none"
         if self.column == SEGMENT:
             raise FitError(
-                "column: Expected at least two segments to tell apart, got one. Give a per-row column: "
-                "--set column=NAME."
+                "The dataset has only one segment, so there is nothing to predict. Name a per-row "
+                "column by {column=NAME}.",
+                parameter="column",
             )
+        problem = "the same label in all rows" if n_different else "no labels"
         raise FitError(
-            f"column {self.column!r}: Expected labels that differ, got {got}. Choose another column."
+            f"Column {self.column!r} has {problem}. Choose another {{column}}.", parameter="column"
         )
 
     def _describe_labels(self, first: LabelCounts, is_category: bool) -> dict[str, Any]:
@@ -235,8 +242,8 @@ class Bottleneck(GradientModel):
         deviation = np.sqrt(squares / n_labels)
         if not 0 < deviation < np.inf:
             raise FitError(
-                f"column {self.column!r}: Expected numbers with a variance, got one of "
-                f"{deviation**2:g}. Scale the column."
+                f"Column {self.column!r} has a variance of {deviation**2:g}. Scale the column.",
+                parameter="column",
             )
         return {"number": np.array([mean, deviation])}
 

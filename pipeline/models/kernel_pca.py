@@ -1,37 +1,38 @@
 """Kernel PCA: principal components of rows in the space of a Gaussian kernel.
 
-Model: none of how rows came about. k(x, y) = ⟨φ(x), φ(y)⟩ = exp(−‖x − y‖² / 2 h²), and the codes of
-a row are the principal components of φ (B. Schölkopf, A. Smola, K.-R. Müller, Neural Computation
-10, 1998; M. Sugiyama, "Introduction to Statistical Machine Learning" (2016), 36.1.1). For binary
-rows ‖x − y‖² is the number of features that differ, counted in packed bits. What is not linear in
-the features shows, such as curves and clusters, at the scale of the width h.
+Model: k(x, y) = ⟨φ(x), φ(y)⟩ = exp(−‖x − y‖² / 2 h²); the codes of a row are the principal
+components of φ (B. Schölkopf, A. Smola, K.-R. Müller, Neural Computation 10, 1998; M. Sugiyama,
+"Introduction to Statistical Machine Learning" (2016), 36.1.1). There is no generative model of
+rows. For binary rows ‖x − y‖² is the number of features that differ, counted in packed bits.
+Structure that is not linear in the features, such as curves and clusters, shows at the scale of the
+width h.
 
-Fit: eigenvectors α of H K H with eigenvalues λ, H = I − 1 1ᵀ / n, scaled by 1 / √λ. Rows that are
-alike are one row with its number for a weight, which gives the same components. Of all rows, up
-to 20,000 distinct ones, or in the space that landmarks span: rows chosen by k-means++ among
-20,000 distinct ones (Nyström; C. Williams, M. Seeger, NIPS 2000). That takes one pass, which sums
-products of kernels. What landmarks lose is told: exactly, the share of the kernel matrix's trace
-outside of their span; and how much of the variance of codes the first half of them gives as well.
+Fit: eigenvectors α of H K H with eigenvalues λ, H = I − 1 1ᵀ / n, scaled by 1 / √λ. Equal rows are
+one row weighted by its count, which gives the same components. The fit uses all distinct rows, up
+to 20,000, or works in the space spanned by landmarks: rows chosen by k-means++ among 20,000
+distinct ones (Nyström; C. Williams, M. Seeger, NIPS 2000). Landmarks take one pass, which sums
+products of kernels. Two diagnostics report their loss: the exact share of the kernel matrix's trace
+outside their span, and how much of the variance of codes half of the landmarks reproduce.
 
 ==========  ===========  ===========================
 symbol      field        shape
 ==========  ===========  ===========================
-x_l         landmarks    (n_landmarks, n_bytes), eight features a byte, the first the lowest bit
-            observed     of the same shape, where values are missing
+x_l         landmarks    (n_landmarks, n_bytes), eight features per byte, the first the lowest bit
+            observed     the same shape, if values are missing
 h           width        ()
 α / √λ      directions   (n_landmarks, n_components)
             offsets      (n_components,)
 λ           eigenvalues  (n_eigenvalues,)
 ==========  ===========  ===========================
 
-A code is Σ_l k(x, x_l) directions_l − offsets; squared codes of the rows fitted sum to λ.
-Missing values: ‖x − y‖² is the share of the features observed in both that differ, times the number
+A code is Σ_l k(x, x_l) directions_l − offsets; squared codes of the fitted rows sum to λ.
+Missing values: ‖x − y‖² is the differing share of the features observed in both, times the number
 of features. Such a kernel may have negative eigenvalues, which are left out. Rows without any
-value are not fitted, and have the code 0.
-Cost a block, with landmarks: n_samples n_landmarks (n_features / 64 words + n_landmarks)
-operations. Without, products of the distinct rows' matrix with some 50 to 100 vectors. One pass.
-Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
-among columns of equal eigenvalue.
+value are not fitted and have the code 0.
+Cost per block with landmarks: n_samples n_landmarks (n_features / 64 words + n_landmarks)
+operations. Without: products of the distinct rows' matrix with 50 to 100 vectors. One pass.
+Not identifiable: the sign of a column (the largest entry is made positive), and rotations among
+columns of equal eigenvalue.
 """
 
 from __future__ import annotations
@@ -71,17 +72,17 @@ Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 MAX_ROWS = 20_000
-"""Distinct rows of an exact fit, and those that landmarks are chosen from."""
+"""Maximum number of distinct rows in an exact fit, and to choose landmarks from."""
 MAX_LANDMARKS = 5000
 N_EIGENVALUES = 10
-"""Eigenvalues kept at the least, where there are so many."""
-_WIDTH_ROWS = 1000  # rows, for the width
+"""Minimum number of stored eigenvalues, if there are as many."""
+_WIDTH_ROWS = 1000  # rows whose distances choose the width
 _MIN_AGREEMENT = 0.9
-_MINUTES_OF_MAX_FIT = 0.25  # of an exact fit of the most rows, 256 features
+_MINUTES_OF_MAX_FIT = 0.25  # exact fit of MAX_ROWS rows with 256 features
 
 
 class LandmarkSums(Sums):
-    """Counts of features, and sums of kernels with landmarks where there are any."""
+    """Counts of features, and sums of kernels with the landmarks, if any."""
 
     label: ClassVar[str] = "kernel sums"
 
@@ -98,7 +99,7 @@ class KernelPCAParams:
     observed: Bytes | None = optional_array_field("landmark", "byte")
 
     def landmark_rows(self, n_features: int) -> BitRows:
-        """Give the landmarks as kernels take them."""
+        """Return the landmarks in the form that kernels take."""
         return unpack_bytes(n_features, self.landmarks, self.observed)
 
 
@@ -111,11 +112,11 @@ class KernelPCA(Model):
     n_components
         Number of components; None takes 2.
     width
-        h, in units of the distance of rows, the root of the number of features that differ; None
-        takes the median distance of distinct rows, of 1,000 drawn at random where there are more.
+        h, in units of the distance of rows: the square root of the number of features that differ.
+        None takes the median distance of distinct rows, of 1,000 drawn at random if there are more.
     landmarks
-        Rows that span the components; None takes all distinct rows, up to 20,000. Memory grows with
-        their square.
+        Number of rows that span the components; None takes all distinct rows, up to 20,000. Memory
+        grows with the square of this number; 1,000 is a good start.
     """
 
     name: ClassVar[str] = "kernel-pca"
@@ -141,11 +142,11 @@ class KernelPCA(Model):
         return (n_threads + 2) * (3 * rows + 4 * matrices) + vectors
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
-        """MAP: find the distinct rows."""
+        """Find the distinct rows."""
         return DistinctRows.from_block(block, MAX_ROWS, rng)
 
     def first_key(self, seed: int) -> str:
-        """Name the rows."""
+        """Name the sample of distinct rows."""
         return f"{MAX_ROWS} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
@@ -159,41 +160,44 @@ class KernelPCA(Model):
         if self.landmarks is None:
             _check_distinct_rows(first)
         rows, times = first.rows_with_values
-        usual = _median_distance(rows)
-        width = usual if self.width is None else self.width
+        median_distance = _median_distance(rows)
+        width = median_distance if self.width is None else self.width
         if self.landmarks is not None:
-            chosen = choose_landmarks(rows, times, width, self.landmarks, rng)
-            rows, times = rows.take(chosen), times[chosen]
+            places = choose_landmarks(rows, times, width, self.landmarks, rng)
+            rows, times = rows.take(places), times[places]
         q = self.n_components or 2
         if q >= rows.n_rows:
             raise FitError(
-                f"--components: Expected fewer than {rows.n_rows:,}, the number of "
-                f"{'landmarks' if self.landmarks else 'distinct rows'}, got {q:,}. Ask for fewer."
+                f"{{components}} is {q:,}, but there are only {rows.n_rows:,} "
+                f"{'landmarks' if self.landmarks else 'distinct rows'}. Choose fewer than that.",
+                parameter="components",
             )
         values, mask = rows.pack_bytes()
-        none = np.zeros(0)
-        nothing = KernelPCAParams(
-            values, np.array(width), np.zeros((rows.n_rows, 0)), none, none, mask
+        empty = np.zeros(0)
+        params = KernelPCAParams(
+            values, np.array(width), np.zeros((rows.n_rows, 0)), empty, empty, mask
         )
         return FitState(
-            nothing, auxiliary={"times": times}, warnings=make_unobserved_row_warnings(first)
+            params, auxiliary={"times": times}, warnings=make_unobserved_row_warnings(first)
         )
 
     def counts_key(self, n_features: int) -> str | None:
-        """Name the counts of an exact fit, which sums nothing else."""
+        """Name the counts of an exact fit, which sums nothing else; None with landmarks."""
         return "feature counts" if self.landmarks is None else None
 
     def summarize(
         self, params: KernelPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> LandmarkSums:
-        """MAP: count ones, and sum kernels with landmarks and their products."""
+        """Count ones, and sum kernels with the landmarks and their products."""
         counts = FeatureCounts.from_block(block)
         values: dict[str, NDArray[Any]] = {"observed": counts.observed, "ones": counts.ones}
         if self.landmarks is not None:
             rows = block.to_packed_rows()
-            some = rows.take(np.flatnonzero(rows.has_values))
-            found = sum_kernel(some, params.landmark_rows(block.n_features), float(params.width))
-            values |= {name: np.asarray(array) for name, array in found._asdict().items()}
+            observed_rows = rows.take(np.flatnonzero(rows.has_values))
+            kernel_sums = sum_kernel(
+                observed_rows, params.landmark_rows(block.n_features), float(params.width)
+            )
+            values |= {name: np.asarray(array) for name, array in kernel_sums._asdict().items()}
         return LandmarkSums(block.n_samples, 0.0, values)
 
     def update(
@@ -212,12 +216,15 @@ class KernelPCA(Model):
         """
         observed, ones = _feature_margins(statistics)
         rows, q = state.params.landmark_rows(len(ones)), self.n_components or 2
-        found, told, doubts = self._find_components(state, rows, statistics, map_items)
-        components, values = found.components, found.components.eigenvalues
+        decomposition, diagnostics, warnings = self._find_components(
+            state, rows, statistics, map_items
+        )
+        components, values = decomposition.components, decomposition.components.eigenvalues
         if len(values) < q:
             raise FitError(
-                f"--components: Expected at most {len(values)}, as many as the rows span, got {q}. "
-                "Ask for fewer."
+                f"{{components}} is {q}, but the rows span only {len(values)} dimensions. "
+                "Choose at most that many.",
+                parameter="components",
             )
         params = replace(
             state.params,
@@ -225,73 +232,77 @@ class KernelPCA(Model):
             offsets=components.offsets[:q],
             eigenvalues=values,
         )
-        told["width"] = float(params.width)
-        told["explained"] = float(values[:q].sum() / found.total)
-        noted = *make_constant_feature_warnings(observed, ones, "they move no code"), *doubts
+        diagnostics["width"] = float(params.width)
+        diagnostics["explained"] = float(values[:q].sum() / decomposition.total)
+        new_warnings = (
+            *make_constant_feature_warnings(observed, ones, "they move no code"),
+            *warnings,
+        )
         return replace(
             state,
             params=params,
-            diagnostics={"n_components": q, **told},
-            warnings=(*state.warnings, *noted),
+            diagnostics={"n_components": q, **diagnostics},
+            warnings=(*state.warnings, *new_warnings),
         )
 
     def _find_components(
         self, state: FitState, rows: BitRows, statistics: LandmarkSums, map_items: MapFunction
     ) -> tuple[KernelDecomposition, dict[str, float], tuple[FitWarning, ...]]:
-        """Find the components, what is to be told of them, and what is in doubt."""
+        """Find the components, their diagnostics, and warnings."""
         q, width = self.n_components or 2, float(state.params.width)
         n_leading = min(max(q, N_EIGENVALUES), rows.n_rows - 1)
         if self.landmarks is None:
             times = state.auxiliary["times"]
-            found = decompose_rows(rows, times, width, n_leading, map_items)
-            return found, {"distinct_rows": rows.n_rows}, ()
+            decomposition = decompose_rows(rows, times, width, n_leading, map_items)
+            return decomposition, {"distinct_rows": rows.n_rows}, ()
         sums = statistics.values
         summed = KernelSums(int(sums["n_rows"]), sums["sums"], sums["products"])
-        found = decompose_landmarks(rows, width, summed, n_leading)
-        agreement = half_agreement(found.components, rows, width, summed, q)
-        lost = {"kernel_lost": found.lost_share, "half_agrees": agreement}
+        decomposition = decompose_landmarks(rows, width, summed, n_leading)
+        agreement = half_agreement(decomposition.components, rows, width, summed, q)
+        losses = {"kernel_lost": decomposition.lost_share, "half_agrees": agreement}
         return (
-            found,
-            {"landmarks": rows.n_rows, **lost},
+            decomposition,
+            {"landmarks": rows.n_rows, **losses},
             _warn_about_landmarks(rows.n_rows, agreement),
         )
 
     def transform(
         self, params: KernelPCAParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give `mean`, (n_samples, n_components): 0 for rows without any value."""
+        """Compute `mean`, (n_samples, n_components); rows without any value have the code 0."""
         rows, landmarks = block.to_packed_rows(), params.landmark_rows(block.n_features)
         codes = multiply_kernel(rows, landmarks, float(params.width), params.directions)
         return {"mean": np.where(rows.has_values[:, None], codes - params.offsets, 0.0)}
 
 
 def _check_distinct_rows(first: DistinctRows) -> None:
-    """Refuse more distinct rows than an exact fit can take, with what it would cost."""
+    """Refuse more distinct rows than an exact fit can take, and estimate its cost."""
     if first.is_whole:
         return
     minutes = _MINUTES_OF_MAX_FIT * (first.n_distinct / MAX_ROWS) ** 2
     raise FitError(
-        f"landmarks: Expected at most {MAX_ROWS:,} distinct rows to compare all with all, got "
-        f"about {first.n_distinct:,}, which would take some {minutes:,.0f} minutes. Give "
-        "--set landmarks=1000, which takes one pass, or a --split with fewer rows."
+        f"There are about {first.n_distinct:,} distinct rows, but an exact fit takes at most "
+        f"{MAX_ROWS:,}; this one would take some {minutes:,.0f} minutes. "
+        "Use {landmarks=1000}, which takes one pass, or a {split} with fewer rows.",
+        parameter="landmarks",
     )
 
 
 def _median_distance(rows: BitRows) -> float:
-    """Give the median distance of distinct rows: they are in random order.
+    """Return the median distance of distinct rows, which are in random order.
 
     Raises
     ------
     FitError
         If no two rows differ where both are observed.
     """
-    some = rows.take(slice(_WIDTH_ROWS))
-    squared = squared_distances(some, some)[np.triu_indices(some.n_rows, 1)]
+    sample = rows.take(slice(_WIDTH_ROWS))
+    squared = squared_distances(sample, sample)[np.triu_indices(sample.n_rows, 1)]
     apart = squared[(squared > 0) & (squared < np.inf)]
     if not len(apart):
         raise FitError(
-            "Expected rows that differ in features observed in both, got none: all distances are "
-            "0, and there is nothing to fit. Give other rows."
+            "No two rows differ in features observed in both, so there is nothing to fit. "
+            "Fit other rows."
         )
     return float(np.sqrt(np.median(apart)))
 
@@ -302,14 +313,14 @@ def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArr
 
 
 def _warn_about_landmarks(n_landmarks: int, agreement: float) -> tuple[FitWarning, ...]:
-    """Say so where fewer landmarks would have given other codes: more might, too."""
+    """Warn if half of the landmarks give other codes, because more landmarks then may, too."""
     if agreement >= _MIN_AGREEMENT:
         return ()
     more = min(2 * n_landmarks, MAX_LANDMARKS)
-    advice = f": landmarks={more}" if more > n_landmarks else ""
+    advice = f", {{landmarks={more}}}" if more > n_landmarks else ""
     return (
         FitWarning(
-            f"codes may change with more landmarks{advice}; half of these landmarks give codes "
-            f"that share {agreement:.0%} of their variance with those of all"
+            f"codes may change with more landmarks{advice}: the codes of half of the landmarks "
+            f"share only {agreement:.0%} of their variance with the codes of all"
         ),
     )

@@ -1,37 +1,38 @@
 """Laplacian eigenmap: codes that vary least between neighbouring rows.
 
-Model: none of how rows came about. The distinct rows are the vertices of a graph with weights w_ij
-of 0 where neither of two is among the k nearest of the other by Hamming distance d_ij, else 1 or
-exp(−d_ij / 2ω²). Codes minimise Σ_ij w_ij ‖α_i − α_j‖²: with D the degrees, L = D − W, they solve
-L α = λ D α for the smallest λ, the constant one left out (Sugiyama 2016, section 36.1; M. Belkin,
-P. Niyogi, "Laplacian eigenmaps for dimensionality reduction and data representation", Neural
-Computation 15, 2003). Means, weighted by degrees, are 0, and mean squares 1.
+Model: codes α minimise Σ_ij w_ij ‖α_i − α_j‖². The vertices of the graph are the distinct rows.
+w_ij is 0 unless one of the two is among the k nearest of the other by Hamming distance d_ij;
+otherwise it is 1 or exp(−d_ij / 2ω²). With D the degrees and L = D − W, the codes solve L α = λ D α
+for the smallest λ, without the constant solution (Sugiyama 2016, section 36.1; M. Belkin, P.
+Niyogi, "Laplacian eigenmaps for dimensionality reduction and data representation", Neural
+Computation 15, 2003). There is no generative model of rows. Weighted by degrees, codes have mean 0
+and mean square 1.
 
-Rows that are alike are one vertex: else they would be each other's only neighbours. Ties go by a
-random order of the rows. Of missing values d_ij is the share that differs of those observed in
-both, times the number of features. Parts of a graph that hold together by no link are joined by
-the shortest ones between them, which the fit says.
+Equal rows are one vertex; otherwise they would be each other's only neighbours. Ties are broken by
+a random order of the rows. With missing values, d_ij is the differing share of the features
+observed in both, times the number of features. Disconnected parts of the graph are joined by the
+shortest links between them, and the fit warns about it.
 
-A vertex has its own code; any other row the mean of its k nearest vertices', by their weights, over
-1 − λ, which is what L α = λ D α says of a vertex (Y. Bengio et al., "Out-of-sample extensions for
-LLE, Isomap, MDS, eigenmaps, and spectral clustering", NIPS 2003). 1 − λ counts as 0.1 at the least.
-A row without an observed value, or none in common with its vertices, has the code 0, the mean.
+A vertex has its own code. Any other row has the weighted mean code of its k nearest vertices,
+divided by 1 − λ, as L α = λ D α states for a vertex (Y. Bengio et al., "Out-of-sample extensions
+for LLE, Isomap, MDS, eigenmaps, and spectral clustering", NIPS 2003). 1 − λ counts as at least 0.1.
+A row without an observed value, or with none in common with its vertices, has the code 0, the mean.
 
 ======  ===========  =========================================================
 symbol  field        shape
 ======  ===========  =========================================================
-x_i     rows         (n_vertices, n_bytes), eight features a byte, little bit order
-        observed     the same, of their masks; absent where nothing is missing
+x_i     rows         (n_vertices, n_bytes), eight features per byte, little bit order
+        observed     the same shape, masks; absent if nothing is missing
 α       embedding    (n_vertices, n_components)
 λ       eigenvalues  (n_components,), rising
-ω       width        a number; absent where weights are 0 and 1
+ω       width        (); absent if weights are 0 and 1
 ======  ===========  =========================================================
 
 Cost: comparing all vertices with each other, n_vertices² · n_features / 64 word operations, then
-some thousand products of the sparse W with a vector; of a block n_samples · n_vertices ·
-n_features / 64. Two passes, of distinct rows and of counts.
-Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
-among columns of equal eigenvalue.
+some thousand products of the sparse W with a vector. Per block: n_samples · n_vertices ·
+n_features / 64. Two passes: one for distinct rows, one for counts.
+Not identifiable: the sign of a column (the largest entry is made positive), and rotations among
+columns of equal eigenvalue.
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ Words = NDArray[np.uint64]
 RowIndices = NDArray[np.int64]
 
 MAX_ROWS = 200_000
-"""Vertices of a graph at the most."""
-_MIN_WEIGHT = 1e-4  # of a link: below it the graph would fall apart in the last digits
+"""Maximum number of vertices."""
+_MIN_WEIGHT = 1e-4  # weights below it would disconnect the graph within rounding
 _MIN_EIGENVALUE = 0.1
-_PAIRS_PER_SECOND = 6e9  # of words, one core
+_PAIRS_PER_SECOND = 6e9  # pairs of words compared by one core
 _MAX_NAMED_PARTS = 5
 
 
@@ -92,7 +93,7 @@ class LaplacianEigenmapParams:
     width: Array | None = optional_array_field()
 
     def vertices(self, n_features: int) -> NumberedRows:
-        """Give the vertices, each a part of its own."""
+        """Return the vertices, each in a part of its own."""
         numbers = np.arange(len(self.rows))
         return NumberedRows(unpack_bytes(n_features, self.rows, self.observed), numbers, numbers)
 
@@ -106,14 +107,14 @@ class LaplacianEigenmap(Model):
     n_components
         Number of components; None takes 2.
     k
-        Neighbours of a row.
+        Number of neighbours of each row.
     weights
-        Of links: 1 (binary), or exp(−d / 2 width²) for a Hamming distance d (heat).
+        Weights of links: 1 (`binary`), or exp(−d / 2 width²) for a Hamming distance d (`heat`).
     width
-        Of the heat kernel, a root of a number of features; None takes the root of the median
-        distance to the k-th neighbour.
+        Width of the heat kernel, in square roots of a number of features; None takes the square
+        root of the median distance to the k-th neighbour.
     landmarks
-        Distinct rows that the graph is of, drawn at random; None takes all, 200,000 at the most.
+        Number of distinct rows in the graph, drawn at random; None takes all, at most 200,000.
     """
 
     name: ClassVar[str] = "laplacian-eigenmap"
@@ -132,7 +133,10 @@ class LaplacianEigenmap(Model):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.landmarks is not None and self.landmarks <= self.k:
-            raise FitError(f"landmarks: Expected more than k, {self.k}, got {self.landmarks}.")
+            raise FitError(
+                f"{{landmarks}} is {self.landmarks}, but must be above {{k}}, {self.k}.",
+                parameter="landmarks",
+            )
 
     @property
     def _dimension(self) -> int:
@@ -143,25 +147,25 @@ class LaplacianEigenmap(Model):
         return self.landmarks or MAX_ROWS
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of as many vertices as there may be, their links and their eigenvectors."""
-        a_vertex = 80 * -(-n_features // 64) + 150 * self.k + 8 * (8 * self._dimension + 80)
-        return self._max_vertices * a_vertex
+        """Bytes of the maximum number of vertices, their links and their eigenvectors."""
+        bytes_per_vertex = 80 * -(-n_features // 64) + 150 * self.k + 8 * (8 * self._dimension + 80)
+        return self._max_vertices * bytes_per_vertex
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
-        """MAP: find the distinct rows."""
+        """Find the distinct rows."""
         return DistinctRows.from_block(block, self._max_vertices, rng)
 
     def first_key(self, seed: int) -> str:
-        """Name the distinct rows, which the seed draws and orders."""
+        """Name the distinct rows; the seed draws and orders them."""
         return f"{self._max_vertices} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
-        """Take the rows of which something was observed for vertices.
+        """Make the rows with observed values the vertices.
 
         Raises
         ------
         FitError
-            If there are too many, or too few for so many neighbours or components.
+            If there are too many rows, or too few for the neighbours or components.
         """
         if self.landmarks is None and not first.is_whole:
             raise self._make_size_error(first)
@@ -169,15 +173,18 @@ class LaplacianEigenmap(Model):
         n = rows.n_rows
         if n < 2:
             raise FitError(
-                f"Expected rows that differ, got {first.n_samples} that are all the same. "
+                f"All {first.n_samples} rows are the same, but a graph needs rows that differ. "
                 "Fit other rows."
             )
-        told = f"the number of {'landmarks' if self.landmarks else 'distinct rows'}"
+        limit = f"there are only {n} {'landmarks' if self.landmarks else 'distinct rows'}"
         if self.k >= n:
-            raise FitError(f"k: Expected below {n}, {told}, got {self.k}. Give fewer by --set k.")
+            raise FitError(
+                f"{{k}} is {self.k}, but {limit}. Choose fewer neighbours.", parameter="k"
+            )
         if self._dimension >= n:
             raise FitError(
-                f"--components: Expected below {n}, {told}, got {self._dimension}. Give fewer."
+                f"{{components}} is {self._dimension}, but {limit}. Choose fewer.",
+                parameter="components",
             )
         values, mask = rows.pack_bytes()
         return FitState(
@@ -190,9 +197,10 @@ class LaplacianEigenmap(Model):
         seconds = n**2 * first.words.shape[1] / _PAIRS_PER_SECOND
         size = n / self._max_vertices * self.estimate_memory(64 * first.words.shape[1], 1, 1)
         return FitError(
-            f"Expected at most {self._max_vertices:,} distinct rows, got about {n:,}, which a core would "
-            f"compare in {seconds / 60:,.0f} minutes, within {size / 1e9:,.1f} GB. Draw some of "
-            "them by --set landmarks=20000."
+            f"There are about {n:,} distinct rows, but a graph takes at most "
+            f"{self._max_vertices:,}. One core would take {seconds / 60:,.0f} minutes and "
+            f"{size / 1e9:,.1f} GB for all. Draw some of them with {{landmarks=20000}}.",
+            parameter="landmarks",
         )
 
     def summarize(
@@ -216,7 +224,7 @@ class LaplacianEigenmap(Model):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Find the neighbours, join what does not hold together, and solve for the codes.
+        """Find the neighbours, connect the graph, and solve for the codes.
 
         Raises
         ------
@@ -239,51 +247,53 @@ class LaplacianEigenmap(Model):
             eigenvalues=eigenvalues,
             width=None if width is None else np.array(width),
         )
-        told: dict[str, float] = {"vertices": n, "parts": len(sizes)}
+        diagnostics: dict[str, float] = {"vertices": n, "parts": len(sizes)}
         if width is not None:
-            told["width"] = width
-        noted = (
+            diagnostics["width"] = width
+        new_warnings = (
             *make_constant_feature_warnings(observed, ones),
             *_warn_about_graph(sizes, eigenvalues),
         )
         return replace(
             state,
             params=params,
-            diagnostics={"n_components": self._dimension, **told},
-            warnings=(*state.warnings, *noted),
+            diagnostics={"n_components": self._dimension, **diagnostics},
+            warnings=(*state.warnings, *new_warnings),
         )
 
     def _choose_width(self, nearest: NearestRows) -> float | None:
-        """Give the width of the heat kernel: by default of the median of the k-th distances.
+        """Return the width of the heat kernel, by default from the median of the k-th distances.
 
         Raises
         ------
         FitError
-            If it is so small that links have no weight.
+            If the width is so small that links have no weight.
         """
         if self.weights == "binary":
             return None
         farthest = nearest.distances[:, -1]
         positive = farthest[np.isfinite(farthest) & (farthest > 0)]
-        usual = float(np.sqrt(np.median(positive))) if positive.size else 1.0
-        if self.width is not None and _heat_weights(np.array(usual**2), self.width) < _MIN_WEIGHT:
+        default = float(np.sqrt(np.median(positive))) if positive.size else 1.0
+        if self.width is not None and _heat_weights(np.array(default**2), self.width) < _MIN_WEIGHT:
             raise FitError(
-                f"width: Expected about {usual:.2g}, the root of the median distance to the "
-                f"neighbour number {self.k}, got {self.width}. Give more, or leave it out."
+                f"{{width}} is {self.width}, so small that links have no weight. Choose about "
+                f"{default:.2g}, the square root of the median distance to neighbour {self.k}, or "
+                "leave it out.",
+                parameter="width",
             )
-        return self.width or usual
+        return self.width or default
 
     def transform(
         self, params: LaplacianEigenmapParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the codes: a vertex's own, else by the nearest vertices."""
+        """Compute the codes: a vertex's own, or the mean code of the nearest vertices."""
         vertices, nowhere = params.vertices(block.n_features), np.full(block.n_samples, -1)
         rows = NumberedRows(block.to_packed_rows(), nowhere, nowhere)
         nearest = empty_nearest(block.n_samples, self.k)
         merge_nearest("hamming", rows, vertices, nearest)
         codes = _average_codes(params, nearest)
-        same, at = _find_vertices(rows.bits, vertices.bits, nearest)
-        codes[same] = params.embedding[at]
+        vertex_rows, places = _find_vertices(rows.bits, vertices.bits, nearest)
+        codes[vertex_rows] = params.embedding[places]
         return {"mean": codes}
 
 
@@ -295,31 +305,33 @@ def _heat_weights(distances: Array, width: float | None) -> Array:
 
 
 def _warn_about_graph(sizes: NDArray[np.int64], eigenvalues: Array) -> tuple[FitWarning, ...]:
-    """Say where the graph fell apart, and which components neighbours do not share."""
-    found = []
+    """Warn if the graph was disconnected, or if components do not vary smoothly over it."""
+    warnings = []
     if len(sizes) > 1:
-        told = ", ".join(f"{size:,}" for size in sizes[:_MAX_NAMED_PARTS])
+        sizes_text = ", ".join(f"{size:,}" for size in sizes[:_MAX_NAMED_PARTS])
         more = ", …" if len(sizes) > _MAX_NAMED_PARTS else ""
-        text = f"neighbours fall into {len(sizes):,} parts, of {told}{more} distinct rows, which "
-        text += "the shortest links join; codes may tell little but these parts: give more "
-        found.append(FitWarning(text + "neighbours by --set k"))
-    rough = int((eigenvalues > 1 - _MIN_EIGENVALUE).sum())
-    if rough:
-        text = f"components that differ between neighbours as between any rows: the last {rough}; "
-        found.append(FitWarning(text + "give fewer by --components"))
-    return tuple(found)
+        text = f"the graph has {len(sizes):,} unconnected parts ({sizes_text}{more} distinct "
+        text += "rows), which the shortest links join; codes may show only these parts. Use more "
+        warnings.append(FitWarning(text + "neighbours, {k}"))
+    n_rough = int((eigenvalues > 1 - _MIN_EIGENVALUE).sum())
+    if n_rough:
+        text = f"the last {n_rough} components differ as much between neighbours as between any "
+        warnings.append(FitWarning(text + "rows; choose fewer {components}"))
+    return tuple(warnings)
 
 
 def _average_codes(params: LaplacianEigenmapParams, nearest: NearestRows) -> Array:
-    """Average the codes of neighbours by their weights, over 1 − λ."""
+    """Average the codes of neighbours by their weights, and divide by 1 − λ."""
     distances, width = nearest.distances, params.width
-    there = np.isfinite(distances)
-    beyond = np.where(there, distances - np.where(there, distances, 0)[:, :1], np.inf)
-    weights = np.where(there, _heat_weights(beyond, None if width is None else float(width)), 0.0)
-    at = np.where(there, nearest.indices, 0)
-    total = np.zeros((len(at), len(params.eigenvalues)))
-    for one, weight in zip(at.T, weights.T, strict=True):
-        total += weight[:, None] * params.embedding[one]
+    is_found = np.isfinite(distances)
+    excess = np.where(is_found, distances - np.where(is_found, distances, 0)[:, :1], np.inf)
+    weights = np.where(
+        is_found, _heat_weights(excess, None if width is None else float(width)), 0.0
+    )
+    indices = np.where(is_found, nearest.indices, 0)
+    total = np.zeros((len(indices), len(params.eigenvalues)))
+    for column, weight in zip(indices.T, weights.T, strict=True):
+        total += weight[:, None] * params.embedding[column]
     share = np.maximum(1 - params.eigenvalues, _MIN_EIGENVALUE)
     codes: Array = total / np.maximum(weights.sum(axis=1), 1.0)[:, None] / share
     return codes
@@ -328,9 +340,9 @@ def _average_codes(params: LaplacianEigenmapParams, nearest: NearestRows) -> Arr
 def _find_vertices(
     rows: BitRows, vertices: BitRows, nearest: NearestRows
 ) -> tuple[RowIndices, RowIndices]:
-    """Find the rows that are vertices, and which these are."""
+    """Find the rows that are vertices, and the vertex of each."""
     if rows.observed is None and vertices.observed is None:
         near = np.flatnonzero(nearest.distances[:, 0] == 0)
         return near, nearest.indices[near, 0]
-    # Rows may differ, and yet nowhere that both were observed.
+    # With missing values, rows at distance 0 may still differ.
     return find_equal_rows(rows, vertices)

@@ -234,10 +234,11 @@ class Stack(GradientModel):
             If its layers have other sizes.
         """
         if params.sizes != state.params.sizes:
-            wanted, there = (_format_sizes(p.sizes[1:]) for p in (state.params, params))
+            new, old = (_format_sizes(p.sizes[1:]) for p in (state.params, params))
             raise FitError(
-                f"--warm-start: Expected a fit with layers {wanted}, got one with {there}. "
-                f"Give --layers {there}, or fit without --warm-start."
+                f"The fit given to {{warm_start}} has layers {old}, but this one has {new}. Use "
+                f"{{layers={old}}}, or fit without {{warm_start}}.",
+                parameter="warm_start",
             )
         return self._begin_stage(replace(state, params=params), len(params.weights))
 
@@ -338,8 +339,9 @@ def _check_layers(layers: tuple[int, ...], n_components: int | None) -> None:
     _check_growth(layers)
     if n_components not in (None, layers[-1]):
         raise FitError(
-            f"--components: Expected {layers[-1]}, the last of layers, got {n_components}. "
-            "Leave out one of the two."
+            f"{{components}} is {n_components}, but the last of {{layers}} is {layers[-1]}. "
+            "Leave out one of the two.",
+            parameter="components",
         )
 
 
@@ -348,6 +350,7 @@ def _check_growth(sizes: Sequence[int]) -> None:
     for below, above in pairwise(sizes):
         if above > _MAX_GROWTH * below:
             raise FitError(
-                f"layers: Expected at most {_MAX_GROWTH} times the {below} units below, got "
-                f"{above}. Give fewer."
+                f"{{layers}} has {above} units above {below}, more than {_MAX_GROWTH} times as "
+                "many. Choose fewer.",
+                parameter="layers",
             )

@@ -9,7 +9,7 @@ from platformdirs import user_cache_path
 
 
 def _digest_sources() -> str:
-    """Digest of all kernels, here and beside models: a kernel compiles in functions of others."""
+    """Return a digest of all kernels, because a kernel may inline functions of other files."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
     for path in sorted([*folder.rglob("*.py"), *(folder.parent / "models").rglob("*.py")]):
@@ -17,7 +17,7 @@ def _digest_sources() -> str:
     return digest.hexdigest()[:16]
 
 
-# Numba looks only at the file of the function called, so an edit elsewhere would go unnoticed.
+# Numba only checks the file of the called function and would miss edits in other files.
 if "NUMBA_CACHE_DIR" not in os.environ:
     folder = user_cache_path("latentbits") / f"kernels-{_digest_sources()}"
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]

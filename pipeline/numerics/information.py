@@ -1,4 +1,4 @@
-"""Inverting information matrices, some of whose directions the data may not tell."""
+"""Parameters of factor models: checks of weights, and inverses of information matrices."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.errors import FitError
+
 Array = NDArray[np.float64]
 
-_SINGULAR_SHARE = 1e-9  # of the largest eigenvalue of the information, its diagonal brought to 1
-_INVOLVED_SHARE = 0.1  # a parameter's share of directions that rows tell nothing of
+_SINGULAR_SHARE = 1e-9  # of the largest eigenvalue, with the diagonal scaled to 1
+_INVOLVED_SHARE = 0.1  # largest share of an identified parameter in directions without information
 
 
 class InformationInverse(NamedTuple):
-    """Covariance of estimates, and which of them the data tell.
+    """Covariance of estimates, and which of them are identified.
 
     Attributes
     ----------
     covariance
-        (p, p).
-    lost
+        Covariance, (p, p).
+    unidentified_share
         Share of each parameter in directions without information, (p,).
     """
 
@@ -29,25 +31,42 @@ class InformationInverse(NamedTuple):
     unidentified_share: Array
 
     def find_unidentified(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Tell which groups of parameters have no standard error, `shape` without its last axis."""
+        """Return which groups of parameters have no standard error; groups are the last axis."""
         shares = self.unidentified_share.reshape(shape).sum(axis=-1)
         return np.asarray(shares > _INVOLVED_SHARE)
 
 
 def invert_information(information: Array, directions: Array) -> InformationInverse:
-    """Invert information within the directions that parameters may take.
+    """Invert the information within the directions in which parameters are free.
 
     Parameters
     ----------
     information
-        (p, p).
+        Information, (p, p).
     directions
-        A basis of these directions, (p, n_directions).
+        Basis of these directions, (p, n_directions).
     """
     along = directions.T @ information @ directions
     scale = 1 / np.sqrt(np.maximum(np.diag(along), 1e-300))
     values, vectors = scipy.linalg.eigh(scale[:, None] * along * scale)
     known = values > _SINGULAR_SHARE * values.max(initial=0.0)
     root = directions @ (scale[:, None] * vectors[:, known]) / np.sqrt(values[known])
-    lost = ((directions @ vectors[:, ~known]) ** 2).sum(axis=1)
-    return InformationInverse(root @ root.T, lost)
+    unidentified = ((directions @ vectors[:, ~known]) ** 2).sum(axis=1)
+    return InformationInverse(root @ root.T, unidentified)
+
+
+def check_weights(n_features: int, weights: Array, offsets: Array) -> None:
+    """Check that weights and offsets are finite and have `n_features` rows.
+
+    Raises
+    ------
+    FitError
+        If they are not.
+    """
+    if weights.shape[:-1] != (n_features,) or offsets.shape != (n_features,):
+        raise FitError(
+            f"Weights and offsets have the shapes {weights.shape} and {offsets.shape}, but there "
+            f"are {n_features} features. Pass the parameters of these features."
+        )
+    if not (np.isfinite(weights).all() and np.isfinite(offsets).all()):
+        raise FitError("Weights or offsets are NaN or infinite. Check the fit.")

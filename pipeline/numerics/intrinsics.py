@@ -1,4 +1,4 @@
-"""Instructions that Numba has no name for, of single and of double precision."""
+"""LLVM instructions that Numba does not offer, in single and double precision."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from numba.extending import intrinsic
 
 
 def make_fma(kind: Any) -> Any:
-    """Give a b + c, rounded once, for numbers of this kind."""
+    """Return an intrinsic for a b + c, rounded once, of numbers of this type."""
 
-    def typed(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    def define(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.fma(*arguments)
 
         return kind(kind, kind, kind), generate
 
-    return intrinsic(typed)
+    return intrinsic(define)
 
 
-def make_power_of_two(kind: Any, n_bits_of_share: int, bias: int) -> Any:
-    """Give 2**k for k whose low bits hold it, which become the exponent.
+def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
+    """Return an intrinsic for 2**k, where k is in the low bits of a number.
 
     Parameters
     ----------
     kind
-        Numba's type of the numbers.
-    n_bits_of_share
-        Bits below the exponent.
+        Numba type of the numbers.
+    n_mantissa_bits
+        Number of bits below the exponent.
     bias
-        Of the exponent.
+        Bias of the exponent.
     """
     same_width = {types.float32: types.int32, types.float64: types.int64}[kind]
 
-    def typed(typing_context: Any, k: Any) -> Any:
+    def define(typing_context: Any, k: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             integer, real = (context.get_value_type(of) for of in (same_width, kind))
-            exponent = builder.shl(builder.bitcast(arguments[0], integer), integer(n_bits_of_share))
-            return builder.bitcast(builder.add(exponent, integer(bias << n_bits_of_share)), real)
+            exponent = builder.shl(builder.bitcast(arguments[0], integer), integer(n_mantissa_bits))
+            return builder.bitcast(builder.add(exponent, integer(bias << n_mantissa_bits)), real)
 
         return kind(kind), generate
 
-    return intrinsic(typed)
+    return intrinsic(define)
 
 
 def _generate_wide_vectors(typing_context: Any) -> Any:
-    """Generate nothing, but mark the function."""
+    """Generate no code, but set an attribute of the function."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # llvmlite adds no attribute but those that it lists.
+        # llvmlite itself adds only attributes that it knows.
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
@@ -57,4 +57,4 @@ def _generate_wide_vectors(typing_context: Any) -> Any:
 
 
 wide_vectors: Any = intrinsic(_generate_wide_vectors)
-"""Lets the loops of a function have vectors as wide as the CPU's, where LLVM chooses half of it."""
+"""Lets LLVM use the CPU's full vector width in a function, where it would choose half of it."""

@@ -1,4 +1,4 @@
-"""How far a model's answers are from the data, and its mixing matrix from a reference."""
+"""Reconstruction losses, and the similarity of mixing matrices."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError
 
 MIN_PROBABILITY = 1e-6
-"""Probabilities are kept this far from 0 and 1, so that one sure but wrong bit stays finite."""
+"""Probabilities are clipped this far from 0 and 1, so that a wrong certain bit stays finite."""
 
 
 def reconstruction_losses(
     X: NDArray[np.uint8], observed: NDArray[np.bool_], probabilities: NDArray[np.float64]
 ) -> dict[str, float]:
-    """Compare P(x = 1) with the bits.
+    """Compute the losses of P(x = 1) on bits.
 
     Parameters
     ----------
     X, observed, probabilities
-        Bits, whether each was observed, and P(x = 1): (n_samples, n_features) each.
+        Bits, mask and P(x = 1), (n_samples, n_features) each.
 
     Returns
     -------
     dict
-        `wrong_bits`, the share of bits on the other side of ½, and `nll_per_bit` in nats.
+        `wrong_bits`, the share of bits on the wrong side of ½, and `nll_per_bit`, nats.
     """
     certain = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
     nats = -np.log(np.where(X == 1, certain, 1 - certain))
@@ -37,10 +37,10 @@ def reconstruction_losses(
 
 
 def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
-    """Compare two mixing matrices up to order, signs and lengths of their columns.
+    """Compare two mixing matrices up to the order, signs and lengths of their columns.
 
-    Columns are matched one to one so that their absolute cosines sum to the most. A column without
-    a partner counts as 0, and so does one of zeros, which points nowhere.
+    Columns are matched one to one to maximize the sum of their absolute cosines. A column without a
+    partner, or of zeros, counts as 0.
 
     Hyttinen, Barin-Pacela and Hyvärinen (2022), Binary independent component analysis: a
     non-stationarity-based approach, UAI, section 6.
@@ -66,8 +66,8 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
     )
     if len(left) != len(right):
         raise FitError(
-            f"Expected estimated and reference with the same n_features, got {len(left)} and "
-            f"{len(right)}. Compare fits of the same features."
+            f"The matrices have {len(left)} and {len(right)} features. Compare fits of the same "
+            "features."
         )
     cosines = np.abs(left.T @ right)
     matched = cosines[scipy.optimize.linear_sum_assignment(cosines, maximize=True)]
@@ -77,12 +77,12 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
 def match_columns(
     estimated: NDArray[np.float64], reference: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Put columns into the order of a reference, with the signs that suit it.
+    """Reorder columns and flip their signs to match a reference.
 
     Parameters
     ----------
     estimated, reference
-        (n_features, n_components) each.
+        Matrices, (n_features, n_components) each.
 
     Returns
     -------
@@ -92,24 +92,24 @@ def match_columns(
     cosines = _normalize_columns(reference, "reference").T @ _normalize_columns(
         estimated, "estimated"
     )
-    here, there = scipy.optimize.linear_sum_assignment(np.abs(cosines), maximize=True)
-    return estimated[:, there] * np.where(cosines[here, there] < 0, -1.0, 1.0)
+    targets, sources = scipy.optimize.linear_sum_assignment(np.abs(cosines), maximize=True)
+    return estimated[:, sources] * np.where(cosines[targets, sources] < 0, -1.0, 1.0)
 
 
 def _normalize_columns(mixing: NDArray[np.float64], name: str) -> NDArray[np.float64]:
-    """Scale every column to length 1, but leave zeros."""
+    """Scale every column to length 1, except columns of zeros."""
     if mixing.ndim != 2 or mixing.size == 0:
         raise FitError(
-            f"Expected {name} of shape (n_features, n_components), got {mixing.shape}. "
-            "Pass a matrix with at least one row and one column."
+            f"The {name} matrix has the shape {mixing.shape}. Pass (n_features, n_components), "
+            "with at least one row and one column."
         )
     if not np.isfinite(mixing).all():
         row, column = np.argwhere(~np.isfinite(mixing))[0]
         raise FitError(
-            f"Expected {name} to be finite, got {mixing[row, column]} at row {row}, "
-            f"column {column}. Compare fits that have converged."
+            f"The {name} matrix has {mixing[row, column]} at row {row}, column {column}. Compare "
+            "fits that have converged."
         )
-    # In units of the largest entry, squares neither overflow nor vanish.
+    # Divided by the largest entry, squares neither overflow nor underflow.
     largest = np.abs(mixing).max(axis=0)
     scaled = mixing / np.where(largest > 0, largest, 1)
     lengths = np.linalg.norm(scaled, axis=0)

@@ -1,4 +1,4 @@
-"""The numbers of `pipeline.random.RowRandom` within compiled code, one at a time."""
+"""The random numbers of `pipeline.random.RowRandom` for compiled code, one at a time."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def _mix_bits(z: np.uint64) -> np.uint64:
 
 @njit(nogil=True, cache=True)
 def make_row_state(key: np.uint64, row: int) -> np.uint64:
-    """Give what the draws of a row come from; `key` is that of the `RowRandom`."""
+    """Return the random state of a row; `key` is that of the `RowRandom`."""
     return _mix_bits(np.uint64(row) * _GOLDEN_RATIO + key)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def draw_word(state: np.uint64, draw: int) -> np.uint64:
-    """Give the 64 bits that the draw of this index is made from."""
+    """Return the 64 random bits of the draw with this index."""
     return _mix_bits(state + np.uint64(draw + 1) * _GOLDEN_RATIO)
 
 
 @njit(nogil=True, cache=True)
 def draw_uniform(state: np.uint64, draw: int) -> float:
-    """Give the draw of this index: that of `RowRandom.uniform` in the row and column."""
+    """Return the draw with this index, as in that row and column of `RowRandom.uniform`."""
     return (float(draw_word(state, draw) >> _HIGH) + 0.5) * 2.0**-53
 
 
 @njit(nogil=True, cache=True)
 def draw_first_uniforms(key: np.uint64, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Give the first draw of each row, (n_rows,): `RowRandom.uniform(rows, 1)` as a vector."""
+    """Return the first draw of each row, (n_rows,), as in `RowRandom.uniform(rows, 1)`."""
     draws = np.empty(len(rows))
     for n in range(len(rows)):
         draws[n] = draw_uniform(make_row_state(key, rows[n]), 0)

@@ -144,11 +144,11 @@ def write_artifact(
         delete_tree(folder)
         group = zarr.create_group(to_zarr_store(folder), attributes={"format": ARTIFACT_FORMAT})
         _map_in_threads(lambda item: _write_array(group, item[0], *item[1]), arrays.items())
-    described = {
+    entries = {
         name: {"dims": list(dims), "shape": list(values.shape), "checksum": checksum(values)}
         for name, (dims, values) in arrays.items()
     }
-    body = {"format": ARTIFACT_FORMAT, "format_version": FORMAT_VERSION, "arrays": described}
+    body = {"format": ARTIFACT_FORMAT, "format_version": FORMAT_VERSION, "arrays": entries}
     write_manifest(folder, {**manifest, **body})
     return folder
 
@@ -163,12 +163,12 @@ def load_artifact(path: str | AnyPath) -> Artifact:
     """
     folder = _resolve_latest(parse_path(path))
     manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
-    described = manifest["arrays"]
+    entries = manifest["arrays"]
     group = _open_artifact_group(folder)
-    values = _map_in_threads(lambda item: _read_array(folder, group, *item), described.items())
+    values = _map_in_threads(lambda item: _read_array(folder, group, *item), entries.items())
     arrays = {
-        name: NamedArray(tuple(described[name]["dims"]), array)
-        for name, array in zip(described, values, strict=True)
+        name: NamedArray(tuple(entries[name]["dims"]), array)
+        for name, array in zip(entries, values, strict=True)
     }
     return Artifact(folder, manifest, arrays)
 
@@ -213,16 +213,16 @@ def _make_damage_error(folder: AnyPath, what: str, error: Exception) -> DataErro
 
 
 def _read_array(
-    folder: AnyPath, group: zarr.Group, name: str, described: Mapping[str, Any]
+    folder: AnyPath, group: zarr.Group, name: str, entry: Mapping[str, Any]
 ) -> NDArray[Any]:
     try:
-        array = open_checked_array(group, name, described["shape"])
+        array = open_checked_array(group, name, entry["shape"])
         values = np.asarray(array[...])
     except DataError as error:
         raise DataError(f"{folder}: {error} Fit again.") from error
     except Exception as error:
         raise _make_damage_error(folder, name, error) from error
-    if checksum(values) != described["checksum"]:
+    if checksum(values) != entry["checksum"]:
         raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
     return values
 
@@ -327,15 +327,18 @@ def load_packed(folder: AnyPath) -> PackedArrays:
     DataError
         If it is missing, incomplete or not packed.
     """
-    found = load_artifact(folder)
-    if _PACKED_NAME not in found:
+    artifact = load_artifact(folder)
+    if _PACKED_NAME not in artifact:
         raise DataError(f"{folder}: the artifact holds no packed arrays.")
-    layout = found.manifest.get(_PACKED_NAME, [])
-    if sum(_count_bytes(dtype, shape) for _, dtype, shape in layout) != found[_PACKED_NAME].nbytes:
+    layout = artifact.manifest.get(_PACKED_NAME, [])
+    if (
+        sum(_count_bytes(dtype, shape) for _, dtype, shape in layout)
+        != artifact[_PACKED_NAME].nbytes
+    ):
         raise DataError(f"{folder}: the packed arrays are not as long as their layout says.")
-    small = dict(_iter_arrays(found[_PACKED_NAME], layout))
+    small = dict(_iter_arrays(artifact[_PACKED_NAME], layout))
     return PackedArrays(
-        {**small, **{n: found[n] for n in found if n != _PACKED_NAME}}, found.manifest
+        {**small, **{n: artifact[n] for n in artifact if n != _PACKED_NAME}}, artifact.manifest
     )
 
 

@@ -87,8 +87,8 @@ class CodesWriter:
         group = open_group(parse_path(self.folder))
         try:
             for name, recorded in zip(self.names, checksums, strict=True):
-                opened = partial(open_checked_array, group, name)
-                _read_checked_chunk(self.folder, opened, name, key, self._slice_rows(key), recorded)
+                opener = partial(open_checked_array, group, name)
+                _read_checked_chunk(self.folder, opener, name, key, self._slice_rows(key), recorded)
         except StoreUnreachableError:
             raise
         except DataError:
@@ -120,13 +120,13 @@ def create_codes(
     keep
         Keep the arrays that an interrupted writer of the same codes created.
     """
-    described = [*_iter_array_specs(arrays, n_rows, rows_per_chunk)]
-    if not (keep and _has_arrays(folder, described)):
+    specs = [*_iter_array_specs(arrays, n_rows, rows_per_chunk)]
+    if not (keep and _has_arrays(folder, specs)):
         with translate_store_errors(folder):
             group = zarr.create_group(
                 to_zarr_store(folder), overwrite=True, attributes={"format": CODES_FORMAT}
             )
-            for spec, shape, chunks in described:
+            for spec, shape, chunks in specs:
                 create_array(group, spec, shape, chunks)
     return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, rows_per_chunk)
 
@@ -144,7 +144,7 @@ def _has_arrays(folder: AnyPath, arrays: Iterable[Any]) -> bool:
     """Return whether intact arrays of these shapes exist; their metadata may be damaged."""
     try:
         group = open_group(folder)
-        found = [
+        stored = [
             (open_checked_array(group, spec.name, shape), spec, chunks)
             for spec, shape, chunks in arrays
         ]
@@ -152,7 +152,7 @@ def _has_arrays(folder: AnyPath, arrays: Iterable[Any]) -> bool:
         if (unreachable := make_store_error(str(folder), error)) is not None:
             raise unreachable from error
         return False
-    return all((a.chunks, a.dtype) == (chunks, spec.dtype) for a, spec, chunks in found)
+    return all((a.chunks, a.dtype) == (chunks, spec.dtype) for a, spec, chunks in stored)
 
 
 def seal_codes(
@@ -172,13 +172,13 @@ def seal_codes(
     folder = parse_path(writer.folder)
     group = open_group(folder)
     by_array = zip(writer.names, zip(*checksums, strict=True), strict=True)
-    described = {name: _describe_array(group[name], column) for name, column in by_array}
+    entries = {name: _describe_array(group[name], column) for name, column in by_array}
     body = {
         "format": CODES_FORMAT,
         "format_version": FORMAT_VERSION,
         "n_rows": writer.n_rows,
         "rows_per_chunk": writer.rows_per_chunk,
-        "arrays": described,
+        "arrays": entries,
     }
     write_manifest(folder, {**manifest, **body})
 
@@ -260,12 +260,10 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
 
     def _read_array_chunk(self, name: str, key: int) -> NDArray[Any]:
         rows = _slice_chunk_rows(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
-        opened, checksums = (
-            partial(self._open_array, name),
-            self.manifest["arrays"][name]["checksums"],
-        )
+        opener = partial(self._open_array, name)
+        recorded = self.manifest["arrays"][name]["checksums"][key]
         try:
-            return _read_checked_chunk(str(self.path), opened, name, key, rows, checksums[key])
+            return _read_checked_chunk(str(self.path), opener, name, key, rows, recorded)
         except StoreUnreachableError:
             raise
         except DataError as error:
@@ -314,11 +312,11 @@ def _slice_chunk_rows(key: int, rows_per_chunk: int, n_rows: int) -> slice:
 
 
 def _read_checked_chunk(
-    folder: str, opened: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
+    folder: str, opener: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
 ) -> NDArray[Any]:
     """Read a range of one array and check that it exists: Zarr reads a missing chunk as zeros."""
     try:
-        array = opened()
+        array = opener()
         values = np.asarray(array[rows])
     except DataError:
         raise

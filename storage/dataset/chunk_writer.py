@@ -298,8 +298,8 @@ class DatasetWriter:
 
     def _open_array(self, name: str, lead: tuple[int, ...], width: int) -> Any:
         if format_array_path(name) in self.group:
-            found = open_checked_array(self.group, format_array_path(name))
-            return found.with_config({"write_empty_chunks": True})
+            array = open_checked_array(self.group, format_array_path(name))
+            return array.with_config({"write_empty_chunks": True})
         known = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
         spec = known.get(name) or make_column_spec(
             name.removeprefix("columns/"), self.columns[name.removeprefix("columns/")]["kind"]
@@ -339,14 +339,14 @@ class DatasetWriter:
 
     def _build_manifest(self) -> dict[str, Any]:
         tables = {spec.name: self._build_table(spec) for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS)}
-        described = {
+        content = {
             "feature_names": list(self.feature_names),
             "segment_names": list(self.segments),
             "words_per_chunk": self.words_per_chunk,
             "columns": self.columns,
             "n_rows": self.n_rows,
         }
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         for table in tables.values():
             digest.update(table.tobytes())
         return {
@@ -359,7 +359,7 @@ class DatasetWriter:
             "tables": {name: checksum(table) for name, table in tables.items()},
             "ingest": dict(self.ingest),
             "attributes": dict(self.attributes),
-            **described,
+            **content,
         }
 
 

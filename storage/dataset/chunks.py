@@ -52,8 +52,8 @@ class Chunk:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         arrays = (self.words, self.observed, self.blocks, self.rows, self.keep)
-        held = [array for array in (*arrays, *self.columns.values()) if array is not None]
-        return sum(array.nbytes for array in held)
+        present = [array for array in (*arrays, *self.columns.values()) if array is not None]
+        return sum(array.nbytes for array in present)
 
 
 def mark_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
@@ -143,9 +143,9 @@ def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], 
     read
         Reads the chunk.
     """
-    found = _cache.get((rows, key))
-    if found is not None:
-        return found  # type: ignore[return-value]
+    cached = _cache.get((rows, key))
+    if cached is not None:
+        return cached  # type: ignore[return-value]
     chunk = read()
     with _lock:
         if _evict_other_chunks(rows, memory - chunk.nbytes):

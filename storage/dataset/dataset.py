@@ -283,13 +283,7 @@ class BinaryDataset(StorageReprMixin):
         return self._read_slots("order", key, n_words)[slots].astype(np.int64)
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Check that per-row columns of these names exist.
-
-        Raises
-        ------
-        DataError
-            If one does not; the message lists the existing ones.
-        """
+        """Raise `DataError` if there is no per-row column of one of these names."""
         for name in names:
             if name not in self.column_names:
                 have = ", ".join(self.column_names) or "none"
@@ -306,13 +300,7 @@ class BinaryDataset(StorageReprMixin):
         return np.asarray(self._read_column_slots("split", key, n_words) == code, np.bool_)
 
     def find_split_code(self, split: str) -> int:
-        """Return the code of a split.
-
-        Raises
-        ------
-        DataError
-            If the dataset has no such split.
-        """
+        """Return the code of a split; raise `DataError` if there is no such split."""
         if split not in self.splits:
             have = ", ".join(self.splits) or "none"
             raise DataError(f"{self.path}: {{split}}: there is no split {split!r}. It has: {have}.")
@@ -341,8 +329,8 @@ class BinaryDataset(StorageReprMixin):
         except DataError as error:
             raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
         except Exception as error:
-            found = make_store_error(str(self.path), error)
-            raise found or make_unreadable_error(
+            store_error = make_store_error(str(self.path), error)
+            raise store_error or make_unreadable_error(
                 f"{self.path}: {name}: chunk {key}", error
             ) from error
         at = (0, key) if array.ndim == 2 else (key,)

@@ -156,13 +156,7 @@ class Levels:
         return texts
 
     def locate(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the page of each code and its position on the page, (n,) each.
-
-        Raises
-        ------
-        DataError
-            If a code has no text.
-        """
+        """Return page and position of codes, (n,) each; raise `DataError` if one has no text."""
         ends = np.array([0, *(end for end, _, _ in self.pages)])
         on_page = np.searchsorted(ends, codes, side="right") - 1
         if on_page.max(initial=0) == len(self.pages) or on_page.min(initial=0) < 0:
@@ -170,13 +164,7 @@ class Levels:
         return on_page, codes - ends[on_page]
 
     def read_page(self, page: int) -> list[str]:
-        """Read a page; -1 is the last one.
-
-        Raises
-        ------
-        DataError
-            If the page is missing or damaged.
-        """
+        """Read a page, -1 for the last; raise `DataError` if it is missing or damaged."""
         page %= len(self.pages)
         n_before, begin, _ = self.pages[page - 1] if page else (0, 0, 0)
         n_after, end, recorded = self.pages[page]

@@ -70,13 +70,7 @@ def check_tables(
     blocks: TableArray,
     checksums: TableArray,
 ) -> None:
-    """Check that the tables agree with each other and with the manifest.
-
-    Raises
-    ------
-    DataError
-        If they do not; the message states the mismatch.
-    """
+    """Raise `DataError` if the tables contradict each other or the manifest."""
     for expected, agrees in _iter_table_checks(manifest, chunks, blocks, checksums):
         if not agrees:
             raise DataError(
@@ -114,13 +108,7 @@ def _iter_table_checks(
 
 
 def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> None:
-    """Check that an array has the chunk shape that the manifest implies.
-
-    Raises
-    ------
-    DataError
-        If it does not; the message states the expected shape.
-    """
+    """Raise `DataError` if an array's chunks do not have the shape that the manifest implies."""
     n_bytes = 8 * manifest["words_per_chunk"]
     is_packed = name in (BITS.name, OBSERVED.name)
     expected = (len(manifest["feature_names"]), n_bytes) if is_packed else (8 * n_bytes,)

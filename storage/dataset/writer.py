@@ -84,7 +84,7 @@ def create_dataset(
         If the path is taken, or the features or attributes are invalid.
     """
     names = check_feature_names(feature_names)
-    described = _copy_as_json(attributes or {})
+    json_attributes = _copy_as_json(attributes or {})
     target = parse_path(path).resolve()  # replace the dataset, not a link to it
     check_dataset_target(target, overwrite)  # before locking, which would fail on a file
     with lock_folder(target) as holds, translate_store_errors(target):
@@ -100,7 +100,7 @@ def create_dataset(
                 words_per_chunk or _choose_chunk_words(len(names), expected_rows),
                 {name: {} for name in columns},
                 ingest=ingest or {},
-                attributes=described,
+                attributes=json_attributes,
             )
             yield writer
             if holds():
@@ -232,13 +232,7 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
 
 
 def check_feature_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Check that there are at least two features and that their names differ.
-
-    Raises
-    ------
-    DataError
-        If not.
-    """
+    """Raise `DataError` if there are fewer than two features, or two with the same name."""
     if len(names) < 2:
         raise DataError(f"A dataset needs at least 2 features, but the sources have {len(names)}.")
     seen: set[str] = set()

@@ -130,10 +130,8 @@ def _enumerate_rows(n_features: int) -> NDArray[np.uint8]:
 EXAMPLE_PREFIX = "example:"
 _BATCH_CELLS = 1 << 22
 _FEW_FEATURES, _MAX_CONDITION_NUMBER = 20, 20.0
-_INK_THRESHOLD, _MAX_IMBALANCE = (
-    10,
-    0.4,
-)  # of a pixel of the digits; of its share of ones from a half
+_INK_THRESHOLD = 10
+_MAX_IMBALANCE = 0.4  # largest distance of a pixel's share of ones from a half
 
 
 @dataclass(frozen=True)
@@ -412,12 +410,6 @@ _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
         {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
     ),
     "probit": (_make_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
-    "lines": (
-        partial(_make_enumerated_example, enumerate_lines),
-        {"rows": 10_000, "seed": 0},
-    ),
-    "shifter": (
-        partial(_make_enumerated_example, enumerate_shifter),
-        {"rows": 10_000, "seed": 0},
-    ),
+    "lines": (partial(_make_enumerated_example, enumerate_lines), {"rows": 10_000, "seed": 0}),
+    "shifter": (partial(_make_enumerated_example, enumerate_shifter), {"rows": 10_000, "seed": 0}),
 }

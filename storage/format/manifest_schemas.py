@@ -360,10 +360,10 @@ def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
     try:
         _build_type_adapter(schema).validate_python(values, strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        got = "nothing" if found["type"] == "missing" else _format_value(found["input"])
-        at = ".".join(map(str, found["loc"]))
-        raise DataError(_format_error(path, at, _format_expected(found), got, remedy)) from None
+        details = error.errors(include_url=False)[0]
+        got = "nothing" if details["type"] == "missing" else _format_value(details["input"])
+        at = ".".join(map(str, details["loc"]))
+        raise DataError(_format_error(path, at, _format_expected(details), got, remedy)) from None
 
 
 def _format_error(path: str, at: str, reason: str, got: str, remedy: str) -> str:
@@ -375,10 +375,10 @@ class _InconsistentManifest(Exception):
     """Entries contradict each other: (entry, expected value, actual value)."""
 
 
-def _format_expected(found: Any) -> str:
-    if found["type"] == "missing":
+def _format_expected(details: Any) -> str:
+    if details["type"] == "missing":
         return "a value"
-    message: str = found["msg"]
+    message: str = details["msg"]
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 

@@ -42,11 +42,11 @@ def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
     manifest = _read_json(folder, kind)
     if manifest.get("format") != kind:
         raise DataError(f"{folder}: the format is {manifest.get('format')!r}, not {kind!r}.")
-    found = manifest.get("format_version")
-    if found != version:
-        is_newer = isinstance(found, int) and found > version
+    found_version = manifest.get("format_version")
+    if found_version != version:
+        is_newer = isinstance(found_version, int) and found_version > version
         remedy = "Upgrade latentbits to read it." if is_newer else REMEDIES[kind]
-        raise DataError(f"{folder}: format version {found} is not supported. {remedy}")
+        raise DataError(f"{folder}: format version {found_version} is not supported. {remedy}")
     body = {name: value for name, value in manifest.items() if name != "manifest_digest"}
     if manifest.get("manifest_digest") != _compute_digest(body):
         raise DataError(

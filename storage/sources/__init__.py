@@ -168,10 +168,10 @@ def open_long_tables(
 
 def _make_folder_error(folder: Path) -> DataError:
     """Return the error for a folder; it suggests a pattern for the most common kind of file."""
-    found = Counter(filter(None, (_find_suffix(entry.name) for entry in folder.iterdir())))
+    suffixes = Counter(filter(None, (_find_suffix(entry.name) for entry in folder.iterdir())))
     hint = f"No file in it ends in {', '.join(_OPENERS)}."
-    if found:
-        hint = f"Name its files, for example '{folder}/*{found.most_common(1)[0][0]}'."
+    if suffixes:
+        hint = f"Name its files, for example '{folder}/*{suffixes.most_common(1)[0][0]}'."
     return DataError(f"{folder}: this is a folder, not a file or a Zarr array. {hint}")
 
 
@@ -210,9 +210,9 @@ def _expand(pattern: str) -> list[str]:
         return _list_partitioned_files(Path(pattern))
     if Path(pattern).exists():
         return [pattern]
-    found = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
-    if found:
-        return found
+    matches = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
+    if matches:
+        return matches
     parent = Path(pattern).parent
     names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     near = get_close_matches(Path(pattern).name, names, n=1)
@@ -222,16 +222,16 @@ def _expand(pattern: str) -> list[str]:
 
 def _list_partitioned_files(folder: Path) -> list[str]:
     """List the files of a partitioned folder, in the order of new files."""
-    found = find_new_files([str(folder)], {})
-    if not (found.new or found.waiting):
+    files = find_new_files([str(folder)], {})
+    if not (files.new or files.waiting):
         raise _make_folder_error(folder)
-    return sorted([*found.new, *found.waiting])
+    return sorted([*files.new, *files.waiting])
 
 
 def _expand_url(pattern: str) -> list[str]:
     if has_magic(pattern):
-        if found := find_matching_urls(pattern):
-            return found
+        if matches := find_matching_urls(pattern):
+            return matches
     elif parse_object_url(pattern).is_file():
         return [pattern]
     raise DataError(

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -235,6 +235,11 @@ class Source(ABC):
             f"{self.path}: there is no column {name!r}.{hint} "
             "Check {keep}, {segment_by} and {split_by}."
         )
+
+
+def copy_fields(source: Source) -> dict[str, Any]:
+    """Return the fields of `Source`, to construct a source that is derived from another."""
+    return {field.name: getattr(source, field.name) for field in fields(Source)}
 
 
 def check_installed(path: str, package: str, extra: str) -> None:

@@ -72,8 +72,8 @@ def _read_sparse_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArr
 
     pointers = X["indptr"][first : first + n_rows + 1]
     part = slice(int(pointers[0]), int(pointers[-1]))
-    found = (X["data"][part], X["indices"][part], pointers - pointers[0])
-    matrix = csr_array(found, shape=(n_rows, n_features))
+    arrays = (X["data"][part], X["indices"][part], pointers - pointers[0])
+    matrix = csr_array(arrays, shape=(n_rows, n_features))
     matrix.check_format()
     rows: NDArray[Any] = matrix.toarray()
     return rows

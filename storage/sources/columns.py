@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch
+from storage.sources.base import Source, SourceBatch, copy_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +44,7 @@ def select_features(source: Source) -> Source:
     if source.feature_mask.all():
         return source
     names = tuple(np.array(source.feature_names)[source.feature_mask].tolist())
-    return SelectedSource(
-        path=source.path,
-        options=source.options,
-        feature_names=names,
-        n_rows=source.n_rows,
-        column_names=source.column_names,
-        default_segment=source.default_segment,
-        default_split=source.default_split,
-        source=source,
-    )
+    return SelectedSource(**{**copy_fields(source), "feature_names": names}, source=source)
 
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -95,8 +86,8 @@ class PartitionedSource(Source):
 def parse_folder_columns(path: str) -> dict[str, str]:
     """Parse the `name=value` parts of a path; Hive's mark for no value becomes an empty text."""
     pairs = (part.partition("=") for part in PurePosixPath(path).parts[:-1])
-    found = {name: unquote(value) for name, equals, value in pairs if equals and name}
-    return {name: "" if value == _HIVE_NULL else value for name, value in found.items()}
+    columns = {name: unquote(value) for name, equals, value in pairs if equals and name}
+    return {name: "" if value == _HIVE_NULL else value for name, value in columns.items()}
 
 
 def is_partitioned(folder: Path) -> bool:
@@ -116,24 +107,12 @@ def check_column_in_one_place(
 
 
 def add_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
-    """Add columns from folder names to a source.
-
-    Raises
-    ------
-    DataError
-        If the file contains a column of the same name.
-    """
+    """Add the columns from folder names; raise `DataError` if the file contains one of them too."""
     check_column_in_one_place(source.path, values, (*source.column_names, *source.feature_names))
     if not values:
         return source
-    return PartitionedSource(
-        path=source.path,
-        options=replace(source.options, row_columns=(*source.options.row_columns, *values)),
-        feature_names=source.feature_names,
-        n_rows=source.n_rows,
-        column_names=(*source.column_names, *values),
-        default_segment=source.default_segment,
-        default_split=source.default_split,
-        source=source,
-        values=values,
-    )
+    changed = {
+        "options": replace(source.options, row_columns=(*source.options.row_columns, *values)),
+        "column_names": (*source.column_names, *values),
+    }
+    return PartitionedSource(**{**copy_fields(source), **changed}, source=source, values=values)

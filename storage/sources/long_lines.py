@@ -51,17 +51,17 @@ def parse_long_columns(text: str) -> LongColumns:
         If the text has another form.
     """
     pairs = [pair.partition("=")[::2] for pair in text.split(",")]
-    found = {name.strip(): column.strip() for name, column in pairs}
-    if len(found) < len(pairs) or not {"row", "feature"} <= found.keys() <= {*_ROLES}:
+    columns = {name.strip(): column.strip() for name, column in pairs}
+    if len(columns) < len(pairs) or not {"row", "feature"} <= columns.keys() <= {*_ROLES}:
         raise DataError(
             f"{{long={text}}}: write row=COLUMN,feature=COLUMN and, if there are values, "
             "value=COLUMN."
         )
-    if "" in found.values():
+    if "" in columns.values():
         raise DataError(f"{{long={text}}}: there is no column after one of the =.")
-    if len({*found.values()}) < len(found):
+    if len({*columns.values()}) < len(columns):
         raise DataError(f"{{long={text}}}: one column has two roles. Name three different ones.")
-    return LongColumns(**found)
+    return LongColumns(**columns)
 
 
 class LineBatch(NamedTuple):
@@ -174,9 +174,9 @@ def _encode_names(column: pa.Array) -> pa.DictionaryArray:
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()  # before casting, which would make a text per line
         return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-    found = column.indices.dictionary_encode()
-    names = column.dictionary.take(found.dictionary).cast(pa.string())
-    return pa.DictionaryArray.from_arrays(found.indices, names)
+    used = column.indices.dictionary_encode()
+    names = column.dictionary.take(used.dictionary).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(used.indices, names)
 
 
 def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.RecordBatch]:

@@ -104,9 +104,9 @@ class MatrixMarketSource(Source):
 
     def _check_count(self, expected: int, n_entries: int) -> None:
         if n_entries != expected:
-            found = f"{n_entries}" if n_entries < expected else "more"
+            count = f"{n_entries}" if n_entries < expected else "more"
             raise DataError(
-                f"{self.path}: Expected {expected} entries, as its size line says, got {found}. "
+                f"{self.path}: Expected {expected} entries, as its size line says, got {count}. "
                 "Check that the file is whole."
             )
 

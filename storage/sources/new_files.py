@@ -70,19 +70,19 @@ def list_new_files(
     DataError
         If a folder does not exist, or a file that was read before has changed.
     """
-    found = [one for folder in folders for one in _list_data_files(folder, tuple(suffixes))]
-    for one in found:
+    files = [one for folder in folders for one in _list_data_files(folder, tuple(suffixes))]
+    for one in files:
         if known.get(one.path, one.tag) != one.tag:
             raise DataError(
                 f"{one.path}: the file has changed since it was ingested. Write new rows to "
                 "another file, or ingest all files again with {overwrite}."
             )
-    new = [one for one in found if one.path not in known]
+    new = [one for one in files if one.path not in known]
     settled = time.time() - SETTLE_SECONDS
     return NewFiles(
         [one.path for one in new if one.written <= settled],
         [one.path for one in new if one.written > settled],
-        len(found) - len(new),
+        len(files) - len(new),
     )
 
 
@@ -95,8 +95,8 @@ def collect_tags(sources: Iterable[Source]) -> dict[str, str]:
 
 def _list_data_files(folder: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     """List the data files below a folder, sorted by name."""
-    found = _list_objects(folder) if is_url(folder) else _list_local_files(Path(folder))
-    names = {name: one for name, one in found if name.lower().endswith(suffixes)}
+    files = _list_objects(folder) if is_url(folder) else _list_local_files(Path(folder))
+    names = {name: one for name, one in files if name.lower().endswith(suffixes)}
     hidden = {name for name in names if any(part[:1] in "._" for part in name.split("/"))}
     return [names[name] for name in sorted(names.keys() - hidden)]
 
@@ -104,13 +104,13 @@ def _list_data_files(folder: str, suffixes: tuple[str, ...]) -> list[SourceFile]
 def _list_objects(url: str) -> list[tuple[str, SourceFile]]:
     folder = parse_object_url(url)
     start = len(folder.key) + 1
-    found = [
+    files = [
         (key[start:], SourceFile(f"{folder.root}/{key}", tag))
         for key, tag in folder.list_tags().items()
     ]
-    if not found and folder.is_file():
+    if not files and folder.is_file():
         raise _make_no_folder_error(url)
-    return found
+    return files
 
 
 def _list_local_files(folder: Path) -> list[tuple[str, SourceFile]]:

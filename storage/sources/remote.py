@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch
+from storage.sources.base import Source, SourceBatch, copy_fields
 from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
 
@@ -47,18 +47,8 @@ class RemoteSource(Source):
 def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
     """Open a file of an object store by its URL."""
     with open_local_copy(url) as (copy, tag):
-        found = opener(copy)
-        return RemoteSource(
-            path=url,
-            options=found.options,
-            feature_names=found.feature_names,
-            n_rows=found.n_rows,
-            column_names=found.column_names,
-            default_segment=found.default_segment,
-            default_split=found.default_split,
-            tag=tag,
-            opener=opener,
-        )
+        source = opener(copy)
+        return RemoteSource(**{**copy_fields(source), "path": url}, tag=tag, opener=opener)
 
 
 @contextmanager

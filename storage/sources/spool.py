@@ -62,15 +62,13 @@ class _BitPlanes:
         """Return the codes of the rows in a range of bytes."""
         low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
         ones, missing = low & high, ~high if absent == MISSING else low & ~high
-        found = np.unpackbits(ones, 1, n_features)
+        codes = np.unpackbits(ones, 1, n_features)
         if missing.any():
-            found |= np.unpackbits(missing, 1, n_features) << 1
-        return found
+            codes |= np.unpackbits(missing, 1, n_features) << 1
+        return codes
 
 
-def _locate_cells(
-    cells: NDArray[np.int64],
-) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
+def _locate_cells(cells: NDArray[np.int64]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes of a plane that contain the cells, and the positions of the cells in them.
 
     The bytes are the whole range from first to last, unless that is much larger than needed.
@@ -152,9 +150,9 @@ def spool_codes(
                 raise DataError(format_duplicate(source, row, column))
         for first, count in source.iter_row_ranges(n_rows):
             part = slice(first * row_bytes, (first + count) * row_bytes)
-            found = planes.read_codes(part, count, source.n_features, absent)
+            codes = planes.read_codes(part, count, source.n_features, absent)
             # Invalid values were refused before, so there are none to show.
-            yield source.make_batch(found, first, lambda rows, feature: [])
+            yield source.make_batch(codes, first, lambda rows, feature: [])
 
 
 def format_duplicate(source: Source, row: int, column: int) -> str:
@@ -164,11 +162,7 @@ def format_duplicate(source: Source, row: int, column: int) -> str:
 
 
 def _encode_entries(
-    source: Source,
-    n_rows: int,
-    rows: NDArray[Any],
-    columns: NDArray[Any],
-    values: NDArray[Any],
+    source: Source, n_rows: int, rows: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]
 ) -> ValueCodes:
     inside = (rows >= 0) & (rows < n_rows) & (columns >= 0) & (columns < source.n_features)
     if not inside.all():

@@ -11,10 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from storage.errors import DataError
-from storage.sources.base import (
-    check_installed,
-    translate_read_errors,
-)
+from storage.sources.base import check_installed, translate_read_errors
 from storage.sources.parquet import RecordSource, make_record_source
 from storage.sources.value_codes import ReadOptions
 

@@ -52,8 +52,8 @@ class ValueMap:
     @property
     def numbers(self) -> dict[float, int]:
         """Codes of the values that are numbers, true or false."""
-        found = ((parse_number(value), code) for value, code in self.codes)
-        return {number: code for number, code in found if number is not None}
+        numbers = ((parse_number(value), code) for value, code in self.codes)
+        return {number: code for number, code in numbers if number is not None}
 
     @property
     def words(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from storage.errors import DataError, FolderInUseError
 from storage.stores.object_path import ObjectPath, ObjectVersion, StoredObject
 
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
-"""A claim expires when it was not renewed for the latter; clocks must differ by less."""
+"""A claim expires STALE_SECONDS after its last renewal; clocks must differ by less than that."""
 
 
 @contextmanager
@@ -63,16 +63,16 @@ class _Lease:
     def acquire(self) -> None:
         """Write the claim, unless another writer holds one."""
         while not self._write(None):
-            held = self._claim.read_object()
-            if held is None:
+            claim = self._claim.read_object()
+            if claim is None:
                 continue
-            if not _is_stale(held):
-                wait = round(max(STALE_SECONDS - _measure_age(held), 1))
+            if not _is_stale(claim):
+                wait = round(max(STALE_SECONDS - _measure_age(claim), 1))
                 raise FolderInUseError(
                     f"{self._folder}: another process is writing here. Wait for it; if it has "
                     f"died, its claim ends in {wait} s."
                 )
-            if self._write(held.version):
+            if self._write(claim.version):
                 return
 
     def renew(self) -> None:
@@ -84,8 +84,8 @@ class _Lease:
 
     def is_held(self) -> bool:
         """Return whether no other writer has taken over."""
-        held = self._claim.read_object()
-        return held is not None and self._is_ours(held)
+        claim = self._claim.read_object()
+        return claim is not None and self._is_ours(claim)
 
     def release(self) -> bool:
         """Delete the claim; return whether it was held to the end."""
@@ -110,14 +110,14 @@ class _Lease:
                 self._version = self._claim.write_bytes(content, replaces)
         except FileExistsError:
             # A request whose answer was lost is repeated, and finds its own claim.
-            held = self._claim.read_object()
-            if held is None or not self._is_ours(held):
+            claim = self._claim.read_object()
+            if claim is None or not self._is_ours(claim):
                 return False
-            self._version = held.version
+            self._version = claim.version
         return True
 
-    def _is_ours(self, held: StoredObject) -> bool:
-        return self._token.encode() in held.content
+    def _is_ours(self, claim: StoredObject) -> bool:
+        return self._token.encode() in claim.content
 
 
 def _identify_writer() -> tuple[str, int, float]:
@@ -135,18 +135,18 @@ def _identify_machine() -> str:
         return socket.gethostname()
 
 
-def _is_stale(held: StoredObject) -> bool:
+def _is_stale(claim: StoredObject) -> bool:
     try:
-        machine, pid, born, *_ = json.loads(held.content)
+        machine, pid, born, *_ = json.loads(claim.content)
     except (ValueError, TypeError):
         machine = pid = born = None
     if machine != _identify_machine():
-        return _measure_age(held) > STALE_SECONDS
+        return _measure_age(claim) > STALE_SECONDS
     try:
         return bool(psutil.Process(pid).create_time() != born)
     except psutil.Error:
         return True
 
 
-def _measure_age(held: StoredObject) -> float:
-    return (datetime.now(UTC) - held.written).total_seconds()
+def _measure_age(claim: StoredObject) -> float:
+    return (datetime.now(UTC) - claim.written).total_seconds()

@@ -130,13 +130,7 @@ def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
 
 
 def check_folder_name(target: AnyPath) -> None:
-    """Refuse a folder name with the suffix of a file format.
-
-    Raises
-    ------
-    DataError
-        If the name has such a suffix.
-    """
+    """Raise `DataError` if a folder's name has the suffix of a file format."""
     if target.name.lower().endswith(_FILE_SUFFIXES):
         raise DataError(
             f"{target}: Zarr arrays are written to a folder, but this is the name of a file. "
@@ -145,13 +139,7 @@ def check_folder_name(target: AnyPath) -> None:
 
 
 def check_target_file(target: AnyPath, overwrite: bool) -> None:
-    """Refuse a path that is a folder, or a file that may not be overwritten.
-
-    Raises
-    ------
-    DataError
-        If it is one of these.
-    """
+    """Raise `DataError` if a path is a folder, or a file that may not be overwritten."""
     if target.is_dir():
         raise DataError(f"{target} is a folder, not a file.")
     if target.exists() and not overwrite:

@@ -135,11 +135,11 @@ class ObjectPath:
         from obstore import list_with_delimiter
 
         with translate_store_errors(self):
-            found = list_with_delimiter(open_bucket(self.root), self._prefix)
-        for folder in found["common_prefixes"]:
+            listing = list_with_delimiter(open_bucket(self.root), self._prefix)
+        for folder in listing["common_prefixes"]:
             yield ObjectPath(self.root, folder)
-        for described in found["objects"]:
-            yield ObjectPath(self.root, described["path"])
+        for entry in listing["objects"]:
+            yield ObjectPath(self.root, entry["path"])
 
     def list_keys(self) -> list[str]:
         """Return the keys of all objects below."""
@@ -151,7 +151,7 @@ class ObjectPath:
 
         with translate_store_errors(self):
             pages = list_objects(open_bucket(self.root), self._prefix)
-            return {found["path"]: _normalize_tag(found) for page in pages for found in page}
+            return {entry["path"]: _normalize_tag(entry) for page in pages for entry in page}
 
     def read_bytes(self) -> bytes:
         """Read the object.
@@ -163,19 +163,21 @@ class ObjectPath:
         DataError
             If the store refuses or cannot be reached.
         """
-        found = self.read_object()
-        if found is None:
+        stored = self.read_object()
+        if stored is None:
             raise FileNotFoundError(str(self))
-        return found.content
+        return stored.content
 
     def read_object(self) -> StoredObject | None:
         """Read the object and its version; return None if it does not exist."""
         from obstore import get
 
         with translate_store_errors(self), suppress(FileNotFoundError):
-            found = get(open_bucket(self.root), self.key)
+            response = get(open_bucket(self.root), self.key)
             return StoredObject(
-                bytes(found.bytes()), _extract_version(found.meta), found.meta["last_modified"]
+                bytes(response.bytes()),
+                _extract_version(response.meta),
+                response.meta["last_modified"],
             )
         return None
 
@@ -190,10 +192,10 @@ class ObjectPath:
         from obstore import get
 
         with translate_store_errors(self):
-            found = get(open_bucket(self.root), self.key)
-            for part in found.stream():
+            response = get(open_bucket(self.root), self.key)
+            for part in response.stream():
                 file.write(part)
-        return _normalize_tag(found.meta)
+        return _normalize_tag(response.meta)
 
     def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """Read the object as text."""
@@ -322,10 +324,10 @@ def _normalize_key(path: str) -> str:
     return "" if path == "." else path
 
 
-def _normalize_tag(described: Any) -> str:
+def _normalize_tag(metadata: Any) -> str:
     """Return a tag with quotes, which some listings omit."""
-    return '"' + cast(str, described["e_tag"]).strip('"') + '"'
+    return '"' + cast(str, metadata["e_tag"]).strip('"') + '"'
 
 
-def _extract_version(described: Any) -> ObjectVersion:
-    return {name: described[name] for name in ("e_tag", "version") if described.get(name)}
+def _extract_version(metadata: Any) -> ObjectVersion:
+    return {name: metadata[name] for name in ("e_tag", "version") if metadata.get(name)}

@@ -195,8 +195,8 @@ def _explain_error(kind: StoreKind, error: str, text: str) -> str:
 
 def _find_error_code(text: str) -> str:
     """Return the store's own code for an error."""
-    _, found, after = text.partition("<Code>")
-    return after.partition("</Code>")[0] if found else ""
+    _, separator, after = text.partition("<Code>")
+    return after.partition("</Code>")[0] if separator else ""
 
 
 def _format_reason(error: Exception | str) -> str:

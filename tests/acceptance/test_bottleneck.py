@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
 
 from pipeline.data.blocks import RowSource, pack_block
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bottleneck import Bottleneck
 from pipeline.random import RowRandom

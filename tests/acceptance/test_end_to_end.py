@@ -29,7 +29,7 @@ from prefect.states import Completed
 
 from flows.data.ingest import ingest_sources
 from pipeline.api import functions as api
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from storage import load_artifact, open_codes, open_dataset
 from storage.stores.locations import parse_path
 from storage.stores.object_path import parse_object_url

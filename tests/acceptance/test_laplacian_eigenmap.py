@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.data.blocks import pack_block
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.laplacian_eigenmap import LaplacianEigenmap
 from pipeline.random import RowRandom

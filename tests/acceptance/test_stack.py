@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from flows.experiments.linear_pca import fit_linear_pca
 from pipeline.data.blocks import pack_block
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.stack import Stack, StackParams
 from pipeline.models.state import FitState

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.blocks import RowSource, iter_blocks
-from pipeline.executors.base import Executor, limit_blas_threads
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import Executor, SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.statistics.sums import Sums
 from tests.benchmarks.workers import worker_processes

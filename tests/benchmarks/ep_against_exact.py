@@ -11,7 +11,7 @@ mixings are, and how alike each is to the truth.
 import numpy as np
 
 from flows.experiments.binary_ica_trials import pack_rows_in_memory
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import BinaryICALikelihood
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel

@@ -18,8 +18,7 @@ from dask.system import CPU_COUNT
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.executors.base import Executor
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.em import LatentTraitParams, make_params

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.executors.base import Executor
+from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from sklearn.neural_network import BernoulliRBM
 
-from pipeline.executors.base import limit_blas_threads
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from tests.support.strategies import DenseData, make_memory_rows

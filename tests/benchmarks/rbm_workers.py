@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 
 from pipeline.data.blocks import RowSource
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.dask import DaskExecutor
-from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.state import FitState

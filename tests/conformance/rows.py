@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.api.functions import FittedModel
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import FitState, fit_model
 from pipeline.inference.sample import divide_among_segments, draw_model_rows, iter_sampling_tasks
 from storage.artifacts.artifacts import Artifact, ArtifactReader

@@ -155,13 +155,13 @@ def test_components_that_are_no_number(refused, dataset, components):
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        ("", "layers: Expected at least one unit in each, got ()"),
+        ("", "--layers: Expected at least 1, got ()"),
         ("8,many", "but should be a valid integer"),
         ("8,2.5", "but should be a valid integer"),
         ("8,,4", "but should be a valid integer"),
-        ("8,0", "layers: Expected at least one unit in each, got (8, 0)"),
-        ("8,100", "layers: Expected at most 10 times the 8 units below, got 100"),
-        ("200,4", "layers: Expected at most 10 times the 12 units below, got 200"),
+        ("8,0", "--layers: Expected at least 1, got (8, 0)"),
+        ("8,100", "--layers has 100 units above 8, more than 10 times as many"),
+        ("200,4", "--layers has 200 units above 12, more than 10 times as many"),
     ],
 )
 def test_layers_that_are_none(refused, dataset, layers, said):
@@ -339,7 +339,7 @@ def test_a_segment_with_one_row_is_for_models_that_need_none(cli, refused, tmp_p
     fitted = cli("fit", "--dataset", "d.zarr", "--components", 1, "--no-report")
     assert fitted.code == 0, fitted.err
     message = refused("fit", "--dataset", "d.zarr", "--model", "blica", "--components", 1)
-    assert "Expected at least 3 segments to use, got 2" in message
+    assert "BLICA needs at least 3 usable segments, but there are 2" in message
     assert "'2003'" in message
 
 
@@ -388,7 +388,7 @@ def test_no_space_leaves_nothing_behind(tmp_path, prefect_server):
     program = (
         "import resource, sys\n"
         "import flows.ingest as ingest\n"
-        "from flows.cli.options import run_app\n"
+        "from flows.cli.app import run_app\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "run_app(ingest.app, sys.argv[1:])\n"

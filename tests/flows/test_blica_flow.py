@@ -141,7 +141,7 @@ def refused(cli):
             "'ridge' is not a setting of this model. Choose one of: regularization, min_rows",
         ),
         (("--components", 0), "--components: Expected at least 1, got 0."),
-        (("--components", 7), "--components: Expected at most 6, the number of features, got 7."),
+        (("--components", 7), "--components is 7, but there are only 6 features."),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
@@ -154,7 +154,7 @@ def test_fewer_than_three_segments(refused, tmp_path, n_segments):
     X, segments = drawn(6, n_segments)
     write_arrays(tmp_path / "d.zarr", X, segments=segments)
     assert refused("--dataset", "d.zarr") == (
-        f"Expected at least 3 segments, got {n_segments}. "
+        f"BLICA needs at least 3 segments, but there are {n_segments}. "
         "Give the segment of each row by --segment-by, or fit another model."
     )
 
@@ -164,7 +164,7 @@ def test_segments_with_too_few_rows_are_named(refused, tmp_path):
     few = np.r_[0:310, 600:900]
     write_arrays(tmp_path / "d.zarr", X[few], segments=segments[few])
     message = refused("--dataset", "d.zarr")
-    assert "Expected at least 3 segments to use, got 2" in message
+    assert "BLICA needs at least 3 usable segments, but there are 2" in message
     assert "'year 1'" in message
     assert "'year 0'" not in message
     assert "min_rows=20" in message
@@ -210,7 +210,7 @@ def test_a_feature_constant_within_a_segment(warned, tmp_path):
     X, segments = drawn(6, 5)
     X[segments == "year 2", 4] = 1
     write_arrays(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
-    warning = warned("constant within a segment", "--dataset", "d.zarr", *GIVEN)
+    warning = warned("out of segments where they are constant", "--dataset", "d.zarr", *GIVEN)
     assert "'rice'" in warning
     assert "'year 2'" in warning
     assert "'bread'" not in warning

@@ -11,7 +11,7 @@ import pytest
 
 from flows.evaluating.tables import print_evaluation
 from flows.fitting.provenance import describe_outcome, describe_provenance
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.registry import find_models
 from pipeline.params import get_named_arrays

@@ -10,7 +10,7 @@ import pytest
 from flows.evaluating.tables import print_evaluation
 from pipeline.data.blocks import pack_block
 from pipeline.evaluation.evaluate import assign_folds
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.registry import find_models

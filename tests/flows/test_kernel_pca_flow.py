@@ -50,11 +50,11 @@ def test_worker_processes_give_the_same_bytes(cli, folder, landmarks):
 @pytest.mark.parametrize(
     ("data", "more", "told"),
     [
-        ("same", (), "Expected rows that differ in features observed in both, got none"),
-        ("d", (), "landmarks: Expected at most 100 distinct rows to compare all with all, got"),
-        ("d", ("--set", "landmarks=1"), "landmarks: Expected 2 to 5,000, got 1"),
-        ("d", ("--set", "width=-1"), "width: Expected a number above 0, got -1.0"),
-        ("d", ("--set", "landmarks=3"), "Expected fewer than 3, the number of landmarks, got 3"),
+        ("same", (), "No two rows differ in features observed in both"),
+        ("d", (), "distinct rows, but an exact fit takes at most 100; this one would take some"),
+        ("d", ("--set", "landmarks=1"), "landmarks: Expected at least 2 and at most 5,000, got 1"),
+        ("d", ("--set", "width=-1"), "width: Expected above 0, got -1.0"),
+        ("d", ("--set", "landmarks=3"), "--components is 3, but there are only 3 landmarks"),
     ],
 )
 def test_what_cannot_be_fitted_is_told_in_one_line(cli, folder, monkeypatch, data, more, told):

@@ -339,20 +339,18 @@ def refused(cli, folder, artifact, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "expected", "position", "got"),
+    ("names", "expected"),
     [
-        (["f0", "f1", "g", "f3", "f4", "f5"], "feature 'f2'", 3, "feature 'g'"),
-        (["f0", "f1", "f3", "f2", "f4", "f5"], "feature 'f2'", 3, "feature 'f3'"),
-        (["f0", "f1", "f2"], "feature 'f3'", 4, "no more feature"),
-        (["f0", "f1", "f2", "f3", "f4", "f5", "h"], "no more feature", 7, "feature 'h'"),
+        (["f0", "f1", "g", "f3", "f4", "f5"], "Feature 3 is 'g', but 'f2' in "),
+        (["f0", "f1", "f3", "f2", "f4", "f5"], "Feature 3 is 'f3', but 'f2' in "),
+        (["f0", "f1", "f2"], "Feature 4 is missing, but 'f3' in "),
+        (["f0", "f1", "f2", "f3", "f4", "f5", "h"], "Feature 7 is 'h', but missing in "),
     ],
 )
-def test_other_features(refused, tmp_path, names, expected, position, got):
+def test_other_features(refused, tmp_path, names, expected):
     X = np.random.default_rng(0).integers(0, 2, (20, len(names)), np.uint8)
     write_arrays(tmp_path / "o.zarr", X, names=names)
-    message = refused(dataset="o.zarr")
-    assert f"o.zarr: Expected {expected} of " in message
-    assert f"at position {position}, got {got}. " in message
+    assert f"o.zarr: {expected}" in refused(dataset="o.zarr")
 
 
 def changed(artifact: Path, target: Path, **manifest: Any) -> Path:

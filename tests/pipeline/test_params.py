@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from pipeline.params import (
 
 @dataclass(frozen=True)
 class Params:
-    former: ClassVar[tuple[str, ...]] = ("nodes",)
     weights: tuple[Any, ...] = layer_arrays_field("above", "below")
     offsets: Any = array_field("feature")
     log_z: Any = optional_array_field()
@@ -47,10 +46,7 @@ def test_every_layer_has_a_name_and_dimensions() -> None:
 def test_arrays_that_do_not_belong_are_named() -> None:
     whole = {name: values for name, (_, values) in get_named_arrays(LAYERED).items()}
     assert find_unexpected_arrays(Params, whole) == set()
-    assert (
-        find_unexpected_arrays(Params, {**whole, "log_z": np.array(1.0), "nodes": np.zeros(1)})
-        == set()
-    )
+    assert find_unexpected_arrays(Params, {**whole, "log_z": np.array(1.0)}) == set()
     without = {name: values for name, values in whole.items() if name != "offsets"}
     assert find_unexpected_arrays(Params, {**without, "surplus": np.zeros(1)}) == {
         "offsets",

@@ -1,4 +1,4 @@
-"""Small datasets: drawn, written, and looked at on disk."""
+"""Small datasets: draw them, write them, and list their files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_dataset(
     append: bool = False,
     overwrite: bool = False,
 ) -> BinaryDataset:
-    """Write rows, in batches that end at `cuts`, as a dataset or as further rows of one."""
+    """Write rows, in batches that end at `cuts`, as a new dataset or as an append."""
     names, columns = feature_names(X.shape[1]), columns or {}
     if append:
         opened = append_dataset(path, names)
@@ -60,7 +60,7 @@ def feature_names(n_features: int) -> list[str]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder: its relative path and its bytes."""
+    """Return the content of every file below a folder, by relative path."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -70,7 +70,7 @@ NAMES = np.array(["night", "a/b c", "çalış", "1", "x" * 40])
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, and the ways to cut them: into batches, and into a dataset and what is appended."""
+    """Rows, and how to cut them: into batches, and into a dataset and an append."""
 
     X: np.ndarray
     observed: np.ndarray | None
@@ -89,7 +89,7 @@ class Table:
         return np.full(len(self.X), "all") if self.segments is None else self.segments
 
     def write(self, path: Path, cuts: tuple[int, ...] = ()) -> BinaryDataset:
-        """Write the rows up to `first`, append the others."""
+        """Write the rows up to `first`, then append the others."""
         head, tail = slice(self.first), slice(self.first, None)
         early = [cut for cut in cuts if cut <= self.first]
         dataset = write_dataset(
@@ -138,7 +138,7 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 def without_single_rows(segments: np.ndarray) -> np.ndarray:
-    """A segment needs two rows: one that has a single row joins the largest."""
+    """Merge a segment of a single row, which is not allowed, into the largest one."""
     names, counts = np.unique(segments, return_counts=True)
     single = np.isin(segments, names[counts == 1])
     return np.where(single, names[counts.argmax()], segments)
@@ -146,7 +146,7 @@ def without_single_rows(segments: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def new_path() -> Iterator[Path]:
-    """A path for one example, in memory where the system can: many small files take a disk long."""
+    """Yield a path for one example, in memory if possible: many small files are slow on disk."""
     shared_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         dir=shared_memory if shared_memory.is_dir() else None

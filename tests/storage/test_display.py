@@ -1,4 +1,4 @@
-"""What datasets, artifacts and codes say of themselves, in a terminal and in a notebook."""
+"""How datasets, artifacts and codes display themselves in a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N_ROWS = 300
 
 
 def facts(shown: Any) -> dict[str, str]:
-    """What the table says, the same as the lines do."""
+    """Return the content of the HTML table, which equals the lines."""
     table = shown._repr_html_()
     assert set(re.findall(r"<(\w+)", table)) == {"table", "caption", "tr", "th", "td"}
     assert "color" not in table

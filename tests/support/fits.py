@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.data.datasets import make_row_source
 from flows.fitting.provenance import describe_outcome, describe_provenance
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import NamedArray, write_artifact

@@ -1,7 +1,7 @@
-"""What stands for Google's store: the part of its XML interface that is used, before an S3 store.
+"""An imitation of Google's store: the part of its XML interface in use, on top of an S3 store.
 
-No server of Google's interface that works here was found. This adds to moto what differs: a
-generation of every object, conditions on it, and what is said of objects that are not there.
+We found no server with Google's interface that works here. This adds to moto the differences: a
+generation per object, conditions on it, and the answers about missing objects.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _SIGNED = (
 )
 _WRITE_METHODS = ("PUT", "POST", "DELETE")
 _NO_GENERATION = "0"
-"""Generation of an object that is not there."""
+"""Generation of a missing object."""
 
 
 @contextmanager
 def serve_google_front(s3_address: str) -> Iterator[str]:
-    """Serve Google's interface; gives its address."""
+    """Serve Google's interface; yield its address."""
     with serve_answers(_GoogleFront(urlsplit(s3_address).netloc).answer) as address:
         yield address
 
 
 @dataclass
 class _GoogleFront:
-    """Objects of an S3 store and their generations; writes come one after another."""
+    """Objects of an S3 store and their generations; writes happen one after another."""
 
     target: str
     generations: dict[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class _GoogleFront:
 
 
 def _convert_headers(asked: Mapping[str, str]) -> dict[str, str]:
-    """Give the headers of a request as S3 has them."""
+    """Return the headers of a request as S3 expects them."""
     kept = {name: value for name, value in asked.items() if not name.startswith("x-goog-")}
     if "x-goog-copy-source" in asked:
         kept["x-amz-copy-source"] = asked["x-goog-copy-source"]

@@ -1,4 +1,4 @@
-"""A proxy before an object store that counts, delays and fails."""
+"""A proxy in front of an object store that counts, delays and fails requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 Fault = Callable[["ProxyRequest"], "str | tuple[int, str] | None"]
-"""Gives a status and an error code, or says when to drop the connection: before or after."""
+"""Returns a status and an error code, or BEFORE or AFTER to drop the connection."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ProxyRequest:
 
 
 def fail_every(n: int, *answers: str | tuple[int, str]) -> Fault:
-    """Fail every n-th request, in turn by each of these."""
+    """Fail every n-th request with each of these faults in turn."""
 
     def fault(request: ProxyRequest) -> str | tuple[int, str] | None:
         turn, rest = divmod(request.number, n)
@@ -53,12 +53,12 @@ def fail_always(answer: tuple[int, str]) -> Fault:
 
 THROTTLED, BROKEN, DENIED = (503, "SlowDown"), (500, "InternalError"), (403, "AccessDenied")
 BEFORE, AFTER = "before", "after"
-"""Drop the connection before the store has seen the request, or once it has done it."""
+"""Drop the connection before the store receives the request, or after it has handled it."""
 
 
 @dataclass
 class FaultyProxy:
-    """A server that passes requests on to the store, or does not."""
+    """A server that passes requests on to the store, or fails them."""
 
     target: str
     fault: Fault = lambda request: None
@@ -81,12 +81,12 @@ class FaultyProxy:
 
 HttpAnswer = tuple[int, Mapping[str, str], bytes]
 AnswerFunction = Callable[[str, str, Mapping[str, str], bytes], HttpAnswer | None]
-"""Gives status, headers and body of the answer to method, path, headers and body; or drops it."""
+"""Returns status, headers and body for method, path, headers and body; None drops the request."""
 
 
 @contextmanager
 def start_proxy(address: str) -> Iterator[tuple[FaultyProxy, str]]:
-    """Put a proxy before a store; gives it and its address."""
+    """Start a proxy in front of a store; yield it and its address."""
     proxy = FaultyProxy(urlsplit(address).netloc)
 
     def answer(
@@ -106,14 +106,14 @@ def start_proxy(address: str) -> Iterator[tuple[FaultyProxy, str]]:
 
 
 def make_error_answer(status: int, code: str) -> HttpAnswer:
-    """Write an error as stores do."""
+    """Write an error as the stores do."""
     text = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
     return status, {"Content-Type": "application/xml"}, text.encode()
 
 
 @contextmanager
 def serve_answers(answer: AnswerFunction) -> Iterator[str]:
-    """Answer requests on loopback, each in a thread of its own; gives the address."""
+    """Answer requests on loopback, each in its own thread; yield the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(answer))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -162,7 +162,7 @@ def _make_handler(answer: AnswerFunction) -> type[BaseHTTPRequestHandler]:
 def forward_request(
     target: str, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
 ) -> HttpAnswer:
-    """Ask the store itself, on a connection of its own."""
+    """Send a request to the store on a separate connection."""
     connection = http.client.HTTPConnection(target, timeout=60)
     try:
         connection.request(method, path, body, dict(headers))

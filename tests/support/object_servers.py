@@ -1,4 +1,4 @@
-"""Object stores on loopback: moto for S3, Azurite for Azure, and what stands for Google's."""
+"""Object stores on loopback: moto for S3, Azurite for Azure, and an imitation of Google's store."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ _ACCOUNT_KEY = (
 
 @dataclass(frozen=True)
 class StoreServer:
-    """A store that runs.
+    """A running store.
 
     Attributes
     ----------
     scheme
-        What its URLs begin with.
+        Scheme of its URLs.
     address
-        Where it listens.
+        Address at which it listens.
     create
-        Makes a bucket.
+        Creates a bucket.
     environment
-        Variables with which a process finds the store, or a proxy before it, at an address.
+        Returns the environment variables with which a process finds the store, or its proxy, at an
+        address.
     """
 
     scheme: str
@@ -59,7 +60,7 @@ class StoreServer:
 
 @contextmanager
 def run_s3_server() -> Iterator[StoreServer]:
-    """Run moto in a process of its own; it checks no signatures."""
+    """Run moto in a separate process; it checks no signatures."""
     pytest.importorskip("moto")
     with _run_server(
         lambda port: [sys.executable, "-m", "moto.server", *_make_moto_options(port)]
@@ -101,7 +102,7 @@ def _make_azurite_options(port: int) -> list[str]:
 
 
 def _create_container(address: str, name: str) -> None:
-    """Make a container by a request signed with the key of the account."""
+    """Create a container with a request that is signed with the key of the account."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
     lines = "".join(f"{header}:{value}\n" for header, value in sorted(headers.items()))
     # The account stands in the path too, and so twice in what is signed.
@@ -113,7 +114,7 @@ def _create_container(address: str, name: str) -> None:
 
 @contextmanager
 def run_google_server() -> Iterator[StoreServer]:
-    """Run what stands for Google's store."""
+    """Run the imitation of Google's store."""
     with run_s3_server() as s3, serve_google_front(s3.address) as address:
         yield StoreServer(
             "gs",
@@ -132,7 +133,7 @@ SERVERS: Mapping[str, Callable[[], AbstractContextManager[StoreServer]]] = {
 
 @contextmanager
 def _run_server(command: Callable[[int], Sequence[str]]) -> Iterator[str]:
-    """Run a server on a free port, and wait until it listens."""
+    """Run a server on a free port and wait until it listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

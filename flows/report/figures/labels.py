@@ -113,7 +113,7 @@ def _group_by_order(labels: ColourLabels) -> tuple[list[RowGroup], ColourRamp]:
 
 
 def _group_by_frequency(labels: ColourLabels) -> list[RowGroup]:
-    """Give each frequent label a colour and marker; all others are one grey group, drawn first."""
+    """Assign frequent labels a colour and marker each; the others are one grey group below."""
     texts = np.array([str(value) for value in labels.values], object)
     counts = Counter(texts.tolist())
     n_own = MAX_COLOURED_LABELS if len(counts) <= MAX_COLOURED_LABELS else MAX_COLOURED_LABELS - 1

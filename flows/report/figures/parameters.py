@@ -24,7 +24,6 @@ from flows.report.figures.intervals import format_interval, plot_intervals
 from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, RuleMark
 from flows.report.figures.rows import CodedRows
 from flows.report.figures.text import format_number, format_shown_count
-from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.learning.convergence import describe_ending
 from pipeline.models.capabilities import HiddenCauses
 from storage.artifacts.artifacts import Artifact
@@ -110,7 +109,7 @@ def _plot_history(artifact: Artifact) -> Iterator[Figure]:
     ended = describe_ending(artifact.manifest["converged"])
     alt = f"The {named} went from {first} to {last} nats per row in {len(history)} passes; {ended}."
     note = f"{first} → {last} nats per row; {ended}."
-    kept = objective_from_artifact(artifact.manifest)
+    kept = artifact.manifest.get("objective")
     if kept is not None and kept > history[-1]:
         best = int(history.argmax()) + 1
         note += f" The parameters are from pass {best}, with {format_number(kept, 6)}."

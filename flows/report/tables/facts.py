@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from flows.cli.summary import format_row_count
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number
-from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.learning.convergence import describe_ending
 from pipeline.models.registry import find_models
 from storage.artifacts.artifacts import Artifact
@@ -67,7 +66,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         ("components", f"{manifest['n_components']:,}"),
         ("passes", f"{manifest['iterations']:,}, {describe_ending(manifest['converged'])}"),
     ]
-    if objective := objective_from_artifact(manifest):
+    if objective := manifest.get("objective"):
         named = manifest["diagnostics"].get("objective_is", "objective")
         facts.append((named, f"{format_number(objective, 7)} nats per row"))
     model = find_models().get(manifest["model"])

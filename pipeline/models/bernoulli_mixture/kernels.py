@@ -1,9 +1,10 @@
 """Posteriors over the components of a mixture of products of Bernoullis, from packed bits.
 
-log P(x, k) = log π_k + Σ_i log(1 − p_ki) + Σ_{x_i = 1} log(p_ki / (1 − p_ki)): the first two are
-the same for all rows, so that a row costs its ones alone, and its missing values, which take their
-log(1 − p_ki) back. A row comes to the same bits whatever its neighbours. Sums over rows are added
-word by word, so that memory does not grow with the rows.
+log P(x, k) = log π_k + Σ_i log(1 − p_ki) + Σ_{x_i = 1} log(p_ki / (1 − p_ki)). The first two terms
+are the same for all rows, so the cost of a row depends only on its ones and its missing values, for
+which log(1 − p_ki) is subtracted again. The posterior of a row has the same bits whatever other
+rows are in the call. Sums over rows are accumulated word by word, so that memory does not grow with
+the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 class MixtureTerms(NamedTuple):
-    """What log P(x, k) is made of.
+    """The terms of log P(x, k).
 
     Attributes
     ----------
@@ -42,16 +43,16 @@ class MixtureTerms(NamedTuple):
 
 
 class MixtureSums(NamedTuple):
-    """Sums over rows, each weighted by its posterior.
+    """Sums over rows, weighted by the posterior of each component.
 
     Attributes
     ----------
     log_likelihood
         Σ log P(x), nats.
     mass
-        Rows of each component, (n_components,).
+        Number of rows per component, (n_components,).
     ones, missing
-        Ones and missing values among them, (n_features, n_components).
+        Number of ones and of missing values, (n_features, n_components).
     """
 
     log_likelihood: float
@@ -61,7 +62,7 @@ class MixtureSums(NamedTuple):
 
 
 def compute_mixture_terms(probabilities: Floats, weights: Floats) -> MixtureTerms:
-    """Take the logarithms that all rows share.
+    """Compute the logarithms that all rows share.
 
     Parameters
     ----------
@@ -78,12 +79,12 @@ def compute_mixture_terms(probabilities: Floats, weights: Floats) -> MixtureTerm
 def mixture_posterior(
     words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
 ) -> tuple[Floats, Floats]:
-    """Give P(k | x), (n_samples, n_components), and log P(x) in nats, (n_samples,).
+    """Return P(k | x), (n_samples, n_components), and log P(x), (n_samples,), nats.
 
     Parameters
     ----------
     words, observed_words
-        Packed values and mask, (n_features, n_words); no mask means that all are observed.
+        Packed values and mask, (n_features, n_words); None if all values are observed.
     n_samples
         Number of rows.
     terms
@@ -98,7 +99,7 @@ def mixture_posterior(
 def sum_mixture_statistics(
     words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
 ) -> MixtureSums:
-    """Sum what an M-step needs; parameters as for `mixture_posterior`."""
+    """Compute the sums of the M-step; parameters as for `mixture_posterior`."""
     mass = np.zeros(len(terms.start))
     ones, missing = np.zeros_like(terms.log_odds), np.zeros_like(terms.log_odds)
     by_word = _interleave_words(words, observed_words)
@@ -107,13 +108,13 @@ def sum_mixture_statistics(
 
 
 def _interleave_words(words: Words, observed_words: Words | None) -> tuple[Words, Words]:
-    """Lay the features of a word side by side; no mask is one without rows."""
+    """Transpose to (n_words, n_features); without a mask, return an empty one."""
     mask = np.empty((len(words), 0), np.uint64) if observed_words is None else observed_words
     return np.ascontiguousarray(words.T), np.ascontiguousarray(mask.T)
 
 
 def _generate_count_trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Generate LLVM's count of trailing zeros: the place of the lowest bit that is set."""
+    """Generate LLVM's count of trailing zeros, the position of the lowest set bit."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, False))
@@ -135,7 +136,7 @@ def _score_word(
     shares: Floats,
     log_likelihood: Floats,
 ) -> None:
-    """Fill P(k | x) and log P(x) of the rows of word w."""
+    """Fill in P(k | x) and log P(x) of the rows of word w."""
     shares[:] = start
     for i in range(words.shape[1]):
         _add_to_rows(words[w, i], 1.0, log_odds[i], shares)
@@ -147,14 +148,14 @@ def _score_word(
 
 @_kernel
 def _mark_missing(observed: Any, n_rows: int) -> Any:
-    """Mark the missing values among the first rows of a word."""
+    """Return a word with the bits of missing values set, among the first `n_rows`."""
     every = np.uint64(0xFFFFFFFFFFFFFFFF)
     return ~observed & (every >> np.uint64(_ROWS_PER_WORD - n_rows))
 
 
 @_kernel
 def _add_to_rows(marked: Any, sign: float, term: Floats, shares: Floats) -> None:
-    """Add a term to the rows that are marked."""
+    """Add a term to the marked rows."""
     while marked:
         row = shares[_count_trailing_zeros(marked)]
         for k in range(len(term)):
@@ -164,7 +165,7 @@ def _add_to_rows(marked: Any, sign: float, term: Floats, shares: Floats) -> None
 
 @_kernel
 def _add_rows_to_total(marked: Any, shares: Floats, total: Floats) -> None:
-    """Add the shares of the rows that are marked to a total."""
+    """Add the shares of the marked rows to a total."""
     while marked:
         row = shares[_count_trailing_zeros(marked)]
         for k in range(len(total)):
@@ -174,7 +175,7 @@ def _add_rows_to_total(marked: Any, shares: Floats, total: Floats) -> None:
 
 @_kernel
 def _normalise(scores: Floats) -> float:
-    """Turn log P(x, k) to P(k | x); give log P(x)."""
+    """Turn log P(x, k) into P(k | x), in place, and return log P(x)."""
     largest = scores.max()
     total = 0.0
     for k in range(len(scores)):

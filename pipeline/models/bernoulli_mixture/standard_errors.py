@@ -1,10 +1,10 @@
 """Standard errors of the Bernoulli mixture by the observed information (T. A. Louis, 1982).
 
-Parameters are log-odds λ_ki of p_ki and log-weights α_k of π. With r_k = P(k | x), u_ki = m_i
-(x_i − p_ki) and v_k = (u_k, 1) the score of a row is (r_k v_k)_k less a constant, and the
-information Σ_n diag(r_k m_i p_ki (1 − p_ki)), N (diag π − π πᵀ) of α, less the covariance of the
-scores of single components, diag_k(r_k v_k v_kᵀ) − (r_k v_k)(r_k v_k)ᵀ. Intervals are symmetric in
-log-odds.
+The parameters are the log-odds λ_ki of p_ki and the log-weights α_k of π. Let r_k = P(k | x), u_ki
+= m_i (x_i − p_ki), where m is the mask, and v_k = (u_k, 1). The score of a row is (r_k v_k)_k minus
+a constant. The information is Σ_n diag(r_k m_i p_ki (1 − p_ki)) for λ and N (diag π − π πᵀ) for α,
+minus the covariance of the component scores, diag_k(r_k v_k v_kᵀ) − (r_k v_k)(r_k v_k)ᵀ. Intervals
+are symmetric in log-odds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pipeline.numerics.information import invert_information
 Array = NDArray[np.float64]
 
 MAX_PARAMETERS = 1500
-"""Their information is a matrix; of more there are no standard errors."""
+"""With more parameters, the information matrix is too large and there are no standard errors."""
 MAX_ROWS = 20_000
-"""Rows whose information is summed: of more a keyed sample, whose sums are scaled up."""
+"""Number of rows over which information is summed; more rows are sampled and scaled up."""
 _BATCH_ENTRIES = 2**20
 _TWO_SIDED = float(scipy.special.ndtri(0.975))
 
@@ -50,14 +50,14 @@ class MixtureErrors(NamedTuple):
 def sum_mixture_information(
     X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, probabilities: Array, posterior: Array
 ) -> dict[str, Array]:
-    """Sum over rows what the information is made of.
+    """Compute the sums of the information over rows.
 
     Parameters
     ----------
     X, observed
-        (n_samples, n_features); observed is None where every value is.
+        Values and mask, (n_samples, n_features); None if all values are observed.
     probabilities
-        (n_components, n_features).
+        p, (n_components, n_features).
     posterior
         P(k | x), (n_samples, n_components).
 
@@ -77,12 +77,12 @@ def sum_mixture_information(
         check_cancelled()
         rows = slice(start, start + height)
         r = posterior[rows].T
-        seen = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
-        v = np.ones((n_components, len(seen), width))
-        v[:, :, :-1] = seen * (X[rows] - probabilities[:, None])
-        values += r @ seen
+        mask = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
+        v = np.ones((n_components, len(mask), width))
+        v[:, :, :-1] = mask * (X[rows] - probabilities[:, None])
+        values += r @ mask
         spread += np.swapaxes(v * r[:, :, None], 1, 2) @ v
-        scores = np.moveaxis(v * r[:, :, None], 0, 1).reshape(len(seen), -1)
+        scores = np.moveaxis(v * r[:, :, None], 0, 1).reshape(len(mask), -1)
         products += scores.T @ scores
     return {"values": values, "spread": spread, "products": products}
 
@@ -99,31 +99,31 @@ def compute_mixture_errors(
     Parameters
     ----------
     probabilities, weights
-        The model.
+        Fitted parameters.
     sums
-        `sum_mixture_information` of all rows.
+        Result of `sum_mixture_information`, for all rows.
     n_samples
         Number of rows.
     smoothing
-        Pseudo-counts, which inform as rows do.
+        Pseudo-counts, which add information like rows.
     """
     n_components, n_features = probabilities.shape
     width = n_features + 1
     variances = probabilities * (1 - probabilities)
-    own = np.zeros((n_components, width))
-    own[:, :-1] = (sums["values"] + 2 * smoothing) * variances
-    information = np.diag(own.ravel()) - scipy.linalg.block_diag(*sums["spread"])
+    diagonal = np.zeros((n_components, width))
+    diagonal[:, :-1] = (sums["values"] + 2 * smoothing) * variances
+    information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
     information += sums["products"]
     at = np.arange(n_components) * width + n_features
     counted = n_samples + n_components * smoothing
-    turn = np.diag(weights) - np.outer(weights, weights)
-    information[np.ix_(at, at)] += counted * turn
-    # Log-weights are known but for a constant: the last is held.
-    found = invert_information(information, np.delete(np.eye(len(information)), at[-1], axis=1))
-    log_odds = np.sqrt(np.diag(found.covariance)).reshape(n_components, width)[:, :-1]
-    unknown = found.find_unidentified((n_components, width, 1))[:, :-1]
-    around = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
-    middle = scipy.special.logit(probabilities)
-    interval = scipy.special.expit(np.stack([middle - around, middle + around]))
-    of_weights = np.sqrt(np.diag(turn @ found.covariance[np.ix_(at, at)] @ turn))
-    return MixtureErrors(np.where(unknown, np.nan, variances * log_odds), interval, of_weights)
+    jacobian = np.diag(weights) - np.outer(weights, weights)
+    information[np.ix_(at, at)] += counted * jacobian
+    # Log-weights are determined up to a constant, so the last one is fixed.
+    inverse = invert_information(information, np.delete(np.eye(len(information)), at[-1], axis=1))
+    log_odds = np.sqrt(np.diag(inverse.covariance)).reshape(n_components, width)[:, :-1]
+    unknown = inverse.find_unidentified((n_components, width, 1))[:, :-1]
+    half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
+    centre = scipy.special.logit(probabilities)
+    interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
+    weights_error = np.sqrt(np.diag(jacobian @ inverse.covariance[np.ix_(at, at)] @ jacobian))
+    return MixtureErrors(np.where(unknown, np.nan, variances * log_odds), interval, weights_error)

@@ -82,29 +82,29 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18
-"""Whose correlations a thread estimates."""
+"""Pairs whose correlations a thread estimates at once."""
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class BLICAParams:
-    """Parameters; the table of `blica` gives shapes. Segments are those that have rows.
+    """Parameters; the module's table gives shapes. Segments are those with rows.
 
     Attributes
     ----------
     segments, segment_rows, segment_status
-        Index in the dataset, rows and `SegmentStatus` of each. Segments left out have the mean
-        variances of the others.
+        Index in the dataset, number of rows and `SegmentStatus` of each segment. Segments left out
+        have the mean variances of the others.
     mean_misfit
-        Root mean square distance of thresholds from those that μ would give, in their standard
-        errors.
+        Root mean square distance of the thresholds from those that μ implies, in standard errors.
     pair_status, varies
-        `PairStatus` of every pair; 0 where a feature is constant in a segment.
+        `PairStatus` of every pair; 0 if a feature is constant in a segment.
     start_objectives, start_similarities
-        Of each start that stayed finite, best first: mean log-likelihood of a row in nats up to a
-        constant, and mean cosine similarity of its mixing to the best one's.
+        For each start that stayed finite, best first: mean log-likelihood per row in nats up to a
+        constant, and mean cosine similarity of its mixing to that of the best.
     candidate_components, candidate_regularization, candidate_scores
-        Settings tried on held-out rows, and their nats a pair of features and row; the first, with
-        no components, is independence.
+        Settings tried on held-out rows, and their nats per pair of features and row. The first,
+        with no components, is independence.
     mixing_interval
         Ends of the 95 % bootstrap intervals; empty without a bootstrap.
     """
@@ -130,10 +130,10 @@ class BLICAParams:
     mixing_interval: Array = array_field("bound", "feature", "component")
 
     def segment_model(self, index: int) -> SegmentModel:
-        """Find the model of a segment; one that was not fitted has the mean of the others."""
-        here = self.segments == index
+        """Return the model of a segment; unfitted segments get the mean of the others."""
+        is_segment = self.segments == index
         used = self.segment_status == SegmentStatus.USED
-        weights = here if here.any() else self.segment_rows * used
+        weights = is_segment if is_segment.any() else self.segment_rows * used
         shares = weights / weights.sum()
         return SegmentModel(
             PROBIT_SCALE * self.mixing,
@@ -151,18 +151,19 @@ class BLICA(ProbitICA):
     ----------
     n_components
         Number of components; None takes the fewest within 2.7 standard errors of the best
-        held-out pairwise likelihood, among those that are identifiable.
+        held-out pairwise likelihood, among identifiable numbers.
     regularization
-        Condition number r to which correlations are ridged, above 1; the larger, the weaker the
-        ridge. None takes the weakest within one standard error of the best held-out pairwise
-        likelihood that halves of the rows agree on.
+        Condition number r, above 1, to which correlations are ridged; larger means a weaker ridge.
+        None takes the weakest ridge within one standard error of the best held-out pairwise
+        likelihood on which halves of the rows agree.
     min_rows
-        Rows below which a segment is left out.
+        Minimum number of rows of a segment; smaller segments are left out.
     starts
-        Random starts; the best is kept.
+        Number of random starts; the best result is used.
     bootstrap
-        Replicates behind the intervals of the mixing; 0 makes none, else at least 20. Each
-        chooses the ridge anew where that is not given; the number of components stays.
+        Number of replicates for the intervals of the mixing: 0 for none, else at least 20. Each
+        replicate chooses the ridge anew unless `regularization` is set. The number of components is
+        fixed.
     """
 
     name: ClassVar[str] = "blica"
@@ -183,29 +184,32 @@ class BLICA(ProbitICA):
     tol: float = field(default=0.0, init=False)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
-        """Cut the pairs of features so that a task's counts stay within a budget."""
+        """Split the pairs of features so that a task's counts stay within a budget."""
         return make_tiles(n_features, n_segments * self.count_groups(n_features), budget)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of counts by group, and of correlations and statuses of all rows and of folds."""
         n_groups, n_pairs = self.count_groups(n_features), n_features**2
         n_folds = 2 * min(MAX_SPLITS, n_groups - 1)
-        counts, estimates = 8, 8 + 1  # of a pair in a segment: int64; float64 and a status
-        gaps = estimates + 1  # correlations with gaps filled, and where they are
+        counts, estimates = 8, 8 + 1  # per pair and segment: int64; float64 and a status
+        gaps = estimates + 1  # correlations with filled gaps, and a mask of the gaps
         resampled = counts + estimates if self.bootstrap else 0
         after_all_rows = max(n_folds * estimates, gaps + resampled)
-        of_segment = n_pairs * (n_groups * counts + estimates + after_all_rows)
-        of_segment += n_folds * 4 * 2 * min(n_pairs // 2, MAX_PAIRS)  # tables of uint16
-        of_segment += 3 * 8 * LBFGS_MEMORY * n_features  # of the search, most of it for scales
-        # Tables, correlations of a strip and their copies; or a matrix whose eigenvalues are found.
-        of_thread = 6 * 8 * max(n_pairs, _PAIRS_PER_SLICE)
-        return n_segments * of_segment + n_threads * of_thread
+        bytes_per_segment = n_pairs * (n_groups * counts + estimates + after_all_rows)
+        bytes_per_segment += n_folds * 4 * 2 * min(n_pairs // 2, MAX_PAIRS)  # tables of uint16
+        bytes_per_segment += 3 * 8 * LBFGS_MEMORY * n_features  # of the search, mostly scales
+        # Tables and correlations of a strip with copies, or a matrix for its eigenvalues.
+        bytes_per_thread = 6 * 8 * max(n_pairs, _PAIRS_PER_SLICE)
+        return n_segments * bytes_per_segment + n_threads * bytes_per_thread
 
     def count_groups(self, n_features: int) -> int:
-        """Groups that the rows of a segment are dealt to: folds, and what is resampled."""
+        """Return the number of groups that a segment's rows are dealt to.
+
+        Groups make up the folds, and the bootstrap resamples them.
+        """
         if self.n_components and self.regularization and not self.bootstrap:
             return 1
-        # The same with and without a bootstrap, which must not change what is chosen.
+        # The same with and without a bootstrap, which must not change the choice of settings.
         fitting = max(2, min(_MAX_GROUPS, _MAX_GROUP_CELLS // n_features**2))
         return 1 << (fitting.bit_length() - 1)
 
@@ -215,18 +219,19 @@ class BLICA(ProbitICA):
         Raises
         ------
         FitError
-            If there are fewer than 3 segments to use, more components than features, or features
+            If there are fewer than 3 usable segments, more components than features, or features
             that vary in no segment.
         """
         n_features = first.ones.shape[1]
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
-                f"Expected at most {n_features}, the number of features, got {self.n_components}.",
+                f"{{components}} is {self.n_components}, but there are only {n_features} features.",
                 parameter="components",
             )
         if len(first.segments) < MIN_SEGMENTS:
             raise FitError(
-                f"Expected at least {MIN_SEGMENTS} segments, got {len(first.segments)}. "
+                f"BLICA needs at least {MIN_SEGMENTS} segments, but there are "
+                f"{len(first.segments)}. "
                 "Give the segment of each row by {segment}, or fit another model."
             )
         usable = first.rows >= self.min_rows
@@ -242,11 +247,12 @@ class BLICA(ProbitICA):
         self, usable: NDArray[np.bool_], segments: NDArray[np.int64], undefined: Sequence[int]
     ) -> None:
         if usable.sum() < MIN_SEGMENTS:
-            why = " or pairs without a correlation, among {features}" if undefined else ""
+            pairs = " or pairs without a correlation, among {features}" if undefined else ""
             raise FitError(
-                f"Expected at least {MIN_SEGMENTS} segments to use, got {usable.sum()}: left out "
-                f"{{segments}}, for fewer than min_rows={self.min_rows} rows, features that do "
-                f"not vary{why}. Take longer segments, or leave out rare features.",
+                f"BLICA needs at least {MIN_SEGMENTS} usable segments, but there are "
+                f"{usable.sum()}. {{segments}} have fewer than {self.min_rows} rows "
+                f"({{min_rows={self.min_rows}}}), features that do not vary{pairs}. Use longer "
+                "segments, or leave out rare features.",
                 undefined,
                 segments[~usable].tolist(),
             )
@@ -254,7 +260,7 @@ class BLICA(ProbitICA):
     def summarize(
         self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
-        """Count the pairs of a block, its rows dealt to groups."""
+        """Count the pairs of a block, with its rows dealt to groups."""
         return PairCounts.from_groups(block, self.count_groups(block.n_features))
 
     def add_to(
@@ -279,7 +285,7 @@ class BLICA(ProbitICA):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Match the correlations of the segments, and say what is in doubt."""
+        """Match the correlations of the segments, and add warnings."""
         n_groups = self.count_groups(statistics.n_features)
         indices = statistics.list_grouped_segments(n_groups)
         whole = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
@@ -291,39 +297,37 @@ class BLICA(ProbitICA):
         match = match_moments(statistics, segments, settings, state.auxiliary, map_items)
         params = params_from_match(match, indices)
         diagnostics = describe_match(match, params.start_similarities)
-        noted = warn_about_segments(match.segments, indices, self.min_rows, match.ridge)
-        noted += warn_about_mixing(params.mixing, "fewer components or a smaller regularization")
-        noted += warn_about_choice(match)
-        noted += warn_about_fit(
+        new_warnings = warn_about_segments(match.segments, indices, self.min_rows, match.ridge)
+        new_warnings += warn_about_mixing(
+            params.mixing, "fewer components or a smaller regularization"
+        )
+        new_warnings += warn_about_choice(match)
+        new_warnings += warn_about_fit(
             diagnostics, match.n_starts, params.source_variances[segments.is_used]
         )
-        warnings = (*state.warnings, *noted)
+        warnings = (*state.warnings, *new_warnings)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
 
 
 def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
-    """Refuse features of which no segment to use says anything."""
+    """Refuse features that vary in no usable segment."""
     if (constant := np.flatnonzero(~varies[usable].any(axis=0))).size:
         raise FitError(
-            "Expected features that vary within a segment that is used, got constant ones: "
-            "{features}. Leave them out.",
+            "These features are constant within every usable segment: {features}. Leave them out.",
             constant.tolist(),
         )
 
 
-Array = NDArray[np.float64]
-
-
 def make_empty_params() -> BLICAParams:
-    """Parameters before the fit: they are sent with every task, so they are empty."""
+    """Return empty parameters for before the fit; tasks receive them, so they are small."""
     declared = fields(BLICAParams)
     empty: dict[str, Any] = {f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared}
     return BLICAParams(**empty)
 
 
 def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAParams:
-    """Turn fitted values to those of the model: variances × 8/π, outputs in units of y."""
-    solution, segments, optima, tried = (
+    """Convert fitted values to the model's units: variances × 8/π, outputs in units of y."""
+    solution, segments, optima, candidates = (
         match.solution,
         match.segments,
         match.optima,
@@ -356,8 +360,8 @@ def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAPa
         segment_status=segments.status,
         start_objectives=np.array([optimum.objective for optimum in optima]),
         start_similarities=np.array(similarities),
-        candidate_components=np.array([c.n_components for c in tried], np.int64),
-        candidate_regularization=np.array([c.regularization for c in tried], np.float64),
-        candidate_scores=np.array([c.score for c in tried], np.float64),
+        candidate_components=np.array([c.n_components for c in candidates], np.int64),
+        candidate_regularization=np.array([c.regularization for c in candidates], np.float64),
+        candidate_scores=np.array([c.score for c in candidates], np.float64),
         mixing_interval=match.interval,
     )

@@ -52,7 +52,7 @@ from pipeline.statistics.row_samples import RowSample
 Array = NDArray[np.float64]
 
 MAX_ROWS = 50_000
-"""Rows that are searched."""
+"""Maximum number of rows used by the search."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FastICA(Model):
     Attributes
     ----------
     n_components
-        Number of components; None takes as many as rows have dimensions.
+        Number of components; None takes the number of dimensions that the rows span.
     """
 
     name: ClassVar[str] = "fastica"
@@ -87,7 +87,7 @@ class FastICA(Model):
         return MAX_ROWS * n_features * (4 * (n_threads + 1) + 5 * 8)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the data, and begin with nothing.
+        """Check the data, and start with empty parameters.
 
         Raises
         ------
@@ -95,18 +95,18 @@ class FastICA(Model):
             If a feature was never observed.
         """
         observed, ones = pool_margins(first)
-        nothing = np.zeros((len(ones), 0))
-        told = make_constant_feature_warnings(observed, ones, "they are in no component")
-        return FitState(FastICAParams(nothing, nothing, ones / observed), warnings=told)
+        empty = np.zeros((len(ones), 0))
+        warnings = make_constant_feature_warnings(observed, ones, "they are in no component")
+        return FitState(FastICAParams(empty, empty, ones / observed), warnings=warnings)
 
     def counts_key(self, n_features: int) -> str:
-        """Name the sample."""
+        """Name the sample of rows."""
         return f"sample of {MAX_ROWS}"
 
     def summarize(
         self, params: FastICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> RowSample:
-        """MAP: draw rows, the same ones for every seed."""
+        """Draw rows, the same ones for every seed."""
         return RowSample.from_block(block, MAX_ROWS, RowRandom(0))
 
     def update(
@@ -121,43 +121,44 @@ class FastICA(Model):
         Raises
         ------
         FitError
-            If the rows have fewer dimensions than components are asked for.
+            If the rows span fewer dimensions than the requested components.
         """
         means = state.params.means
         X = np.where(statistics.observed == 1, statistics.X, means) - means
         n_components = self._count(X)
-        found, converged = fast_ica(X, n_components, int(rng.integers(2**32)))
-        lengths = np.linalg.norm(found, axis=0)
+        columns, converged = fast_ica(X, n_components, int(rng.integers(2**32)))
+        lengths = np.linalg.norm(columns, axis=0)
         order = np.argsort(-lengths, kind="stable")
-        mixing = fix_signs((found / lengths)[:, order])
-        told = {"n_components": n_components, "optimiser_converged": converged}
-        noted = (
-            () if converged else (FitWarning("the search did not converge: try another --seed"),)
+        mixing = fix_signs((columns / lengths)[:, order])
+        diagnostics = {"n_components": n_components, "optimiser_converged": converged}
+        new_warnings = (
+            () if converged else (FitWarning("the search did not converge: try another {seed}"),)
         )
         unmixing = np.asarray(scipy.linalg.pinv(mixing).T, np.float64)
         params = FastICAParams(mixing, unmixing, means)
-        warnings = (*state.warnings, *noted)
-        return replace(state, params=params, diagnostics=told, warnings=warnings)
+        warnings = (*state.warnings, *new_warnings)
+        return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
 
     def _count(self, X: Array) -> int:
-        """Give the number of components."""
+        """Return the number of components."""
         covariance = np.atleast_2d(np.cov(X, rowvar=False, bias=True))
         rank = int(np.linalg.matrix_rank(covariance, hermitian=True))
         if rank == 0:
             raise FitError(
-                "Expected rows that differ, got the same values in all of them. Check the data."
+                "All rows have the same values, so there is nothing to fit. Check the data."
             )
         if self.n_components is not None and self.n_components > rank:
             raise FitError(
-                f"--components: Expected at most {rank}, the dimensions of the rows, "
-                f"got {self.n_components}. Ask for fewer."
+                f"{{components}} is {self.n_components}, but the rows span only {rank} dimensions. "
+                "Choose at most that many.",
+                parameter="components",
             )
         return self.n_components or rank
 
     def transform(
         self, params: FastICAParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give z as `mean`, (n_samples, n_components)."""
+        """Compute z as `mean`, (n_samples, n_components)."""
         offsets = -params.means @ params.unmixing
         codes = affine_outputs(
             params.unmixing, offsets, params.means, block.unpack_values(), block.unpack_mask()

@@ -45,8 +45,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import MapFunction
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams
 from pipeline.models.binary_ica.moment_matching.warnings import warn_about_mixing
@@ -74,9 +73,15 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.sums import ScoreSums
 
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
+
 _START_RIDGE = 20.0
 _MIN_STEP_SHARE = 1 / 32
-_VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0  # of sources to begin with, and of their logs
+# Limits of the initial source variances, and of the size of their logs.
+_VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0
+_CELLS_PER_PART = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -86,17 +91,17 @@ class BinaryICALikelihood(ProbitICA):
     Attributes
     ----------
     n_components
-        Number of components; None takes as many as BLICA finds.
+        Number of components; None takes the number that BLICA chooses.
     likelihood
-        How log P(x) is found: `exact` integrates it, which takes at most 20 features or 2
+        How log P(x) is computed: `exact` integrates it, which takes at most 20 features or 2
         components; `ep` approximates it by expectation propagation; `auto` is exact up to 2
-        components.
+        components, else `ep`.
     starts
-        Random starts of the BLICA fit that this one starts from.
+        Number of random starts of the BLICA fit that provides the starting point.
     max_iter
-        Passes at the most.
+        Maximum number of passes.
     tol
-        Nats that a further step should gain, in all rows together, below which the fit ends.
+        The fit ends once a further step should gain less than this, in nats over all rows.
     """
 
     name: ClassVar[str] = "binary-ica-likelihood"
@@ -112,12 +117,12 @@ class BinaryICALikelihood(ProbitICA):
     tol: float = setting(0.01, above=0)
 
     def _make_start_model(self) -> BLICA:
-        """Give the model whose fit this one begins at."""
+        """Return the model whose fit is the starting point."""
         ridge = None if self.n_components is None else _START_RIDGE
         return BLICA(self.n_components, ridge, starts=self.starts)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the products of scores, and of what the start needs."""
+        """Bytes of the products of scores, or of the BLICA fit if that needs more."""
         n_components = self.n_components or n_features
         n_shared, n_own = n_features * (n_components + 1), 2 * n_components
         products = n_shared**2 + n_segments * n_own * n_shared
@@ -131,7 +136,7 @@ class BinaryICALikelihood(ProbitICA):
         )
 
     def first_key(self, seed: int) -> str:
-        """Name the pairs counted: of how many groups depends on what BLICA has to choose."""
+        """Name the counted pairs; the number of groups depends on what BLICA has to choose."""
         return "pairs of one group" if self.n_components else "pairs of groups"
 
     def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
@@ -140,15 +145,15 @@ class BinaryICALikelihood(ProbitICA):
         Raises
         ------
         FitError
-            As BLICA's fit, or if there are too many features for the exact likelihood.
+            As in BLICA's fit, or if there are too many features for the exact likelihood.
         """
         if self.n_components is not None:
             self._check_exact(first.n_features, self.n_components)
         blica, map_items = self._make_start_model(), SerialExecutor().map
         n_groups = blica.count_groups(first.n_features)
         margins = _sum_groups(first, n_groups)
-        begun = blica.update(blica.initialize(margins, rng), first, map_items, rng)
-        point = _point_from_blica(begun.params)
+        start = blica.update(blica.initialize(margins, rng), first, map_items, rng)
+        point = _point_from_blica(start.params)
         self._check_exact(*point.mixing.shape)
         params = BinaryICALikelihoodParams(
             *point[:3],
@@ -172,13 +177,15 @@ class BinaryICALikelihood(ProbitICA):
             and self._choose_score_function(n_features, n_components) is None
         ):
             raise FitError(
-                f"likelihood: Expected at most {MAX_FEATURES} features or {MAX_COMPONENTS} "
-                f"components for an exact likelihood, got {n_features} and {n_components}. "
-                "Fit with likelihood=ep, or fewer features or components."
+                f"{{likelihood=exact}} takes at most {MAX_FEATURES} features or "
+                f"{MAX_COMPONENTS} components, but there are {n_features} features and "
+                f"{n_components} components. Use {{likelihood=ep}}, or fewer features or "
+                "components.",
+                parameter="likelihood",
             )
 
     def _choose_score_function(self, n_features: int, n_components: int) -> ScoreFunction | None:
-        """Choose how rows are scored; None where they cannot be."""
+        """Choose how rows are scored; None if they cannot be."""
         if self.likelihood == "ep":
             return ep_scores
         if n_components <= MAX_COMPONENTS:
@@ -195,12 +202,12 @@ class BinaryICALikelihood(ProbitICA):
         rng: RowRandom,
     ) -> ScoreSums:
         """Score the rows of a block."""
-        scores_of = self._choose_score_function(*params.mixing.shape)
-        assert scores_of is not None
-        return sum_scores(params, block, scores_of)
+        score_rows = self._choose_score_function(*params.mixing.shape)
+        assert score_rows is not None
+        return sum_scores(params, block, score_rows)
 
     def get_convergence_criterion(self, state: FitState) -> ExpectedGainCriterion:
-        """End where the last step was expected to gain next to nothing, or none leads higher."""
+        """Stop once the last step was expected to gain almost nothing, or no step leads higher."""
         gain = float(state.auxiliary.get("gain", np.inf))
         return ExpectedGainCriterion(self.max_iter, self.tol, gain, _is_at_rest(state.auxiliary))
 
@@ -211,68 +218,68 @@ class BinaryICALikelihood(ProbitICA):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Step towards the summit, or half as far as before where that went past it."""
-        before, point = state.auxiliary, state.params.point
-        priors = PriorVariances(*before["priors"].tolist())
-        if _log_posterior(statistics, point, priors) < before["reached"] - self.tol:
+        """Step towards the maximum, or half as far as before if the last step overshot it."""
+        previous, point = state.auxiliary, state.params.point
+        priors = PriorVariances(*previous["priors"].tolist())
+        if _log_posterior(statistics, point, priors) < previous["reached"] - self.tol:
             return _shorten_step(state, statistics.variance)
-        path = SearchPath(before["points"], before["scores"]).add_point(point, statistics)
+        path = SearchPath(previous["points"], previous["scores"]).add_point(point, statistics)
         priors = update_priors(point, find_maximum(statistics, point, priors, path), priors)
-        found = find_maximum(statistics, point, priors, path)
-        after = {
+        maximum = find_maximum(statistics, point, priors, path)
+        auxiliary = {
             "priors": np.array(priors),
-            # The least so far: priors that move on may ask for more once all has come to rest.
-            "gain": np.array(min(found.gain, float(before.get("gain", np.inf)))),
+            # The minimum so far: moving priors may ask for more gain after convergence.
+            "gain": np.array(min(maximum.gain, float(previous.get("gain", np.inf)))),
             "reached": np.array(_log_posterior(statistics, point, priors)),
             "likelihood": np.array([statistics.log_likelihood, statistics.error]),
-            "step": limit_step(found.step, point).to_vector(),
+            "step": limit_step(maximum.step, point).to_vector(),
             **path._asdict(),
         }
-        mixing, offsets, log_variances = standard_errors(point, found)
+        mixing, offsets, log_variances = standard_errors(point, maximum)
         params = replace(
             state.params,
             mixing_error=mixing,
             offsets_error=offsets,
             log_variances_error=log_variances,
         )
-        return _take_step(replace(state, params=params), after, 1.0)
+        return _take_step(replace(state, params=params), auxiliary, 1.0)
 
     def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
-        """Go back to the highest point, order its columns, and say what is in doubt.
+        """Return to the highest point, order its columns, and add warnings.
 
-        The last pass may have gone past the summit, and what it would have stepped to is not known.
+        The last pass may have overshot the maximum, and the point after its step was never scored.
         """
-        reached, n_rows = state.auxiliary, statistics.n_samples
-        objective, error = (reached["likelihood"] / n_rows).tolist()
-        params = _take_step(state, reached, 0.0).params.normalize_columns()
-        scores_of = self._choose_score_function(*params.mixing.shape)
-        told = {
+        best, n_rows = state.auxiliary, statistics.n_samples
+        objective, error = (best["likelihood"] / n_rows).tolist()
+        params = _take_step(state, best, 0.0).params.normalize_columns()
+        score_rows = self._choose_score_function(*params.mixing.shape)
+        diagnostics = {
             "n_components": params.mixing.shape[1],
-            "likelihood": "ep" if scores_of is ep_scores else "exact",
+            "likelihood": "ep" if score_rows is ep_scores else "exact",
             "likelihood_error": error,
-            "priors": dict(zip(PriorVariances._fields, reached["priors"].tolist(), strict=True)),
+            "priors": dict(zip(PriorVariances._fields, best["priors"].tolist(), strict=True)),
         }
-        noted = _warn_about_unsettled_rows(statistics) + warn_about_mixing(
+        new_warnings = _warn_about_unsettled_rows(statistics) + warn_about_mixing(
             params.mixing, "fewer components"
         )
         return replace(
             state,
             params=params,
             history=(*state.history[:-1], objective),
-            diagnostics=told,
-            warnings=(*state.warnings, *noted),
+            diagnostics=diagnostics,
+            warnings=(*state.warnings, *new_warnings),
         )
 
 
 def _sum_groups(counts: PairCounts, n_groups: int) -> FeatureCounts:
-    """Sum the groups of each segment, and leave the pairs."""
+    """Sum the groups of each segment, and drop the pairs."""
     every = np.ones((len(counts.list_grouped_segments(n_groups)), n_groups), np.int64)
     whole = counts.sum_weighted_groups(n_groups, every)
     return FeatureCounts(whole.segments, whole.rows, *whole.margins())
 
 
 def _point_from_blica(params: BLICAParams) -> ParameterPoint:
-    """Start at a BLICA fit; log variances about 0, which lengthens the columns of A."""
+    """Convert a BLICA fit; log variances are centred at 0, which lengthens the columns of A."""
     logs = np.log(np.clip(params.source_variances, *_VARIANCE_RANGE))
     centre = logs.mean(axis=0)
     lengths = np.exp(centre / 2)
@@ -287,14 +294,14 @@ def _point_from_blica(params: BLICAParams) -> ParameterPoint:
 
 
 def _log_posterior(statistics: ScoreSums, point: ParameterPoint, priors: PriorVariances) -> float:
-    """Log posterior of a point up to a constant, nats."""
+    """Return the log posterior of a point up to a constant, in nats."""
     return statistics.log_likelihood + log_prior(point, priors)
 
 
 def _shorten_step(state: FitState, variance: float) -> FitState:
-    """Go half as far as before; back, if that is so little that no step leads higher.
+    """Go half as far as before, or back to the best point if that is too short to lead higher.
 
-    What noise of this variance hides is no gain.
+    Gains hidden by noise of this variance do not count.
     """
     before = state.auxiliary
     share = 0.5 * float(before["share"])
@@ -305,7 +312,7 @@ def _shorten_step(state: FitState, variance: float) -> FitState:
 
 
 def _take_step(state: FitState, auxiliary: Arrays, share: float) -> FitState:
-    """Go a share of the step from the point reached."""
+    """Go a share of the step from the best point."""
     there = auxiliary["points"][-1] + share * auxiliary["step"]
     params = state.params.with_point(state.params.point.from_vector(there))
     return replace(state, params=params, auxiliary={**auxiliary, "share": np.array(share)})
@@ -316,22 +323,14 @@ def _is_at_rest(auxiliary: Arrays) -> bool:
 
 
 def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
-    """Say of how many rows the likelihood is not to be trusted."""
+    """Warn about rows whose likelihood is not reliable."""
     if not statistics.n_unsettled:
         return ()
-    told = (
+    text = (
         f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not come "
         "to rest"
     )
-    return (FitWarning(told),)
-
-
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
-
-ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
-
-_CELLS_PER_PART = 1 << 22
+    return (FitWarning(text),)
 
 
 class RowPatterns(NamedTuple):
@@ -342,7 +341,7 @@ class RowPatterns(NamedTuple):
     X, observed
         Values and mask, (n_patterns, n_features).
     times
-        Rows that are like each, (n_patterns,).
+        Number of equal rows, (n_patterns,).
     """
 
     X: Bits
@@ -355,26 +354,26 @@ def find_patterns(block: BinaryBlock) -> RowPatterns:
     rows = block.to_packed_rows()
     keys = np.hstack([rows.words.T, rows.mask.T])
     _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
-    found = block.take_rows(first)
-    X, observed = found.unpack_values(), found.unpack_mask()
+    patterns = block.take_rows(first)
+    X, observed = patterns.unpack_values(), patterns.unpack_mask()
     return RowPatterns(X, np.ones_like(X) if observed is None else observed, times)
 
 
 def sum_scores(
     params: BinaryICALikelihoodParams,
     block: BinaryBlock,
-    scores_of: ScoreFunction,
+    score_rows: ScoreFunction,
 ) -> ScoreSums:
-    """Sum the scores of the rows of a block.
+    """Sum the scores of the rows of a block, and their products.
 
     Parameters
     ----------
     params
-        Where to score.
+        Parameters at which to score.
     block
         The rows.
-    scores_of
-        Scores rows by weights and offsets of standard normal sources: `ep_scores` is one.
+    score_rows
+        Scores rows, given weights and offsets for standard normal sources; `ep_scores` for example.
     """
     model, patterns = params.segment_model(block.segment), find_patterns(block)
     n_features, n_components = model.weights.shape
@@ -382,11 +381,13 @@ def sum_scores(
     totals, variance = np.zeros(3), 0.0
     gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
     for part in _iter_pattern_parts(patterns, n_shared + n_own):
-        found = _score_patterns(model, part, scores_of)
-        scores = _apply_chain_rule(found, model)
+        part_scores = _score_patterns(model, part, score_rows)
+        scores = _apply_chain_rule(part_scores, model)
         weighted = scores * np.sqrt(part.times)[:, None]
-        totals += part.times @ np.stack([found.log_likelihood, found.error, ~found.settled], axis=1)
-        variance += float(part.times**2 @ found.error**2) if found.sampled else 0.0
+        totals += part.times @ np.stack(
+            [part_scores.log_likelihood, part_scores.error, ~part_scores.settled], axis=1
+        )
+        variance += float(part.times**2 @ part_scores.error**2) if part_scores.sampled else 0.0
         gradient += part.times @ scores
         products += weighted.T @ weighted
     shared, own = slice(n_shared), slice(n_shared, None)
@@ -406,7 +407,7 @@ def sum_scores(
 
 
 def _iter_pattern_parts(patterns: RowPatterns, n_parameters: int) -> Iterator[RowPatterns]:
-    """Cut patterns so that their scores stay small."""
+    """Split patterns so that their scores stay small."""
     height = max(1, _CELLS_PER_PART // n_parameters)
     for first in range(0, len(patterns.X), height):
         X, observed, times = patterns
@@ -417,19 +418,19 @@ def _iter_pattern_parts(patterns: RowPatterns, n_parameters: int) -> Iterator[Ro
 def _score_patterns(
     model: SegmentModel,
     patterns: RowPatterns,
-    scores_of: ScoreFunction,
+    score_rows: ScoreFunction,
 ) -> ProbitScores:
     deviations = np.sqrt(model.variances)
-    return scores_of(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
+    return score_rows(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
 
 
-def _apply_chain_rule(found: ProbitScores, model: SegmentModel) -> Array:
-    """Scores by A, c, μ and log σ², side by side: (n_patterns, n_shared + n_own).
+def _apply_chain_rule(scores: ProbitScores, model: SegmentModel) -> Array:
+    """Return scores by A, c, μ and log σ², side by side: (n_patterns, n_shared + n_own).
 
     Weights of standard normal sources are √(π/8) A σ, and offsets c + √(π/8) A μ.
     """
     deviations = np.sqrt(model.variances)
-    by_offset, by_weight = found.offsets, found.weights * deviations
+    by_offset, by_weight = scores.offsets, scores.weights * deviations
     by_mixing = PROBIT_SCALE * (by_weight + by_offset[:, :, None] * model.means)
     by_mean = by_offset @ model.weights
     by_log_variance = 0.5 * np.einsum("nik,ik->nk", by_weight, model.weights)

@@ -88,7 +88,7 @@ _SMOOTHING = 0.5
 
 @dataclass(frozen=True)
 class LinearIVAEParams:
-    """Parameters; the table of `linear_ivae` gives shapes. Segments are those that have rows."""
+    """Parameters; the module's table gives shapes. Segments are those with rows."""
 
     mixing: Array = array_field("feature", "component")
     offsets: Array = array_field("feature")
@@ -104,7 +104,7 @@ class LinearIVAEParams:
 
     @property
     def vae(self) -> AffineVAE:
-        """What kernels are given."""
+        """Parameters in the form that kernels take."""
         return AffineVAE(
             self.mixing,
             self.offsets,
@@ -117,9 +117,9 @@ class LinearIVAEParams:
         )
 
     def segment_vae(self, index: int) -> AffineVAE:
-        """Give the same for one segment; one that was not fitted has the mean of the others."""
-        here = self.segments == index
-        weights = here if here.any() else self.segment_rows
+        """Return the parameters of one segment; unfitted segments get the mean of the others."""
+        is_segment = self.segments == index
+        weights = is_segment if is_segment.any() else self.segment_rows
         shares = (weights / weights.sum())[None]
         return self.vae._replace(
             code_offsets=shares @ self.code_offsets,
@@ -129,13 +129,13 @@ class LinearIVAEParams:
         )
 
     def add_change(self, change: Array) -> LinearIVAEParams:
-        """Add to all that is learnt, as `AffineVAE.flat` puts it."""
+        """Add a change to all learnt parameters, laid out as by `AffineVAE.flatten`."""
         moved = self.vae.unflatten(self.vae.flatten() + change)._asdict()
         variances = np.exp(moved.pop("log_variances"))
         return replace(self, **moved, source_variances=variances)
 
     def normalize_columns(self) -> LinearIVAEParams:
-        """Give columns length 1, their signs and order, and sources the mean 0 over rows."""
+        """Normalise columns to length 1, sign and order, and sources to mean 0 over rows."""
         shares = self.segment_rows / self.segment_rows.sum()
         lengths = np.linalg.norm(self.mixing, axis=0)
         lengths = np.where(lengths > 0, lengths, 1.0)
@@ -176,39 +176,41 @@ class LinearIVAE(GradientModel):
     }
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the parameters with their gradient and memory, and of a batch, of each task."""
+        """Bytes of the parameters with gradient and optimiser memory, and of a batch, per task."""
         n_components = self.n_components or _DEFAULT_COMPONENTS
         numbers = (3 * n_features + 4 * n_segments) * n_components + n_features
         units = 40 * (self.batch or 100) * (n_features + n_components)
         return (n_threads + 1) * (80 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Begin at weak mixing, and the posterior of sources that it has.
+        """Start with a weak mixing, and the posterior of the sources under it.
 
         Raises
         ------
         FitError
-            If there is but one segment, more components than features, or a feature that was never
-            observed.
+            If there is only one segment, there are more components than features, or a feature was
+            never observed.
         """
         observed, ones = pool_margins(first)
         self._check_shape(len(ones), len(first.segments))
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         params = self._draw_first_params(first, shares, rng)
-        unlearnt = compute_baseline_score(shares, observed / first.n_samples)
+        baseline = compute_baseline_score(shares, observed / first.n_samples)
         working = self._training.make_working_state(first.n_samples, params.vae.flatten().size)
-        begun = {**working, "unlearnt": np.array(unlearnt)}
-        return FitState(params, begun, warnings=make_constant_feature_warnings(observed, ones))
+        initial_state = {**working, "unlearnt": np.array(baseline)}
+        return FitState(
+            params, initial_state, warnings=make_constant_feature_warnings(observed, ones)
+        )
 
     def _check_shape(self, n_features: int, n_segments: int) -> None:
         if n_segments < 2:
             raise FitError(
-                f"Expected at least 2 segments, got {n_segments}. "
+                f"The linear iVAE needs at least 2 segments, but there is {n_segments}. "
                 "Give the segment of each row by {segment}, or fit another model."
             )
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
-                f"Expected at most {n_features}, the number of features, got {self.n_components}.",
+                f"{{components}} is {self.n_components}, but there are only {n_features} features.",
                 parameter="components",
             )
 
@@ -219,16 +221,16 @@ class LinearIVAE(GradientModel):
         mixing = rng.standard_normal(shape)
         slope = shares * (1 - shares)
         precision = np.eye(shape[1]) + (mixing.T * slope) @ mixing
-        nothing = np.zeros((len(first.segments), shape[1]))
+        zeros = np.zeros((len(first.segments), shape[1]))
         return LinearIVAEParams(
             mixing=mixing,
             offsets=logit(shares),
             code_weights=scipy.linalg.solve(precision, mixing.T, assume_a="pos").T,
             spread_weights=np.zeros(shape),
-            code_offsets=nothing,
-            spread_offsets=nothing - np.log(np.diag(precision)),
-            source_means=nothing,
-            source_variances=nothing + 1,
+            code_offsets=zeros,
+            spread_offsets=zeros - np.log(np.diag(precision)),
+            source_means=zeros,
+            source_variances=zeros + 1,
             means=shares,
             segments=first.segments,
             segment_rows=first.rows,
@@ -241,43 +243,43 @@ class LinearIVAE(GradientModel):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> StepSums | None:
-        """Step through the rows; give the change of all parameters, and the bound of others."""
+        """Train on the rows; return the change of all parameters and the bound of held-out rows."""
         training, rate = self._training, float(working["rate"])
         memory, draws = training.copy_memory(working), rng.stream("codes")
         learner = _IVAELearner(params, training.optimiser, memory, rate, draws)
         return train_on_blocks(learner, partial(_score_rows, params), blocks(), working, rng)
 
     def objective(self, params: LinearIVAEParams, statistics: StepSums) -> float:
-        """Give the bound of a row held out, nats."""
+        """Return the mean bound of a held-out row, in nats."""
         return compute_finite_score(statistics, -len(params.offsets))
 
     def finish(self, state: FitState, statistics: StepSums) -> FitState:
-        """Give columns length 1, their signs and order, and say what is in doubt."""
+        """Normalise the columns, and add diagnostics and warnings."""
         params = state.params.normalize_columns()
-        told = {"n_components": params.mixing.shape[1], "objective_is": "lower bound"}
-        return replace(self._add_training_warnings(state), params=params, diagnostics=told)
+        diagnostics = {"n_components": params.mixing.shape[1], "objective_is": "lower bound"}
+        return replace(self._add_training_warnings(state), params=params, diagnostics=diagnostics)
 
     def transform(
         self, params: LinearIVAEParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the mean and variance of q(z | x, u), (n_samples, n_components) each."""
+        """Compute the mean and variance of q(z | x, u), (n_samples, n_components) each."""
         vae, X, observed = (
             params.segment_vae(block.segment),
             block.unpack_values(),
             block.unpack_mask(),
         )
-        up = ((vae.code_weights, vae.code_offsets), (vae.spread_weights, vae.spread_offsets))
+        encoders = ((vae.code_weights, vae.code_offsets), (vae.spread_weights, vae.spread_offsets))
         mean, log_variance = (
             affine_outputs(weights, offsets[0] - params.means @ weights, params.means, X, observed)
-            for weights, offsets in up
+            for weights, offsets in encoders
         )
         return {"mean": mean, "variance": np.exp(log_variance)}
 
     def lower_bound(self, params: LinearIVAEParams, block: BinaryBlock, rng: RowRandom) -> Array:
-        """Give the bound below log P(x) of each row over its observed values, (n_samples,)."""
-        vae, nowhere = params.segment_vae(block.segment), np.zeros(block.n_samples, np.int64)
+        """Compute the lower bound of log P(x) of each row's observed values, (n_samples,)."""
+        vae, places = params.segment_vae(block.segment), np.zeros(block.n_samples, np.int64)
         return row_lower_bounds(
-            vae, _make_rows(params.means, block.unpack_values(), block.unpack_mask(), nowhere)
+            vae, _make_rows(params.means, block.unpack_values(), block.unpack_mask(), places)
         )
 
     def sample(
@@ -287,35 +289,35 @@ class LinearIVAE(GradientModel):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
+        """Draw rows, (n_samples, n_features); by default segments are as frequent as their rows."""
         if segments is None:
             segments = draw_segments(params, n_samples, rng)
         z = rng.standard_normal((n_samples, params.mixing.shape[1]))
         for index in np.unique(segments):
             vae, rows = params.segment_vae(index), segments == index
             z[rows] = vae.source_means + np.exp(vae.log_variances / 2) * z[rows]
-        drawn = rng.random((n_samples, len(params.mixing))) < self.reconstruct(params, z)
-        return drawn.astype(np.uint8)
+        X = rng.random((n_samples, len(params.mixing))) < self.reconstruct(params, z)
+        return X.astype(np.uint8)
 
     def reconstruct(
         self, params: LinearIVAEParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Give P(x = 1 | z), (n_samples, n_features); segments do not matter."""
+        """Return P(x = 1 | z), (n_samples, n_features); segments do not matter."""
         probabilities: Array = expit(codes @ params.mixing.T + params.offsets)
         return probabilities
 
 
 class _IVAELearner:
-    """Parameters on their way through the batches of a task, in single precision.
+    """Parameters during the batches of a task, in single precision.
 
     Attributes
     ----------
     theta
-        All that is learnt, (n_numbers,).
+        All learnt parameters, (n_numbers,).
     memory
-        Of the optimiser.
+        Memory of the optimiser.
     n_rows
-        Rows that steps were taken with.
+        Number of rows used in steps.
     """
 
     def __init__(
@@ -326,28 +328,28 @@ class _IVAELearner:
         rate: float,
         draws: RowRandom,
     ) -> None:
-        """Begin at some parameters; `memory` is changed in place."""
+        """Start with the given parameters; `memory` is changed in place."""
         self.theta: Singles = params.vae.flatten().astype(np.float32)
         self.memory, self.n_rows = memory, 0
         self._params, self._optimiser, self._rate, self._draws = params, optimiser, rate, draws
-        self._vae = params.vae.unflatten(self.theta)  # views: they go along with Θ
+        self._vae = params.vae.unflatten(self.theta)  # views of Θ, which change with it
 
-    def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
-        """Take the step of some rows of a batch; none where there are no rows."""
-        if not len(at):
+    def step(self, batch: TrainingBatch, places: NDArray[np.int64]) -> None:
+        """Take a step with some rows of a batch; do nothing without rows."""
+        if not len(places):
             return
-        rows = _select_known_rows(self._params, take_batch_rows(batch, at), np.float32)
-        noise = self._draws.normal(batch.rows[at], self._vae.mixing.shape[1])
-        with np.errstate(all="ignore"):  # training that diverges is told by its score
-            found = lower_bound_gradient(self._vae, rows, noise.astype(np.float32))
-        self._optimiser.step(self.theta, found.flatten(), self.memory, self._rate)
-        self.n_rows += len(at)
+        rows = _select_known_rows(self._params, take_batch_rows(batch, places), np.float32)
+        noise = self._draws.normal(batch.rows[places], self._vae.mixing.shape[1])
+        with np.errstate(all="ignore"):  # diverging training shows in its score
+            gradient = lower_bound_gradient(self._vae, rows, noise.astype(np.float32))
+        self._optimiser.step(self.theta, gradient.flatten(), self.memory, self._rate)
+        self.n_rows += len(places)
 
 
 def _select_known_rows(
     params: LinearIVAEParams, batch: TrainingBatch, dtype: type[Any] = np.float64
 ) -> VAEBatch:
-    """Give the rows of a batch, whose segments were fitted, as numbers of some type."""
+    """Return the rows of a batch whose segments were fitted, as numbers of the given dtype."""
     places = np.searchsorted(params.segments, batch.segments)
     return _make_rows(params.means, batch.X, batch.observed, places, dtype)
 

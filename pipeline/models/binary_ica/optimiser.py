@@ -24,10 +24,15 @@ from pipeline.params import array_field
 from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
+_MIN_VARIANCE = 1e-4
+_UNIFORM_VARIANCE = 0.2
+_PRIOR_WEIGHT = 3.0  # similarity for 10 sources of 10 features: 0.9909 with 1, 0.9914 with 3
+_MAX_PATH_POINTS = 8
+_MAX_STEP = 1.0  # change of a log variance, or of A by its largest entry
 
 
 class ParameterPoint(NamedTuple):
-    """What is climbed over; lengths of columns are not fixed.
+    """The parameters being optimised; lengths of columns are not fixed.
 
     Attributes
     ----------
@@ -47,12 +52,12 @@ class ParameterPoint(NamedTuple):
         return ParameterPoint(*(a + share * b for a, b in zip(self, change, strict=True)))
 
     def to_vector(self) -> Array:
-        """Lay all end to end: A, c, and μ and log σ² segment by segment."""
+        """Return all values in one vector: A, c, then μ and log σ² segment by segment."""
         own = np.hstack([self.means, self.log_variances])
         return np.concatenate([self.mixing.ravel(), self.offsets, own.ravel()])
 
     def from_vector(self, flat: Array) -> ParameterPoint:
-        """Undo `flat` for a point of the same shapes."""
+        """Invert `to_vector` for a point of the same shapes."""
         n_entries, n_components = self.mixing.size, self.mixing.shape[1]
         n_shared = n_entries + self.offsets.size
         own = flat[n_shared:].reshape(-1, 2 * n_components)
@@ -66,12 +71,12 @@ class ParameterPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class BinaryICALikelihoodParams:
-    """Parameters; the table of `likelihood` gives shapes. Segments are those that have rows.
+    """Parameters; the table of `likelihood` gives shapes. Segments are those with rows.
 
     Attributes
     ----------
     mixing_error, offsets_error
-        Standard errors of the entries of A, columns having length 1, and of c.
+        Standard errors of the entries of A, for columns of length 1, and of c.
     log_variances_error
         Standard errors of log σ².
     """
@@ -88,13 +93,13 @@ class BinaryICALikelihoodParams:
 
     @property
     def point(self) -> ParameterPoint:
-        """What steps change."""
+        """The values that steps change."""
         return ParameterPoint(
             self.mixing, self.offsets, self.source_means, np.log(self.source_variances)
         )
 
     def with_point(self, point: ParameterPoint) -> BinaryICALikelihoodParams:
-        """Take a point over."""
+        """Return parameters with the values of a point."""
         return replace(
             self,
             mixing=point.mixing,
@@ -104,9 +109,9 @@ class BinaryICALikelihoodParams:
         )
 
     def segment_model(self, index: int) -> SegmentModel:
-        """Find the model of a segment; one that was not fitted has the mean of the others."""
-        here = self.segments == index
-        weights = here if here.any() else self.segment_rows
+        """Return the model of a segment; unfitted segments get the mean of the others."""
+        is_segment = self.segments == index
+        weights = is_segment if is_segment.any() else self.segment_rows
         shares = weights / weights.sum()
         means, variances = shares @ self.source_means, shares @ self.source_variances
         slopes = PROBIT_SCALE * self.mixing
@@ -114,7 +119,7 @@ class BinaryICALikelihoodParams:
         return SegmentModel(slopes, thresholds, means, variances)
 
     def normalize_columns(self) -> BinaryICALikelihoodParams:
-        """Give columns length 1, their signs and order. Errors are of that length already."""
+        """Normalise columns to length 1, sign and order. Errors refer to that length already."""
         shares = self.segment_rows / self.segment_rows.sum()
         lengths = np.linalg.norm(self.mixing, axis=0)
         order = np.argsort(-(shares @ self.source_variances) * lengths**2, kind="stable")
@@ -131,24 +136,17 @@ class BinaryICALikelihoodParams:
         )
 
 
-_MIN_VARIANCE = 1e-4
-_UNIFORM_VARIANCE = 0.2
-_PRIOR_WEIGHT = 3.0  # 1 and 3 were tried: 0.9909 and 0.9914 of 10 sources of 10 features
-_MAX_PATH_POINTS = 8  # points
-_MAX_STEP = 1.0  # change of a log variance, or of A by its largest entry
-
-
 class PriorVariances(NamedTuple):
-    """Variances of normal priors.
+    """Variances of the normal priors.
 
     Attributes
     ----------
     norms
-        Of log ‖a_i‖ about its mean over features. Its own prior, of three times their weight, holds
-        it near that of rows whose K entries are uniform, 0.2 / K: at as many components as
-        features the data say next to nothing of it.
+        Variance of log ‖a_i‖ about its mean over features. Its own prior, with three times the
+        weight of the data, holds it near 0.2 / K, the variance for rows with K uniform entries:
+        with as many components as features, the data hardly determine it.
     offsets, means, log_variances
-        Of c, μ and log σ² about 0.
+        Variances of c, μ and log σ² about 0.
     """
 
     norms: float
@@ -158,14 +156,14 @@ class PriorVariances(NamedTuple):
 
 
 class PosteriorMaximum(NamedTuple):
-    """What the scores at a point say of the summit of its posterior.
+    """Maximum of the quadratic approximation of the posterior.
 
     Attributes
     ----------
     step
-        The way there.
+        Step to the maximum.
     gain
-        What it should add to the log posterior, nats.
+        Expected gain of the log posterior, in nats.
     covariance
         Of A and c, (n_shared, n_shared).
     own_covariance, mixed_covariance
@@ -181,36 +179,36 @@ class PosteriorMaximum(NamedTuple):
 
 
 class SearchPath(NamedTuple):
-    """Points gone through, the last one last, and the derivatives of the log-likelihood there.
+    """Visited points, the latest last, and the derivatives of the log-likelihood there.
 
     Attributes
     ----------
     points, scores
-        Each as `Point.flat` lays it out, (n_points, n_parameters).
+        Each laid out as by `ParameterPoint.to_vector`, (n_points, n_parameters).
     """
 
     points: Array
     scores: Array
 
     def add_point(self, point: ParameterPoint, sums: ScoreSums) -> SearchPath:
-        """Add a point, and forget the first where there are many."""
-        here = point.to_vector(), np.concatenate([sums.gradient, sums.own_gradient.ravel()])
+        """Append a point, and drop the first one if there are too many."""
+        entry = point.to_vector(), np.concatenate([sums.gradient, sums.own_gradient.ravel()])
         return SearchPath(
             *(
                 np.vstack([*old, new])[-_MAX_PATH_POINTS:]
-                for old, new in zip(self, here, strict=True)
+                for old, new in zip(self, entry, strict=True)
             )
         )
 
 
 def make_initial_priors(point: ParameterPoint) -> PriorVariances:
-    """Priors to begin with."""
+    """Return the initial prior variances."""
     spread = float((point.offsets**2).mean())
     return PriorVariances(_UNIFORM_VARIANCE / point.mixing.shape[1], max(spread, 0.25), 0.25, 1.0)
 
 
 def log_prior(point: ParameterPoint, priors: PriorVariances) -> float:
-    """Log density of a point under the priors, up to a constant."""
+    """Return the log density of a point under the priors, up to a constant."""
     logs = (
         (value**2).sum() / variance + value.size * np.log(variance)
         for value, variance in zip(_split_by_prior(point), priors, strict=True)
@@ -219,12 +217,12 @@ def log_prior(point: ParameterPoint, priors: PriorVariances) -> float:
 
 
 def _split_by_prior(point: ParameterPoint) -> tuple[Array, ...]:
-    """Give what the priors are of, in their order."""
+    """Return the values that the priors describe, in their order."""
     return _log_norms(point.mixing), *point[1:]
 
 
 def _log_norms(mixing: Array) -> Array:
-    """Give log ‖a_i‖ less its mean, (n_features,)."""
+    """Return log ‖a_i‖ minus its mean, (n_features,)."""
     logs = np.log(np.linalg.norm(mixing, axis=1))
     return np.asarray(logs - logs.mean())
 
@@ -232,17 +230,17 @@ def _log_norms(mixing: Array) -> Array:
 def find_maximum(
     sums: ScoreSums, point: ParameterPoint, priors: PriorVariances, path: SearchPath
 ) -> PosteriorMaximum:
-    """Find the summit of the posterior's quadratic approximation.
+    """Find the maximum of the posterior's quadratic approximation.
 
     Parameters
     ----------
     sums
         Scores at the point.
     point, priors
-        Where they were taken, and the prior there.
+        The point of the scores, and the priors there.
     path
-        Points up to this one: how scores changed from one to the next corrects the information
-        where products of scores are no curvature (limited-memory BFGS; Nocedal & Wright 2006,
+        Points up to this one. The changes of the scores along it correct the information where
+        products of scores do not equal the curvature (limited-memory BFGS; Nocedal & Wright 2006,
         algorithm 7.4, from the information instead of a multiple of I).
 
     Raises
@@ -252,34 +250,34 @@ def find_maximum(
     """
     if not np.isfinite(path.scores).all():
         raise FitError(
-            "Expected finite derivatives of the likelihood, got NaN or infinity. "
-            "Fit fewer components, or start from another --seed."
+            "The derivatives of the likelihood became NaN or infinite. "
+            "Fit fewer {components}, or use another {seed}."
         )
-    known = _invert_information(sums, point, priors)
+    inverse = _invert_information(sums, point, priors)
     pulls = [_prior_gradient(point.from_vector(flat), priors).to_vector() for flat in path.points]
     gradients = path.scores + pulls
     step = _lbfgs_step(
-        gradients[-1], known, np.diff(path.points, axis=0), -np.diff(gradients, axis=0)
+        gradients[-1], inverse, np.diff(path.points, axis=0), -np.diff(gradients, axis=0)
     )
-    mixed = -known.cross_terms @ known.covariance
+    mixed = -inverse.cross_terms @ inverse.covariance
     return PosteriorMaximum(
         point.from_vector(step),
         0.5 * float(gradients[-1] @ step),
-        known.covariance,
-        known.own - mixed @ known.cross_terms.transpose(0, 2, 1),
+        inverse.covariance,
+        inverse.own - mixed @ inverse.cross_terms.transpose(0, 2, 1),
         mixed,
     )
 
 
 class _InverseInformation(NamedTuple):
-    """The inverse of the information, segment by segment."""
+    """Inverse of the information matrix, segment by segment."""
 
     own: Array
     cross_terms: Array
     covariance: Array
 
     def solve(self, gradient: Array) -> Array:
-        """Give the step that a gradient asks for."""
+        """Return the step for a gradient."""
         n_shared = len(self.covariance)
         shared, own = gradient[:n_shared], gradient[n_shared:].reshape(len(self.own), -1)
         step = self.covariance @ (shared - np.einsum("uap,ua->p", self.cross_terms, own))
@@ -298,21 +296,21 @@ def _invert_information(
     return _InverseInformation(np.asarray(own), taken, _invert(precision))
 
 
-def _lbfgs_step(gradient: Array, known: _InverseInformation, moves: Array, falls: Array) -> Array:
-    """Step by the information, as moves before and what gradients fell by along them correct it."""
+def _lbfgs_step(gradient: Array, inverse: _InverseInformation, moves: Array, falls: Array) -> Array:
+    """Step by the information, corrected by earlier moves and falls of the gradient along them."""
     rising = [(s, y) for s, y in zip(moves, falls, strict=True) if s @ y > 0]
     rest, shares = gradient.copy(), []
     for s, y in reversed(rising):
         shares.append(float(s @ rest) / float(s @ y))
         rest -= shares[-1] * y
-    step = known.solve(rest)
+    step = inverse.solve(rest)
     for (s, y), share in zip(rising, reversed(shares), strict=True):
         step += (share - float(y @ step) / float(s @ y)) * s
     return step
 
 
 def _prior_gradient(point: ParameterPoint, priors: PriorVariances) -> ParameterPoint:
-    """Gradient of the log prior."""
+    """Return the gradient of the log prior."""
     norms, *variances = priors
     pull = -_log_norms(point.mixing)[:, None] * _log_norm_gradient(point.mixing) / norms
     return ParameterPoint(
@@ -321,9 +319,9 @@ def _prior_gradient(point: ParameterPoint, priors: PriorVariances) -> ParameterP
 
 
 def _prior_precisions(point: ParameterPoint, priors: PriorVariances) -> tuple[Array, Array]:
-    """Precision of the prior of A and c, and of μ and log σ² of each segment."""
+    """Return the prior precision of A and c, and of μ and log σ² of each segment."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
-    # What a row's norm moves the mean of all by is left out.
+    # The effect of a row's norm on the mean over rows is neglected.
     slopes = _log_norm_gradient(point.mixing)
     n_offsets = len(point.offsets)
     precision = np.zeros((n_entries + n_offsets,) * 2)
@@ -335,75 +333,79 @@ def _prior_precisions(point: ParameterPoint, priors: PriorVariances) -> tuple[Ar
 
 
 def _log_norm_gradient(mixing: Array) -> Array:
-    """Give d log ‖a_i‖ / d a_i, (n_features, n_components)."""
+    """Return d log ‖a_i‖ / d a_i, (n_features, n_components)."""
     return np.asarray(mixing / (mixing**2).sum(axis=1, keepdims=True))
 
 
 def _invert(precision: Array) -> Array:
-    """Invert a positive definite matrix, all but singular where a direction has no information."""
+    """Invert a positive definite matrix that may be nearly singular."""
     scale = np.sqrt(np.diag(precision))
     factor = scipy.linalg.cho_factor(precision / np.outer(scale, scale) + 1e-9 * np.eye(len(scale)))
     inverse = scipy.linalg.cho_solve(factor, np.eye(len(scale)))
     return np.asarray(inverse / np.outer(scale, scale))
 
 
-def _update_variance(values: Array, unknown: Array, now: float, held: float | None = None) -> float:
-    """Give the variance that asks for itself (MacKay 1992), in steps of bounded size.
+def _update_variance(
+    values: Array, unknown: Array, current: float, prior_variance: float | None = None
+) -> float:
+    """Return the self-consistent variance (MacKay 1992), in steps of bounded size.
 
-    `held` is one that `_PRIOR_WEIGHT` times as many values more would have.
+    `held` is the variance of `_PRIOR_WEIGHT` times as many additional values.
     """
-    n, n_known = values.size, max(values.size - float(unknown.sum()) / now, 1e-3)
+    n, n_known = values.size, max(values.size - float(unknown.sum()) / current, 1e-3)
     squares = float((values**2).sum())
-    asked = (
+    target = (
         squares / n_known
-        if held is None
-        else (squares + _PRIOR_WEIGHT * n * held) / (n_known + _PRIOR_WEIGHT * n)
+        if prior_variance is None
+        else (squares + _PRIOR_WEIGHT * n * prior_variance) / (n_known + _PRIOR_WEIGHT * n)
     )
-    return max(min(max(asked, now / 4), now * 4), _MIN_VARIANCE)
+    return max(min(max(target, current / 4), current * 4), _MIN_VARIANCE)
 
 
 def make_empty_path(point: ParameterPoint) -> SearchPath:
-    """Begin a path."""
-    nothing = np.empty((0, point.to_vector().size))
-    return SearchPath(nothing, nothing)
+    """Return a path without points."""
+    empty = np.empty((0, point.to_vector().size))
+    return SearchPath(empty, empty)
 
 
 def update_priors(
-    point: ParameterPoint, found: PosteriorMaximum, priors: PriorVariances
+    point: ParameterPoint, maximum: PosteriorMaximum, priors: PriorVariances
 ) -> PriorVariances:
-    """Give the variances of priors that the point and what is not known of it ask for."""
+    """Return the prior variances for a point and its remaining uncertainty."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
     slopes = _log_norm_gradient(point.mixing)
-    blocks = found.covariance[:n_entries, :n_entries].reshape(2 * point.mixing.shape)
+    blocks = maximum.covariance[:n_entries, :n_entries].reshape(2 * point.mixing.shape)
     norms = np.einsum("ik,ikil,il->i", slopes, blocks, slopes)
-    own = np.diagonal(found.own_covariance, axis1=1, axis2=2)
+    own = np.diagonal(maximum.own_covariance, axis1=1, axis2=2)
     unknown = (
         norms,
-        np.diag(found.covariance)[n_entries:],
+        np.diag(maximum.covariance)[n_entries:],
         own[:, :n_components],
         own[:, n_components:],
     )
-    held = (_UNIFORM_VARIANCE / n_components, None, None, None)
+    prior_variances = (_UNIFORM_VARIANCE / n_components, None, None, None)
     *others, logs = _split_by_prior(point)
     return PriorVariances(
-        *map(_update_variance, (*others, _limit_common_part(logs)), unknown, priors, held)
+        *map(
+            _update_variance, (*others, _limit_common_part(logs)), unknown, priors, prior_variances
+        )
     )
 
 
 def _limit_common_part(logs: Array) -> Array:
-    """Count what segments have in common for no more than what tells them apart.
+    """Scale down what segments have in common to at most the size of their differences.
 
-    Sources may shrink as A grows, and the likelihood stays: were their prior to widen with that,
-    nothing would hold the two.
+    Sources can shrink while A grows without changing the likelihood. If their prior widened
+    accordingly, nothing would fix either of them.
     """
     common = logs.mean(axis=0)
-    apart = logs - common
-    most = np.sqrt((apart**2).mean() / max(float((common**2).mean()), 1e-300))
-    return np.asarray(apart + min(float(most), 1.0) * common)
+    differences = logs - common
+    ratio = np.sqrt((differences**2).mean() / max(float((common**2).mean()), 1e-300))
+    return np.asarray(differences + min(float(ratio), 1.0) * common)
 
 
 def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
-    """Shorten a step to where the quadratic approximation may still be trusted."""
+    """Shorten a step to the range where the quadratic approximation is reliable."""
     longest = max(
         float(np.abs(step.log_variances).max()),
         float(np.abs(step.mixing).max() / np.abs(point.mixing).max()),
@@ -412,28 +414,28 @@ def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
     return ParameterPoint(*(_MAX_STEP / longest * part for part in step))
 
 
-def standard_errors(point: ParameterPoint, found: PosteriorMaximum) -> tuple[Array, Array, Array]:
-    """Standard errors of A with columns of length 1, of c, and of log σ² at that length.
+def standard_errors(point: ParameterPoint, maximum: PosteriorMaximum) -> tuple[Array, Array, Array]:
+    """Return standard errors of A with columns of length 1, of c, and of log σ² at that length.
 
-    By the delta method: of a column a of length l the entries of a / l move by (I − a aᵀ / l²) / l
-    times the change of a, and log σ² by 2 aᵀ / l² times it.
+    By the delta method: for a column a of length l, the entries of a / l move by (I − a aᵀ / l²) /
+    l times the change of a, and log σ² by 2 aᵀ / l² times it.
     """
     n_features, n_components = point.mixing.shape
     n_entries = point.mixing.size
     errors = np.empty((n_features, n_components))
     log_variances = np.empty(point.log_variances.shape)
-    own = np.diagonal(found.own_covariance, axis1=1, axis2=2)[:, n_components:]
+    own = np.diagonal(maximum.own_covariance, axis1=1, axis2=2)[:, n_components:]
     for k, column in enumerate(point.mixing.T):
-        at = np.arange(k, n_entries, n_components)
-        covariance, along = found.covariance[np.ix_(at, at)], column / (column @ column)
+        places = np.arange(k, n_entries, n_components)
+        covariance, along = maximum.covariance[np.ix_(places, places)], column / (column @ column)
         across = (np.eye(n_features) - np.outer(column, along)) / np.linalg.norm(column)
         errors[:, k] = np.einsum("ij,jl,il->i", across, covariance, across)
-        mixed = found.mixed_covariance[:, n_components + k, at]
+        mixed = maximum.mixed_covariance[:, n_components + k, places]
         log_variances[:, k] = own[:, k] + 4 * along @ covariance @ along + 4 * mixed @ along
-    offsets = np.diag(found.covariance)[n_entries:]
+    offsets = np.diag(maximum.covariance)[n_entries:]
     return _safe_sqrt(errors), _safe_sqrt(offsets), _safe_sqrt(log_variances)
 
 
 def _safe_sqrt(variances: Array) -> Array:
-    """Give standard errors; a variance is below 0 by rounding alone."""
+    """Return square roots of variances, which rounding may make negative."""
     return np.asarray(np.sqrt(np.maximum(variances, 0)))

@@ -23,6 +23,8 @@ from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadratur
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
+PROBIT_SCALE = np.sqrt(np.pi / 8)
+"""Scale in P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
 
 
 class SegmentModel(NamedTuple):
@@ -33,7 +35,7 @@ class SegmentModel(NamedTuple):
     weights
         w, √(π/8) times the mixing, (n_features, n_components).
     thresholds
-        Of standard normals with the model's correlations, (n_features,).
+        Thresholds of standard normals with the model's correlations, (n_features,).
     means, variances
         Of the sources, (n_components,).
     """
@@ -45,11 +47,11 @@ class SegmentModel(NamedTuple):
 
     @property
     def offsets(self) -> Array:
-        """What the thresholds are in units of the noise, negative, (n_features,)."""
+        """Negative thresholds in units of the noise, (n_features,)."""
         return -self.thresholds * np.sqrt(1 + self.weights**2 @ self.variances)
 
     def correlation(self) -> Array:
-        """Correlations of w·z plus noise, (n_features, n_features): of q in the paper, eq. 5."""
+        """Return the correlations of w·z plus noise, (n_features, n_features): q of eq. 5."""
         covariance = (self.weights * self.variances) @ self.weights.T
         deviations = np.sqrt(1 + np.diag(covariance))
         correlation: Array = covariance / deviations / deviations[:, None]
@@ -59,9 +61,9 @@ class SegmentModel(NamedTuple):
     def composite_log_likelihood(
         self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
     ) -> Array:
-        """Sum log P(x_i, x_j) over the pairs i < j that are observed: nats, (n_samples,)."""
+        """Sum log P(x_i, x_j) over the observed pairs i < j: nats, (n_samples,)."""
         correlation, t = self.correlation(), self.thresholds
-        np.fill_diagonal(correlation, 0.0)  # The diagonal is no pair, and 1 has no density.
+        np.fill_diagonal(correlation, 0.0)  # the diagonal is no pair, and 1 has no density
         cells = np.moveaxis(log_cells(t[:, None], t, correlation), -1, 0)
         one = X.astype(np.float64)
         zero = (1.0 if observed is None else observed) - one
@@ -72,23 +74,19 @@ class SegmentModel(NamedTuple):
         return total
 
 
-PROBIT_SCALE = np.sqrt(np.pi / 8)
-"""Of P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
-
-
 class ProbitICAParams(Protocol):
-    """Parameters that give the model of a segment."""
+    """Parameters that define a model for each segment."""
 
     @property
     def mixing(self) -> Array:
         """A, (n_features, n_components)."""
 
     def segment_model(self, index: int) -> SegmentModel:
-        """Find the model of a segment; one that was not fitted has the mean of the others."""
+        """Return the model of a segment; unfitted segments get the mean of the others."""
 
 
 class ProbitICA(Model):
-    """Uses of a fitted model."""
+    """Transform, sample, reconstruct and likelihoods of a fitted probit model."""
 
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
@@ -99,9 +97,9 @@ class ProbitICA(Model):
     def transform(
         self, params: ProbitICAParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the posterior mean and variance of z, (n_samples, n_components) each.
+        """Compute the posterior mean and variance of z, (n_samples, n_components) each.
 
-        `converged` (n_samples,) is false where expectation propagation did not settle.
+        `converged` (n_samples,) is false if expectation propagation did not converge.
         """
         return _source_posterior(params.segment_model(block.segment), block).to_codes()
 
@@ -112,7 +110,7 @@ class ProbitICA(Model):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
+        """Draw rows, (n_samples, n_features); by default segments are as frequent as their rows."""
         if segments is None:
             segments = draw_segments(params, n_samples, rng)
         codes = rng.standard_normal((n_samples, params.mixing.shape[1]))
@@ -127,7 +125,7 @@ class ProbitICA(Model):
     def reconstruct(
         self, params: ProbitICAParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Give P(x = 1 | z), (n_samples, n_features); without segments, in the mean of them."""
+        """Return P(x = 1 | z), (n_samples, n_features); without segments, for the mean segment."""
         if segments is None:
             segments = np.full(len(codes), UNKNOWN_SEGMENT)
         probabilities = np.empty((len(codes), len(params.mixing)))
@@ -141,41 +139,43 @@ class ProbitICA(Model):
     def log_likelihood(
         self, params: ProbitICAParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Estimate log P(x) of each row: an orthant probability (eqs 6 and 7).
+        """Estimate log P(x) of each row, an orthant probability (eqs 6 and 7).
 
-        It is integrated up to 20 features, to a standard error near 1e-4 nats, and up to 2
-        components; else it is approximated by expectation propagation.
+        Up to 20 features it is integrated with a standard error near 1e-4 nats, and up to 2
+        components by quadrature; otherwise expectation propagation approximates it.
         """
         model = params.segment_model(block.segment)
         if block.n_features <= MAX_FEATURES:
-            found = log_orthant_probability(
+            result = log_orthant_probability(
                 block.unpack_values(), model.correlation(), model.thresholds, block.unpack_mask()
             )
-            return LogLikelihood(*found)
+            return LogLikelihood(*result)
         nats, error = _integrate_likelihood(model, block)
         return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
 
     def composite_log_likelihood(
         self, params: ProbitICAParams, block: BinaryBlock, rng: RowRandom
     ) -> Array:
-        """Give Σ_i<j log P(x_i, x_j) of each row in nats, (n_samples,), observed pairs alone."""
+        """Return Σ_i<j log P(x_i, x_j) of each row over its observed pairs, nats, (n_samples,)."""
         model = params.segment_model(block.segment)
         return model.composite_log_likelihood(block.unpack_values(), block.unpack_mask())
 
 
 def _integrate_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:
-    """Integrate log P(x) of each row over the sources, and say what it may be off by."""
+    """Integrate log P(x) of each row over the sources; also return error bounds."""
     if len(model.variances) > MAX_COMPONENTS:
         posterior = _source_posterior(model, block)
         return posterior.log_evidence, posterior.evidence_error
     weights = model.weights * np.sqrt(model.variances)
-    found = quadrature_scores(block.unpack_values(), weights, model.offsets, block.unpack_mask())
-    # Points beside the posterior tell nothing.
-    return found.log_likelihood, np.where(found.settled, found.error, np.abs(found.log_likelihood))
+    scores = quadrature_scores(block.unpack_values(), weights, model.offsets, block.unpack_mask())
+    # If the points missed the posterior, the result means nothing.
+    return scores.log_likelihood, np.where(
+        scores.settled, scores.error, np.abs(scores.log_likelihood)
+    )
 
 
 def _source_posterior(model: SegmentModel, block: BinaryBlock) -> ProbitPosterior:
-    """Find what the rows of a block say of the sources."""
+    """Compute the posterior of the sources for the rows of a block."""
     return probit_posterior(
         block.unpack_values(),
         model.weights,

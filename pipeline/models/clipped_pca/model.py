@@ -108,9 +108,9 @@ FitWarnings = tuple[FitWarning, ...]
 class ClippedPCAParams:
     """Parameters; the module's table gives shapes.
 
-    `status` is the `PairStatus` of every pair; `null_eigenvalues` the 95 % quantiles of the null
-    spectra, empty unless `n_components` was chosen by them. Standard errors are not a number where
-    the data do not tell.
+    `status` is the `PairStatus` of every pair. `null_eigenvalues` are the 95 % quantiles of the
+    null spectra, empty unless they chose `n_components`. Standard errors are NaN where the data do
+    not determine them.
     """
 
     loadings: Array = array_field("feature", "component")
@@ -135,19 +135,19 @@ class ClippedPCA(Model):
     estimator
         `tetrachoric` or `arcsine`.
     empty_cells
-        What the tetrachoric estimator does with an empty cell: `half` adds ½ to every cell of that
-        table, `none` takes the boundary estimate of ±(1 − 1e-6). With rare ones `none` makes the
-        correlations indefinite and the parallel analysis find components that are not there.
+        How the tetrachoric estimator treats a table with an empty cell: `half` adds ½ to all its
+        cells, `none` uses the boundary estimate ±(1 − 1e-6). If ones are rare, `none` makes the
+        correlations indefinite, and the parallel analysis then finds spurious components.
     constant_features
         `refuse` them, or `keep` them with loadings of zero.
     repair
-        What is done where correlations are indefinite, before the eigenvectors are taken: `nearest`
-        replaces C by the nearest correlation matrix, `shrink` by (1 − τ) C + τ I of the least τ.
+        Treatment of indefinite correlations before the eigenvectors are computed: `nearest` uses
+        the nearest correlation matrix, `shrink` uses (1 − τ) C + τ I with the least sufficient τ.
     errors
-        `model` gives standard errors of unrepaired tetrachoric correlations of up to 1,000 features
-        and of what is made of them, as the fitted Gaussians have them; `none` leaves them out.
+        `model` computes standard errors under the fitted Gaussians, for unrepaired tetrachoric
+        correlations of up to 1,000 features; `none` omits them.
     null_draws
-        Null spectra of the parallel analysis, at least 20.
+        Number of null spectra for the parallel analysis, at least 20.
     """
 
     name: ClassVar[str] = "clipped-pca"
@@ -170,11 +170,11 @@ class ClippedPCA(Model):
     tol: float = field(default=0.0, init=False)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
-        """Cut the pairs of features so that a task's counts stay within a budget."""
+        """Split the pairs of features so that a task's counts stay within a budget."""
         return make_tiles(n_features, 1, budget)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of n_features² matrices: 18 in the central step, 7 for each null draw under way."""
+        """Bytes of n_features² matrices: 18 in the central step, 7 per concurrent null draw."""
         if self.has_pair_tables(n_features):
             return estimate_strips_memory(n_features, self.n_components or _N_LEADING, n_threads)
         return 8 * n_features**2 * (18 + 7 * n_threads)
@@ -203,18 +203,21 @@ class ClippedPCA(Model):
         )
 
     def _check_size(self, n_features: int) -> None:
-        """Refuse more components than there can be, and what wide data cannot have."""
+        """Refuse too many components, and settings that wide data do not allow."""
         is_wide = self.has_pair_tables(n_features)
-        most = max_leading_pairs(n_features) if is_wide else n_features
-        if self.n_components is not None and self.n_components > most:
-            what = f"an eighth of {n_features} features" if is_wide else "the number of features"
+        limit = max_leading_pairs(n_features) if is_wide else n_features
+        if self.n_components is not None and self.n_components > limit:
+            reason = "about an eighth of the features" if is_wide else "the number of features"
             raise FitError(
-                f"Expected at most {most}, {what}, got {self.n_components}.", parameter="components"
+                f"{{components}} is {self.n_components}, but the limit is {limit}, {reason}.",
+                parameter="components",
             )
         if is_wide and self.repair == "nearest":
             raise FitError(
-                f"{{repair=nearest}} takes at most {MAX_SQUARE_FEATURES} features, as it computes "
-                f"all eigenvectors many times, got {n_features}. Use {{repair=shrink}}."
+                f"{{repair=nearest}} takes at most {MAX_SQUARE_FEATURES} features, because it "
+                f"computes all eigenvectors many times, but there are {n_features}. "
+                "Use {repair=shrink}.",
+                parameter="repair",
             )
 
     def _empty_params(self, n_features: int, thresholds: Array) -> ClippedPCAParams:
@@ -226,19 +229,19 @@ class ClippedPCA(Model):
     def _warn_about_constants(self, constant: NDArray[np.intp]) -> tuple[FitWarning, ...]:
         if not constant.size:
             return ()
-        found: tuple[int, ...] = tuple(constant.tolist())
+        features: tuple[int, ...] = tuple(constant.tolist())
         if self.constant_features == "refuse":
             raise FitError(
-                "Expected features that vary, got constant ones: {features}. Leave them out, "
+                "These features are constant: {features}. Leave them out, "
                 "or keep them with loadings of zero by {constant_features=keep}.",
-                features=found,
+                features=features,
             )
-        return (FitWarning("constant, kept with loadings of zero: {features}", found),)
+        return (FitWarning("constant features, kept with loadings of zero: {features}", features),)
 
     def summarize(
         self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
-        """Count the pairs of a block, all segments as one."""
+        """Count the pairs of a block, with all segments pooled."""
         return PairCounts.from_block(block, pooled=True)
 
     def add_to(
@@ -253,7 +256,7 @@ class ClippedPCA(Model):
         return statistics.add_block(block, pooled=True)
 
     def counts_key(self, n_features: int) -> str:
-        """Name the pairs of all segments as one."""
+        """Name the counts of pairs with all segments pooled."""
         return POOLED_KEY
 
     def update(
@@ -263,37 +266,41 @@ class ClippedPCA(Model):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Correlations, their spectrum, and the loadings from it."""
+        """Compute the correlations, their spectrum, and the loadings."""
         (correlation,), (status,) = estimate_correlations(
             statistics, self._estimator_function, map_items
         )
-        repaired, shrinkage, moved = self._repair(correlation)
+        repaired, shrinkage, repair_distance = self._repair(correlation)
         varying, constant = repaired.copy(), state.auxiliary["constant"]
-        varying[constant, constant] = 0.0  # At 1 its axis could be taken for a component.
+        varying[constant, constant] = 0.0  # with 1, the axis could be taken for a component
         values, vectors = leading_eigenpairs(varying, self.n_components or _N_LEADING)
-        null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
+        null_quantiles = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         params = replace(
             state.params,
             eigenvalues=values,
             correlation=repaired,
             status=status,
-            null_eigenvalues=shrink_eigenvalues(null, shrinkage),
+            null_eigenvalues=shrink_eigenvalues(null_quantiles, shrinkage),
         )
         kinds = count_pair_statuses(status, constant, len(status))
         negative = negative_share(repaired, values)
         fitted = self._make_loadings(replace(state, params=params), vectors, kinds, negative)
-        told = {**fitted.diagnostics, "repair_distance": moved, "shrinkage": shrinkage}
-        fitted = replace(fitted, diagnostics=told)
+        diagnostics = {
+            **fitted.diagnostics,
+            "repair_distance": repair_distance,
+            "shrinkage": shrinkage,
+        }
+        fitted = replace(fitted, diagnostics=diagnostics)
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
         if self.errors == "none" or not is_plain or len(correlation) > MAX_FEATURES:
             return fitted
         return add_standard_errors(fitted, statistics, rng)
 
     def _repair(self, correlation: Array) -> tuple[Array, float, float]:
-        """Give correlations as `repair` has them, how much they were shrunk, how far they moved."""
+        """Return repaired correlations, how much they were shrunk, and how far they moved."""
         if self.repair == "nearest":
-            nearest, moved = nearest_correlation(correlation)
-            return nearest, 0.0, moved
+            nearest, distance = nearest_correlation(correlation)
+            return nearest, 0.0, distance
         if self.repair == "none":
             return correlation, 0.0, 0.0
         shrinkage = min_shrinkage(
@@ -306,34 +313,34 @@ class ClippedPCA(Model):
     def _make_loadings(
         self, state: FitState, vectors: Array, kinds: PairStatusCounts, negative: float
     ) -> FitState:
-        """Choose components and make loadings of the leading eigenpairs; say what is in doubt."""
+        """Choose the components and compute loadings from the leading eigenpairs, with warnings."""
         params, constant = state.params, state.auxiliary["constant"]
         values = params.eigenvalues
-        n_kept = self.n_components or _count_above_null(values, params.null_eigenvalues)
-        loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
+        n_components = self.n_components or _count_above_null(values, params.null_eigenvalues)
+        loadings = vectors[:, :n_components] * np.sqrt(np.maximum(values[:n_components], 0.0))
         loadings[constant] = 0.0
         params = replace(params, loadings=loadings)
-        noted = warn_about_spectrum(params, n_kept, chosen=self.n_components is None)
-        noted += warn_about_indefinite(
+        warnings = warn_about_spectrum(params, n_components, is_chosen=self.n_components is None)
+        warnings += warn_about_indefinite(
             negative, self._suggest_repair(len(loadings))
         ) + warn_about_pairs(kinds)
-        noted += warn_about_noise(communalities(params))
+        warnings += warn_about_noise(communalities(params))
         return replace(
             state,
             params=params,
-            diagnostics={**kinds.count_by_status(), "n_components": n_kept},
-            warnings=state.warnings + noted,
+            diagnostics={**kinds.count_by_status(), "n_components": n_components},
+            warnings=state.warnings + warnings,
         )
 
     def _suggest_repair(self, n_features: int) -> str:
-        """Say what helps where correlations are indefinite."""
+        """Return advice for indefinite correlations."""
         if self.empty_cells == "none":
             return "consider {empty_cells=half}"
         how = "shrink" if self.has_pair_tables(n_features) else "nearest"
         return f"consider {{repair={how}}}"
 
     def has_pair_tables(self, n_features: int) -> bool:
-        """Say that wide data are counted strip by strip."""
+        """Return whether data are so wide that pairs are counted in strips."""
         return n_features > MAX_SQUARE_FEATURES
 
     def tabulate(
@@ -353,7 +360,7 @@ class ClippedPCA(Model):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Find the spectrum of the strips by products, and the loadings from it."""
+        """Compute the spectrum of the strips by products, and the loadings."""
         constant, n_leading = state.auxiliary["constant"], self.n_components or _N_LEADING
         n_features = len(state.params.thresholds)
         spectrum = find_strip_spectrum(results, constant, n_features, n_leading, map_items)
@@ -362,15 +369,17 @@ class ClippedPCA(Model):
             shrinkage = min_shrinkage(
                 find_lowest_eigenvalue(results, constant, n_features, map_items)
             )
-        null = np.zeros(0)
+        null_quantiles = np.zeros(0)
         if self.n_components is None:
             n, observed, ones = (state.working[k] for k in ("n_samples", "observed", "ones"))
-            null = estimate_null_quantiles(
+            null_quantiles = estimate_null_quantiles(
                 int(n), observed, ones, self._estimator_function, n_leading, rng
             )
         values = shrink_eigenvalues(spectrum.values, shrinkage)
         params = replace(
-            state.params, eigenvalues=values, null_eigenvalues=shrink_eigenvalues(null, shrinkage)
+            state.params,
+            eigenvalues=values,
+            null_eigenvalues=shrink_eigenvalues(null_quantiles, shrinkage),
         )
         kinds = count_pair_kinds(results, constant, n_features, map_items)
         negative = 0.0 if shrinkage else -spectrum.negative / n_features
@@ -378,8 +387,12 @@ class ClippedPCA(Model):
             replace(state, params=params), spectrum.vectors, kinds, negative
         )
         residual = float(spectrum.residuals.max())
-        told = {**fitted.diagnostics, "eigenvalue_residual": residual, "shrinkage": shrinkage}
-        return replace(fitted, diagnostics=told, history=(0.0,), iteration=1, done=True)
+        diagnostics = {
+            **fitted.diagnostics,
+            "eigenvalue_residual": residual,
+            "shrinkage": shrinkage,
+        }
+        return replace(fitted, diagnostics=diagnostics, history=(0.0,), iteration=1, done=True)
 
     @property
     def _estimator_function(self) -> CorrelationEstimator:
@@ -388,7 +401,7 @@ class ClippedPCA(Model):
         return partial(estimate_tetrachoric, self.empty_cells)
 
     def _null_quantiles(self, counts: PairCounts, seeds: Any, map_items: MapFunction) -> Array:
-        """Compute the 95 % quantile of each leading eigenvalue over independent features."""
+        """Compute the 95 % quantile of each leading eigenvalue for independent features."""
         if self.n_components is not None:
             return np.zeros(0)
         spectra = draw_null_spectra(
@@ -400,9 +413,9 @@ class ClippedPCA(Model):
     def transform(
         self, params: ClippedPCAParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the posterior mean and variance of y, (n_samples, n_components) each.
+        """Compute the posterior mean and variance of y, (n_samples, n_components) each.
 
-        `converged` (n_samples,) is false where expectation propagation did not settle.
+        `converged` (n_samples,) is false if expectation propagation did not converge.
         """
         weights, offsets = probit_weights(params)
         n_components = weights.shape[1]
@@ -432,14 +445,14 @@ class ClippedPCA(Model):
     def reconstruct(
         self, params: ClippedPCAParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Give P(s = 1 | y), (n_samples, n_features); segments do not matter."""
+        """Return P(s = 1 | y), (n_samples, n_features); segments do not matter."""
         weights, offsets = probit_weights(params)
         probabilities: Array = scipy.special.ndtr(codes @ weights.T + offsets)
         return probabilities
 
 
 def _compute_thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
-    """Give t = −Φ⁻¹(p); half a count stands for none, so that t stays finite."""
+    """Return t = −Φ⁻¹(p); a count of 0 is replaced by ½, so that t is finite."""
     thresholds: Array = -scipy.special.ndtri(np.clip(ones, 0.5, observed - 0.5) / observed)
     return thresholds
 
@@ -450,13 +463,13 @@ def _count_above_null(values: Array, null: Array) -> int:
 
 
 def communalities(params: ClippedPCAParams) -> Array:
-    """Give the share of each feature's variance that the components explain, (n_features,)."""
+    """Return the share of each feature's variance explained by the components, (n_features,)."""
     communalities: Array = (params.loadings**2).sum(axis=1)
     return communalities
 
 
 def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
-    """Write P(s_i = 1 | y) = Φ(w_i·y + b_i): weights and offsets with the noise divided out."""
+    """Return weights and offsets of P(s_i = 1 | y) = Φ(w_i·y + b_i), with the noise divided out."""
     communality = communalities(params)
     shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
     noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
@@ -464,39 +477,41 @@ def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
 
 
 def warn_about_margins(estimator: str, shares: Array) -> FitWarnings:
-    """Say of which features the arcsine is biased, given their shares of ones."""
+    """Warn about features for which the arcsine estimator is biased, given their shares of ones."""
     uneven = np.flatnonzero(np.abs(shares - 0.5) > 0.1)
     if estimator == "tetrachoric" or not uneven.size:
         return ()
-    text = "arcsine assumes one half of ones; far from it, so biased: {features}"
+    text = "arcsine assumes that half of the values are ones; biased for: {features}"
     return (FitWarning(text, tuple(uneven.tolist())),)
 
 
-def warn_about_spectrum(params: ClippedPCAParams, n_kept: int, *, chosen: bool) -> FitWarnings:
-    """Say what is in doubt about the number of components, chosen or given."""
-    found, null = [], params.null_eigenvalues
-    if n_kept == 0:
-        found.append("no eigenvalue stands out from those of independent features")
-    if len(null) > 1 and null[0] > _MAX_NULL_RATIO * null[1]:
-        text = f"empty cells alone give an eigenvalue of {null[0]:.4g}; "
-        found.append(text + "leave out rare features, or give --components")
-    if chosen and 0 < n_kept == len(null):
-        found.append(f"{n_kept} or more components stand out; give --components")
-    if (params.eigenvalues[:n_kept] < 0).any():
-        found.append("some components have a negative eigenvalue: loadings of zero")
-    return tuple(map(FitWarning, found))
+def warn_about_spectrum(
+    params: ClippedPCAParams, n_components: int, *, is_chosen: bool
+) -> FitWarnings:
+    """Warn about a doubtful number of components."""
+    texts, null_eigenvalues = [], params.null_eigenvalues
+    if n_components == 0:
+        texts.append("no eigenvalue stands out from those of independent features")
+    if len(null_eigenvalues) > 1 and null_eigenvalues[0] > _MAX_NULL_RATIO * null_eigenvalues[1]:
+        text = f"empty cells alone give an eigenvalue of {null_eigenvalues[0]:.4g}; "
+        texts.append(text + "leave out rare features, or set {components}")
+    if is_chosen and 0 < n_components == len(null_eigenvalues):
+        texts.append(f"{n_components} or more components stand out; set {{components}}")
+    if (params.eigenvalues[:n_components] < 0).any():
+        texts.append("some components have a negative eigenvalue: loadings of zero")
+    return tuple(map(FitWarning, texts))
 
 
 def warn_about_indefinite(negative: float, remedy: str) -> FitWarnings:
-    """Say that correlations are indefinite, given the negative eigenvalues' share of the trace."""
+    """Warn if the negative eigenvalues' share of the trace is too large."""
     if negative <= _MAX_NEGATIVE_SHARE:
         return ()
-    text = "correlations are indefinite: negative eigenvalues of at least"
-    return (FitWarning(f"{text} {negative:.0%} of the variance; {remedy}"),)
+    text = f"correlations are indefinite: negative eigenvalues are at least {negative:.0%}"
+    return (FitWarning(f"{text} of the variance; {remedy}"),)
 
 
 def warn_about_pairs(kinds: PairStatusCounts) -> FitWarnings:
-    """Say which pairs the estimate had to guess; of constant features there was word before."""
+    """Warn about pairs whose estimate is a guess; constant features have their own warning."""
     return tuple(
         FitWarning(
             f"pairs {text}: {kinds.n_judged[code]}, among {{features}}",
@@ -508,9 +523,9 @@ def warn_about_pairs(kinds: PairStatusCounts) -> FitWarnings:
 
 
 def warn_about_noise(communalities: Array) -> FitWarnings:
-    """Say which features leave no room for noise."""
+    """Warn about features that leave no room for noise."""
     floored = np.flatnonzero(communalities > 1 - MIN_NOISE)
     if not floored.size:
         return ()
-    text = "communality of 1 or more, so noise is taken as 0.001: {features}"
+    text = "features with a communality of 1 or more, whose noise is set to 0.001: {features}"
     return (FitWarning(text, tuple(floored.tolist())),)

@@ -30,9 +30,11 @@ from pipeline.statistics.counts import PairCounts
 Array = NDArray[np.float64]
 
 MAX_FEATURES = 1000
-"""Of more there are no standard errors."""
+"""Maximum number of features with standard errors."""
 _MIN_ROWS, _MAX_ROWS = 1_000, 20_000
 _MAX_WORK = 2e10  # multiplications
+_BATCH_ENTRIES = 2**21
+_MIN_DENSITY = 1e-12
 
 
 def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -> FitState:
@@ -41,39 +43,39 @@ def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Gene
     Parameters
     ----------
     state
-        Its correlations and loadings are made.
+        State with correlations and loadings.
     counts
-        All pairs, segments as one.
+        Counts of all pairs, with segments pooled.
     rng
-        Source of the rows that are drawn.
+        Generator of the simulated rows.
     """
     params, n_rows = state.params, counts.n_samples
     n, ones_i, ones_j, both = (
         np.broadcast_to(np.asarray(a, np.float64), params.correlation.shape)
         for a in counts.table(0)
     )
-    moved = correlation_influence(params.correlation, n, ones_i, ones_j, both, n_rows)
+    influence = correlation_influence(params.correlation, n, ones_i, ones_j, both, n_rows)
     observed, ones = (counted[0] for counted in counts.margins())
     params = replace(
         params,
-        correlation_error=correlation_standard_errors(moved, n, ones_i, ones_j, both, n_rows),
+        correlation_error=correlation_standard_errors(influence, n, ones_i, ones_j, both, n_rows),
         thresholds_error=compute_threshold_errors(observed, ones),
     )
     constant = state.auxiliary["constant"]
-    errors = _estimate_loading_errors(params, moved, observed / n_rows, constant, rng) / np.sqrt(
-        n_rows
-    )
+    errors = _estimate_loading_errors(
+        params, influence, observed / n_rows, constant, rng
+    ) / np.sqrt(n_rows)
     return replace(state, params=replace(params, loadings_error=errors))
 
 
 def _estimate_loading_errors(
     params: Any,
-    moved: CorrelationInfluence,
+    influence: CorrelationInfluence,
     observed: Array,
     constant: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> Array:
-    """Give standard errors of loadings for one row."""
+    """Return the standard errors of loadings for one row."""
     n_features, q = params.loadings.shape
     n_rows = int(np.clip(_MAX_WORK / (n_features**2 * max(q, 1)), _MIN_ROWS, _MAX_ROWS))
     X = _draw_rows(params.correlation, params.thresholds, n_rows, rng)
@@ -85,7 +87,7 @@ def _estimate_loading_errors(
     vectors = params.loadings * scale
     varying = params.correlation.copy()
     varying[constant, constant] = 0.0
-    moments = sum_influence_products(X, mask, moved, vectors) / n_rows
+    moments = sum_influence_products(X, mask, influence, vectors) / n_rows
     errors = loading_standard_errors(varying, values, vectors, moments)
     errors[constant] = np.nan
     return errors
@@ -94,7 +96,7 @@ def _estimate_loading_errors(
 def _draw_rows(
     correlation: Array, thresholds: Array, n_rows: int, rng: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """Draw bits of Gaussians, (n_rows, n_features); what is indefinite is cut to what is not."""
+    """Draw bits of Gaussians, (n_rows, n_features); negative eigenvalues are set to 0."""
     values, vectors = scipy.linalg.eigh(correlation)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     root /= np.linalg.norm(root, axis=1)[:, None]
@@ -103,28 +105,24 @@ def _draw_rows(
 
 
 def compute_threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
-    """Give standard errors of −Φ⁻¹(p), (n_features,); not a number of constant features."""
+    """Return the standard errors of −Φ⁻¹(p), (n_features,); NaN for constant features."""
     p = ones / observed
     density = np.exp(-(scipy.special.ndtri(np.clip(p, 1e-300, 1 - 1e-16)) ** 2) / 2)
     errors = np.sqrt(2 * np.pi * p * (1 - p) / observed) / np.maximum(density, 1e-300)
     return np.where((ones == 0) | (ones == observed), np.nan, errors)
 
 
-_BATCH_ENTRIES = 2**21
-_MIN_DENSITY = 1e-12
-
-
 class CorrelationInfluence(NamedTuple):
-    """How bits move correlations: matrices (n_features, n_features), 0 where a pair tells nothing.
+    """Influence of bits on correlations: (n_features, n_features), 0 for pairs without information.
 
     Attributes
     ----------
     joint
-        A over the share of rows with both observed.
+        A divided by the share of rows with both observed.
     single
-        B over this share: of feature i, for its pair with j.
+        B divided by this share: influence of feature i on its pair with j.
     constant
-        What is the same in every row, joint p_ij − single p_i − singleᵀ p_j.
+        The part that is the same in every row, joint p_ij − single p_i − singleᵀ p_j.
     """
 
     joint: Array
@@ -135,54 +133,65 @@ class CorrelationInfluence(NamedTuple):
 def correlation_influence(
     correlation: Array, n: Array, ones_i: Array, ones_j: Array, both: Array, n_rows: int
 ) -> CorrelationInfluence:
-    """Find how the bits of a row move each correlation.
+    """Compute how the bits of a row move each correlation.
 
     Parameters
     ----------
     correlation
         (n_features, n_features).
     n, ones_i, ones_j, both
-        Rows with both observed, ones among them of either, and of both: like `correlation`.
+        Rows with both observed, ones of either feature among them, and ones of both; shaped like
+        `correlation`.
     n_rows
-        Rows in all.
+        Total number of rows.
     """
-    told = (n > 0) & (ones_i > 0) & (ones_i < n) & (ones_j > 0) & (ones_j < n)
-    np.fill_diagonal(told, False)
+    is_informative = (n > 0) & (ones_i > 0) & (ones_i < n) & (ones_j > 0) & (ones_j < n)
+    np.fill_diagonal(is_informative, False)
     rows = np.maximum(n, 1)
     p_i, p_j = ones_i / rows, ones_j / rows
-    t_i, t_j = (-scipy.special.ndtri(np.where(told, p, 0.5)) for p in (p_i, p_j))
+    t_i, t_j = (-scipy.special.ndtri(np.where(is_informative, p, 0.5)) for p in (p_i, p_j))
     rho = np.clip(correlation, -1 + 1e-9, 1 - 1e-9)
     spread = np.sqrt(1 - rho**2)
     density = np.exp(-(t_i**2 - 2 * rho * t_i * t_j + t_j**2) / (2 * spread**2))
     density /= 2 * np.pi * spread
-    joint = np.where(told, n_rows / rows / np.maximum(density, _MIN_DENSITY), 0.0)
+    joint = np.where(is_informative, n_rows / rows / np.maximum(density, _MIN_DENSITY), 0.0)
     single = joint * scipy.special.ndtr((rho * t_i - t_j) / spread)
     constant = joint * both / rows - single * p_i - single.T * p_j
     return CorrelationInfluence(joint, single, constant)
 
 
 def correlation_standard_errors(
-    moved: CorrelationInfluence, n: Array, ones_i: Array, ones_j: Array, both: Array, n_rows: int
+    influence: CorrelationInfluence,
+    n: Array,
+    ones_i: Array,
+    ones_j: Array,
+    both: Array,
+    n_rows: int,
 ) -> Array:
-    """Give standard errors of correlations, (n_features, n_features); not a number where none.
+    """Compute the standard errors of correlations, (n_features, n_features); NaN where unknown.
 
     Parameters
     ----------
-    moved
+    influence
         `correlation_influence` of the same counts.
     n, ones_i, ones_j, both, n_rows
-        As there.
+        The same counts.
     """
     rows = np.maximum(n, 1)
     variance = np.zeros(n.shape)
     cells = {(1, 1): both, (1, 0): ones_i - both, (0, 1): ones_j - both}
     cells[0, 0] = n - ones_i - ones_j + both
     for (a, b), count in cells.items():
-        by = a * b * moved.joint - a * moved.single - b * moved.single.T - moved.constant
-        variance += count / rows * by**2
-    # What moves by row counts a row by the share that has the pair.
+        change = (
+            a * b * influence.joint
+            - a * influence.single
+            - b * influence.single.T
+            - influence.constant
+        )
+        variance += count / rows * change**2
+    # The influences weigh a row by the share of rows that observe the pair.
     errors = np.sqrt(variance / rows) * rows / n_rows
-    errors = np.where(moved.joint > 0, errors, np.nan)
+    errors = np.where(influence.joint > 0, errors, np.nan)
     np.fill_diagonal(errors, 0.0)
     return np.asarray(errors)
 
@@ -190,17 +199,17 @@ def correlation_standard_errors(
 def sum_influence_products(
     X: NDArray[np.uint8],
     observed: NDArray[np.uint8] | None,
-    moved: CorrelationInfluence,
+    influence: CorrelationInfluence,
     vectors: Array,
 ) -> Array:
-    """Sum (D v)(D v)ᵀ over rows, less what their mean has of it.
+    """Sum (D v)(D v)ᵀ over rows, minus the contribution of their mean.
 
     Parameters
     ----------
     X, observed
-        (n_samples, n_features); observed is None where every value is.
-    moved
-        How bits move correlations.
+        (n_samples, n_features); `observed` is None if every value is observed.
+    influence
+        Influence of bits on correlations.
     vectors
         Eigenvectors, (n_features, n_components).
 
@@ -210,29 +219,29 @@ def sum_influence_products(
         (n_components, n_features, n_features).
     """
     n_features, q = vectors.shape
-    found, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
+    products, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
     height = max(1, _BATCH_ENTRIES // n_features)
     for start in range(0, len(X), height):
         check_cancelled()
         x = X[start : start + height].astype(np.float64)
-        # Without missing values what depends on them alone is the same in every row.
+        # Without missing values, the terms that depend on the mask are the same in every row.
         m = np.ones((1, n_features))
         if observed is not None:
             m = observed[start : start + height].astype(np.float64)
             x *= m
         for k, v in enumerate(vectors.T):
             xv, mv = x * v, m * v
-            moves = x * (xv @ moved.joint - mv @ moved.single.T)
-            moves -= m * (xv @ moved.single + mv @ moved.constant)
-            found[k] += moves.T @ moves
+            moves = x * (xv @ influence.joint - mv @ influence.single.T)
+            moves -= m * (xv @ influence.single + mv @ influence.constant)
+            products[k] += moves.T @ moves
             sums[k] += moves.sum(axis=0)
-    return np.asarray(found - sums[:, :, None] * sums[:, None] / max(len(X), 1))
+    return np.asarray(products - sums[:, :, None] * sums[:, None] / max(len(X), 1))
 
 
 def loading_standard_errors(
     correlation: Array, values: Array, vectors: Array, moments: Array
 ) -> Array:
-    """Give standard errors of √λ v, (n_features, n_components); 0 where λ is not above 0.
+    """Compute the standard errors of √λ v, (n_features, n_components); 0 unless λ > 0.
 
     Parameters
     ----------
@@ -241,10 +250,11 @@ def loading_standard_errors(
     values, vectors
         Its leading eigenvalues and eigenvectors, (n_components,) and (n_features, n_components).
     moments
-        Covariance of D v over rows, over their number, (n_components, n_features, n_features).
+        Covariance of D v over rows, divided by their number,
+        (n_components, n_features, n_features).
     """
     all_values, all_vectors = scipy.linalg.eigh(correlation)
-    found = np.zeros(vectors.shape)
+    errors = np.zeros(vectors.shape)
     for k, (value, v) in enumerate(zip(values, vectors.T, strict=True)):
         if value <= 0:
             continue
@@ -254,5 +264,5 @@ def loading_standard_errors(
         turn = np.sqrt(value) * (all_vectors * inverse) @ all_vectors.T
         turn += np.outer(v, v) / (2 * np.sqrt(value))
         variance = np.einsum("ij,jk,ik->i", turn, moments[k], turn, optimize=True)
-        found[:, k] = np.sqrt(np.maximum(variance, 0.0))  # rounding
-    return found
+        errors[:, k] = np.sqrt(np.maximum(variance, 0.0))  # rounding
+    return errors

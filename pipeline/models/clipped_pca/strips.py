@@ -1,8 +1,8 @@
 """Clipped PCA of wide data: correlations of all pairs in strips, and their spectrum by products.
 
-No task and no central step holds a square of all features. Correlations are kept in float32: they
-are rounded by 3e-8 at the most, far below their sampling errors, and leading eigenvalues by less
-than 1e-8 of themselves.
+No task and no central step holds a square of all features. Correlations are stored as float32: this
+rounds them by at most 3e-8, far below their sampling errors, and changes leading eigenvalues by
+less than a relative 1e-8.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pipeline.statistics.strips import count_strip, make_strip_table
 Array = NDArray[np.float64]
 
 MAX_SQUARE_FEATURES = 2000
-"""Features that one square is made of; of more, strips are."""
+"""Maximum number of features of one square matrix; wider data use strips."""
 _MAX_PARTS = 32
 
 
 def estimate_strips_memory(n_features: int, n_leading: int, n_threads: int) -> int:
-    """Bytes of the basis and what is made of it, and of the least strips that threads work on."""
+    """Bytes of the basis, its images, and the smallest strips that the threads work on."""
     columns = 2 * max_basis_columns(n_features, n_leading) + 8 * n_leading
     return 8 * n_features * columns + n_threads * estimate_strip_memory(
         MIN_STRIP_HEIGHT, n_features
@@ -51,7 +51,7 @@ def estimate_strips_memory(n_features: int, n_leading: int, n_threads: int) -> i
 def estimate_strip(
     estimate: CorrelationEstimator, margins: Arrays, features: slice, chunks: Iterable[PackedChunk]
 ) -> Mapping[str, NDArray[Any]]:
-    """Count the pairs of a strip with all features from its first on, and estimate them.
+    """Count and estimate the pairs of a strip with all features from its first one on.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def find_strip_spectrum(
     n_leading: int,
     map_items: MapFunction,
 ) -> LeadingSpectrum:
-    """Find the leading eigenpairs of the correlations, those of constant features taken as 0.
+    """Find the leading eigenpairs of the correlations; those of constant features count as 0.
 
     Parameters
     ----------
@@ -85,20 +85,22 @@ def find_strip_spectrum(
     n_features, n_leading
         Size of the square, and number of eigenpairs.
     map_items
-        Where strips are multiplied; sums are in an order of their own, whatever it is.
+        Map over strips. The order of sums does not depend on it.
     """
     times = _make_product(results, constant, map_items)
-    # The start is always the same: it does not matter where eigenvectors are looked for.
+    # A fixed start makes the result reproducible; any start finds the same eigenvectors.
     return compute_leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
 
 
 def find_lowest_eigenvalue(
     results: RangeResults, constant: NDArray[np.int64], n_features: int, map_items: MapFunction
 ) -> float:
-    """Find the lowest eigenvalue, or 0, as constant features have it, if all others are above."""
+    """Find the lowest eigenvalue; at most 0, the eigenvalue of constant features."""
     times = _make_product(results, constant, map_items)
-    found = compute_leading_spectrum(lambda v: -times(v), n_features, 1, np.random.default_rng(0))
-    return -float(found.values[0] + found.residuals[0])
+    spectrum = compute_leading_spectrum(
+        lambda v: -times(v), n_features, 1, np.random.default_rng(0)
+    )
+    return -float(spectrum.values[0] + spectrum.residuals[0])
 
 
 def _make_product(
@@ -109,17 +111,17 @@ def _make_product(
     def times(vectors: Array) -> Array:
         multiply = partial(_multiply_strips, results.read, vectors)
         product: Array = reduce(np.add, map_items(multiply, parts))
-        product[constant] -= vectors[constant]  # At 1 an axis could be taken for a component.
+        product[constant] -= vectors[constant]  # with 1, an axis could be taken for a component
         return product
 
     return times
 
 
 def count_pair_kinds(
-    results: RangeResults, left_out: NDArray[np.int64], n_features: int, map_items: MapFunction
+    results: RangeResults, excluded: NDArray[np.int64], n_features: int, map_items: MapFunction
 ) -> PairStatusCounts:
     """Count the statuses of all pairs."""
-    count = partial(_count_strip_kinds, results.read, left_out, n_features)
+    count = partial(_count_strip_kinds, results.read, excluded, n_features)
     kinds: PairStatusCounts = reduce(
         PairStatusCounts.merge, map_items(count, range(results.n_ranges))
     )
@@ -127,12 +129,12 @@ def count_pair_kinds(
 
 
 def _deal_strips(n_strips: int) -> list[range]:
-    """Deal strips to sums, so that each has long and short ones."""
+    """Deal strips to partial sums so that each has long and short ones."""
     return [range(k, n_strips, _MAX_PARTS) for k in range(min(_MAX_PARTS, n_strips))]
 
 
 def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
-    """Multiply vectors by what some strips hold of the square, and by its mirror image."""
+    """Multiply vectors by some strips of the square and by their mirror image."""
     product = np.zeros_like(vectors)
     for key in keys:
         strip = read(key, ["correlation"])["correlation"].astype(np.float64)
@@ -143,6 +145,6 @@ def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
 
 
 def _count_strip_kinds(
-    read: ReadRange, left_out: NDArray[np.int64], n_features: int, key: int
+    read: ReadRange, excluded: NDArray[np.int64], n_features: int, key: int
 ) -> PairStatusCounts:
-    return count_pair_statuses(read(key, ["status"])["status"], left_out, n_features)
+    return count_pair_statuses(read(key, ["status"])["status"], excluded, n_features)

@@ -62,7 +62,7 @@ def finish_fit(model: Any, state: FitState, statistics: Sums, estimator: str) ->
         diagnostics["objective_is"] = "lower bound"
     if "rounds" in sums:
         diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
-    prior = f"prior_precision={max(1.0, 10 * model.prior_precision):g}"
+    prior = f"{{prior_precision={max(1.0, 10 * model.prior_precision):g}}}"
     warnings = [*state.warnings, *_warn_about_fit(params.weights, state, diagnostics, prior)]
     if (grid := grid_from_working(working)) is not None:
         peak = float(sums["peak"]) / statistics.n_samples
@@ -82,12 +82,12 @@ def _warn_about_fit(
     warnings = _warn_about_zero_weights(weights, constant, diagnostics["estimator"])
     if diverging.size:
         text = (
-            "the data separate these features, so that their weights have no bound and those given "
-            f"are not to be read: {{features}}; --set {prior} keeps them finite"
+            "the data separate these features, so that their weights diverge and must not be "
+            f"interpreted: {{features}}; {prior} keeps them finite"
         )
         warnings.append(FitWarning(text, tuple(diverging.tolist())))
     if empty := diagnostics["rows_without_values"]:
-        warnings.append(FitWarning(f"rows without any value: {empty}, codes are 0"))
+        warnings.append(FitWarning(f"rows without any value: {empty}; their codes are 0"))
     return warnings
 
 
@@ -98,8 +98,8 @@ def _warn_about_zero_weights(
     size, q = np.abs(weights), weights.shape[1]
     empty, warnings = int((size.max(axis=0) < _ZERO_WEIGHT).sum()), []
     if empty:
-        remedy = "sparse data have this effect on the variational fit: try --set estimator=auto"
-        advice = remedy if estimator == "variational" else "fewer describe the rows as well"
+        remedy = "sparse data have this effect on the variational fit; try {estimator=auto}"
+        advice = remedy if estimator == "variational" else "fewer would describe the rows as well"
         warnings.append(FitWarning(f"components without weight: {empty} of {q}; {advice}"))
     idle = np.setdiff1d(np.flatnonzero(size.max(axis=1) < _ZERO_WEIGHT), constant)
     if empty < q and idle.size:
@@ -117,7 +117,7 @@ def add_fit_information(model: Any, state: FitState, statistics: Sums) -> FitSta
         return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters")
     rank = count_parameters(len(varying), q, model.equal_slopes == "yes")
     if q > MAX_COMPONENTS and statistics.values["rows_informing"] < _MIN_ROWS_PER_PARAMETER * rank:
-        return _warn_no_errors(state, f"fewer than {_MIN_ROWS_PER_PARAMETER} rows a parameter")
+        return _warn_no_errors(state, f"fewer than {_MIN_ROWS_PER_PARAMETER} rows per parameter")
     diagnostics = {**state.diagnostics, "errors": choose_error_form(model.errors, q)}
     state = replace(state, diagnostics=diagnostics)
     return _add_errors(model, state, statistics, varying)
@@ -163,7 +163,9 @@ def _add_errors(
         arrays["difficulty_error"] = errors.difficulties(slopes, params.offsets)
     warnings = state.warnings
     if errors.unknown.size:  # other warnings explain why the fixed features have none
-        text = "the data do not tell their parameters, so there are no standard errors: {features}"
+        text = (
+            "the data do not determine these features' parameters; no standard errors: {features}"
+        )
         warnings = (*warnings, FitWarning(text, tuple(errors.unknown.tolist())))
     return replace(state, params=replace(params, **arrays), warnings=warnings)
 

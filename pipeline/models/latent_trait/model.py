@@ -163,13 +163,16 @@ class LatentTrait(Model):
         q, is_equal = self.n_components, self.equal_slopes == "yes"
         if self.estimator == "quadrature" and (q or 1) > MAX_COMPONENTS:
             raise FitError(
-                f"--components: Expected at most {MAX_COMPONENTS} for quadrature, "
-                f"got {q}. Use --set estimator=auto."
+                f"{{components}} is {q}, but quadrature takes at most {MAX_COMPONENTS}. "
+                "Use {estimator=auto}.",
+                parameter="components",
             )
         if is_equal and (self.estimator in ("variational", "ep") or q != 1):
             raise FitError(
-                "equal_slopes: Expected --components 1 and estimator=auto, quadrature or sampling, "
-                f"got {q} and {self.estimator}."
+                f"{{equal_slopes=yes}} cannot be combined with {{components={q}}} and "
+                f"{{estimator={self.estimator}}}. It needs {{components=1}} and "
+                "{estimator=auto}, {estimator=quadrature} or {estimator=sampling}.",
+                parameter="equal_slopes",
             )
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
@@ -199,15 +202,17 @@ class LatentTrait(Model):
         n_features = len(ones)
         if self.n_components is not None and self.n_components >= n_features:
             raise FitError(
-                f"--components: Expected fewer than the {n_features} features, "
-                f"got {self.n_components}."
+                f"{{components}} is {self.n_components}, but the dataset has only {n_features} "
+                f"features. Choose at most {n_features - 1}.",
+                parameter="components",
             )
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         if constant.size and self.constant_features == "refuse":
             raise FitError(
-                "Expected features that vary, got constant ones: {features}. Leave them out, "
-                "or pin them by --set constant_features=pin.",
+                "These features are constant: {features}. Leave them out, or use "
+                "{constant_features=pin}.",
                 constant.tolist(),
+                parameter="constant_features",
             )
         weights = 0.5 * rng.standard_normal((n_features, self.n_components or 1))
         weights[constant] = 0.0
@@ -218,7 +223,7 @@ class LatentTrait(Model):
             "seed": rng.integers(2**63, size=1),
             "n_rows": np.array(first.n_samples),
         }
-        text = "constant, pinned at their margins: {features}"
+        text = "constant features, pinned at their margins: {features}"
         warnings = (FitWarning(text, tuple(constant.tolist())),) if constant.size else ()
         state = FitState(make_params(weights, offsets), auxiliary=auxiliary, warnings=warnings)
         if self.n_components is None:
@@ -381,11 +386,11 @@ class LatentTrait(Model):
         """Return log P(t) of each row, by quadrature for up to 3 components, else by sampling."""
         X, observed = block.unpack_values(), block.unpack_mask()
         if params.weights.shape[1] <= MAX_COMPONENTS:
-            found = posterior_by_quadrature(X, observed, params.items)
-            nats, error = found.log_likelihood, found.standard_error
+            posterior = posterior_by_quadrature(X, observed, params.items)
+            nats, error = posterior.log_likelihood, posterior.standard_error
             return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
-        found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
-        return LogLikelihood(found.log_likelihood, found.standard_error)
+        posterior = posterior_by_sampling(X, observed, params.items, rng, block.rows)
+        return LogLikelihood(posterior.log_likelihood, posterior.standard_error)
 
     def sample(
         self,
@@ -431,6 +436,6 @@ def _restart_empty_components(
 
 def _warn_about_component_limit(n_components: int) -> FitWarning:
     return FitWarning(
-        f"rows held out gained up to {n_components} components, the most that quadrature takes; "
-        "--set estimator=auto tries more"
+        f"held-out rows gained up to {n_components} components, the maximum for quadrature; "
+        "{estimator=auto} tries more"
     )

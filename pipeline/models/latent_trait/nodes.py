@@ -108,22 +108,24 @@ class NodeGrid:
         steep = np.setdiff1d(self.find_steep_features(weights), diverging)
         enough = count_nodes_for_slopes(weights[steep])
         if steep.size:
-            remedy = f"nodes={enough}, or " if enough > self.nodes_per_axis else ""
+            remedy = f"{{nodes={enough}}} or " if enough > self.nodes_per_axis else ""
             text = (
-                "weights of these features may be far off, or have no bound as the data separate "
-                f"them: {{features}} are too steep for {self.nodes_per_axis} nodes an axis; "
-                f"--set {remedy}{prior}"
+                f"features too steep for {self.nodes_per_axis} nodes per axis: {{features}}. Their "
+                "weights may be far off, or diverge because the data separate them; use "
+                f"{remedy}{prior}"
             )
             return [FitWarning(text, tuple(steep.tolist()))]
         if self._axis_share(peak) <= _WARNED_PEAK_SHARE:
             return []
         enough = self._count_nodes_for_peak(peak)
         remedy = (
-            f"nodes={enough}" if enough <= MAX_NODES_PER_AXIS else "estimator=ep, which has none"
+            f"{{nodes={enough}}}"
+            if enough <= MAX_NODES_PER_AXIS
+            else "{estimator=ep}, which needs none"
         )
         text = (
-            f"{self.nodes_per_axis} nodes an axis lie farther apart than many rows' posteriors are wide: "
-            f"the objective may be off by 0.01 nats a row; --set {remedy}"
+            f"the posteriors of many rows are narrower than the distance of {self.nodes_per_axis} "
+            f"nodes per axis: the objective may be off by 0.01 nats per row; use {remedy}"
         )
         return [FitWarning(text)]
 

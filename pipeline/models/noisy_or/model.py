@@ -185,8 +185,9 @@ class NoisyOr(Model):
         super().__post_init__()
         if self.layers is not None and self.n_components not in (None, sum(self.layers)):
             raise FitError(
-                f"--components: Expected {sum(self.layers)}, the units of all layers, got "
-                f"{self.n_components}. Leave out one of the two."
+                f"{{components}} is {self.n_components}, but {{layers}} has {sum(self.layers)} "
+                "units. Leave out one of the two.",
+                parameter="components",
             )
 
     @property
@@ -220,8 +221,9 @@ class NoisyOr(Model):
         layers = self._sizes
         if layers is None and first.n_samples < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
-                f"--layers: Expected at least {_MIN_ROWS_TO_CHOOSE} rows to choose layers by, "
-                f"got {first.n_samples}. Give --components or --layers."
+                f"The dataset has only {first.n_samples} rows; choosing the layers needs at least "
+                f"{_MIN_ROWS_TO_CHOOSE}. Set {{components}} or {{layers}}.",
+                parameter="layers",
             )
         working = _make_stage_working(first.n_samples, int(rng.integers(2**63)), searching=True)
         is_judged = is_held_out(first.rows, float(working["judged"]), int(working["seed"]))
@@ -247,8 +249,9 @@ class NoisyOr(Model):
         if self.layers not in (None, layers):
             sizes = ",".join(map(str, layers))
             raise FitError(
-                f"--warm-start: Expected a fit with the same layers, got one with {sizes}. "
-                f"Give --layers {sizes}, or fit without --warm-start."
+                f"The fit given to {{warm_start}} has other layers: {sizes}. Use "
+                f"{{layers={sizes}}}, or fit without {{warm_start}}.",
+                parameter="warm_start",
             )
         return replace(state, params=params, working=_make_full_pass_working(state))
 
@@ -431,7 +434,7 @@ def _warn_about_dead_units(params: NoisyOrParams, is_pruned: bool) -> tuple[FitW
     text = (
         f"units that are hardly ever on, or turn nothing on: {listed} (layer.unit); ask for fewer"
     )
-    return (FitWarning(text if is_pruned else f"{text}, or --set prune=yes"),)
+    return (FitWarning(text if is_pruned else f"{text}, or use {{prune=yes}}"),)
 
 
 def compute_unmixed_share(params: NoisyOrParams, X: Bits) -> float:
@@ -447,7 +450,7 @@ def warn_about_unmixed_chains(share: float) -> tuple[FitWarning, ...]:
         return ()
     return (
         FitWarning(
-            f"chains have not mixed: two that began apart disagree about units of {share:.0%} of "
-            "rows, so that codes of these depend on where chains begin. Fit with fewer units."
+            f"chains have not mixed: for {share:.0%} of rows, two chains with different starts "
+            "disagree about a unit, so that the codes depend on the start. Fit with fewer units."
         ),
     )

@@ -312,7 +312,9 @@ class RestrictedBoltzmannMachine(GradientModel):
             If log Z is not known, which is the case before the end of a fit.
         """
         if params.log_z is None or params.log_z_error is None:
-            raise FitError("Expected log Z, which the end of a fit estimates. Fit to the end.")
+            raise FitError(
+                "log Z is missing: it is estimated at the end of a fit. Let the fit finish."
+            )
         X, observed = block.unpack_values(), block.unpack_mask()
         if observed is None:
             nats = minus_free_energy(params.machine, X)

@@ -1,13 +1,13 @@
-"""Counting, packing and selecting rows of binary data held as packed bits.
+"""Counting, packing and selecting rows of packed binary data.
 
 `words` is feature-major: bit b (little bit order) of the uint64 `words[i, w]` is feature i of
-sample 64 w + b. Bits behind the last sample are 0, so counting need not know where samples end.
-Rows may lie apart in memory, as they do in a column slice of a larger chunk, and are read there:
-only words that do not lie side by side within a row are copied first. Pair counting copies a strip
-of at most STRIP_WORDS words a feature at a time.
+sample 64 w + b. Bits after the last sample are 0, so counting needs no number of samples. Rows of a
+larger array, such as a column slice of a chunk, are read in place; words are copied only if they
+are not contiguous within a row. Pair counting copies strips of at most STRIP_WORDS words per
+feature.
 
-Every kernel is compiled for one set of types on its first call and kept on disk. All release the
-GIL and start no threads; counts are exact.
+Every kernel is compiled for one set of types on its first call and cached on disk. All kernels
+release the GIL and start no threads. Counts are exact.
 """
 
 from typing import Any
@@ -25,11 +25,11 @@ Bits = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Memory = tuple[NDArray[Any], int]
 
-TILE = 4  # features a side; the 16 counters of a tile live in registers
-BLOCK_FEATURES = 64  # with STRIP_WORDS: 256 KiB, which the L2 cache holds
-STRIP_WORDS = 512  # 8 rows of a tile: 32 KiB, which the L1 cache holds
+TILE = 4  # features per side; the 16 counters of a tile stay in registers
+BLOCK_FEATURES = 64  # with STRIP_WORDS: 256 KiB, which fit in the L2 cache
+STRIP_WORDS = 512  # 8 rows of a tile: 32 KiB, which fit in the L1 cache
 PACK_FEATURES = 256
-PACK_BYTES = 64  # with PACK_FEATURES: 16 KiB, in the L1 cache while bytes change places
+PACK_BYTES = 64  # with PACK_FEATURES: 16 KiB, which fit in the L1 cache
 
 _kernel = njit(nogil=True, cache=True)
 
@@ -52,7 +52,7 @@ def popcounts(words: Words) -> Counts:
 
 
 def joint_counts(left: Words, right: Words) -> Counts:
-    """Count the samples in which a feature of each side is one.
+    """Count the samples in which a feature of each side is 1.
 
     Parameters
     ----------
@@ -74,14 +74,14 @@ def joint_counts(left: Words, right: Words) -> Counts:
 
 
 def add_joint_counts(left: Words, right: Words, counts: NDArray[Any]) -> None:
-    """Add joint counts to those of other samples, in place.
+    """Add joint counts to `counts`, in place.
 
     Parameters
     ----------
     left, right
-        As for `joint_counts`; the same array on both sides is counted in half the time.
+        As for `joint_counts`; if both are the same array, counting takes half the time.
     counts
-        int64, or uint32 where that holds the sums, (n_left, n_right), in C order.
+        int64 or, if it can hold the sums, uint32, (n_left, n_right), in C order.
 
     Raises
     ------
@@ -90,14 +90,14 @@ def add_joint_counts(left: Words, right: Words, counts: NDArray[Any]) -> None:
     """
     if left.shape[1] != right.shape[1]:
         raise FitError(
-            f"Expected right to have {left.shape[1]} words a feature as left has, "
-            f"got {right.shape[1]}. Pass the same samples on both sides."
+            f"Left has {left.shape[1]} words per feature, but right has {right.shape[1]}. Pass the "
+            "same samples on both sides."
         )
     _add_joint_counts(_memory(left), _memory(right), left.shape[1], left is right, counts)
 
 
 def symmetric_joint_counts(words: Words) -> Counts:
-    """Count the samples in which two features are one, each pair once.
+    """Count the samples in which two features are 1, each pair once.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def symmetric_joint_counts(words: Words) -> Counts:
 
 
 def pack_rows(X: Bits) -> Words:
-    """Pack samples in rows of bytes into words.
+    """Pack rows of bytes into words.
 
     Parameters
     ----------
@@ -126,13 +126,12 @@ def pack_rows(X: Bits) -> Words:
     Raises
     ------
     FitError
-        If X holds anything but 0 and 1.
+        If X has other values than 0 and 1.
     """
     if X.max(initial=0) > 1:
         row, column = np.unravel_index(X.argmax(), X.shape)
         raise FitError(
-            f"Expected X in {{0, 1}}, got {X[row, column]} at row {row}, column {column}. "
-            "Binarise the data first."
+            f"X is {X[row, column]} at row {row}, column {column}. Binarize the data first."
         )
     words = np.zeros((X.shape[1], -(-len(X) // 64)), np.uint64)
     _pack(_memory(X), len(X), words.view(np.uint8))
@@ -140,14 +139,14 @@ def pack_rows(X: Bits) -> Words:
 
 
 def unpack_rows(words: Words, n_samples: int) -> Bits:
-    """Unpack words into samples in rows of bytes.
+    """Unpack words into rows of bytes.
 
     Parameters
     ----------
     words
         Packed bits, (n_features, n_words).
     n_samples
-        Samples to unpack, from the first.
+        Number of samples to unpack.
 
     Returns
     -------
@@ -160,8 +159,8 @@ def unpack_rows(words: Words, n_samples: int) -> Bits:
     """
     if not 0 <= n_samples <= 64 * words.shape[1]:
         raise FitError(
-            f"Expected n_samples from 0 to {64 * words.shape[1]}, the bits of a feature, "
-            f"got {n_samples}. Pass the n_samples of these words."
+            f"`n_samples` is {n_samples}, but the words hold {64 * words.shape[1]} samples. Pass "
+            "the number of samples of these words."
         )
     X = np.empty((n_samples, len(words)), np.uint8)
     memory, row_stride = _memory(words)
@@ -170,18 +169,18 @@ def unpack_rows(words: Words, n_samples: int) -> Bits:
 
 
 def select_rows(words: Words, keep: NDArray[np.int64]) -> Words:
-    """Gather samples into new words, side by side.
+    """Gather samples into new words.
 
     Parameters
     ----------
     words
         Packed bits, (n_features, n_words).
     keep
-        Positions of the samples to keep, (n_kept,). Fastest when sorted.
+        Positions of the samples to keep, (n_kept,); sorted positions are fastest.
 
     Returns
     -------
-    Packed bits of sample keep[0], keep[1], ..., (n_features, ceil(n_kept / 64)).
+    Packed bits of samples keep[0], keep[1], ..., (n_features, ceil(n_kept / 64)).
 
     Raises
     ------
@@ -191,8 +190,8 @@ def select_rows(words: Words, keep: NDArray[np.int64]) -> Words:
     n_bits = 64 * words.shape[1]
     if keep.size and not 0 <= keep.min() <= keep.max() < n_bits:
         raise FitError(
-            f"Expected row positions from 0 to {n_bits - 1}, "
-            f"got {keep.min()} to {keep.max()}. Pass positions within these words."
+            f"Row positions go from {keep.min()} to {keep.max()}, but the words hold {n_bits} "
+            "rows. Pass positions within these words."
         )
     selected = np.empty((len(words), -(-len(keep) // 64)), np.uint64)
     _select(_memory(words), words.shape[1], keep.astype(np.uint64), selected)
@@ -200,8 +199,8 @@ def select_rows(words: Words, keep: NDArray[np.int64]) -> Words:
 
 
 def _memory(rows: NDArray[Any]) -> Memory:
-    """Return the memory that rows span as one read-only line, and the items from row to row."""
-    # Numba compiles anew for each layout and flag of an array; a line has one of each.
+    """Return the memory of the rows as a flat read-only array, and the stride between rows."""
+    # Numba compiles again for each layout and flag of an array; a flat array has only one.
     n_rows, n_columns = rows.shape
     in_order = rows.strides[1] == rows.itemsize and rows.strides[0] >= n_columns * rows.itemsize
     if not (in_order and rows.flags.aligned and rows.strides[0] % rows.itemsize == 0):
@@ -214,12 +213,12 @@ def _memory(rows: NDArray[Any]) -> Memory:
 @_kernel
 def _row(memory: Memory, i: int, start: int, stop: int) -> NDArray[Any]:
     """Return items start to stop of row i."""
-    line, row_stride = memory
-    return line[i * row_stride + start : i * row_stride + stop]
+    flat, row_stride = memory
+    return flat[i * row_stride + start : i * row_stride + stop]
 
 
 def _generate_popcount(typing_context: Any, word: Any) -> Any:
-    """Generate LLVM's population count, which loops turn into one vector instruction."""
+    """Generate LLVM's population count, which is vectorized in loops."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -245,7 +244,7 @@ def _popcounts(words: Memory, n_words: int, counts: Counts) -> None:
 def _add_joint_counts(
     left: Memory, right: Memory, n_words: int, symmetric: bool, counts: Counts
 ) -> None:
-    """Add the joint counts of left and right, strip of words by strip of words."""
+    """Add the joint counts of left and right, one strip of words at a time."""
     n_left, n_right = counts.shape
     n_strips = max(1, -(-n_words // STRIP_WORDS))
     width = max(8, -(-n_words // (8 * n_strips)) * 8)  # equal strips of whole vectors
@@ -263,7 +262,7 @@ def _add_joint_counts(
 
 @_kernel
 def _mirror(counts: Counts) -> None:
-    """Copy what lies above the diagonal below it, by blocks that the cache holds."""
+    """Copy the upper triangle to the lower one, in blocks that fit in the cache."""
     n = len(counts)
     for first in range(0, n, BLOCK_FEATURES):
         for left in range(0, first + 1, BLOCK_FEATURES):
@@ -274,13 +273,13 @@ def _mirror(counts: Counts) -> None:
 
 @_kernel
 def _empty_strip(n_features: int, width: int) -> Words:
-    """Return zeros for whole tiles of features, so that no tile needs a special case."""
+    """Return zeros padded to whole tiles of features, so that no tile needs a special case."""
     return np.zeros((-(-n_features // TILE) * TILE, width), np.uint64)
 
 
 @_kernel
 def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Words) -> None:
-    """Copy words start to stop: rows of a power-of-two stride would evict each other from cache."""
+    """Copy words start to stop: rows at a power-of-two stride would evict each other from cache."""
     for i in range(n_features):
         feature = _row(words, i, start, stop)
         for w in range(len(feature)):
@@ -304,7 +303,7 @@ def _add_strip(left: Words, right: Words, symmetric: bool, counts: Counts) -> No
 
 @_kernel
 def _count_tile(left: Words, right: Words) -> Any:
-    """Count the ones that 4 features share with 4 others: the loop all pair counting rests on."""
+    """Count the joint ones of 4 features with 4 others, the innermost loop of pair counting."""
     zero = np.uint64(0)
     tile_0 = tile_1 = tile_2 = tile_3 = (zero, zero, zero, zero)
     for w in range(left.shape[1]):
@@ -318,7 +317,7 @@ def _count_tile(left: Words, right: Words) -> Any:
 
 @_kernel
 def _count_quad(counts: Any, word: Any, quad: Any) -> Any:
-    """Add the ones that a word shares with each of 4 others."""
+    """Add the joint ones of a word with each of 4 others."""
     return (
         counts[0] + popcount(word & quad[0]),
         counts[1] + popcount(word & quad[1]),
@@ -329,7 +328,7 @@ def _count_quad(counts: Any, word: Any, quad: Any) -> Any:
 
 @_kernel
 def _pack(X: Memory, n_samples: int, packed: Bits) -> None:
-    """Pack X into little-endian words seen as bytes, (n_features, 8 n_words)."""
+    """Pack X into little-endian words, viewed as bytes, (n_features, 8 n_words)."""
     n_features, n_bytes = packed.shape
     block = np.empty((PACK_BYTES, PACK_FEATURES), np.uint8)
     for i in range(0, n_features, PACK_FEATURES):
@@ -349,7 +348,7 @@ def _pack(X: Memory, n_samples: int, packed: Bits) -> None:
 
 @_kernel
 def _unpack(packed: Memory, X: Bits) -> None:
-    """Unpack little-endian words seen as bytes into X."""
+    """Unpack little-endian words, viewed as bytes, into X."""
     n_samples, n_features = X.shape
     n_bytes = -(-n_samples // 8)
     block = np.empty((PACK_BYTES, PACK_FEATURES), np.uint8)

@@ -1,4 +1,4 @@
-"""Rows with the bits of each side by side."""
+"""Rows as packed bits: the features of a row are contiguous."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _kernel = njit(nogil=True, cache=True)
 
 
 class BitRows(NamedTuple):
-    """Rows, 64 features a word, little bit order.
+    """Rows with 64 features per word, little bit order.
 
     Attributes
     ----------
     n_features
         Number of features.
     words
-        Values, (ceil(n_features / 64), n_rows); 0 where not observed.
+        Values, (ceil(n_features / 64), n_rows); 0 where missing.
     observed
-        Mask of the same shape; None where all is observed.
+        Mask of the same shape; None if all values are observed.
     """
 
     n_features: int
@@ -39,60 +39,60 @@ class BitRows(NamedTuple):
 
     @property
     def mask(self) -> Words:
-        """The mask, written out."""
+        """The mask, also if all values are observed."""
         if self.observed is not None:
             return self.observed
         return np.repeat(full_mask_words(self.n_features)[:, None], self.n_rows, axis=1)
 
     @property
     def has_values(self) -> NDArray[np.bool_]:
-        """Tell of which rows something was observed, (n_rows,)."""
+        """Whether each row has an observed value, (n_rows,)."""
         if self.observed is None:
             return np.full(self.n_rows, True)
         return np.asarray(self.observed.any(axis=0))
 
-    def take(self, some: slice | NDArray[np.int64]) -> BitRows:
-        """Take some of the rows."""
-        observed = None if self.observed is None else self.observed[:, some]
-        return BitRows(self.n_features, self.words[:, some], observed)
+    def take(self, rows: slice | NDArray[np.int64]) -> BitRows:
+        """Return some of the rows."""
+        observed = None if self.observed is None else self.observed[:, rows]
+        return BitRows(self.n_features, self.words[:, rows], observed)
 
     def pack_bytes(self) -> tuple[Bytes, Bytes | None]:
-        """Give values and mask as they are stored, (n_rows, ceil(n_features / 8)) each."""
+        """Return values and mask as stored bytes, (n_rows, ceil(n_features / 8)) each."""
         n_bytes = -(-self.n_features // 8)
 
-        def stored(words: Words) -> Bytes:
+        def to_bytes(words: Words) -> Bytes:
             return np.ascontiguousarray(words.T).view(np.uint8)[:, :n_bytes]
 
-        return stored(self.words), None if self.observed is None else stored(self.observed)
+        return to_bytes(self.words), None if self.observed is None else to_bytes(self.observed)
 
 
 def unpack_bytes(n_features: int, values: Bytes, mask: Bytes | None) -> BitRows:
-    """Undo `PackedRows.pack_bytes`."""
+    """Return the rows of stored bytes, the inverse of `BitRows.pack_bytes`."""
 
-    def words(stored: Bytes) -> Words:
+    def to_words(stored: Bytes) -> Words:
         return np.pad(stored, ((0, 0), (0, -stored.shape[1] % 8))).view(np.uint64).T
 
-    return BitRows(n_features, words(values), None if mask is None else words(mask))
+    return BitRows(n_features, to_words(values), None if mask is None else to_words(mask))
 
 
 def find_equal_rows(rows: BitRows, known: BitRows) -> tuple[RowPlaces, RowPlaces]:
-    """Find the rows that are among known ones, values and masks, and where these are."""
+    """Find rows equal to a known row; return their places, and the places of the known rows."""
     keys, known_keys = _row_keys(rows), _row_keys(known)
     order = np.argsort(known_keys)
     places = np.searchsorted(known_keys, keys, sorter=order)
-    at = order[np.minimum(places, len(order) - 1)]
-    same = np.flatnonzero(known_keys[at] == keys)
-    return same, at[same]
+    nearest = order[np.minimum(places, len(order) - 1)]
+    equal = np.flatnonzero(known_keys[nearest] == keys)
+    return equal, nearest[equal]
 
 
 def _row_keys(rows: BitRows) -> NDArray[np.void]:
-    """Give each row, values and mask, as one item, (n_rows,)."""
+    """Return the values and mask of each row as one item, (n_rows,)."""
     both = np.vstack([rows.words, rows.mask]).T
     return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()
 
 
 def full_mask_words(n_features: int) -> Words:
-    """Give the mask of a row of which all is observed, (ceil(n_features / 64),)."""
+    """Return the mask of a fully observed row, (ceil(n_features / 64),)."""
     mask = np.full(-(-n_features // 64), ~np.uint64(0))
     if n_features % 64:
         mask[-1] >>= np.uint64(64 - n_features % 64)
@@ -105,13 +105,13 @@ def transpose_bits(words: Words, n_rows: int) -> Words:
     Parameters
     ----------
     words
-        Packed bits, 64 rows a word, (n_features, n_words).
+        Packed bits, 64 rows per word, (n_features, n_words).
     n_rows
-        Rows to give, from the first.
+        Number of rows to return.
 
     Returns
     -------
-    Packed bits, 64 features a word, 0 behind the last, (ceil(n_features / 64), n_rows).
+    Packed bits, 64 features per word, padded with 0, (ceil(n_features / 64), n_rows).
     """
     rows = np.empty((-(-len(words) // 64), 64 * words.shape[1]), np.uint64)
     _transpose(np.ascontiguousarray(words), rows)
@@ -123,11 +123,11 @@ def _transpose(words: Words, rows: Words) -> None:
     block = np.empty(64, np.uint64)
     n_features, n_words = words.shape
     for first in range(0, n_features, 64):
-        n_here = min(64, n_features - first)
+        n_block = min(64, n_features - first)
         for w in range(n_words):
-            for i in range(n_here):
+            for i in range(n_block):
                 block[i] = words[first + i, w]
-            block[n_here:] = 0
+            block[n_block:] = 0
             _transpose_block(block)
             rows[first // 64, 64 * w : 64 * w + 64] = block
 

@@ -45,6 +45,8 @@ _ROUNDING = 1e-12  # Cells of float tables above −1e-12 n count as empty: roun
 _TABLES_AT_ONCE = 1 << 14
 _READ: Any = ["readonly", "contig"]  # NumPy's type stubs misspell "contig".
 _WRITE: Any = ["writeonly", "allocate", "contig"]
+_INVALID = 255
+_ROUNDING_MARGIN = 1e-9
 
 
 class PairStatus(IntEnum):
@@ -57,7 +59,6 @@ class PairStatus(IntEnum):
 
 
 _PLAIN, _EMPTY_CELL, _CONSTANT_FEATURE, _NO_OBSERVATIONS = map(int, PairStatus)
-_INVALID = 255
 
 
 class TetrachoricResult(NamedTuple):
@@ -252,9 +253,6 @@ def _check_tables(status: npt.NDArray[np.uint8], *counts: npt.ArrayLike) -> None
         f"n={n}, ones_i={ones_i}, ones_j={ones_j}, joint={joint}. "
         "Count all four over the rows where both features are observed."
     )
-
-
-_ROUNDING_MARGIN = 1e-9
 
 
 def arcsine_correlation(clipped: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -1,1 +1,1 @@
-"""Distances between rows, nearest neighbours and what is computed from them."""
+"""Distances, nearest neighbours, neighbour graphs and kernels of binary rows."""

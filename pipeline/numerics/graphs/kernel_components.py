@@ -46,12 +46,12 @@ _kernel = njit(nogil=True, cache=True)
 
 
 def squared_distances(left: BitRows, right: BitRows) -> Array:
-    """Give d of every pair, (n_left, n_right); infinite where nothing was observed in both."""
+    """Return d of every pair, (n_left, n_right); infinite if no feature is observed in both."""
     return _look_up_pairs(left, right, np.arange(left.n_features + 1.0))
 
 
 def gaussian_kernel(left: BitRows, right: BitRows, width: float) -> Array:
-    """Give k of every pair, (n_left, n_right), h being the width."""
+    """Return k of every pair, (n_left, n_right), for a width h."""
     filled = _look_up_pairs(left, right, _kernel_by_count(left.n_features, width))
     if left.observed is None and right.observed is None:
         return filled
@@ -62,18 +62,18 @@ def gaussian_kernel(left: BitRows, right: BitRows, width: float) -> Array:
 def multiply_kernel(left: BitRows, right: BitRows, width: float, columns: Array) -> Array:
     """Multiply the matrix of k by columns, (n_right, n): (n_left, n).
 
-    Every row is summed by itself, so that it does not matter which others come with it.
+    Every row is summed by itself, so its result does not depend on the other rows.
     """
     product = np.zeros((left.n_rows, columns.shape[1]))
     step = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
     for start in range(0, left.n_rows, step):
-        some = slice(start, start + step)
-        _add_products(gaussian_kernel(left.take(some), right, width), columns, product[some])
+        part = slice(start, start + step)
+        _add_products(gaussian_kernel(left.take(part), right, width), columns, product[part])
     return product
 
 
 def multiply_kernel_by_vector(left: BitRows, right: BitRows, width: float, vector: Array) -> Array:
-    """Multiply the matrix of k by a vector, (n_right,): (n_left,); the matrix is never held."""
+    """Multiply the matrix of k by a vector, (n_right,): (n_left,); the matrix is never stored."""
     product = np.zeros(left.n_rows)
     if left.observed is None and right.observed is None:
         own, others = (np.ascontiguousarray(side.words) for side in (left, right))
@@ -81,18 +81,18 @@ def multiply_kernel_by_vector(left: BitRows, right: BitRows, width: float, vecto
         return product
     step = max(1, _CELLS_AT_ONCE // max(1, right.n_rows))
     for start in range(0, left.n_rows, step):
-        some = slice(start, start + step)
-        product[some] = gaussian_kernel(left.take(some), right, width) @ vector
+        part = slice(start, start + step)
+        product[part] = gaussian_kernel(left.take(part), right, width) @ vector
     return product
 
 
 def _kernel_by_count(n_features: int, width: float) -> Array:
-    """Give k by the number of features that differ, (n_features + 1,)."""
+    """Return k by the number of features that differ, (n_features + 1,)."""
     return np.exp(-0.5 / width**2 * np.arange(n_features + 1.0))
 
 
 def _look_up_pairs(left: BitRows, right: BitRows, by_count: Array) -> Array:
-    """Look up what goes with the count that differs; with missing values give d itself."""
+    """Look up the value for each pair's number of differences; with missing values, return d."""
     values = np.empty((left.n_rows, right.n_rows))
     own, others = (np.ascontiguousarray(side.words) for side in (left, right))
     if left.observed is None and right.observed is None:
@@ -172,7 +172,7 @@ Counts = NDArray[np.int64]
 
 _ROWS_PER_TASK = 4096
 _MIN_EIGENVALUE_SHARE = 1e-10
-"""Of the largest eigenvalue: directions of less are lost in rounding."""
+"""Minimum eigenvalue relative to the largest; smaller ones are rounding errors."""
 
 
 class KernelComponents(NamedTuple):
@@ -181,11 +181,12 @@ class KernelComponents(NamedTuple):
     Attributes
     ----------
     eigenvalues
-        Of the centred kernel matrix of all rows, falling, (n_components,): sums of squared codes.
+        Eigenvalues of the centred kernel matrix of all rows, falling, (n_components,): sums of
+        squared codes.
     directions
         (n_rows or n_landmarks, n_components).
     offsets
-        What centres the codes, (n_components,).
+        Offsets that centre the codes, (n_components,).
     """
 
     eigenvalues: Array
@@ -199,7 +200,7 @@ class KernelSums(NamedTuple):
     Attributes
     ----------
     n_rows
-        Rows summed.
+        Number of rows.
     sums
         Σ k(x, l), (n_landmarks,).
     products
@@ -220,9 +221,9 @@ class KernelSums(NamedTuple):
         """Σ of products of deviations from the mean, (n_landmarks, n_landmarks)."""
         return self.products - np.outer(self.sums, self.mean)
 
-    def take(self, some: slice) -> KernelSums:
-        """Take some of the landmarks."""
-        return KernelSums(self.n_rows, self.sums[some], self.products[some, some])
+    def take(self, part: slice) -> KernelSums:
+        """Select landmarks."""
+        return KernelSums(self.n_rows, self.sums[part], self.products[part, part])
 
 
 def sum_kernel(rows: BitRows, landmarks: BitRows, width: float) -> KernelSums:
@@ -233,13 +234,13 @@ def sum_kernel(rows: BitRows, landmarks: BitRows, width: float) -> KernelSums:
     for start in range(0, n, step):
         kernel = gaussian_kernel(rows.take(slice(start, start + step)), landmarks, width)
         sums += kernel.sum(axis=0)
-        # Half of the matrix is half of the work.
+        # The product is symmetric: dsyrk computes only half of it.
         products = dsyrk(1.0, kernel.T, c=products, beta=1.0, overwrite_c=1)
     return KernelSums(n, sums, np.triu(products) + np.triu(products, 1).T)
 
 
 class KernelDecomposition(NamedTuple):
-    """Components, and what they are a part of.
+    """Components, and the total variance they are a part of.
 
     Attributes
     ----------
@@ -247,8 +248,8 @@ class KernelDecomposition(NamedTuple):
         The components.
     total
         Trace of the centred kernel matrix of all rows.
-    lost
-        Share of the trace of the kernel matrix that landmarks do not span: 0 without them.
+    lost_share
+        Share of the trace of the kernel matrix outside the span of the landmarks; 0 without them.
     """
 
     components: KernelComponents
@@ -259,24 +260,24 @@ class KernelDecomposition(NamedTuple):
 def decompose_rows(
     rows: BitRows, times: Counts, width: float, n_leading: int, map_items: MapFunction
 ) -> KernelDecomposition:
-    """Find the components of distinct rows, each of which came so many times.
+    """Find the components of distinct rows with their counts.
 
-    S H K Hᵀ S, S being the diagonal of the roots of these numbers, has the eigenvalues of the
-    centred matrix of all rows. It is never held where rows are many: products are mapped over
-    ranges of them.
+    S H K Hᵀ S, where S is the diagonal of the square roots of the counts, has the eigenvalues of
+    the centred matrix of all rows. For many rows the matrix is not stored: its products are mapped
+    over ranges of rows.
 
     Parameters
     ----------
     rows
         The rows, each with an observed value.
     times
-        Number of each, (n_rows,).
+        Count of each, (n_rows,).
     width
-        Of the kernel.
+        Width of the kernel.
     n_leading
-        Components wanted; there may be fewer.
+        Number of components; the result may have fewer.
     map_items
-        Where products are computed.
+        Map over ranges of rows.
 
     Raises
     ------
@@ -300,10 +301,10 @@ def decompose_rows(
             return np.asarray(roots * image)
 
         values, vectors = _lanczos_eigenpairs(centred_product, n, n_leading)
-    kept = _significant_places(values, n_leading)
-    duals = roots[:, None] * vectors[:, kept] / np.sqrt(values[kept])
+    places = _significant_places(values, n_leading)
+    duals = roots[:, None] * vectors[:, places] / np.sqrt(values[places])
     total = float(times.sum() * (1.0 - shares @ mean))
-    return KernelDecomposition(_orient_components(values[kept], duals, mean), total)
+    return KernelDecomposition(_orient_components(values[places], duals, mean), total)
 
 
 def _multiply_kernel_matrix(
@@ -323,22 +324,23 @@ def _lanczos_eigenpairs(
     times_vector: Callable[[Array], Array], n: int, n_leading: int
 ) -> tuple[Array, Array]:
     """Compute leading eigenpairs by Lanczos, largest first."""
-    # A fixed generator of start vectors makes it give the same bytes each time.
+    # A fixed generator of start vectors makes the result reproducible.
     rng = np.random.default_rng(0)
     operator = scipy.sparse.linalg.LinearOperator((n, n), times_vector, dtype=np.float64)
     try:
         values, vectors = scipy.sparse.linalg.eigsh(operator, n_leading, which="LA", rng=rng)
     except scipy.sparse.linalg.ArpackNoConvergence as error:
         raise FitError(
-            f"--components: Expected {n_leading} eigenvectors of the kernel, got "
-            f"{len(error.eigenvalues)} that converged. Ask for fewer, or give another width."
+            f"Only {len(error.eigenvalues)} of {n_leading} eigenvectors of the kernel converged. "
+            "Choose fewer {components} or another {width}.",
+            parameter="components",
         ) from error
     order = np.argsort(values)[::-1]
     return values[order], vectors[:, order]
 
 
 def _significant_places(values: Array, n_leading: int) -> Counts:
-    """Give the places of the leading eigenvalues that are above rounding."""
+    """Return the places of the leading eigenvalues above rounding."""
     return np.flatnonzero(values > _MIN_EIGENVALUE_SHARE * values[0])[:n_leading]
 
 
@@ -348,32 +350,32 @@ def _orient_components(values: Array, directions: Array, mean: Array) -> KernelC
 
 
 def decompose_landmarks(
-    landmarks: BitRows, width: float, found: KernelSums, n_leading: int
+    landmarks: BitRows, width: float, sums: KernelSums, n_leading: int
 ) -> KernelDecomposition:
-    """Find the components of all rows in the space that the landmarks span.
+    """Find the components of all rows in the space spanned by the landmarks.
 
     Parameters
     ----------
     landmarks
         Distinct rows.
     width
-        Of the kernel.
-    found
+        Width of the kernel.
+    sums
         Sums over all rows.
     n_leading
-        Components wanted; there may be fewer.
+        Number of components; the result may have fewer.
     """
     values, vectors = scipy.linalg.eigh(gaussian_kernel(landmarks, landmarks, width))
     spanned = values > _MIN_EIGENVALUE_SHARE * values[-1]
     basis = vectors[:, spanned] / np.sqrt(values[spanned])
-    scatter = basis.T @ found.scatter @ basis
+    scatter = basis.T @ sums.scatter @ basis
     inner, turned = leading_eigenpairs((scatter + scatter.T) / 2, n_leading)
-    kept = _significant_places(inner, n_leading)
-    components = _orient_components(inner[kept], basis @ turned[:, kept], found.mean)
-    span = float(np.einsum("lk,lm,mk->", basis, found.products, basis, optimize=True))
-    outside = max(0.0, found.n_rows - span)
+    places = _significant_places(inner, n_leading)
+    components = _orient_components(inner[places], basis @ turned[:, places], sums.mean)
+    span = float(np.einsum("lk,lm,mk->", basis, sums.products, basis, optimize=True))
+    outside = max(0.0, sums.n_rows - span)
     return KernelDecomposition(
-        components, float(np.trace(scatter)) + outside, outside / found.n_rows
+        components, float(np.trace(scatter)) + outside, outside / sums.n_rows
     )
 
 
@@ -389,43 +391,46 @@ def choose_landmarks(
     rows
         Distinct rows to choose from.
     times
-        Number of each, (n_rows,).
+        Count of each, (n_rows,).
     width
-        Of the kernel.
+        Width of the kernel.
     n_landmarks
-        Number wanted; there are fewer where all others lie on those chosen.
+        Number of landmarks; fewer are chosen if all other rows coincide with them.
     rng
-        Draws them, each by its number times the squared distance to the nearest before.
+        Generator of the draws. A row's chance is its count times the squared distance to the
+        nearest landmark so far.
 
     Returns
     -------
-    Their places, the first drawn first, (n_chosen,).
+    ndarray
+        Places of the landmarks in drawing order, (n_chosen,).
     """
     chosen: list[int] = []
     apart = np.ones(len(times))  # squared distance to the nearest landmark, 2 − 2 k, halved
     while len(chosen) < n_landmarks and (chances := times * apart).any():
-        drawn = int(rng.choice(len(times), p=chances / chances.sum()))
-        chosen.append(drawn)
-        kernel = gaussian_kernel(rows.take(slice(drawn, drawn + 1)), rows, width)
+        place = int(rng.choice(len(times), p=chances / chances.sum()))
+        chosen.append(place)
+        kernel = gaussian_kernel(rows.take(slice(place, place + 1)), rows, width)
         apart = np.minimum(apart, 1.0 - kernel[0])
     return np.array(chosen, np.int64)
 
 
 def half_agreement(
-    whole: KernelComponents, landmarks: BitRows, width: float, found: KernelSums, n_components: int
+    whole: KernelComponents, landmarks: BitRows, width: float, sums: KernelSums, n_components: int
 ) -> float:
-    """Tell how much the leading codes owe to the last half of the landmarks.
+    """Measure how well the first half of the landmarks reproduces the leading codes.
 
     Returns
     -------
-    Mean squared canonical correlation of the codes that all landmarks give and those that the first
-    half of them gives: 1 where they span the same.
+    float
+        Mean squared canonical correlation between the codes of all landmarks and those of the first
+        half: 1 if they span the same space.
     """
     first = slice(-(-landmarks.n_rows // 2))
-    sums = found.take(first)
-    half = decompose_landmarks(landmarks.take(first), width, sums, n_components).components
+    half_sums = sums.take(first)
+    half = decompose_landmarks(landmarks.take(first), width, half_sums, n_components).components
     a, b = (
         c.directions[:, :n_components] / np.sqrt(c.eigenvalues[:n_components])
         for c in (whole, half)
     )
-    return float(np.square(a.T @ found.scatter[:, first] @ b).sum() / a.shape[1])
+    return float(np.square(a.T @ sums.scatter[:, first] @ b).sum() / a.shape[1])

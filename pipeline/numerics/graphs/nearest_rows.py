@@ -29,9 +29,9 @@ Words = NDArray[np.uint64]
 Distances = NDArray[np.float64]
 
 STRIP = 512
-"""Rows of a strip: 4 words each are 16 KiB, and masks as many."""
+"""Rows of a strip: with 4 words each it takes 16 KiB, and its masks as much."""
 GROUP = 64
-"""Rows of a strip whose minimum is found, a word of bits."""
+"""Rows of a strip that share one minimum: as many as a word has bits."""
 _LINE = 64
 _QUAD = 4  # words counted at once
 
@@ -40,7 +40,7 @@ _kernel = njit(nogil=True, cache=True)
 
 @_kernel
 def allocate_aligned(n_words: int) -> Words:
-    """Give memory that begins at a cache line."""
+    """Allocate memory that begins at a cache line."""
     memory = np.empty(n_words + _LINE // 8, np.uint64)
     start = -(memory.ctypes.data // 8) % (_LINE // 8)
     return memory[start : start + n_words]
@@ -48,7 +48,7 @@ def allocate_aligned(n_words: int) -> Words:
 
 @_kernel
 def pad_rows(words: Words, n_rows: int) -> Words:
-    """Copy rows, (n_words, at most n_rows), with zeros behind and below, for whole quads."""
+    """Copy rows, (n_words, at most n_rows), zero-padded to n_rows and to whole quads of words."""
     n_words = max(_QUAD, -(-len(words) // _QUAD) * _QUAD)
     copied = allocate_aligned(n_words * n_rows).reshape(n_words, n_rows)
     copied[:] = 0
@@ -68,7 +68,7 @@ def count_row_ones(words: Words) -> Words:
 
 @_kernel
 def count_differences(own: Words, i: int, strip: Words, differ: Words, minima: Words) -> np.uint64:
-    """Count the features that differ from those of a row; find the least, also of each group."""
+    """Count the features that differ from row i; return the minimum, and set that of each group."""
     wide_vectors()
     last, nearest = len(strip) - _QUAD, ~np.uint64(0)
     if last:
@@ -95,12 +95,12 @@ def count_differences(own: Words, i: int, strip: Words, differ: Words, minima: W
 
 @_kernel
 def find_minima(keys: Words, minima: Words) -> np.uint64:
-    """Find the least, also of each group."""
+    """Return the minimum key, and set that of each group."""
     wide_vectors()
     nearest = ~np.uint64(0)
     for group in range(len(minima)):
         least, some = ~np.uint64(0), keys[group * GROUP : (group + 1) * GROUP]
-        for j in range(len(some)):  # of a constant number LLVM makes no vectors
+        for j in range(len(some)):  # LLVM does not vectorise a constant number of steps
             least = min(least, some[j])
         minima[group] = least
         nearest = min(nearest, least)
@@ -109,7 +109,7 @@ def find_minima(keys: Words, minima: Words) -> np.uint64:
 
 @_kernel
 def count_below(keys: Words, key: np.uint64) -> int:
-    """Count the keys below one."""
+    """Count the keys below a key."""
     wide_vectors()
     n = 0
     for j in range(len(keys)):
@@ -121,9 +121,10 @@ def count_below(keys: Words, key: np.uint64) -> int:
 def count_observed(
     jaccard: bool, own: Words, own_seen: Words, i: int, strip: Words, seen: Words, counts: Words
 ) -> None:
-    """Count among the features observed in both those that differ, and those to divide by.
+    """Count, among the features observed in both rows, those that differ and those to divide by.
 
-    These are the ones in either, or all; what comes third is 0 where no feature is.
+    The divisor counts the features with a one in either row for Jaccard, and all of them otherwise.
+    `counts[2]` is 0 if no feature is observed in both.
     """
     wide_vectors()
     counts[:] = 0
@@ -140,7 +141,7 @@ def count_observed(
 
 @_kernel
 def count_either(ones_of_row: np.uint64, ones: Words, counts: Words) -> None:
-    """Count the features that are one in either: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
+    """Count the features with a one in either row: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
     wide_vectors()
     for j in range(STRIP):
         counts[1, j] = (ones_of_row + ones[j] + counts[0, j]) >> np.uint64(1)
@@ -148,9 +149,9 @@ def count_either(ones_of_row: np.uint64, ones: Words, counts: Words) -> None:
 
 @_kernel
 def can_be_near(times: float, counts: Words, distance: float) -> bool:
-    """Tell without dividing whether a quotient may be at most this; that none is, is certain."""
+    """Check without division whether a quotient may be at most `distance`; False is certain."""
     wide_vectors()
-    n, distance = 0, distance * (1 + 2.0**-50)  # more than all that is rounded
+    n, distance = 0, distance * (1 + 2.0**-50)  # the factor exceeds all rounding errors
     for j in range(STRIP):
         n += 1 if times * np.float64(counts[0, j]) <= distance * np.float64(counts[1, j]) else 0
     return n > 0
@@ -166,11 +167,11 @@ def divide_counts(times: float, counts: Words, far: Distances) -> None:
 
 
 Metric = Literal["hamming", "jaccard"]
-"""How far apart two rows are."""
+"""Distance between two rows."""
 Indices = NDArray[np.int64]
 
 NO_ROW = np.iinfo(np.int64).max
-"""In the place of a neighbour that there is not."""
+"""Index that stands for a missing neighbour."""
 
 _MAX_KEY = ~np.uint64(0)
 _ONE = np.uint64(1)
@@ -188,27 +189,27 @@ class NumberedRows(NamedTuple):
     numbers
         The number of each, rising, (n_rows,).
     parts
-        What each is part of, (n_rows,): rows of one part are no neighbours of each other.
+        The part each row belongs to, (n_rows,): rows of one part are no neighbours of each other.
     """
 
     bits: BitRows
     numbers: Indices
     parts: Indices
 
-    def take(self, some: Indices) -> NumberedRows:
-        """Take some of the rows."""
-        return NumberedRows(self.bits.take(some), self.numbers[some], self.parts[some])
+    def take(self, places: Indices) -> NumberedRows:
+        """Select rows."""
+        return NumberedRows(self.bits.take(places), self.numbers[places], self.parts[places])
 
 
 class NearestRows(NamedTuple):
-    """The nearest rows found so far: by distance, then by number.
+    """The nearest rows so far: by distance, then by number.
 
     Attributes
     ----------
     distances
-        Rising, infinite where there is none, (n_rows, k).
+        Rising, infinite for missing neighbours, (n_rows, k).
     indices
-        Numbers of the rows, `NO_ROW` where there is none, (n_rows, k).
+        Numbers of the rows, `NO_ROW` for missing neighbours, (n_rows, k).
     """
 
     distances: Distances
@@ -216,23 +217,23 @@ class NearestRows(NamedTuple):
 
 
 def empty_nearest(n_rows: int, k: int) -> NearestRows:
-    """Begin with no neighbour of any row."""
+    """Make lists of k missing neighbours for each row."""
     return NearestRows(np.full((n_rows, k), np.inf), np.full((n_rows, k), NO_ROW))
 
 
 def merge_nearest(
     metric: Metric, left: NumberedRows, right: NumberedRows, found: NearestRows
 ) -> None:
-    """Put those rows on the right that are nearer among the neighbours of each on the left.
+    """Merge the rows on the right into the lists of nearest rows on the left.
 
     Parameters
     ----------
     metric
-        How far apart two rows are.
+        Distance between two rows.
     left, right
         The rows.
     found
-        The nearest so far of the rows on the left; they are changed in place.
+        The nearest rows so far of the rows on the left; changed in place.
     """
     sides = left.bits, right.bits
     masked = any(side.observed is not None for side in sides)
@@ -258,7 +259,7 @@ def _merge_nearest(
     distances: Distances,
     indices: Indices,
 ) -> None:
-    """Go over the right strip by strip, so that it stays in cache while all on the left pass."""
+    """Visit the right strip by strip, so that a strip stays in cache while all left rows pass."""
     wide_vectors()
     own, own_seen, own_parts = left
     n_left, times = len(own_parts), np.float64(1 if jaccard else n_features)
@@ -267,15 +268,15 @@ def _merge_nearest(
         pad_rows(own_seen, n_left),
         count_row_ones(own),
     )
-    # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
-    # in the same order.
+    # Whole numbers are faster to compare than fractions; the bits of non-negative floats have the
+    # same order as the numbers.
     whole = not (jaccard or masked)
     counts, far = (
         allocate_aligned(3 * STRIP).reshape(3, STRIP),
         allocate_aligned(STRIP).view(np.float64),
     )
     keys, minima = counts[0] if whole else far.view(np.uint64), allocate_aligned(STRIP // GROUP)
-    counts[2] = 1  # all have features in common unless some are missing
+    counts[2] = 1  # without missing values, all rows have features in common
     bits, k = distances.view(np.uint64), distances.shape[1]
     for start in range(0, len(right[2]), STRIP):
         some = slice(start, start + STRIP)
@@ -308,7 +309,7 @@ def _merge_nearest(
 
 @_kernel
 def _exclude_own_part(own_part: int, parts: Indices, keys: Words) -> None:
-    """Put rows of the same part, and what lies behind the last row, farther than any distance."""
+    """Set the keys of rows of the same part, and of the padding, above any distance."""
     wide_vectors()
     for j in range(len(parts)):
         keys[j] = _MAX_KEY if parts[j] == own_part else keys[j]
@@ -327,7 +328,7 @@ def _insert_candidates(
     indices: Indices,
     i: int,
 ) -> None:
-    """Insert the rows whose keys are below `reach` into a row's list of the nearest."""
+    """Insert the rows whose keys are below `reach` into a row's list of nearest rows."""
     last = distances.shape[1] - 1
     for group in range(len(minima)):
         near = _below_mask(keys, group, reach) if minima[group] < reach else np.uint64(0)
@@ -343,10 +344,10 @@ def _insert_candidates(
 def _candidate_limit(
     whole: bool, row: int, distances: Distances, bits: Words, indices: Indices, i: int
 ) -> np.uint64:
-    """Give the key that those of rows to insert are below, none of them earlier than this one."""
+    """Return the key that rows to insert must be below, if none is earlier than `row`."""
     last = distances.shape[1] - 1
     if whole:
-        # A whole number is below a fraction if it is below the next whole one.
+        # A whole number is below a fraction iff it is below the next whole number.
         far = distances[i, last]
         key = np.uint64(np.ceil(far)) if far < np.inf else _MAX_KEY - _ONE
     else:
@@ -356,7 +357,7 @@ def _candidate_limit(
 
 @_kernel
 def _kth_key_limit(k: int, keys: Words, low: np.uint64) -> np.uint64:
-    """Find what k keys are below, and not many more; none is below `low`."""
+    """Find a limit with at least k keys below it, and not many more; no key is below `low`."""
     high = np.uint64(keys[:k].max())
     if k > len(keys) or high == _MAX_KEY:
         return _MAX_KEY
@@ -375,7 +376,7 @@ def _kth_key_limit(k: int, keys: Words, low: np.uint64) -> np.uint64:
 
 @_inlined
 def _below_mask(keys: Words, group: int, reach: np.uint64) -> np.uint64:
-    """Give a bit for each row of a group, one where its key is below the reach."""
+    """Return a word with one bit per row of a group, 1 if its key is below `reach`."""
     below = np.uint64(0)
     for j in range(GROUP):
         below |= np.uint64(keys[group * GROUP + j] < reach) << np.uint64(j)
@@ -384,7 +385,7 @@ def _below_mask(keys: Words, group: int, reach: np.uint64) -> np.uint64:
 
 @_inlined
 def _insert_row(far: float, row: int, distances: Distances, indices: Indices, i: int) -> None:
-    """Insert a row that comes before the last."""
+    """Insert a row that precedes the last one of the list."""
     place = distances.shape[1] - 1
     while place and _is_before(far, row, distances[i, place - 1], indices[i, place - 1]):
         distances[i, place] = distances[i, place - 1]

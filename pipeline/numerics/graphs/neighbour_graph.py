@@ -1,4 +1,4 @@
-"""Graphs of nearest neighbours among binary rows, and what varies least along their links."""
+"""Graphs of nearest neighbours among binary rows, and vectors that vary least along their links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.numerics.spectra.linalg import fix_signs
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_ROWS_PER_TASK = 1024  # of a task: half a second where it compares them with 200,000
+_ROWS_PER_TASK = 1024  # half a second for comparing them with 200,000 rows
 
 
 class GraphEdges(NamedTuple):
@@ -33,9 +33,9 @@ class GraphEdges(NamedTuple):
     Attributes
     ----------
     left, right
-        The vertices that each joins, left < right, (n_links,).
+        The two vertices of each link, left < right, (n_links,).
     distances
-        How far apart these are, (n_links,).
+        Distance between them, (n_links,).
     """
 
     left: Indices
@@ -44,15 +44,15 @@ class GraphEdges(NamedTuple):
 
 
 class GraphSpectrum(NamedTuple):
-    """Solutions of L α = λ D α, the constant one left out.
+    """Solutions of L α = λ D α, without the constant one.
 
     Attributes
     ----------
     eigenvalues
         λ, rising, (n_components,).
     vectors
-        α, (n_vertices, n_components): the mean of the squares, weighted by degrees, is 1. Columns
-        are signed by `fix_signs`.
+        α, (n_vertices, n_components): the mean square, weighted by degrees, is 1. Columns are
+        signed by `fix_signs`.
     """
 
     eigenvalues: Array
@@ -60,38 +60,38 @@ class GraphSpectrum(NamedTuple):
 
 
 def find_nearest_vertices(
-    vertices: NumberedRows, some: Indices, k: int, map_items: MapFunction
+    vertices: NumberedRows, places: Indices, k: int, map_items: MapFunction
 ) -> NearestRows:
-    """Find the k vertices of other parts that are nearest to each of some."""
-    n_runs = -(-len(some) // _ROWS_PER_TASK)
-    runs = np.array_split(some, n_runs)
-    told = label_map(map_items, "neighbours", n_runs)
-    found = [*told(partial(_find_nearest_of_some, vertices, k), runs)]
-    return NearestRows(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    """Find the k nearest vertices of other parts for each of the given vertices."""
+    n_runs = -(-len(places) // _ROWS_PER_TASK)
+    runs = np.array_split(places, n_runs)
+    map_labelled = label_map(map_items, "neighbours", n_runs)
+    results = [*map_labelled(partial(_find_nearest_of_some, vertices, k), runs)]
+    return NearestRows(*(np.concatenate(parts) for parts in zip(*results, strict=True)))
 
 
-def _find_nearest_of_some(vertices: NumberedRows, k: int, some: Indices) -> NearestRows:
-    found = empty_nearest(len(some), k)
-    merge_nearest("hamming", vertices.take(some), vertices, found)
-    return found
+def _find_nearest_of_some(vertices: NumberedRows, k: int, places: Indices) -> NearestRows:
+    nearest = empty_nearest(len(places), k)
+    merge_nearest("hamming", vertices.take(places), vertices, nearest)
+    return nearest
 
 
 def neighbour_edges(nearest: NearestRows) -> GraphEdges:
-    """Link vertices where either is among the nearest of the other."""
+    """Link vertices if either is among the nearest of the other."""
     near = np.isfinite(nearest.distances)
     left, _ = np.nonzero(near)
     return _unique_edges(left, nearest.indices[near], nearest.distances[near])
 
 
 def _unique_edges(left: Indices, right: Indices, distances: Array) -> GraphEdges:
-    """Give each link once, the lower vertex on the left, in order."""
+    """Return each link once, the lower vertex on the left, in order."""
     low, high = np.minimum(left, right), np.maximum(left, right)
     _, first = np.unique(low * (high.max(initial=0) + 1) + high, return_index=True)
     return GraphEdges(low[first], high[first], distances[first])
 
 
 def label_connected_components(links: GraphEdges, n_vertices: int) -> Indices:
-    """Number the parts of a graph that no links join: that of each vertex, (n_vertices,)."""
+    """Number the connected components; return the component of each vertex, (n_vertices,)."""
     _, parts = scipy.sparse.csgraph.connected_components(
         _adjacency_matrix(links, np.ones(len(links.left)), n_vertices), directed=False
     )
@@ -101,9 +101,9 @@ def label_connected_components(links: GraphEdges, n_vertices: int) -> Indices:
 def connect_components(
     links: GraphEdges, vertices: NumberedRows, map_items: MapFunction
 ) -> GraphEdges:
-    """Join the parts of a graph by the shortest links between them.
+    """Join the components of a graph by the shortest links between them.
 
-    Rounds of Borůvka: every part but the largest is linked to the row nearest to it.
+    Rounds of Borůvka's algorithm: every component but the largest is linked to its nearest row.
 
     Raises
     ------
@@ -111,38 +111,37 @@ def connect_components(
         If rows have no observed feature in common with all others.
     """
     while (parts := label_connected_components(links, vertices.bits.n_rows)).any():
-        some = np.flatnonzero(parts != np.bincount(parts).argmax())
+        places = np.flatnonzero(parts != np.bincount(parts).argmax())
         within = vertices._replace(parts=parts)
-        (distances,), (others,) = (a.T for a in find_nearest_vertices(within, some, 1, map_items))
-        order = np.lexsort((others, distances, parts[some]))
-        first = order[np.unique(parts[some][order], return_index=True)[1]]
-        _check_reachable(distances[first], parts[some][first], parts)
-        added = some[first], others[first], distances[first]
+        (distances,), (others,) = (a.T for a in find_nearest_vertices(within, places, 1, map_items))
+        order = np.lexsort((others, distances, parts[places]))
+        first = order[np.unique(parts[places][order], return_index=True)[1]]
+        _check_reachable(distances[first], parts[places][first], parts)
+        added = places[first], others[first], distances[first]
         links = _unique_edges(*(np.concatenate(both) for both in zip(links, added, strict=True)))
     return links
 
 
-def _check_reachable(distances: Array, of: Indices, parts: Indices) -> None:
-    if (far := of[np.isinf(distances)]).size:
-        n_far = int(np.isin(parts, far).sum())
+def _check_reachable(distances: Array, part_labels: Indices, parts: Indices) -> None:
+    if (unreachable := part_labels[np.isinf(distances)]).size:
+        n_unreachable = int(np.isin(parts, unreachable).sum())
         raise FitError(
-            "Expected rows that have observed features in common, got "
-            f"{n_far} distinct ones that share none with the other {len(parts) - n_far}. "
-            "Fit them apart."
+            f"{n_unreachable} distinct rows share no observed feature with the other "
+            f"{len(parts) - n_unreachable}. Fit the two groups separately."
         )
 
 
 def laplacian_eigenvectors(
     links: GraphEdges, weights: Array, n_vertices: int, n_components: int
 ) -> GraphSpectrum:
-    """Solve L α = λ D α for the smallest λ, L = D − W, of a graph in one part.
+    """Solve L α = λ D α, L = D − W, for the smallest λ of a connected graph.
 
     With α = D^−½ v these are the largest eigenvalues 1 − λ of D^−½ W D^−½.
 
     Raises
     ------
     FitError
-        If that does not converge.
+        If the iterations do not converge.
     """
     adjacency = _adjacency_matrix(links, weights, n_vertices)
     adjacency = adjacency + adjacency.T

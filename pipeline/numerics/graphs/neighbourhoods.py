@@ -1,6 +1,6 @@
-"""Neighbours by given distances, whether they are neighbours in another space, and their votes.
+"""Neighbours by given distances, their votes, and whether two spaces have the same neighbours.
 
-Of rows that are equally near the earlier comes first, and a row is no neighbour of its own.
+Among equally near rows the earlier comes first. A row is not its own neighbour.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 NOT_AMONG_OTHERS = -1
-"""In the place of a row among others that it is not one of."""
+"""Place of a row that is not among the others."""
 
 
 def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
@@ -21,9 +21,9 @@ def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
     Parameters
     ----------
     distances
-        Of each row to others, (n_rows, n_others), n_others > k.
+        Distances of each row to others, (n_rows, n_others), n_others > k.
     k
-        Neighbours of a row.
+        Number of neighbours of a row.
     own
         Place of each row among the others, or `NOT_AMONG_OTHERS`, (n_rows,).
 
@@ -41,17 +41,17 @@ def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
     places = np.take_along_axis(places, order, axis=1)
     others = places != own[:, None]
     others[others.all(axis=1), -1] = False
-    found: Indices = places[others].reshape(-1, k)
-    return found
+    nearest: Indices = places[others].reshape(-1, k)
+    return nearest
 
 
 def trustworthiness(original: Array, coded: Array, k: int) -> float:
-    """Tell how far neighbours in the codes are neighbours in the data.
+    """Measure how far neighbours in the codes are neighbours in the data.
 
-    1 − 2 / (n k (2n − 3k − 1)) Σ_i Σ_{j ∈ U_i} (r(i, j) − k), where U_i are those of the k nearest
-    of row i in the codes that are not among its k nearest in the data, and r(i, j) is the rank of
-    row j by its distance from row i in the data. With the two spaces exchanged it is continuity:
-    how far neighbours in the data are neighbours in the codes.
+    1 − 2 / (n k (2n − 3k − 1)) Σ_i Σ_{j ∈ U_i} (r(i, j) − k), where U_i are the rows among the k
+    nearest of row i in the codes that are not among its k nearest in the data, and r(i, j) is the
+    rank of row j by its distance from row i in the data. With the two spaces exchanged it is
+    continuity: how far neighbours in the data are neighbours in the codes.
 
     Venna and Kaski (2001), Neighborhood preservation in nonlinear projection methods: an
     experimental study, ICANN.
@@ -61,12 +61,12 @@ def trustworthiness(original: Array, coded: Array, k: int) -> float:
     original, coded
         Distances of all rows in the two spaces, (n_rows, n_rows).
     k
-        Neighbours of a row, fewer than half of the rows.
+        Number of neighbours of a row, fewer than half of the rows.
 
     Returns
     -------
     float
-        In [0, 1]; about 0.5 where the neighbours are any rows.
+        In [0, 1]; about 0.5 for random neighbours.
     """
     n = len(original)
     near = find_nearest_places(coded, k, np.arange(n))
@@ -74,26 +74,26 @@ def trustworthiness(original: Array, coded: Array, k: int) -> float:
     return float(1 - 2 * too_far / (n * k * (2 * n - 3 * k - 1)))
 
 
-def _distance_ranks(distances: Array, of: Indices) -> Indices:
-    """Give the ranks of some rows among all others, by distance from each, 1 the nearest."""
+def _distance_ranks(distances: Array, rows: Indices) -> Indices:
+    """Return the ranks of given rows among all others, by distance from each row, from 1."""
     n = len(distances)
     places, own = np.arange(n), distances.diagonal()[:, None]
-    ranks = np.empty(of.shape, np.int64)
-    for at, j in enumerate(of.T[:, :, None]):
-        far = np.take_along_axis(distances, j, axis=1)
-        before = (distances < far) | ((distances == far) & (places < j))
-        is_before = (own < far) | ((own == far) & (places[:, None] < j))
+    ranks = np.empty(rows.shape, np.int64)
+    for at, j in enumerate(rows.T[:, :, None]):
+        limits = np.take_along_axis(distances, j, axis=1)
+        before = (distances < limits) | ((distances == limits) & (places < j))
+        is_before = (own < limits) | ((own == limits) & (places[:, None] < j))
         ranks[:, at] = 1 + before.sum(axis=1) - is_before[:, 0]
     return ranks
 
 
 def majority_label(labels: Indices) -> Indices:
-    """Give the commonest label of each row's neighbours; of equally common ones the nearest's.
+    """Return the most common label of each row's neighbours; among equals, that of the nearest.
 
     Parameters
     ----------
     labels
-        Of the neighbours, the nearest first, (n_rows, k).
+        Labels of the neighbours, the nearest first, (n_rows, k).
     """
     votes = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
     return np.take_along_axis(labels, votes.argmax(axis=1)[:, None], axis=1)[:, 0]

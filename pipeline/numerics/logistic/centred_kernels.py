@@ -1,6 +1,6 @@
-"""Row by row: log P(t | x) at many points, moments of points, the mode of p(x | t).
+"""Kernels of `centred_points`: log P(t | x) at many points, moments, and the mode of p(x | t).
 
-`centred_points` says what for. No row's result depends on its neighbours.
+Rows are processed one by one, and no row's result depends on other rows.
 """
 
 import math
@@ -22,7 +22,7 @@ from pipeline.numerics.logistic.logistic_lanes import (
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
-_FACTORS = 512  # of up to 2 before a logarithm: 2**512 is no overflow
+_FACTORS = 512  # factors of at most 2 per logarithm: 2**512 does not overflow
 EDGE_REACH = 5.0  # standard deviations within which an edge matters
 _MAX_STEPS, _MIN_GAIN = 50, 1e-8  # of Newton's method; nats
 
@@ -41,9 +41,9 @@ def integrate_rows(
     log_likelihood: Floats,
     standard_error: Floats,
 ) -> None:
-    """Fill in the results of some rows, row by row.
+    """Compute the posterior moments, log-likelihood and error of each row.
 
-    `second` are weights of a second rule relative to those of the points, or none for draws.
+    `second` holds the weights of a second rule relative to those of the points; none for draws.
     """
     n_points = x.shape[1]
     scores, scratch = np.empty(n_points), np.empty((x.shape[2] + 2, n_points))
@@ -63,14 +63,14 @@ def integrate_rows(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _sampling_error(shares: Floats) -> float:
-    """Standard error of the log of a mean of draws that have these shares."""
+    """Return the standard error of the log of a mean of draws with these shares."""
     n = len(shares)
     return math.sqrt(max((shares**2).sum() - 1 / n, 0.0) * n / (n - 1))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _rule_difference(shares: Floats, second: Floats) -> float:
-    """How far the log of a sum is from that of a rule of half the points, up to 1 nat."""
+    """Return the difference between the logs of two rules, at most 1 nat."""
     total = 0.0
     for point in range(len(shares)):
         total += shares[point] * second[point]
@@ -81,9 +81,9 @@ def _rule_difference(shares: Floats, second: Floats) -> float:
 def fill_steepest_edges(
     observed: Bits, weights: Floats, offsets: Floats, mean: Floats, root: Floats, steepest: Floats
 ) -> None:
-    """Fill in the steepest slope of an observed item whose edge the Gaussian of a row reaches.
+    """Compute the steepest slope among the observed items whose edge the row's Gaussian reaches.
 
-    Slopes are in units of the Gaussian, (n_samples,).
+    Slopes, (n_samples,), are in units of the Gaussian.
     """
     q = mean.shape[1]
     for n in range(len(mean)):
@@ -112,9 +112,9 @@ def _add_log_conditionals(
     scratch: Floats,
     scores: Floats,
 ) -> None:
-    """Set log P(t | x) = −Σ_i log(1 + exp(−η_i)), η_i of the sign that t_i asks for, at all points.
+    """Compute log P(t | x) = −Σ_i log(1 + exp(∓η_i)) at all points.
 
-    Points are side by side in loops without branches, which become vector instructions.
+    The loops over points have no branches, so that they are vectorized.
     """
     product, eta, n_factors = scratch[-2], scratch[-1], 0
     for k in range(x.shape[1]):
@@ -143,7 +143,7 @@ def _add_multiple(factor: float, source: Floats, out: Floats) -> None:
 
 @inlined
 def _multiply_factors(eta: Floats, scores: Floats, product: Floats) -> None:
-    """Take log(1 + exp(−η)) off the scores: max(−η, 0) here, 1 + exp(−|η|) as a factor."""
+    """Subtract log(1 + exp(−η)): max(−η, 0) at once, 1 + exp(−|η|) as a factor."""
     for point in range(len(eta)):
         scores[point] += min(eta[point], 0.0)
         product[point] *= 2.0 + expm1_minus(abs(eta[point]))
@@ -158,7 +158,7 @@ def _take_logarithms(product: Floats, scores: Floats) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _log_conditional(t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats) -> float:
-    """log P(t | x) at one point."""
+    """Return log P(t | x) at one point."""
     total = 0.0
     for i in range(len(t)):
         if observed[i]:
@@ -172,7 +172,7 @@ def _log_conditional(t: Bits, observed: Bits, weights: Floats, offsets: Floats, 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _moments_by_share(shares: Floats, x: Floats, mean: Floats, covariance: Floats) -> None:
-    """Mean and covariance of points that have these shares."""
+    """Compute the mean and covariance of points with these shares."""
     mean[:], covariance[:] = 0.0, 0.0
     for point in range(len(shares)):
         for k in range(len(mean)):
@@ -191,7 +191,7 @@ def _moments_by_share(shares: Floats, x: Floats, mean: Floats, covariance: Float
 def fill_modes(
     X: Bits, observed: Bits, weights: Floats, offsets: Floats, mode: Floats, covariance: Floats
 ) -> None:
-    """Fill in modes, from a first guess, and covariances."""
+    """Compute modes, starting from the given ones, and covariances."""
     q = mode.shape[1]
     gradient, precision = np.empty(q), np.empty((q, q))
     for n in range(len(X)):
@@ -210,7 +210,7 @@ def fill_modes(
 def _backtrack_step(
     t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats, step: Any, gain: float
 ) -> Any:
-    """Go as far along a step as the posterior rises by a share of what its slope promises."""
+    """Shorten a step until the posterior rises by a share of what its gradient predicts."""
     start = _log_conditional(t, observed, weights, offsets, x) - 0.5 * (x**2).sum()
     size = 1.0
     while size > 1e-6:
@@ -232,7 +232,7 @@ def _fill_derivatives(
     gradient: Floats,
     precision: Floats,
 ) -> None:
-    """Fill in the gradient of log p(x | t) and minus its Hessian."""
+    """Compute the gradient of log p(x | t) and minus its Hessian."""
     gradient[:] = -x
     precision[:] = np.eye(len(x))
     for i in range(len(t)):

@@ -1,17 +1,17 @@
 """The latent-trait model on fixed nodes: sums for its M-step, posteriors, log-likelihoods.
 
 x ~ N(0, I_q) and P(t_i = 1 | x) = σ(w_iᵀ x + b_i), independent given x. The prior is replaced by
-weights π_l at nodes x_l: those of a Gauss–Hermite rule (Bock & Aitkin, Psychometrika 1981), whose
+weights π_l at nodes x_l. These are a Gauss–Hermite rule (Bock & Aitkin, Psychometrika 1981), whose
 sums converge to the integrals over x, or random draws of weight 1 / L, the sampling approximation
-that Tipping (NIPS 1998) sets his bound against. With η_il = w_iᵀ x_l + b_i, and m_ni = 1 where t_ni
-is observed and 0 elsewhere,
+with which Tipping (NIPS 1998) compares his bound. With η_il = w_iᵀ x_l + b_i, and m_ni = 1 if t_ni
+is observed, else 0,
 
     log P(t_n | x_l) = Σ_i m_ni (t_ni η_il − log(1 + exp η_il)),
     R_nl = π_l P(t_n | x_l) / P(t_n),   P(t_n) = Σ_l π_l P(t_n | x_l),
 
-the responsibilities and the likelihood of the model whose x takes the values x_l alone. Rows are
-worked on in batches that stay in cache; a batch costs an exponential for each responsibility and
-two matrix products.
+are the responsibilities and the likelihood of a model whose x takes only the values x_l. Rows are
+processed in batches that fit in the cache; a batch costs one exponential per responsibility and two
+matrix products.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ Floats = NDArray[np.float64]
 
 MAX_COMPONENTS = 3
 MAX_NODES_PER_AXIS = 300
-"""Beyond some 370 the outer weights are below the smallest normal number."""
+"""Above about 370 nodes, the outer weights would underflow."""
 
-_BATCH_ENTRIES = 2**16  # responsibilities: 512 KiB, which the L2 cache holds
-_BATCH_STEP = 64  # rows; whole tiles of any BLAS
-_TILE = 8  # nodes, or powers of x, that a BLAS works on side by side
+_BATCH_ENTRIES = 2**16  # responsibilities: 512 KiB, which fit in the L2 cache
+_BATCH_STEP = 64  # rows; a multiple of the tiles of any BLAS
+_TILE = 8  # nodes, or powers of x, in a tile of BLAS
 _NEGLIGIBLE_MASS = 1e-7
-_LOG_ZERO = -1e300  # log weight of a node that is not there; unlike −inf, zero rows stay zero
+_LOG_ZERO = -1e300  # log weight of padding nodes; unlike −inf, it keeps zero rows at zero
 
 
 class Nodes(NamedTuple):
-    """Points x_l (n_nodes, n_components) that stand for the prior, and log π_l (n_nodes,)."""
+    """Points x_l, (n_nodes, n_components), that represent the prior, and log π_l, (n_nodes,)."""
 
     points: Floats
     log_weights: Floats
 
 
 class NodeStatistics(NamedTuple):
-    """What the M-step needs of some rows; those of more rows are sums of these.
+    """Sums of the M-step over rows; the sums of several blocks can be added.
 
     Attributes
     ----------
     ones
-        Σ_n t_ni R_nl, (n_features, n_nodes): expected ones of a feature at a node.
+        Σ_n t_ni R_nl, (n_features, n_nodes): expected number of ones at each node.
     mass
-        Σ_n m_ni R_nl, (n_features, n_nodes): expected observed values.
+        Σ_n m_ni R_nl, (n_features, n_nodes): expected number of observed values.
     log_likelihood
         Σ_n log P(t_n), nats.
     peak
-        Σ_n max_l R_nl: near the number of rows where posteriors are narrower than the nodes lie
-        apart, so that sums over nodes are no integrals.
+        Σ_n max_l R_nl. It is near the number of rows if posteriors are narrower than the distance
+        of the nodes, so that sums over nodes do not approximate integrals.
     """
 
     ones: Floats
@@ -75,11 +75,11 @@ class NodePosterior(NamedTuple):
     Attributes
     ----------
     mean
-        (n_samples, n_components).
+        Means, (n_samples, n_components).
     covariance
-        (n_samples, n_components, n_components).
+        Covariances, (n_samples, n_components, n_components).
     log_likelihood
-        (n_samples,).
+        log P(t_n), (n_samples,).
     """
 
     mean: Floats
@@ -88,18 +88,18 @@ class NodePosterior(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Rows of a slice, then zero rows up to the height that all batches have."""
+    """Rows of a slice, padded by zero rows to the height of all batches."""
 
     rows: slice
     design: Floats  # (height, n_columns): t_n, then m_n if values are missing, then 1
-    scores: Floats  # (height, n_nodes), R_nl times a factor of the row; the next batch overwrites
-    log_scale: Floats  # (height,), log P(t_n) less the log of the row's sum of scores
+    scores: Floats  # (height, n_nodes), R_nl times a factor per row; the next batch overwrites it
+    log_scale: Floats  # (height,), log P(t_n) minus the log of the row's sum of scores
 
 
 def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
-    """Place nodes of the Gauss–Hermite product rule for N(0, I).
+    """Return the nodes of the Gauss–Hermite product rule for N(0, I).
 
-    Along each axis, polynomials up to degree 2 n_per_axis − 1 are integrated exactly.
+    Along each axis, the rule is exact for polynomials up to degree 2 n_per_axis − 1.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
     Returns
     -------
     Nodes
-        n_per_axis ** n_components of them, ascending, the first axis slowest.
+        n_per_axis ** n_components nodes in ascending order; the first axis varies slowest.
 
     Raises
     ------
@@ -120,13 +120,15 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
     """
     if n_components > MAX_COMPONENTS:
         raise FitError(
-            f"Expected at most {MAX_COMPONENTS} components for quadrature, got {n_components}. "
-            "Use estimator=auto."
+            f"{{components}} is {n_components}, but quadrature takes at most {MAX_COMPONENTS}. "
+            "Use {estimator=auto}.",
+            parameter="components",
         )
     if not 2 <= n_per_axis <= MAX_NODES_PER_AXIS:
         raise FitError(
-            f"Expected 2 to {MAX_NODES_PER_AXIS} nodes an axis, got {n_per_axis}. "
-            "21 are usual, more the steeper the slopes."
+            f"{{nodes}} is {n_per_axis} per axis. Choose from 2 to {MAX_NODES_PER_AXIS}; 21 are "
+            "usual, and steep slopes need more.",
+            parameter="nodes",
         )
     axis, weights = scipy.special.roots_hermitenorm(n_per_axis)
     log_weights = np.log(weights / weights.sum())
@@ -137,11 +139,11 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
 
 
 def drop_light_nodes(nodes: Nodes) -> Nodes:
-    """Leave out nodes that have 1e-7 of the prior together: most of a grid of many axes."""
+    """Remove the nodes that together have 1e-7 of the prior: most nodes of a grid of many axes."""
     order = np.argsort(nodes.log_weights)
     light = np.cumsum(np.exp(nodes.log_weights[order])) < _NEGLIGIBLE_MASS
-    kept = np.sort(order[~light])
-    return Nodes(nodes.points[kept], nodes.log_weights[kept])
+    heavy = np.sort(order[~light])
+    return Nodes(nodes.points[heavy], nodes.log_weights[heavy])
 
 
 def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nodes:
@@ -162,7 +164,9 @@ def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nod
         If there are fewer than 2 nodes.
     """
     if n_nodes < 2:
-        raise FitError(f"Expected at least 2 nodes, got {n_nodes}. Draw hundreds.")
+        raise FitError(
+            f"{{nodes}} is {n_nodes}. Choose hundreds, and at least 2.", parameter="nodes"
+        )
     points = rng.standard_normal((n_nodes, n_components))
     return Nodes(points, np.full(n_nodes, -np.log(n_nodes)))
 
@@ -175,12 +179,12 @@ def node_statistics(
     Parameters
     ----------
     X
-        (n_samples, n_features) of 0 and 1; what lies under a missing value does not matter.
+        Values 0 and 1, (n_samples, n_features); any value where missing.
     observed
-        Same shape, 1 = observed; None when every value is there. A row without any value adds
-        only a peak.
+        Mask of the same shape; None if all values are observed. A row without any value adds only
+        to `peak`.
     weights, offsets
-        Slopes w (n_features, n_components) and offsets b (n_features,).
+        Slopes w, (n_features, n_components), and offsets b, (n_features,).
     nodes
         Nodes and weights of the prior.
     """
@@ -193,7 +197,7 @@ def node_statistics(
         n_rows = batch.rows.stop - batch.rows.start
         log_likelihood += float((batch.log_scale + np.log(totals))[:n_rows].sum())
         peak += float((1 / totals[:n_rows]).sum())  # the largest score is 1
-    # Without missing values every feature has the mass of the column of ones.
+    # Without missing values, every feature has the mass of the column of ones.
     mass = np.tile(sums[-1], (n_features, 1)) if observed is None else sums[n_features:-1]
     return NodeStatistics(sums[:n_features, :n_nodes], mass[:, :n_nodes], log_likelihood, peak)
 
@@ -201,12 +205,9 @@ def node_statistics(
 def node_mass(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
 ) -> tuple[Floats, float]:
-    """Give `mass` and `log_likelihood` of `node_statistics` alone, in half its time.
+    """Return only `mass` and `log_likelihood` of `node_statistics`, in half the time.
 
-    Parameters
-    ----------
-    X, observed, weights, offsets, nodes
-        As for `node_statistics`.
+    Parameters are as for `node_statistics`.
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
@@ -222,9 +223,9 @@ def node_mass(
 def node_posterior(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
 ) -> NodePosterior:
-    """Moments of x given each row.
+    """Compute the moments of x given each row.
 
-    The result for a row depends on that row alone, to the last bit, while BLAS has one thread.
+    With a single BLAS thread, the bits of a row's result depend on that row alone.
 
     Parameters
     ----------
@@ -246,7 +247,7 @@ def node_posterior(
         moments /= moments[:, :1]
         mean[rows] = moments[:, 1 : n_components + 1]
         products = moments[:, n_components + 1 :][:, : len(j)] - mean[rows, j] * mean[rows, k]
-        # Where one node takes all, rounding alone would decide on the sign of a variance.
+        # If one node has all mass, rounding would decide the sign of a variance.
         products[:, j == k] = np.maximum(products[:, j == k], 0.0)
         covariance[rows, j, k] = covariance[rows, k, j] = products
     return NodePosterior(mean, covariance, log_likelihood)
@@ -255,44 +256,41 @@ def node_posterior(
 def iter_responsibilities(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
 ) -> Iterator[tuple[slice, Floats]]:
-    """Give R_nl in batches: which rows, and theirs, (n_rows, n_nodes).
+    """Yield R_nl in batches: a slice of rows, and their responsibilities, (n_rows, n_nodes).
 
-    Parameters
-    ----------
-    X, observed, weights, offsets, nodes
-        As for `node_statistics`.
+    Parameters are as for `node_statistics`.
     """
     n_nodes = len(nodes.points)
     coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
     for rows, _, scores, _ in _iter_batches(X, observed, coefficients):
-        found = scores[: rows.stop - rows.start, :n_nodes]
-        yield rows, found / found.sum(axis=1, keepdims=True)
+        scores = scores[: rows.stop - rows.start, :n_nodes]
+        yield rows, scores / scores.sum(axis=1, keepdims=True)
 
 
 def _cartesian_power(entries: Floats, length: int) -> Floats:
-    """All tuples of entries, the first place slowest: (n_entries ** length, length)."""
+    """Return all tuples of entries, (n_entries ** length, length), the first place slowest."""
     grid = np.meshgrid(*[entries] * length, indexing="ij")
     return np.stack(grid, axis=-1).reshape(-1, length)
 
 
 def _pad_nodes(nodes: Nodes) -> Nodes:
-    """Add nodes of no weight up to whole tiles."""
-    n_more = -len(nodes.points) % _TILE
+    """Pad with nodes of no weight to whole tiles."""
+    n_padding = -len(nodes.points) % _TILE
     return Nodes(
-        np.pad(nodes.points, ((0, n_more), (0, 0))),
-        np.pad(nodes.log_weights, (0, n_more), constant_values=_LOG_ZERO),
+        np.pad(nodes.points, ((0, n_padding), (0, 0))),
+        np.pad(nodes.log_weights, (0, n_padding), constant_values=_LOG_ZERO),
     )
 
 
 def _design_columns(points: Floats) -> Floats:
-    """Columns 1, x and the distinct products x_j x_k, and zeros up to whole tiles."""
+    """Return the columns 1, x and the distinct products x_j x_k, padded with zeros to tiles."""
     j, k = np.tril_indices(points.shape[1])
     powers = np.column_stack([np.ones(len(points)), points, points[:, j] * points[:, k]])
     return np.pad(powers, ((0, 0), (0, -powers.shape[1] % _TILE)))
 
 
 def _design_coefficients(weights: Floats, offsets: Floats, nodes: Nodes, masked: bool) -> Floats:
-    """What the columns of a design count for at each node: (n_columns, n_nodes)."""
+    """Return the coefficient of each design column at each node, (n_columns, n_nodes)."""
     eta = weights @ nodes.points.T + offsets[:, None]
     log_zero = scipy.special.log_expit(-eta)
     if masked:
@@ -301,10 +299,10 @@ def _design_coefficients(weights: Floats, offsets: Floats, nodes: Nodes, masked:
 
 
 def _iter_batches(X: Bits, observed: Bits | None, coefficients: Floats) -> Iterator[_Batch]:
-    """Cut rows into batches of one height.
+    """Yield batches of one height.
 
-    BLAS takes other paths for other shapes, with sums in another order. Products of one shape,
-    of whole tiles, give a row the same bytes wherever in a batch it is.
+    BLAS sums in another order for other shapes. Products of one shape, of whole tiles, give a row
+    the same bits wherever it is in a batch.
     """
     n_columns, n_nodes = coefficients.shape
     n_features = X.shape[1]

@@ -6,46 +6,74 @@ P(t_i = 1 | x) = σ(z_i), z_i = w_i·x + b_i, independent given x. For any ξ_i,
     log P(t_i | x) >= log σ(ξ_i) − ξ_i / 2 + (t_i − ½) z_i + λ(ξ_i) (z_i² − ξ_i²),
     λ(ξ) = (½ − σ(ξ)) / (2 ξ) < 0,
 
-quadratic in x. The posterior under it is N(μ, C),
+which is quadratic in x. The posterior under it is N(μ, C),
 
     C = [I − 2 Σ λ(ξ_i) w_i w_iᵀ]⁻¹,   μ = C h,   h = Σ (t_i − ½ + 2 λ(ξ_i) b_i) w_i,
 
-and integrating x out bounds the row's log-likelihood from below,
+and integrating x out gives a lower bound on the row's log-likelihood,
 
     log P(t) >= ½ log det C + ½ hᵀ C h
                 + Σ [log σ(ξ_i) − ξ_i / 2 − λ(ξ_i) ξ_i² + (t_i − ½) b_i + λ(ξ_i) b_i²].
 
-A round sets ξ_i² = ⟨z_i²⟩, then C, μ and the bound, which no round lowers; the first round has the
+A round sets ξ_i² = ⟨z_i²⟩, then C, μ and the bound, which never decreases; the first round uses the
 moments of the prior. The M-step is a least-squares problem for each ŵ_i = (w_i, b_i), x̂ = (x, 1):
 
     [Σ_n −2 λ(ξ_in) ⟨x̂ x̂ᵀ⟩_n] ŵ_i = Σ_n (t_in − ½) ⟨x̂⟩_n,
 
-with ξ_in² = ⟨z_in²⟩ under the last posterior. A value that is missing leaves all sums.
+with ξ_in² = ⟨z_in²⟩ under the last posterior. Missing values are left out of all sums.
 
-A row of n features costs about 1.5 n nanoseconds a round at one or two components, 2.3 n at three
-and 12 n at ten, on one core with AVX-512; the sums of the M-step cost one to two rounds more.
+On one core with AVX-512, a row of n features costs about 1.5 n nanoseconds per round with one or
+two components, 2.3 n with three and 12 n with ten; the sums of the M-step cost one to two more
+rounds.
+
+The kernels work on packed rows, one word of each feature at a time, with one row per lane
+(`logistic_lanes`). The bound on log p(t, x) is −½ x̂ᵀ S x̂ − ½ gap. The upper triangle of S, the
+system, is summed over the features and then solved in place. A row whose bound has converged leaves
+its lane and the other rows move up, so that the lanes in use are full.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from pipeline.errors import FitError
 from pipeline.executors.cancellation import check_cancelled
-from pipeline.numerics.factor_checks import check_weights
-from pipeline.numerics.logistic.logistic_lanes import LANES, TILE, Floats, Integers, Words
-from pipeline.numerics.logistic.logistic_rounds import (
-    InterleavedRows,
-    LanePosteriors,
-    LogisticParameters,
-    add_statistics,
-    estimate_posteriors,
+from pipeline.numerics.information import check_weights
+from pipeline.numerics.logistic.logistic_lanes import (
+    CURVATURE,
+    GAP,
+    HEAD,
+    LANE_KERNEL_OPTIONS,
+    LANES,
+    PRESENT,
+    PRODUCT,
+    SIGN,
+    TILE,
+    TILE_ROWS,
+    VECTOR,
+    Floats,
+    Integers,
+    Words,
+    add_features,
+    copy,
+    dot_lanes,
+    fill,
+    fma,
+    get_lane_row,
+    get_moment,
+    get_system_entry,
+    kernel,
+    set_present,
+    set_signs,
 )
 
-_STRIP = 64  # words at once: memory does not grow with the rows
+_STRIP = 64  # words per strip; memory does not grow with the rows
+_FACTORS_PER_LOG = 1000  # a product of this many 1 + exp(−ξ) <= 2 does not overflow
 
 
 class VariationalStatistics(NamedTuple):
@@ -58,7 +86,7 @@ class VariationalStatistics(NamedTuple):
     target
         Σ (t − ½) ⟨x̂⟩, (n_features, q + 1).
     bound, rounds
-        On the log-likelihood, nats; rounds used.
+        Bound on the log-likelihood, nats, and number of rounds used.
     """
 
     curvature: Floats
@@ -77,13 +105,46 @@ class VariationalPosterior(NamedTuple):
     covariance
         C, (n_samples, q, q).
     bound, rounds
-        On log P(t), nats, and rounds used, each (n_samples,).
+        Bound on log P(t), nats, and number of rounds used, (n_samples,) each.
     """
 
     mean: Floats
     covariance: Floats
     bound: Floats
     rounds: Integers
+
+
+class InterleavedRows(NamedTuple):
+    """Packed rows, the words of all features side by side."""
+
+    values: Words  # (n_words, n_features)
+    observed: Words  # (n_words, n_features), or (n_words, 0) if all values are observed
+    n_samples: int
+
+
+class LogisticParameters(NamedTuple):
+    """Parameters, and the place of entry (k, l) in a packed triangle."""
+
+    weights: Floats  # (n_features, q + 1), ŵ_i
+    forms: Floats  # (n_features, padded), coefficients of (ŵ_iᵀ x̂)² in x̂_k x̂_l, k <= l
+    place: Integers  # (q + 1, q + 1)
+
+
+class LanePosteriors(NamedTuple):
+    """Posteriors; those of row l of word w are at [w, ..., l]."""
+
+    system: Floats  # (n_words, packed, LANES): −C, −μ and a remainder
+    bound: Floats  # (n_words, LANES)
+    rounds: Integers  # (n_words, LANES)
+
+
+class _LaneWorkspace(NamedTuple):
+    """The contents of the lanes."""
+
+    rows: Integers  # (LANES,), row of the word in each lane
+    bound: Floats  # (LANES,), bound of the previous round
+    signs: Floats  # (q + 1, LANES), Σ_i (1 − 2 t_i) ŵ_i
+    lanes: Floats  # memory of the lanes, see `logistic_lanes`
 
 
 def variational_e_step(
@@ -95,35 +156,35 @@ def variational_e_step(
     tol: float = 1e-4,
     max_rounds: int = 20,
 ) -> VariationalStatistics:
-    """E-step: find the posterior of each row, and add up what the M-step needs.
+    """E-step: compute the posterior of each row, and the sums of the M-step.
 
     Parameters
     ----------
     words
-        Packed bits, (n_features, n_words), 0 where not observed.
+        Packed bits, (n_features, n_words), 0 where missing.
     observed_words
-        Mask of the same shape, or None when every value is there.
+        Mask of the same shape; None if all values are observed.
     n_samples
-        Rows, from the first bit.
+        Number of rows.
     weights
         w, (n_features, q).
     offsets
         b, (n_features,).
     tol
-        Nats. A row has rounds until its bound moves by less; 0 asks for `max_rounds` of them.
+        A row stops once its bound changes by less, nats; with 0, it takes `max_rounds` rounds.
     max_rounds
-        Rounds at the most.
+        Maximum number of rounds.
 
     Returns
     -------
-    BoundStatistics
-        Sums over the rows; those of several blocks add up.
+    VariationalStatistics
+        Sums over the rows; the sums of several blocks can be added.
 
     Raises
     ------
     FitError
-        If shapes disagree, the words hold fewer rows, a parameter is not finite or so large that
-        the bound is not, `tol` is negative or `max_rounds` is below 1.
+        If shapes disagree, the words hold fewer rows, a parameter or the bound is not finite, `tol`
+        is negative or `max_rounds` is below 1.
     """
     _check_arguments(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
     model = _make_parameters(weights, offsets)
@@ -131,10 +192,10 @@ def variational_e_step(
     target = np.zeros(model.weights.shape)
     bound, rounds = 0.0, 0
     for bits in _iter_strips(words, observed_words, n_samples):
-        found = _estimate_strip(bits, model, tol, max_rounds)
-        add_statistics(bits, model, found, curvature, target)
-        bound += float(found.bound.sum())
-        rounds += int(found.rounds.sum())
+        posteriors = _estimate_strip(bits, model, tol, max_rounds)
+        _add_statistics(bits, model, posteriors, curvature, target)
+        bound += float(posteriors.bound.sum())
+        rounds += int(posteriors.rounds.sum())
     return VariationalStatistics(curvature, target, bound, rounds)
 
 
@@ -147,19 +208,16 @@ def variational_row_posterior(
     tol: float = 1e-4,
     max_rounds: int = 20,
 ) -> VariationalPosterior:
-    """Find the posterior of each row.
+    """Compute the posterior of each row.
 
-    The result for a row depends on that row and the parameters alone, to the last bit.
+    The bits of a row's result depend on that row and the parameters alone.
 
-    Parameters
-    ----------
-    words, observed_words, n_samples, weights, offsets, tol, max_rounds
-        As for `variational_e_step`.
+    Parameters are as for `variational_e_step`.
 
     Returns
     -------
-    BoundPosterior
-        In the order of the rows.
+    VariationalPosterior
+        Posteriors in the order of the rows.
 
     Raises
     ------
@@ -176,13 +234,13 @@ def variational_row_posterior(
     )
     start = 0
     for bits in _iter_strips(words, observed_words, n_samples):
-        found = _estimate_strip(bits, model, tol, max_rounds)
+        posteriors = _estimate_strip(bits, model, tol, max_rounds)
         rows = slice(start, start + bits.n_samples)
-        solved = np.moveaxis(found.system[:, model.place], 3, 1).reshape(-1, q + 1, q + 1)
+        solved = np.moveaxis(posteriors.system[:, model.place], 3, 1).reshape(-1, q + 1, q + 1)
         posterior.mean[rows] = -solved[: bits.n_samples, :q, q]
         posterior.covariance[rows] = -solved[: bits.n_samples, :q, :q]
-        posterior.bound[rows] = found.bound.ravel()[: bits.n_samples]
-        posterior.rounds[rows] = found.rounds.ravel()[: bits.n_samples]
+        posterior.bound[rows] = posteriors.bound.ravel()[: bits.n_samples]
+        posterior.rounds[rows] = posteriors.rounds.ravel()[: bits.n_samples]
         start = rows.stop
     return posterior
 
@@ -190,14 +248,14 @@ def variational_row_posterior(
 def variational_m_step(
     curvature: Floats, target: Floats, prior_precision: float = 0.0
 ) -> tuple[Floats, Floats]:
-    """M-step: maximise the bound, for given posteriors and ξ, over weights and offsets.
+    """M-step: maximize the bound, for given posteriors and ξ, over weights and offsets.
 
     Parameters
     ----------
     curvature, target
         As in `VariationalStatistics`, summed over all rows.
     prior_precision
-        Of a prior N(0, I / precision) on each w_i; offsets have none.
+        Precision of a prior N(0, I / precision) on each w_i; offsets have none.
 
     Returns
     -------
@@ -210,12 +268,10 @@ def variational_m_step(
         If a feature is observed in no row, or the precision is negative.
     """
     if not prior_precision >= 0:
-        raise FitError(f"Expected prior_precision >= 0, got {prior_precision}. Change it.")
-    unseen = np.flatnonzero(~(curvature[:, -1] > 0))
-    if len(unseen):
-        raise FitError(
-            f"Expected every feature in some row, got none of feature {unseen[0]}. Leave it out."
-        )
+        raise FitError(f"`prior_precision` is {prior_precision}. Choose at least 0.")
+    unobserved = np.flatnonzero(~(curvature[:, -1] > 0))
+    if len(unobserved):
+        raise FitError(f"Feature {unobserved[0]} is observed in no row. Leave it out.")
     q = target.shape[1] - 1
     matrices = curvature[:, _triangle_places(q + 1)]
     matrices[:, range(q), range(q)] += prior_precision
@@ -232,38 +288,39 @@ def _check_arguments(
     tol: float,
     max_rounds: int,
 ) -> None:
-    """Raise unless rows, parameters and limits fit together."""
+    """Raise an error unless rows, parameters and limits are consistent."""
     n_features = len(words)
     check_weights(n_features, weights, offsets)
     if observed_words is not None and observed_words.shape != words.shape:
         raise FitError(
-            f"Expected observed_words of shape {words.shape}, that of words, "
-            f"got {observed_words.shape}. Pass the mask of these words."
+            f"`observed_words` has the shape {observed_words.shape}, but `words` has "
+            f"{words.shape}. Pass the mask of these words."
         )
     if not 0 <= n_samples <= LANES * words.shape[1]:
         raise FitError(
-            f"Expected n_samples from 0 to {LANES * words.shape[1]}, the bits of a feature, "
-            f"got {n_samples}. Pass the n_samples of these words."
+            f"`n_samples` is {n_samples}, but the words hold {LANES * words.shape[1]} samples. "
+            "Pass the number of samples of these words."
         )
     if not (tol >= 0 and max_rounds >= 1):
         raise FitError(
-            f"Expected tol >= 0 and max_rounds >= 1, got {tol} and {max_rounds}. Change those."
+            f"`tol` is {tol} and `max_rounds` is {max_rounds}. Choose `tol` at least 0 and "
+            "`max_rounds` at least 1."
         )
 
 
 def _make_parameters(weights: Floats, offsets: Floats) -> LogisticParameters:
-    """Join weights and offsets, and write out the quadratic form of each feature."""
+    """Join weights and offsets, and compute the quadratic form of each feature."""
     joined = np.ascontiguousarray(np.column_stack([weights, offsets]), np.float64)
     place = _triangle_places(joined.shape[1])
     k, j = np.triu_indices(len(place))
     forms = np.zeros((len(joined), -(-len(k) // TILE) * TILE))
-    with np.errstate(over="ignore"):  # `_estimate_strip` tells.
+    with np.errstate(over="ignore"):  # `_estimate_strip` raises an error
         forms[:, : len(k)] = np.where(k == j, 1, 2) * joined[:, k] * joined[:, j]
     return LogisticParameters(joined, forms, place)
 
 
 def _triangle_places(size: int) -> Integers:
-    """Index of each entry of a symmetric matrix in its packed triangle."""
+    """Return the index of each entry of a symmetric matrix in its packed triangle."""
     place = np.empty((size, size), np.int64)
     k, j = np.triu_indices(size)
     place[k, j] = place[j, k] = np.arange(len(k))
@@ -273,7 +330,7 @@ def _triangle_places(size: int) -> Integers:
 def _iter_strips(
     words: Words, observed_words: Words | None, n_samples: int
 ) -> Iterator[InterleavedRows]:
-    """Cut rows into strips, with the words of all features side by side."""
+    """Yield strips of rows, with the words of all features side by side."""
     n_words = -(-n_samples // LANES)
     for start in range(0, n_words, _STRIP):
         check_cancelled()
@@ -288,17 +345,219 @@ def _iter_strips(
 def _estimate_strip(
     bits: InterleavedRows, model: LogisticParameters, tol: float, max_rounds: int
 ) -> LanePosteriors:
-    """Posteriors of a strip, 0 in lanes without a row."""
+    """Compute the posteriors of a strip, 0 in lanes without a row."""
     n_words = len(bits.values)
-    found = LanePosteriors(
+    posteriors = LanePosteriors(
         np.zeros((n_words, model.place.max() + 1, LANES)),
         np.zeros((n_words, LANES)),
         np.zeros((n_words, LANES), np.int64),
     )
-    estimate_posteriors(bits, model, float(tol), int(max_rounds), found)
-    if not np.isfinite(found.bound).all():
+    _estimate_posteriors(bits, model, float(tol), int(max_rounds), posteriors)
+    if not np.isfinite(posteriors.bound).all():
         raise FitError(
-            "Expected a finite bound of every row, got none with weights and offsets of up to "
+            "The bound of a row is not finite, with weights and offsets of up to "
             f"{np.abs(model.weights).max():.3g}. Check the fit."
         )
-    return found
+    return posteriors
+
+
+@njit(**LANE_KERNEL_OPTIONS, cache=True)
+def _estimate_posteriors(
+    bits: InterleavedRows,
+    model: LogisticParameters,
+    tol: float,
+    max_rounds: int,
+    out: LanePosteriors,
+) -> None:
+    """Compute posteriors; each row takes rounds until its own bound converges."""
+    work = _allocate(model)
+    for w in range(len(bits.values)):
+        n_active, rounds = min(LANES, bits.n_samples - LANES * w), 0
+        _start_word(bits.values[w], bits.observed[w], model, work)
+        while n_active > 0:
+            rounds += 1
+            width = -(-n_active // VECTOR) * VECTOR
+            _collect_system(bits.observed[w], model, work, width)
+            _solve_system(model.place, work.lanes, width)
+            n_active = _retire_lanes(n_active, rounds, tol, rounds == max_rounds, work, out, w)
+            _set_moments(model.place, work.lanes, width)
+
+
+@njit(**LANE_KERNEL_OPTIONS, cache=True)
+def _add_statistics(
+    bits: InterleavedRows,
+    model: LogisticParameters,
+    posteriors: LanePosteriors,
+    curvature: Floats,
+    target: Floats,
+) -> None:
+    """Add the sums of the M-step to (n_features, packed) and (n_features, q + 1).
+
+    ξ is set from the posteriors.
+    """
+    work, place, folded = _allocate(model), model.place, np.empty(VECTOR)
+    rows, lanes, q = work.rows, work.lanes, len(model.place) - 1
+    _number_lanes(rows, lanes)
+    for w in range(len(bits.values)):
+        for s in range(curvature.shape[1]):
+            copy(posteriors.system[w, s], get_system_entry(lanes, s))
+        _set_moments(place, lanes, len(rows))
+        for s in range(curvature.shape[1]):
+            fill(get_moment(lanes, s)[bits.n_samples - LANES * w :], 0.0)
+        for i in range(len(target)):
+            add_features(bits.observed[w], model.forms, i, i + 1, rows, lanes, len(rows))
+            set_signs(bits.values[w, i], lanes)
+            for s in range(curvature.shape[1]):
+                factor = get_lane_row(lanes, HEAD + CURVATURE)
+                curvature[i, s] += dot_lanes(factor, get_moment(lanes, s), folded)
+            for k in range(q + 1):
+                mean = get_moment(lanes, place[k, q])
+                target[i, k] -= 0.5 * dot_lanes(get_lane_row(lanes, SIGN), mean, folded)
+
+
+@kernel
+def _allocate(model: LogisticParameters) -> _LaneWorkspace:
+    n_tiles = model.forms.shape[1] // TILE
+    return _LaneWorkspace(
+        np.empty(LANES, np.int64),
+        np.empty(LANES),
+        np.empty((len(model.place), LANES)),
+        np.zeros(LANES * (HEAD + TILE_ROWS * n_tiles)),
+    )
+
+
+@kernel
+def _number_lanes(rows: Integers, lanes: Floats) -> None:
+    """Put each row of a word into the lane of its number."""
+    for lane in range(LANES):
+        rows[lane] = lane
+        lanes[LANES * PRESENT + lane] = 1.0
+
+
+@kernel
+def _start_word(
+    values: Words, observed: Words, model: LogisticParameters, work: _LaneWorkspace
+) -> None:
+    """Initialize the lanes of a word: rows, sums of signs, and moments of the prior."""
+    lanes, place = work.lanes, model.place
+    _number_lanes(work.rows, lanes)
+    fill(work.bound, -np.inf)
+    for k in range(len(place)):
+        fill(work.signs[k], 0.0)
+        for j in range(k + 1):
+            fill(get_moment(lanes, place[j, k]), 1.0 if j == k else 0.0)
+    for i in range(len(values)):
+        if len(observed) > 0:
+            set_present(observed[i], work.rows, lanes, LANES)
+        set_signs(values[i], lanes)
+        for k in range(len(place)):
+            weight, total = model.weights[i, k], work.signs[k]
+            for lane in range(LANES):
+                total[lane] = fma(weight, lanes[LANES * SIGN + lane], total[lane])
+
+
+@kernel
+def _collect_system(
+    observed: Words, model: LogisticParameters, work: _LaneWorkspace, width: int
+) -> None:
+    """Sum the system and the gap over the prior and the features.
+
+    The blocks of S are I − 2 Σ λ w wᵀ, Σ (½ − t − 2 λ b) w and Σ (1 − 2 t) b − 2 λ b².
+    """
+    lanes, place, n_features = work.lanes, model.place, len(model.forms)
+    q = len(place) - 1
+    for k in range(q + 1):
+        for j in range(k + 1):
+            fill(get_system_entry(lanes, place[j, k]), 1.0 if j == k else 0.0)
+    for k in range(q + 1):
+        copy(work.signs[k], get_system_entry(lanes, place[k, q]))
+    fill(get_lane_row(lanes, GAP), 0.0)
+    for start in range(0, n_features, _FACTORS_PER_LOG):
+        stop = min(start + _FACTORS_PER_LOG, n_features)
+        fill(get_lane_row(lanes, PRODUCT), 1.0)
+        add_features(observed, model.forms, start, stop, work.rows, lanes, width)
+        for lane in range(width):
+            lanes[LANES * GAP + lane] += 2.0 * math.log(lanes[LANES * PRODUCT + lane])
+    for k in range(q + 1):
+        for j in range(k):
+            twice = get_system_entry(lanes, place[j, k])  # a form has 2 S_jk x̂_j x̂_k
+            for lane in range(width):
+                twice[lane] *= 0.5
+
+
+@kernel
+def _solve_system(place: Integers, lanes: Floats, width: int) -> None:
+    """Solve by the sweep operator on packed triangles, for all columns but the last.
+
+    The system becomes −C, −μ and c − μᵀ C⁻¹ μ; −log det C is added to the gap.
+    """
+    m = len(place)
+    scaled, gap = get_lane_row(lanes, SIGN), get_lane_row(lanes, GAP)
+    for k in range(m - 1):
+        pivot = get_system_entry(lanes, place[k, k])
+        for lane in range(width):
+            value = (
+                pivot[lane] if pivot[lane] > 1.0 else 1.0
+            )  # S >= I, so smaller values are rounding errors
+            gap[lane] += math.log(value)
+            pivot[lane] = -1.0 / value
+        for i in range(m):
+            if i != k:
+                left = get_system_entry(lanes, place[i, k])
+                for lane in range(width):
+                    scaled[lane] = left[lane] * pivot[lane]
+                for j in range(i, m):
+                    if j != k:
+                        right = get_system_entry(lanes, place[j, k])
+                        out = get_system_entry(lanes, place[i, j])
+                        for lane in range(width):
+                            out[lane] = fma(scaled[lane], right[lane], out[lane])
+                for lane in range(width):
+                    left[lane] = -scaled[lane]
+
+
+@kernel
+def _retire_lanes(
+    n_active: int,
+    rounds: int,
+    tol: float,
+    is_last: bool,
+    work: _LaneWorkspace,
+    out: LanePosteriors,
+    w: int,
+) -> int:
+    """Output rows with a converged bound, move the others up, and return their number."""
+    lanes, packed = work.lanes, out.system.shape[1]
+    rest, gap = get_system_entry(lanes, packed - 1), get_lane_row(lanes, GAP)
+    n_left = 0
+    for lane in range(n_active):
+        row, bound = work.rows[lane], -0.5 * (rest[lane] + gap[lane])
+        if is_last or abs(bound - work.bound[lane]) < tol:
+            out.bound[w, row], out.rounds[w, row] = bound, rounds
+            for s in range(packed):
+                out.system[w, s, row] = get_system_entry(lanes, s)[lane]
+        else:
+            work.rows[n_left], work.bound[n_left] = row, bound
+            for k in range(len(work.signs)):
+                work.signs[k, n_left] = work.signs[k, lane]
+            for s in range(packed):
+                get_system_entry(lanes, s)[n_left] = get_system_entry(lanes, s)[lane]
+            n_left += 1
+    return n_left
+
+
+@kernel
+def _set_moments(place: Integers, lanes: Floats, width: int) -> None:
+    """Compute ⟨x̂ x̂ᵀ⟩ from a solved system."""
+    q = len(place) - 1
+    for k in range(q):
+        mean, first = get_system_entry(lanes, place[k, q]), get_moment(lanes, place[k, q])
+        for lane in range(width):
+            first[lane] = -mean[lane]
+        for j in range(k + 1):
+            other = get_system_entry(lanes, place[j, q])
+            covariance = get_system_entry(lanes, place[j, k])
+            second = get_moment(lanes, place[j, k])
+            for lane in range(width):
+                second[lane] = fma(mean[lane], other[lane], -covariance[lane])
+    fill(get_moment(lanes, place[q, q]), 1.0)

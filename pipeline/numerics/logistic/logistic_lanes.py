@@ -1,13 +1,13 @@
-"""Arithmetic of the logistic bound on the 64 rows of a word side by side, one row a lane.
+"""Arithmetic of the logistic bound on the 64 rows of a word, with one row per lane.
 
-Loops over lanes have no branches, so that LLVM turns them into vector instructions. Fused
-multiply-add is asked for by name and no sum is reordered: a row comes to the same bits whatever its
-lane, its neighbours and the width of the vectors.
+Loops over lanes have no branches, so that LLVM vectorizes them. Fused multiply-add is called
+explicitly and no sum is reordered, so that a row has the same bits whatever its lane, the other
+rows and the width of the vectors.
 
 With x̂ = (x, 1) and ŵ_i = (w_i, b_i), the bound on the factor of feature i is a quadratic form in
-x̂. A symmetric matrix of that size is kept as its upper triangle, row by row; padded with zeros, it
-is cut into tiles of TILE entries. The memory of the lanes is flat, its row r at LANES r, so that
-the compiler knows how far apart rows are.
+x̂. A symmetric matrix of that size is stored as its upper triangle, row by row, padded with zeros
+and cut into tiles of TILE entries. The memory of the lanes is flat, with row r at LANES r, so that
+the compiler knows the distance between rows.
 """
 
 import math
@@ -25,34 +25,34 @@ Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 LANES = 64
-TILE = 6  # all entries there are for one or two components
+TILE = 6  # all entries for one or two components
 VECTOR = 8  # lanes of the widest vectors
 
-# Rows in the memory of the lanes. First those that all features share,
-PRODUCT = 0  # of 1 + exp(−ξ) since the last logarithm
-GAP = 1  # what twice the bound loses to features and determinant
-PRESENT = 2  # 1 where the feature in hand is observed, else 0
-SIGN = 3  # 1 − 2 t, or 0 where not observed
-# then for each tile its entries of ⟨x̂ x̂ᵀ⟩, its entries of the system, and two rows by which sums
-# go from tile to tile. Rows of neighbours are at fixed distances: no loop need test for overlap.
+# Rows in the memory of the lanes: first the rows that all features share,
+PRODUCT = 0  # product of 1 + exp(−ξ) since the last logarithm
+GAP = 1  # terms subtracted from twice the bound, by features and the determinant
+PRESENT = 2  # 1 if the current feature is observed, else 0
+SIGN = 3  # 1 − 2 t, or 0 if not observed
+# then for each tile its entries of ⟨x̂ x̂ᵀ⟩, its entries of the system, and two rows that pass sums
+# from tile to tile. Neighbouring rows are at fixed distances, so loops need no test for overlap.
 HEAD = 4
 SYSTEM = TILE
-SQUARE = 2 * TILE  # the part of ξ² from the tiles behind
-CURVATURE = 2 * TILE + 1  # −2 λ(ξ), or 0 where not observed
+SQUARE = 2 * TILE  # part of ξ² from the later tiles
+CURVATURE = 2 * TILE + 1  # −2 λ(ξ), or 0 if not observed
 TILE_ROWS = 2 * TILE + 2
 
 _LN_2 = math.log(2)
-_TO_INTEGER = 1.5 * 2.0**52  # added to a number, leaves the nearest integer in the low bits
+_TO_INTEGER = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 
 LANE_KERNEL_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-# For what only other kernels call.
+# For functions that only other kernels call.
 kernel = njit(**LANE_KERNEL_OPTIONS, **_NO_WRAPPERS)  # type: ignore[call-overload]
 inlined = njit(**LANE_KERNEL_OPTIONS, **_NO_WRAPPERS, forceinline=True)  # type: ignore[call-overload]
 
 
 def _expm1_coefficients(degree: int = 9) -> tuple[float, ...]:
-    """Powers of r in (exp(r) − 1) / r for |r| <= log(2) / 2; relative error 2e-15."""
+    """Return coefficients of (exp(r) − 1) / r for |r| <= log(2) / 2; relative error 2e-15."""
     t = chebyshev.chebpts1(2 * degree)
     r = _LN_2 / 2 * t
     powers = chebyshev.cheb2poly(chebyshev.chebfit(t, np.expm1(r) / r, degree))
@@ -63,7 +63,7 @@ _EXPM1 = _expm1_coefficients()
 
 
 fma = make_fma(types.float64)
-# of k given as _TO_INTEGER + k
+# Returns 2**k, given _TO_INTEGER + k.
 _power_of_two = make_power_of_two(types.float64, 52, 1023)
 
 
@@ -89,7 +89,7 @@ def get_system_entry(lanes: Floats, s: int) -> Floats:
 
 @inlined
 def fill(out: Floats, value: float) -> None:
-    """Fill a row; a slice on the left would take a second to compile."""
+    """Fill a row. Assigning to a slice would take a second to compile."""
     for lane in range(len(out)):
         out[lane] = value
 
@@ -103,7 +103,7 @@ def copy(source: Floats, out: Floats) -> None:
 
 @inlined
 def set_present(mask: int, rows: Integers, lanes: Floats, width: int) -> None:
-    """Mark the lanes in which a feature is observed."""
+    """Set PRESENT for a feature."""
     for lane in range(width):
         bit = (mask >> np.uint64(rows[lane])) & np.uint64(1)
         lanes[LANES * PRESENT + lane] = 1.0 if bit else 0.0
@@ -111,7 +111,7 @@ def set_present(mask: int, rows: Integers, lanes: Floats, width: int) -> None:
 
 @inlined
 def set_signs(ones: int, lanes: Floats) -> None:
-    """Spread a feature over lanes, each row in the lane of its number."""
+    """Set SIGN for a feature, with each row in the lane of its number."""
     for lane in range(LANES):
         bit = (ones >> np.uint64(lane)) & np.uint64(1)
         present = lanes[LANES * PRESENT + lane]
@@ -128,7 +128,7 @@ def add_features(
     lanes: Floats,
     width: int,
 ) -> None:
-    """Set ξ² = ŵᵀ⟨x̂ x̂ᵀ⟩ŵ of features in turn, and add their factors to system and gap."""
+    """Set ξ² = ŵᵀ⟨x̂ x̂ᵀ⟩ŵ of each feature, and add its factor to the system and the gap."""
     n_tiles = forms.shape[1] // TILE
     for i in range(start, stop):
         if len(observed) > 0:
@@ -149,7 +149,7 @@ def _get_tile(form: Floats) -> Any:
 
 @inlined
 def _add_square(form: Any, lanes: Floats, width: int) -> None:
-    """Hand ξ² on to the tile before, with the part of this one."""
+    """Add this tile's part of ξ² and pass the sum to the tile before."""
     for lane in range(width):
         square = lanes[LANES * (TILE_ROWS + SQUARE) + lane]
         square = _evaluate_form(form, lanes, LANES * TILE_ROWS + lane, square)
@@ -158,7 +158,7 @@ def _add_square(form: Any, lanes: Floats, width: int) -> None:
 
 @inlined
 def _add_feature(form: Any, lanes: Floats, width: int) -> None:
-    """Complete ξ², and add the factor to the gap and the first tile of the system."""
+    """Complete ξ², and add the factor to the gap and to the first tile of the system."""
     for lane in range(width):
         square = lanes[LANES * (HEAD + SQUARE) + lane]
         square = _evaluate_form(form, lanes, LANES * HEAD + lane, square)
@@ -174,7 +174,7 @@ def _add_feature(form: Any, lanes: Floats, width: int) -> None:
 
 @inlined
 def _add_curvature(form: Any, lanes: Floats, width: int) -> None:
-    """Take −2 λ(ξ) over from the tile before, and add the factor to this one of the system."""
+    """Take −2 λ(ξ) from the tile before, and add the factor to this tile of the system."""
     for lane in range(width):
         curvature = lanes[LANES * CURVATURE + lane]
         lanes[LANES * (TILE_ROWS + CURVATURE) + lane] = curvature
@@ -183,7 +183,7 @@ def _add_curvature(form: Any, lanes: Floats, width: int) -> None:
 
 @inlined
 def _evaluate_form(form: Any, lanes: Floats, at: int, start: float) -> float:
-    """Add a tile of a form, with the moments of a lane for x̂ x̂ᵀ, to start."""
+    """Return `start` plus a tile of a form, with the moments of a lane for x̂ x̂ᵀ."""
     total = fma(form[0], lanes[at], start)
     total = fma(form[1], lanes[at + LANES], total)
     total = fma(form[2], lanes[at + 2 * LANES], total)
@@ -205,7 +205,7 @@ def _add_form(form: Any, factor: float, lanes: Floats, at: int) -> None:
 
 @inlined
 def _root_and_expm1(square: float) -> tuple[float, float]:
-    """ξ = √square and exp(−ξ) − 1, the latter without loss of digits as ξ goes to 0."""
+    """Return ξ = √square, and exp(−ξ) − 1 accurately for small ξ."""
     xi = math.sqrt(square if square > 1e-200 else 1e-200)
     return xi, expm1_minus(xi)
 
@@ -227,10 +227,10 @@ def exp_minus(xi: float) -> float:
 @inlined
 def _split_exp(xi: float) -> tuple[float, float]:
     """Split exp(−ξ) into 2**k and 1 + change."""
-    capped = xi if xi < 700.0 else 700.0  # exp(−700) is nothing beside 1, and not yet subnormal
+    capped = xi if xi < 700.0 else 700.0  # exp(−700) is negligible, but not yet subnormal
     shifted = fma(capped, -1.0 / _LN_2, _TO_INTEGER)
     k = shifted - _TO_INTEGER
-    r = fma(k, -_LN_2, -capped)  # what _LN_2 lacks, times k, vanishes in exp(k log 2)
+    r = fma(k, -_LN_2, -capped)  # the rounding error of _LN_2, times k, is negligible
     p = _EXPM1[-1]
     for power in range(len(_EXPM1) - 2, -1, -1):
         p = fma(p, r, _EXPM1[power])
@@ -239,7 +239,7 @@ def _split_exp(xi: float) -> tuple[float, float]:
 
 @inlined
 def dot_lanes(a: Floats, b: Floats, folded: Floats) -> float:
-    """Sum the product of two rows: lane by lane of a vector, then across it."""
+    """Return the inner product of two rows, summed within vector lanes, then across them."""
     for j in range(len(folded)):
         total = 0.0
         for first in range(0, LANES, VECTOR):

@@ -1,62 +1,61 @@
 """EM of a logistic latent-trait model by expectation propagation.
 
-x ~ N(0, I_q), P(t_i = 1 | x) = σ(z_i), z_i = w_i·x + b_i, independent given x. Of each row's
-posterior a Gaussian N(μ, C) takes the place, in which a site exp(ν_i y_i − τ_i y_i² / 2) of
-y_i = w_i·x stands for item i,
+x ~ N(0, I_q), P(t_i = 1 | x) = σ(z_i), z_i = w_i·x + b_i, independent given x. Each row's posterior
+is approximated by a Gaussian N(μ, C) in which a site exp(ν_i y_i − τ_i y_i² / 2) of y_i = w_i·x
+replaces item i,
 
     C = [I + Σ τ_i w_i w_iᵀ]⁻¹,   μ = C Σ ν_i w_i.
 
-A round takes site i out, puts the item itself in, and gives the site the mean and variance of y_i
-that this has: all items at once, from the sites of Laplace's approximation on (Minka, UAI 2001;
-Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, section 3.6). With cavity means
-and variances m_i, s_i, means and variances μ_i, v_i under N(μ, C),
+A round replaces site i by the item itself, and matches the site to the resulting mean and variance
+of y_i, for all items at once, starting from Laplace's approximation (Minka, UAI 2001; Rasmussen &
+Williams, Gaussian Processes for Machine Learning, 2006, section 3.6). With cavity means and
+variances m_i, s_i, and means and variances μ_i, v_i under N(μ, C),
 
     log P(t) ≈ ½ μᵀ C⁻¹ μ + ½ log det C
                + Σ_i [log Z_i + ½ (m_i² / s_i + log s_i − μ_i² / v_i − log v_i)],
     Z_i = ∫ σ(±z_i) N(y_i; m_i, s_i) dy_i,
 
-whose gradient, once sites match, is that of Σ log Z_i with cavities held:
+whose gradient at convergence is that of Σ log Z_i with fixed cavities:
 
-    Σ_n ⟨t_in − σ(z_in)⟩ x̂_n = Σ_n (pull_in μ_n + lean_in C_n w_i, pull_in),
+    Σ_n ⟨t_in − σ(z_in)⟩ x̂_n = Σ_n (r_in μ_n + s_in C_n w_i, r_in),
 
 x̂ = (x, 1). The M-step is one step of Newton for each ŵ_i = (w_i, b_i) (Lange, Journal of the Royal
-Statistical Society B 57, 1995), with the curvature Σ_n ⟨σ(z_in) σ(−z_in)⟩ ⟨x̂ x̂ᵀ⟩_n. No bound is
-taken, so that weights of sparse items do not shrink. A value that is missing leaves all sums.
+Statistical Society B 57, 1995), with the curvature Σ_n ⟨σ(z_in) σ(−z_in)⟩ ⟨x̂ x̂ᵀ⟩_n. This is not a
+bound, so the weights of sparse items do not shrink. Missing values are left out of all sums.
+
+In the kernels, a sign is 1 or −1 for a value and 0 where it is missing. Arrays are (n_features,
+n_rows). Loops over rows have no branches, and no row's result depends on other rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import scipy
+from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
-from pipeline.numerics.logistic.site_kernels import (
-    GaussianSites,
-    HermiteRule,
-    ItemMarginals,
-    Signs,
-    TiltedMoments,
-    fill_logistic_parts,
-    match_logistic_sites,
-)
+from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, fma, inlined
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
+Signs = NDArray[np.int8]
 
-_BATCH_ENTRIES = 2**15  # items times rows: 256 KiB an array
-_BATCH_STEP, _MAX_BATCH_ROWS = 64, 256  # whole tiles of any BLAS; few empty rows beside few rows
+_BATCH_ENTRIES = 2**15  # items times rows: 256 KiB per array
+# Batches are multiples of BLAS tiles, and short, so that few rows need few empty ones.
+_BATCH_STEP, _MAX_BATCH_ROWS = 64, 256
 _NODES = 12
-_MAX_ROUNDS, _UNDAMPED_ROUNDS, _ROUND_TOLERANCE = (
-    30,
-    10,
-    1e-4,
-)  # rounds; change of a row's log-likelihood, nats
+_MAX_ROUNDS, _UNDAMPED_ROUNDS = 30, 10
+_ROUND_TOLERANCE = 1e-4  # change of a row's log-likelihood, nats
 _MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
-_MAX_STEP_LENGTH = 1.0  # step of the M-step: what z moves by, root mean square over the prior
+_MAX_STEP_LENGTH = 1.0  # largest root mean square change of z over the prior, in an M-step
+_FACTORS = 512  # factors of at most 2 per logarithm: 2**512 does not overflow
+_MIN_VARIANCE = 1e-8  # of w·x; items without weight have none
+_MIN_CAVITY = 1e-9  # smallest share of the precision from the prior and other items
 
 
 class EPStatistics(NamedTuple):
@@ -65,11 +64,11 @@ class EPStatistics(NamedTuple):
     Attributes
     ----------
     gradient
-        Of the log-likelihood by each (w_i, b_i), (n_features, q + 1).
+        Gradient of the log-likelihood in each (w_i, b_i), (n_features, q + 1).
     curvature
-        Upper triangles, row by row: (n_features, (q + 1)(q + 2) / 2).
+        Curvatures as upper triangles, row by row, (n_features, (q + 1)(q + 2) / 2).
     log_likelihood, rounds
-        Nats; rounds used.
+        Log-likelihood in nats, and number of rounds used.
     """
 
     gradient: Floats
@@ -96,6 +95,54 @@ class EPPosterior(NamedTuple):
     log_likelihood: Floats
 
 
+class ItemMarginals(NamedTuple):
+    """Mean and variance of y = w·x of each item under each row's Gaussian."""
+
+    mean: Floats
+    variance: Floats
+
+
+class GaussianSites(NamedTuple):
+    """The sites exp(shift y − precision y² / 2), y = w·x."""
+
+    precision: Floats
+    shift: Floats
+
+
+class TiltedMoments(NamedTuple):
+    """Moments of each item and row for the M-step, 0 where missing.
+
+    Attributes
+    ----------
+    mean_residual
+        r, the mean of t − σ(z).
+    residual_covariance
+        s, the covariance of t − σ(z) with y, divided by the variance of y.
+    slope
+        Mean of σ(z) σ(−z).
+    """
+
+    mean_residual: Floats
+    residual_covariance: Floats
+    slope: Floats
+
+
+class HermiteRule(NamedTuple):
+    """Nodes of a Gauss–Hermite rule, and their weights divided by the normal density."""
+
+    nodes: Floats
+    weights: Floats
+
+
+class _NodeSums(NamedTuple):
+    """Sums of one item over the nodes, (n_rows,): powers of the node, and the slope."""
+
+    zeroth: Floats
+    first: Floats
+    second: Floats
+    slope: Floats
+
+
 class _ItemForms(NamedTuple):
     """The model, and w wᵀ of each item as a lower triangle, row by row."""
 
@@ -105,7 +152,7 @@ class _ItemForms(NamedTuple):
 
 
 class _ConvergedBatch(NamedTuple):
-    """Rows of a batch whose sites match."""
+    """Result for the rows of a batch."""
 
     posterior: EPPosterior
     tilted: TiltedMoments
@@ -113,83 +160,79 @@ class _ConvergedBatch(NamedTuple):
 
 
 def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPStatistics:
-    """E-step: match the sites of each row, and add up what the M-step needs.
+    """E-step: match the sites of each row, and compute the sums of the M-step.
 
     Parameters
     ----------
     X
-        (n_samples, n_features) of 0 and 1.
+        Values 0 and 1, (n_samples, n_features).
     observed
-        Same shape, 1 = observed; None when every value is there.
+        Mask of the same shape; None if all values are observed.
     weights, offsets
-        w (n_features, q) and b (n_features,).
+        w, (n_features, q), and b, (n_features,).
     """
     items, (n_features, q) = _make_item_forms(weights, offsets), weights.shape
     gradient = np.zeros((n_features, q + 1))
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
     log_likelihood, rounds = 0.0, 0
     for rows, signs in _iter_sign_batches(X, observed):
-        found, here = _match_sites(signs, items), slice(rows.stop - rows.start)
-        _add_batch(found, here, items, gradient, curvature)
-        log_likelihood += float(found.posterior.log_likelihood[here].sum())
-        rounds += int(found.rounds[here].sum())
+        batch, valid = _match_sites(signs, items), slice(rows.stop - rows.start)
+        _add_batch(batch, valid, items, gradient, curvature)
+        log_likelihood += float(batch.posterior.log_likelihood[valid].sum())
+        rounds += int(batch.rounds[valid].sum())
     return EPStatistics(gradient, curvature, log_likelihood, rounds)
 
 
 def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPPosterior:
-    """Find the posterior of each row.
+    """Compute the posterior of each row.
 
-    The result for a row depends on that row alone, to the last bit, while BLAS has one thread.
+    With a single BLAS thread, the bits of a row's result depend on that row alone.
 
-    Parameters
-    ----------
-    X, observed, weights, offsets
-        As for `ep_e_step`.
+    Parameters are as for `ep_e_step`.
     """
     n, q, items = len(X), weights.shape[1], _make_item_forms(weights, offsets)
     out = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n))
     for rows, signs in _iter_sign_batches(X, observed):
-        for part, of_batch in zip(out, _match_sites(signs, items).posterior, strict=True):
-            part[rows] = of_batch[: rows.stop - rows.start]
+        for part, values in zip(out, _match_sites(signs, items).posterior, strict=True):
+            part[rows] = values[: rows.stop - rows.start]
     return out
 
 
 def ep_m_step(
     gradient: Floats, curvature: Floats, packed: Floats, prior_precision: float = 0.0
 ) -> Floats:
-    """M-step: go a step of Newton's method for each item, cut where it is long.
+    """M-step: take a Newton step for each item, shortened if it is long.
 
     Parameters
     ----------
     gradient, curvature
         As in `EPStatistics`, summed over all rows.
     packed
-        Weights and offsets of these sums side by side, (n_features, q + 1).
+        Weights and offsets of these sums, side by side, (n_features, q + 1).
     prior_precision
-        Of a prior N(0, I / precision) on each w_i; offsets have none.
+        Precision of a prior N(0, I / precision) on each w_i; offsets have none.
 
     Returns
     -------
     NDArray
-        As `packed`.
+        New weights and offsets, side by side.
     """
     q = packed.shape[1] - 1
     slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)
     slope[:, :q] -= prior_precision * packed[:, :q]
     matrices[:, range(q), range(q)] += prior_precision
-    # An item of hardly any curvature, as of steep weights, still has a solution.
+    # The ridge gives a solution to items with hardly any curvature, such as very steep ones.
     ridge = 1e-9 * np.trace(matrices, axis1=1, axis2=2)[:, None] + np.finfo(float).tiny
     matrices[:, range(q + 1), range(q + 1)] += ridge
     step = np.linalg.solve(matrices, slope[:, :, None])[:, :, 0]
     length = np.linalg.norm(step, axis=1, keepdims=True)
-    cut: Floats = packed + step * np.minimum(
-        1.0, _MAX_STEP_LENGTH / np.maximum(length, _MAX_STEP_LENGTH)
-    )
-    return cut
+    scale = np.minimum(1.0, _MAX_STEP_LENGTH / np.maximum(length, _MAX_STEP_LENGTH))
+    moved: Floats = packed + step * scale
+    return moved
 
 
 def _unpack_triangles(triangles: Floats, size: int) -> Floats:
-    """Symmetric matrices from their upper triangles, row by row."""
+    """Return symmetric matrices, given their upper triangles row by row."""
     j, k = np.triu_indices(size)
     matrices = np.empty((len(triangles), size, size))
     matrices[:, j, k] = matrices[:, k, j] = triangles
@@ -202,9 +245,9 @@ def _make_item_forms(weights: Floats, offsets: Floats) -> _ItemForms:
 
 
 def _iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
-    """Cut rows into batches of one height, of signs (n_features, height); empty rows fill the last.
+    """Yield batches of signs, (n_features, height), padded with empty rows to one height.
 
-    BLAS takes other paths for other shapes, with sums in another order.
+    All batches have one shape because BLAS sums in another order for other shapes.
     """
     height = max(_BATCH_ENTRIES // X.shape[1] // _BATCH_STEP, 1) * _BATCH_STEP
     height = min(height, _MAX_BATCH_ROWS)
@@ -212,53 +255,49 @@ def _iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, 
         check_cancelled()
         rows = slice(start, min(start + height, len(X)))
         signs = np.zeros((X.shape[1], height), np.int8)
-        here = signs[:, : rows.stop - start]
-        here[:] = 2 * X[rows].T.astype(np.int8) - 1
+        valid = signs[:, : rows.stop - start]
+        valid[:] = 2 * X[rows].T.astype(np.int8) - 1
         if observed is not None:
-            here *= observed[rows].T.astype(np.int8)
+            valid *= observed[rows].T.astype(np.int8)
         yield rows, signs
 
 
 def _add_batch(
-    found: _ConvergedBatch, here: slice, items: _ItemForms, gradient: Floats, curvature: Floats
+    batch: _ConvergedBatch, valid: slice, items: _ItemForms, gradient: Floats, curvature: Floats
 ) -> None:
     """Add a batch to the sums of the M-step."""
-    mean, covariance = found.posterior.mean[here], found.posterior.covariance[here]
-    pull, lean, slope = (part[:, here] for part in found.tilted)
+    mean, covariance = batch.posterior.mean[valid], batch.posterior.covariance[valid]
+    residual, residual_covariance, slope = (part[:, valid] for part in batch.tilted)
     n, q = mean.shape
     extended = np.column_stack([mean, np.ones(n)])
     second = extended[:, :, None] * extended[:, None, :]
     second[:, :q, :q] += covariance
-    leaning = (lean @ covariance.reshape(n, -1)).reshape(-1, q, q)
-    gradient += pull @ extended
-    gradient[:, :q] += (leaning @ items.weights[:, :, None])[:, :, 0]
+    weighted = (residual_covariance @ covariance.reshape(n, -1)).reshape(-1, q, q)
+    gradient += residual @ extended
+    gradient[:, :q] += (weighted @ items.weights[:, :, None])[:, :, 0]
     j, k = np.triu_indices(q + 1)
     curvature += slope @ second[:, j, k]
 
 
 def _match_sites(signs: Signs, items: _ItemForms) -> _ConvergedBatch:
-    """Have rounds until rows rest; those that rest have no more."""
+    """Iterate each row until its log-likelihood converges."""
     j, k = np.tril_indices(items.weights.shape[1])
     doubled = items.forms * np.where(j == k, 1, 2)
-    sites, rule, n, q = (
-        _laplace_sites(signs, items),
-        _hermite_rule(),
-        signs.shape[1],
-        items.weights.shape[1],
-    )
+    sites, rule = _laplace_sites(signs, items), _hermite_rule()
+    n, q = signs.shape[1], items.weights.shape[1]
     tilted = TiltedMoments(*(np.zeros(signs.shape) for _ in TiltedMoments._fields))
     posterior = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.full(n, np.inf))
     rounds, under_way = np.zeros(n, np.int64), np.ones(n, np.bool_)
     for done in range(_MAX_ROUNDS):
-        found = EPPosterior(*_gaussians_from_sites(sites, items))
-        second = found.covariance[:, j, k]
-        marginals = ItemMarginals(items.weights @ found.mean.T, doubled @ second.T)
+        gaussians = EPPosterior(*_gaussians_from_sites(sites, items))
+        second = gaussians.covariance[:, j, k]
+        marginals = ItemMarginals(items.weights @ gaussians.mean.T, doubled @ second.T)
         rates = np.where(under_way, 1.0 if done < _UNDAMPED_ROUNDS else 0.5, 0.0)
         match_logistic_sites(
-            signs, items.offsets, marginals, rule, rates, sites, tilted, found.log_likelihood
+            signs, items.offsets, marginals, rule, rates, sites, tilted, gaussians.log_likelihood
         )
-        moved = np.abs(found.log_likelihood - posterior.log_likelihood) > _ROUND_TOLERANCE
-        for part, now in zip(posterior, found, strict=True):
+        moved = np.abs(gaussians.log_likelihood - posterior.log_likelihood) > _ROUND_TOLERANCE
+        for part, now in zip(posterior, gaussians, strict=True):
             part[under_way] = now[under_way]
         rounds += under_way
         under_way &= moved
@@ -273,16 +312,16 @@ def _hermite_rule() -> HermiteRule:
 
 
 def _gaussians_from_sites(sites: GaussianSites, items: _ItemForms) -> tuple[Floats, Floats, Floats]:
-    """μ, C, and ½ μᵀ C⁻¹ μ + ½ log det C of each row."""
-    precision, pull = _posterior_precision(sites.precision, items), sites.shift.T @ items.weights
+    """Return μ, C, and ½ μᵀ C⁻¹ μ + ½ log det C of each row."""
+    precision, shift = _posterior_precision(sites.precision, items), sites.shift.T @ items.weights
     covariance = np.linalg.inv(precision).astype(np.float64)
-    mean = (covariance @ pull[:, :, None])[:, :, 0]
+    mean = (covariance @ shift[:, :, None])[:, :, 0]
     log_det: Floats = np.linalg.slogdet(precision)[1].astype(np.float64)
-    return mean, covariance, 0.5 * ((pull * mean).sum(axis=1) - log_det)
+    return mean, covariance, 0.5 * ((shift * mean).sum(axis=1) - log_det)
 
 
 def _posterior_precision(site_precision: Floats, items: _ItemForms) -> Floats:
-    """I + Σ τ_i w_i w_iᵀ, (n_rows, q, q)."""
+    """Return I + Σ τ_i w_i w_iᵀ, (n_rows, q, q)."""
     q = items.weights.shape[1]
     j, k = np.tril_indices(q)
     precision = np.empty((site_precision.shape[1], q, q))
@@ -292,7 +331,7 @@ def _posterior_precision(site_precision: Floats, items: _ItemForms) -> Floats:
 
 
 def _laplace_sites(signs: Signs, items: _ItemForms) -> GaussianSites:
-    """Sites of the Gaussians at the modes of the rows, found by Newton's method."""
+    """Return the sites of Laplace's approximation, at the modes found by Newton's method."""
     n, q = signs.shape[1], items.weights.shape[1]
     mode, step, gain = np.zeros((n, q)), np.zeros((n, q)), np.full(n, np.inf)
     value, slopes, log_p = np.full(n, -np.inf), np.empty(signs.shape), np.empty(n)
@@ -315,3 +354,112 @@ def _laplace_sites(signs: Signs, items: _ItemForms) -> GaussianSites:
         gain = np.where(better, (newton * slope).sum(axis=1), np.where(under_way, gain / 2, gain))
         step = np.where(better[:, None], newton, step / 2)
     return sites
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fill_logistic_parts(signs: Signs, z: Floats, slopes: Floats, log_p: Floats) -> None:
+    """Replace z by t − σ(z), and compute σ(z) σ(−z) and log P(t) of each column."""
+    product = np.ones(z.shape[1])
+    fill(log_p, 0.0)
+    for i in range(len(z)):
+        _multiply_item_factors(signs[i], z[i], slopes[i], log_p, product)
+        if i % _FACTORS == _FACTORS - 1:
+            _take_logarithms(product, log_p)
+    _take_logarithms(product, log_p)
+
+
+@inlined
+def _multiply_item_factors(
+    signs: Signs, z: Floats, slopes: Floats, log_p: Floats, product: Floats
+) -> None:
+    for row in range(len(z)):
+        sign = float(signs[row])
+        present = sign * sign
+        towards = sign * z[row]
+        e = exp_minus(abs(towards))
+        inverse = 1.0 / (1.0 + e)
+        log_p[row] += min(towards, 0.0)
+        product[row] *= 1.0 + present * e
+        z[row] = sign * (e * inverse if towards > 0 else inverse)
+        slopes[row] = present * e * inverse * inverse
+
+
+@inlined
+def _take_logarithms(product: Floats, log_p: Floats) -> None:
+    for row in range(len(log_p)):
+        log_p[row] -= math.log(product[row])
+        product[row] = 1.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def match_logistic_sites(
+    signs: Signs,
+    offsets: Floats,
+    marginals: ItemMarginals,
+    rule: HermiteRule,
+    rates: Floats,
+    sites: GaussianSites,
+    tilted: TiltedMoments,
+    log_likelihood: Floats,
+) -> None:
+    """Move each site towards its match by `rates`, (n_rows,), and add the log factors."""
+    zeros = np.zeros(signs.shape[1])
+    sums = _NodeSums(zeros, zeros.copy(), zeros.copy(), zeros.copy())
+    for i in range(len(signs)):
+        mean, variance = marginals.mean[i], marginals.variance[i]
+        precision, shift = sites.precision[i], sites.shift[i]
+        _integrate_item(signs[i], offsets[i], mean, variance, rule, precision, shift, sums)
+        residual, covariance = tilted.mean_residual[i], tilted.residual_covariance[i]
+        slope = tilted.slope[i]
+        for row in range(len(rates)):
+            present = float(signs[i, row]) ** 2
+            v = max(variance[row], _MIN_VARIANCE)
+            cavity = max(1.0 / v - precision[row], _MIN_CAVITY / v)
+            centre = (mean[row] / v - shift[row]) / cavity
+            first = sums.first[row] / sums.zeroth[row]
+            spread = v * (sums.second[row] / sums.zeroth[row] - first * first)
+            reached = mean[row] + math.sqrt(v) * first
+            # By Stein's lemma, the moments of y give those of t − σ(z).
+            residual[row] = present * (reached - centre) * cavity
+            excess = (spread + (reached - centre) ** 2) * cavity - 1.0
+            covariance[row] = present * (excess - residual[row] * (mean[row] - centre)) / v
+            slope[row] = present * sums.slope[row] / sums.zeroth[row]
+            log_likelihood[row] += present * (
+                math.log(sums.zeroth[row])
+                + 0.5 * (centre * centre * cavity - mean[row] * mean[row] / v)
+            )
+            rate = rates[row] * present
+            precision[row] += rate * (max(1.0 / spread - cavity, 0.0) - precision[row])
+            shift[row] += rate * (reached / spread - centre * cavity - shift[row])
+
+
+@inlined
+def _integrate_item(
+    signs: Signs,
+    offset: float,
+    mean: Floats,
+    variance: Floats,
+    rule: HermiteRule,
+    precision: Floats,
+    shift: Floats,
+    sums: _NodeSums,
+) -> None:
+    """Integrate the item times the cavity Gaussian, on nodes placed by the current marginal."""
+    for total in sums:
+        fill(total, 0.0)
+    for node in range(len(rule.nodes)):
+        x, weight = rule.nodes[node], rule.weights[node]
+        for row in range(len(mean)):
+            v = max(variance[row], _MIN_VARIANCE)
+            cavity = max(1.0 / v - precision[row], _MIN_CAVITY / v)
+            y = fma(math.sqrt(v), x, mean[row])
+            gap = y - (mean[row] / v - shift[row]) / cavity
+            towards = float(signs[row]) * (y + offset)
+            e = exp_minus(abs(towards))
+            inverse = 1.0 / (1.0 + e)
+            mass = weight * exp_minus(0.5 * gap * gap * cavity)
+            mass *= inverse if towards > 0 else e * inverse
+            sums.zeroth[row] += mass
+            sums.first[row] = fma(mass, x, sums.first[row])
+            sums.second[row] = fma(mass * x, x, sums.second[row])
+            sums.slope[row] = fma(mass, e * inverse * inverse, sums.slope[row])

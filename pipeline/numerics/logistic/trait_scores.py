@@ -5,12 +5,13 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
     s_n = E[s(x) | t_n],   s_i(x) = m_ni (t_ni − σ(η_i)) z,
     I_n = E[diag_i m_ni σ(η_i)(1 − σ(η_i)) z zᵀ | t_n] − Cov[s(x) | t_n]
 
-(T. A. Louis, JRSS B 44 (1982), eq. 3.2). Of a fit on nodes the first expectation follows from the
-mass of rows at each node, and of rows without missing values all sums do (`sum_node_scores`). Other
-expectations are over the row's posterior, by points placed on its mean and covariance and weighed
-by their likelihood: a Gauss–Hermite rule, at n_points (n_features (q + 1))² multiplications a row;
-beyond 3 components, where s_n alone can be had, a fixed set of Sobol's points in pairs of either
-sign, whose covariance is the normal's, at (n_features (q + 1))².
+(T. A. Louis, JRSS B 44 (1982), eq. 3.2). For a fit on nodes, the first expectation follows from the
+mass of rows at each node; for rows without missing values, all sums do (`sum_node_scores`). Other
+expectations are over the row's posterior, on points placed by its mean and covariance and weighted
+by their likelihood. Up to 3 components, the points are a Gauss–Hermite rule and a row costs
+n_points (n_features (q + 1))² multiplications. Above 3 components, only s_n is computed, on a fixed
+set of Sobol points in pairs of opposite signs with the covariance of the normal, at (n_features (q
++ 1))² per row.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite, iter_r
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
-# Points an axis, by the number of components, for few features, some, and many. Against many more
-# points, with weights up to 5, standard errors differ by 2 % at the most and 0.2 % in the median,
-# with many features by 10 % and 1 %.
+# Points per axis, by the number of components, for few, some and many features. Compared with many
+# more points, and with weights up to 5, standard errors differ by at most 2 % and by 0.2 % in the
+# median; with many features, by 10 % and 1 %.
 _POINTS_PER_AXIS = {1: (11, 7, 5), 2: (7, 9, 7), 3: (5, 7, 5)}
 _FEW_ITEMS, _SOME_ITEMS = 10, 100
-_LOG_PAIRS = 7  # of points
+_LOG_PAIRS = 7  # log2 of the number of pairs of points
 _BATCH_ENTRIES = 2**20
-_MIN_VARIANCE = 1e-6  # variance of a posterior that lies on one node
+_MIN_VARIANCE = 1e-6  # added to the variance, in case a posterior has all mass on one node
 
 
 class HasMoments(Protocol):
-    """What is known of the posterior of rows: (n_samples, q) and (n_samples, q, q)."""
+    """Moments of the posteriors of rows, (n_samples, q) and (n_samples, q, q)."""
 
     @property
     def mean(self) -> Floats:
@@ -56,7 +57,7 @@ class HasMoments(Protocol):
 
 
 class TraitScoreSums(NamedTuple):
-    """Sums over rows; parameters are in the order of items, of each its weights, then its offset.
+    """Sums over rows; parameters are ordered by item, its weights first, then its offset.
 
     Attributes
     ----------
@@ -71,7 +72,7 @@ class TraitScoreSums(NamedTuple):
 
 
 class TraitScores(NamedTuple):
-    """Sums over rows, as `TraitScoreSums`, and their curvature.
+    """Sums over rows, as in `TraitScoreSums`, with the curvature.
 
     Attributes
     ----------
@@ -94,42 +95,41 @@ def sum_trait_scores(
     Parameters
     ----------
     X
-        (n_samples, n_features) of 0 and 1.
+        Values 0 and 1, (n_samples, n_features).
     observed
-        Same shape, 1 = observed; None when every value is there.
+        Mask of the same shape; None if all values are observed.
     weights, offsets
         The model, (n_features, q) and (n_features,).
     posterior
-        Of each row; points are placed by its mean and covariance.
+        Posterior of each row, whose mean and covariance place the points.
     """
     n_features, q = weights.shape
     size = n_features * (q + 1)
     spread, products = np.zeros((2, size, size))
-    found = TraitScores(spread, products, np.zeros((n_features, q + 1, q + 1)))
+    sums = TraitScores(spread, products, np.zeros((n_features, q + 1, q + 1)))
     rule = _point_rule(n_features, q)
     for rows in _iter_batches(len(X), len(rule.points) * size):
-        _add_scores(
-            found, _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
-        )
-    return found
+        points = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
+        _add_scores(sums, points)
+    return sums
 
 
 def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> TraitScoreSums:
-    """Sum scores of rows that have all their values, by their responsibilities R_nl.
+    """Sum scores of rows without missing values, by their responsibilities R_nl.
 
-    What rows and nodes have to do with E[s sᵀ] comes apart then,
+    E[s sᵀ] then separates into a part of the rows and a part of the nodes,
 
         Σ_n E[s_i s_jᵀ] = Σ_n t_ni t_nj E[z zᵀ] − Σ_l (o_il σ_jl + σ_il o_jl − m_l σ_il σ_jl) z zᵀ,
 
-    with o_il = Σ_n R_nl t_ni and m_l = Σ_n R_nl, so that a row costs (q + 1)² n_features² and
-    products of matrices alone.
+    with o_il = Σ_n R_nl t_ni and m_l = Σ_n R_nl. A row costs (q + 1)² n_features², in matrix
+    products.
 
     Parameters
     ----------
     X
-        (n_samples, n_features) of 0 and 1.
+        Values 0 and 1, (n_samples, n_features).
     weights, offsets, nodes
-        The model, (n_features, q) and (n_features,), and what stands for the prior.
+        The model, (n_features, q) and (n_features,), and the nodes of its prior.
     """
     n_features, q = weights.shape
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
@@ -159,17 +159,17 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
 def sum_score_products(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: HasMoments
 ) -> Floats:
-    """Give `TraitScores.products` alone, for any number of components."""
+    """Return only `TraitScores.products`, for any number of components."""
     n_features, q = weights.shape
-    found = np.zeros((n_features * (q + 1), n_features * (q + 1)))
-    rule = _spread_points(q)
+    products = np.zeros((n_features * (q + 1), n_features * (q + 1)))
+    rule = _sobol_points(q)
     for rows in _iter_batches(len(X), len(rule.points) * n_features):
-        at = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
-        z = np.concatenate([at.x, np.ones((*at.x.shape[:2], 1))], axis=2)
-        mean = np.swapaxes(at.left * at.share[:, :, None], 1, 2) @ z
+        points = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
+        z = np.concatenate([points.x, np.ones((*points.x.shape[:2], 1))], axis=2)
+        mean = np.swapaxes(points.residual * points.share[:, :, None], 1, 2) @ z
         flat = mean.reshape(len(mean), -1)
-        found += flat.T @ flat
-    return found
+        products += flat.T @ flat
+    return products
 
 
 class _PosteriorPoints(NamedTuple):
@@ -177,9 +177,9 @@ class _PosteriorPoints(NamedTuple):
 
     x: Floats
     share: Floats
-    seen: Floats
+    mask: Floats
     sigma: Floats
-    left: Floats
+    residual: Floats
 
 
 def _evaluate_at_points(
@@ -192,20 +192,19 @@ def _evaluate_at_points(
     posterior: HasMoments,
 ) -> _PosteriorPoints:
     bits = X[rows][:, None]
-    seen = np.ones(bits.shape) if observed is None else observed[rows][:, None].astype(np.float64)
+    mask = np.ones(bits.shape) if observed is None else observed[rows][:, None].astype(np.float64)
     x = _place_points(rule, posterior.mean[rows], posterior.covariance[rows])
     eta = x @ weights.T + offsets
-    small = np.exp(-abs(eta))
-    whole = 1 + small
-    log_joint = (seen * (bits * eta - np.maximum(eta, 0) - np.log(whole))).sum(axis=2)
-    sigma = np.where(eta >= 0, 1, small) / whole
-    return _PosteriorPoints(
-        x, _posterior_shares(log_joint, x, rule), seen, sigma, seen * (bits - sigma)
-    )
+    e = np.exp(-abs(eta))
+    denominator = 1 + e
+    log_joint = (mask * (bits * eta - np.maximum(eta, 0) - np.log(denominator))).sum(axis=2)
+    sigma = np.where(eta >= 0, 1, e) / denominator
+    share = _posterior_shares(log_joint, x, rule)
+    return _PosteriorPoints(x, share, mask, sigma, mask * (bits - sigma))
 
 
 def count_points(n_features: int, q: int) -> int:
-    """Points that stand for a row's posterior."""
+    """Return the number of points that represent a row's posterior."""
     return len(_point_rule(n_features, q).points)
 
 
@@ -216,9 +215,9 @@ def _point_rule(n_features: int, q: int) -> Nodes:
 
 
 @cache
-def _spread_points(q: int) -> Nodes:
-    """Spread points over N(0, I_q): mean 0 and covariance I, to rounding."""
-    from scipy.stats import qmc  # takes its time to be imported
+def _sobol_points(q: int) -> Nodes:
+    """Return Sobol points of N(0, I_q), with mean 0 and covariance I up to rounding."""
+    from scipy.stats import qmc  # slow to import
 
     half = scipy.special.ndtri(qmc.Sobol(q, rng=0).random_base2(_LOG_PAIRS))
     points = np.vstack([half, -half])
@@ -228,7 +227,7 @@ def _spread_points(q: int) -> Nodes:
 
 
 def sum_node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
-    """Give Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ] by the mass at each node.
+    """Return Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], given the mass at each node.
 
     Parameters
     ----------
@@ -244,10 +243,10 @@ def sum_node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: No
     """
     sigma = scipy.special.expit(weights @ nodes.points.T + offsets[:, None])
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
-    bends = mass * sigma * (1 - sigma)
+    curvature = mass * sigma * (1 - sigma)
     width = z.shape[1]
     products = (z[:, :, None] * z[:, None]).reshape(len(z), -1)
-    return np.asarray((bends @ products).reshape(-1, width, width))
+    return np.asarray((curvature @ products).reshape(-1, width, width))
 
 
 def _iter_batches(n_rows: int, row_entries: int) -> Iterator[slice]:
@@ -258,30 +257,30 @@ def _iter_batches(n_rows: int, row_entries: int) -> Iterator[slice]:
 
 
 def _place_points(rule: Nodes, mean: Floats, covariance: Floats) -> Floats:
-    """Give points of each row, (n_rows, n_points, q)."""
+    """Return the points of each row, (n_rows, n_points, q)."""
     root = np.linalg.cholesky(covariance + _MIN_VARIANCE * np.eye(mean.shape[1]))
     points: Floats = mean[:, None] + rule.points @ np.swapaxes(root, 1, 2)
     return points
 
 
 def _posterior_shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
-    """Give each point's share of the row's posterior, (n_rows, n_points)."""
+    """Return each point's share of the row's posterior, (n_rows, n_points)."""
     log_shares = log_joint - 0.5 * (x**2).sum(axis=2)
     log_shares += rule.log_weights + 0.5 * (rule.points**2).sum(axis=1)
     shares: Floats = scipy.special.softmax(log_shares, axis=1)
     return shares
 
 
-def _add_scores(found: TraitScores, at: _PosteriorPoints) -> None:
-    n_rows, n_points, _ = at.x.shape
-    z = np.concatenate([at.x, np.ones((n_rows, n_points, 1))], axis=2)
-    scores = (at.left[:, :, :, None] * z[:, :, None]).reshape(n_rows, n_points, -1)
-    mean = (at.share[:, None] @ scores)[:, 0]
-    found.products[:] += mean.T @ mean
-    scores *= np.sqrt(at.share)[:, :, None]
+def _add_scores(sums: TraitScores, points: _PosteriorPoints) -> None:
+    n_rows, n_points, _ = points.x.shape
+    z = np.concatenate([points.x, np.ones((n_rows, n_points, 1))], axis=2)
+    scores = (points.residual[:, :, :, None] * z[:, :, None]).reshape(n_rows, n_points, -1)
+    mean = (points.share[:, None] @ scores)[:, 0]
+    sums.products[:] += mean.T @ mean
+    scores *= np.sqrt(points.share)[:, :, None]
     weighted = scores.reshape(n_rows * n_points, -1)
-    found.spread[:] += weighted.T @ weighted
-    bends = at.share[:, :, None] * at.seen * at.sigma * (1 - at.sigma)
+    sums.spread[:] += weighted.T @ weighted
+    curvature = points.share[:, :, None] * points.mask * points.sigma * (1 - points.sigma)
     squares = (z[:, :, :, None] * z[:, :, None]).reshape(n_rows * n_points, -1)
-    whole = bends.reshape(n_rows * n_points, -1).T @ squares
-    found.curvature[:] += whole.reshape(found.curvature.shape)
+    total = curvature.reshape(n_rows * n_points, -1).T @ squares
+    sums.curvature[:] += total.reshape(sums.curvature.shape)

@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.numerics.factor_checks import check_weights
+from pipeline.numerics.information import check_weights
 from pipeline.numerics.probit.orthant import (
     MAX_FEATURES,
     check_normal,

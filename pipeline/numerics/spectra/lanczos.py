@@ -31,6 +31,13 @@ _EXTRA_VECTORS = 12
 _MAX_BASIS_BLOCKS, _MAX_BASIS_BYTES = 24, 1 << 30
 _TOLERANCE, _SMALL_EIGENVALUE_SHARE = 1e-8, 1e-3
 _MAX_PRODUCTS = 500
+_FILTER_ROUNDS = 2
+_EXTRA_PAIRS = 8  # in these rounds: the bound must lie well below the requested eigenvalues
+# Relative to eigenvalues of the polynomials; the fine one leaves errors of 1e-13.
+_ROUGH_TOLERANCE, _FINE_TOLERANCE = 1e-2, 1e-10
+_FILTER_GAIN = 1e3
+_RESTARTS = 100
+_MAX_DEGREE = 2000
 
 
 class LeadingSpectrum(NamedTuple):
@@ -112,8 +119,8 @@ def compute_leading_spectrum(
                 values, fix_signs(basis @ leading), residuals, negative, n_products
             )
         if len(inner) + len(coupling) > max_basis_columns(n, n_leading):
-            kept = slice(-len(coupling) - n_leading, None)
-            basis, inner = basis @ turns[:, kept], np.diag(ritz[kept])
+            restart_columns = slice(-len(coupling) - n_leading, None)
+            basis, inner = basis @ turns[:, restart_columns], np.diag(ritz[restart_columns])
     raise FitError(
         f"The eigenvectors did not converge within {_MAX_PRODUCTS} products; residuals are up to "
         f"{residuals.max():.1e}. Leave out features, or fit fewer components."
@@ -143,15 +150,6 @@ def _orthonormalize(basis: Array, left: Array) -> tuple[Array, Array]:
     # If almost nothing is left, rounding errors lie within the basis: project a second time.
     block, turn = np.linalg.qr(block - basis @ (basis.T @ block))
     return block, turn @ coefficients
-
-
-_FILTER_ROUNDS = 2
-_EXTRA_PAIRS = 8  # in these rounds: the bound must lie well below the requested eigenvalues
-# Relative to eigenvalues of the polynomials; the fine one leaves errors of 1e-13.
-_ROUGH_TOLERANCE, _FINE_TOLERANCE = 1e-2, 1e-10
-_FILTER_GAIN = 1e3
-_RESTARTS = 100
-_MAX_DEGREE = 2000
 
 
 class Eigenpairs(NamedTuple):

@@ -146,6 +146,6 @@ def nearest_correlation(
 
 def _project_semidefinite(matrix: Matrix) -> Matrix:
     values, vectors = scipy.linalg.eigh(matrix)
-    kept = vectors * np.maximum(values, 0.0)
-    positive: Matrix = kept @ vectors.T
+    scaled = vectors * np.maximum(values, 0.0)
+    positive: Matrix = scaled @ vectors.T
     return (positive + positive.T) / 2

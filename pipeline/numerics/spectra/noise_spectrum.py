@@ -59,6 +59,8 @@ _PRECISION = 1e-11
 _BEYOND_EDGE = 1e-7
 _DENSITY_STEPS = 40
 _MAX_DENSITY_STEPS = 400
+_MAX_SIZE = 600
+_MARGIN = 80
 
 
 @dataclass(frozen=True)
@@ -305,10 +307,6 @@ def _continue_resolvent(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArr
         if np.abs(step).max() <= _PRECISION * np.abs(g).max():
             return g
     return None
-
-
-_MAX_SIZE = 600
-_MARGIN = 80
 
 
 def count_above(s: npt.ArrayLike) -> Array:

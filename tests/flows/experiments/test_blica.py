@@ -289,5 +289,7 @@ def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
 def test_a_trial_that_cannot_be_is_refused_in_one_line(call, monkeypatch):
     monkeypatch.setattr(blica_samples, "_SEGMENTS", 2)
     done = call("blica-samples", "--quick", "--executor", "serial")
-    assert done.check_refused().startswith("error: Expected at least 3 segments, got 2.")
+    assert done.check_refused().startswith(
+        "error: BLICA needs at least 3 segments, but there are 2."
+    )
     assert not Path("runs").exists()

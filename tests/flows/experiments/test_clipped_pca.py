@@ -306,8 +306,11 @@ def test_loadings_are_drawn(call: Call, artifact: Path, tmp_path: Path) -> None:
     [
         (("--image-shape", "3x3"), "the 6 features, got 3x3 = 9"),
         ((), "--image-shape"),
-        (("--image-shape", "2x3", "--output", "l.txt"), "ends in .png, .svg, .pdf"),
-        (("--image-shape", "2x3", "--components", "0"), "--components: Expected at least 1"),
+        (("--image-shape", "2x3", "--output", "l.txt"), "must end in .png, .svg, .pdf"),
+        (
+            ("--image-shape", "2x3", "--components", "0"),
+            "--components is 0, but must be at least 1",
+        ),
         (("--image-shape", "2x3", "--colour", "red"), "--colour"),
     ],
 )
@@ -320,7 +323,7 @@ def test_loadings_refuses(
 def test_an_artifact_without_loadings(refused: Callable[..., str], tmp_path: Path) -> None:
     arrays = {"mixing": NamedArray(("feature", "component"), np.ones((2, 1)))}
     path = write_artifact(tmp_path / "other", arrays, {"feature_names": ["a", "b"]})
-    assert "Expected an artifact with loadings" in refused("loadings", "--artifact", path)
+    assert "the model has no loadings" in refused("loadings", "--artifact", path)
     assert "does not exist" in refused("loadings", "--artifact", tmp_path / "nothing")
 
 

@@ -130,9 +130,9 @@ def test_json_and_the_table_say_what_was_found(
     [
         (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--split", "2"), "--split: Expected --dataset beside it"),
+        (("--split", "2"), "--split needs --dataset"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
-        (("--components", "34"), "--components: Expected 1 to 33, below the number of"),
+        (("--components", "34"), "--components is 34, but must lie between 1 and 33"),
         (("--components", "0"), "--components"),
     ],
 )
@@ -156,7 +156,7 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     observed = np.ones_like(X)
     observed[3, 5] = 0
     path = str(write_arrays(tmp_path / "d.zarr", X, observed).path)
-    with pytest.raises(FitError, match="without missing values"):
+    with pytest.raises(FitError, match="have missing values"):
         split_images(open_images(path, None, "3x4", None))
-    with pytest.raises(FitError, match="at least 6 images, got 5"):
+    with pytest.raises(FitError, match="only 5 images; at least 6"):
         split_images(open_images(path, None, "3x4", None)._replace(block=pack_block(X[:5])))

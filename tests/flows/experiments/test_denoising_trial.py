@@ -10,7 +10,7 @@ from flows.experiments.denoising import DenoisingTrial, add_noise, run_denoising
 from flows.experiments.tipping_trial import draw_noisy_prototypes
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.registry import find_model_class

@@ -125,10 +125,10 @@ def test_legends_have_room(axes: Axes) -> None:
 @pytest.mark.parametrize(
     ("codes", "labels", "said"),
     [
-        (np.zeros((4, 3)), None, r"Expected codes \(n_rows, 2\), got \(4, 3\)"),
-        (np.zeros((0, 2)), None, r"got \(0, 2\)"),
-        ([[0, 0], [np.nan, 1]], None, "in row 1"),
-        (np.zeros((4, 2)), ["a"], "a label for each of 4 rows, got 1"),
+        (np.zeros((4, 3)), None, r"codes have shape \(4, 3\), not \(n_rows, 2\)"),
+        (np.zeros((0, 2)), None, r"shape \(0, 2\)"),
+        ([[0, 0], [np.nan, 1]], None, "code of row 1 is"),
+        (np.zeros((4, 2)), ["a"], "1 labels for 4 rows"),
     ],
 )
 def test_codes_that_cannot_be_drawn(axes: Axes, codes: Any, labels: Any, said: str) -> None:

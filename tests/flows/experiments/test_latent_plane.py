@@ -83,5 +83,5 @@ def test_without_any_value_the_posterior_is_the_prior():
 
 
 def test_other_dimensions_are_refused():
-    with pytest.raises(FitError, match=r"Expected weights \(n_features, 2\), got \(12, 3\)"):
+    with pytest.raises(FitError, match=r"weights have shape \(12, 3\), not \(n_features, 2\)"):
         plane_posterior(ROW, None, np.ones((12, 3)), OFFSETS)

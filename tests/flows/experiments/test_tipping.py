@@ -217,7 +217,7 @@ def test_json_and_the_table_say_what_was_found(
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--split", "2"), "--split: Expected --dataset beside it"),
+        (("--split", "2"), "--split needs --dataset"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
         (("--sede", "1"), "--sede"),
     ],

@@ -22,7 +22,7 @@ from flows.experiments.tipping_trial import (
 )
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.em import LatentTraitParams
 

@@ -13,7 +13,7 @@ import pytest
 from flows.fitting import kept_statistics as kept_module
 from flows.fitting.kept_statistics import STATISTICS_FOLDER, open_kept_statistics
 from pipeline.data.blocks import RowSource, Tile
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts.artifacts import load_artifact

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.api import functions as api
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import open_dataset

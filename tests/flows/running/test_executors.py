@@ -137,7 +137,15 @@ def test_an_interrupt_that_python_drops_is_obeyed(capsys, monkeypatch, name):
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
+def test_dasks_account_needs_bokeh(monkeypatch):
+    monkeypatch.setattr("flows.running.executors.find_spec", lambda _: None)
+    check_executor_options()
+    with pytest.raises(FitError, match=r"pip install 'latentbits\[dashboard\]'"):
+        check_executor_options(performance_report="account.html")
+
+
 def test_dask_writes_an_account_where_asked(tmp_path):
+    pytest.importorskip("bokeh")
     path = tmp_path / "account.html"
     with open_executor(performance_report=str(path)) as executor:
         assert list(executor.map(abs, [-1, 2])) == [1, 2]

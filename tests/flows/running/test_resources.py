@@ -8,8 +8,8 @@ from pathlib import Path
 from distributed import Client, LocalCluster
 
 from flows.running.resources import UsageReading, compute_usage, read_usage
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.dask import DaskExecutor
-from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.usage import ProcessUsage, measure_usage
 
 

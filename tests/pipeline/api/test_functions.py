@@ -18,8 +18,8 @@ from pipeline.api import functions as api
 from pipeline.api import progress_line as telling
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.progress import ignore_progress
-from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor, make_executor
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.registry import find_models
@@ -154,7 +154,7 @@ def test_why_there_is_no_likelihood_is_said() -> None:
         ),
         ({"model": "latent-trait", "tol": True}, "^tol: Expected a number, got True"),
         ({"model": "stack", "layers": "4,2"}, "^layers: Expected whole numbers or None, got '4,2'"),
-        ({"n_jobs": 0}, "^n_jobs: Expected a number of threads, or -1 for all CPUs, got 0"),
+        ({"n_jobs": 0}, "^n_jobs is 0. Choose a number of threads, or -1 for all CPUs"),
         ({"seed": -1}, "^seed: Expected 0 to"),
         ({"split": "tes"}, "d.zarr: split: Expected a split of the dataset, got 'tes'"),
     ],
@@ -172,7 +172,7 @@ def test_features_named_like_options_stay_as_they_are(tmp_path: Path) -> None:
     X, _ = draw_probit_rows(200, 4, 1, seed=0)
     X[:, 1] = 1
     data = write_arrays(tmp_path / "d.zarr", X, names=["a", "--set b=c", "--seed", "d"])
-    said = r"got constant ones: '--set b=c'\. .* by constant_features=\"keep\"\.$"
+    said = r"features are constant: '--set b=c'\. .* by constant_features=\"keep\"\.$"
     with pytest.raises(FitError, match=said):
         api.fit(data)
 
@@ -237,12 +237,10 @@ def test_a_terminal_shows_how_far_a_fit_is(
 def test_other_features_are_refused(dataset: BinaryDataset, tmp_path: Path) -> None:
     fitted = api.fit(dataset, "bernoulli-mixture", components=1)
     other = write_arrays(tmp_path / "o.zarr", draw_probit_rows(100, 8, 2, 0)[0])
-    with pytest.raises(FitError, match="feature '<b>' of the fit at position 1, got feature 'f0'"):
+    with pytest.raises(FitError, match="Feature 1 is 'f0', but '<b>' in the fit"):
         api.transform(fitted, other)
     fewer = write_arrays(tmp_path / "f.zarr", draw_probit_rows(100, 2, 2, 0)[0], names=NAMES[:2])
-    with pytest.raises(
-        FitError, match="feature 'f2' of the fit at position 3, got no more feature"
-    ):
+    with pytest.raises(FitError, match="Feature 3 is missing, but 'f2' in the fit"):
         api.evaluate(fitted, fewer)
 
 

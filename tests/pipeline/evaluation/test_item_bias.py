@@ -12,8 +12,8 @@ from scipy.special import expit, log_expit
 
 from flows.data.datasets import make_row_source
 from pipeline.evaluation.item_bias import GroupTestResults, run_group_tests
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.progress import ignore_progress
-from pipeline.executors.serial import SerialExecutor
 from tests.support.data import write_arrays
 
 Array = NDArray[np.float64]

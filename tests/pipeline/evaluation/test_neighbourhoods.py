@@ -20,7 +20,7 @@ from pipeline.evaluation.sampled_rows import (
     draw_dataset_rows,
     draw_labelled_rows,
 )
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.numerics.graphs.neighbourhoods import trustworthiness
 from pipeline.random import RowRandom

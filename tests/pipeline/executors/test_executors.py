@@ -21,9 +21,8 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from threadpoolctl import ThreadpoolController
 
-from pipeline.executors.base import limit_blas_threads
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.executors.dask import DaskExecutor
-from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.clipped_pca import ClippedPCA
@@ -270,7 +269,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_overlapping_users_share_one_blas_thread():
+def test_overlapping_users_share_limit_blas_threads():
     """The last to leave restores what the first found, in whatever order they leave."""
     found = _blas_threads()
     first, second = limit_blas_threads(), limit_blas_threads()

@@ -12,7 +12,6 @@ from pipeline.errors import FitError
 from pipeline.inference.from_artifact import (
     REQUIRED_KEYS,
     model_from_artifact,
-    objective_from_artifact,
 )
 from pipeline.models.stack import Stack, StackParams
 from pipeline.numerics.networks.layered_network import Layer
@@ -36,25 +35,30 @@ def recorded(**changes: Any) -> dict[str, Any]:
     return {**dict.fromkeys(REQUIRED_KEYS), **known, **changes}
 
 
-def arrays() -> dict[str, np.ndarray]:
-    return {name: values for name, (_, values) in get_named_arrays(PARAMS).items()}
+class RecordedFit(dict[str, np.ndarray]):
+    """An artifact in memory, with the arrays of `PARAMS`."""
+
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        super().__init__({name: a for name, (_, a) in get_named_arrays(PARAMS).items()})
+        self.manifest = manifest
 
 
 def test_a_stack_is_read_back() -> None:
-    model, params = model_from_artifact(recorded(), arrays())
-    assert model == MODEL
-    assert params.sizes == (4, 3, 2)
+    loaded = model_from_artifact(RecordedFit(recorded()))
+    assert loaded.model == MODEL
+    assert loaded.params.sizes == (4, 3, 2)
 
 
 @pytest.mark.parametrize(
     "changes", [{"feature_names": list("abc")}, {"feature_names": list("abcde")}]
 )
 def test_units_below_the_first_layer_are_the_features(changes: dict[str, Any]) -> None:
-    with pytest.raises(FitError, match=r"of \d features, got 4\. Fit again\."):
-        model_from_artifact(recorded(**changes), arrays())
+    with pytest.raises(FitError, match=r"has 4 features instead of \d\. Fit again\."):
+        model_from_artifact(RecordedFit(recorded(**changes)))
 
 
-def test_the_objective_is_that_recorded_or_of_former_artifacts_that_of_the_last_pass() -> None:
-    assert objective_from_artifact(recorded(objective=-2.0)) == -2.0
-    assert objective_from_artifact(recorded()) == -4.0
-    assert objective_from_artifact(recorded(history=[])) is None
+def test_an_artifact_of_an_earlier_version_is_refused() -> None:
+    manifest = recorded()
+    del manifest["objective"]
+    with pytest.raises(FitError, match=r"another version: it has no objective\. Fit again\.$"):
+        model_from_artifact(RecordedFit(manifest))

@@ -12,7 +12,7 @@ from scipy.special import xlogy
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.learning.layered import (
     compute_baseline_score,
@@ -260,7 +260,7 @@ def test_steps_that_are_too_long_grow_shorter() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
-    name = "--components" if setting == "n_components" else setting
+    name = "components" if setting == "n_components" else setting
     with pytest.raises(FitError, match=f"{name}: Expected .* got '?{value}'?") as refusal:
         Autoencoder(**{setting: value})
     assert "\n" not in str(refusal.value)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.bernoulli_mixture import model as bernoulli_mixture
 from pipeline.models.bernoulli_mixture.kernels import (
@@ -200,9 +200,9 @@ def test_constant_features_and_needless_components_are_told() -> None:
 @pytest.mark.parametrize(
     ("kinds", "n_components", "said"),
     [
-        (6, None, "2 of 8, as auto doubles their number; --components 6 does without them"),
-        (40, None, "still gain at 8 components, where auto ends; give a larger number"),
-        (6, 8, "2 of 8; ask for fewer"),
+        (6, None, "2 of 8; their number was doubled automatically, components=6 avoids them"),
+        (40, None, "still gain at 8, where the search for components ends; set a larger number"),
+        (6, 8, "2 of 8; choose fewer components"),
         (6, 6, None),
     ],
 )
@@ -213,7 +213,7 @@ def test_of_the_number_of_components_one_thing_is_advised(
     rng = np.random.default_rng(1)
     patterns = (rng.random((kinds, 24)) < 0.5).astype(np.uint8)
     state = fitted(patterns[rng.integers(kinds, size=400)], n_components=n_components)
-    told = [notice.text for notice in state.warnings if "components" in notice.text]
+    told = [notice.render() for notice in state.warnings if "components" in notice.text]
     assert len(told) == (said is not None)
     assert all(text.endswith(str(said)) for text in told)
 
@@ -221,8 +221,12 @@ def test_of_the_number_of_components_one_thing_is_advised(
 @pytest.mark.parametrize(
     ("n_rows", "more", "message"),
     [
-        (20, {"n_components": 21}, "--components: Expected at most 20, the number of rows, got 21"),
-        (99, {"n_components": None}, "--components: Expected at least 100 rows .* got 99"),
+        (
+            20,
+            {"n_components": 21},
+            "components is 21, but the dataset has only 20 rows. Choose at most 20",
+        ),
+        (99, {"n_components": None}, "only 99 rows; choosing components needs at least 100"),
     ],
 )
 def test_too_few_rows_are_refused(n_rows: int, more: dict[str, Any], message: str) -> None:

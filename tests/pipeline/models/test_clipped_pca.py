@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal, norm
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model
 from pipeline.models.state import FitState
@@ -149,7 +149,7 @@ def test_a_given_number_of_components_needs_no_null() -> None:
 
 
 def test_more_components_than_features_are_refused() -> None:
-    with pytest.raises(FitError, match=r"components: Expected at most 4\b.* got 5\."):
+    with pytest.raises(FitError, match=r"components is 5, but the limit is 4, the number of"):
         fitted(probit(2000)[0][:, :4], n_components=5)
 
 
@@ -234,7 +234,7 @@ def test_arcsine_takes_thresholds_of_zero_and_warns_where_they_are_not() -> None
     state = fitted(X, estimator="arcsine")
     np.testing.assert_array_equal(state.params.thresholds, np.zeros(64))
     (notice,) = state.warnings
-    assert "arcsine assumes one half of ones" in notice.text
+    assert "arcsine assumes that half of the values are ones" in notice.text
     uneven = np.flatnonzero(np.abs(X.mean(axis=0) - 0.5) > 0.1)
     assert notice.features == tuple(uneven.tolist())
     truth, even = correlation_of(loadings), np.abs(thresholds) < 0.2
@@ -296,7 +296,7 @@ def test_kept_constant_features_have_loadings_of_zero() -> None:
 def test_constant_features_are_refused_with_the_remedy() -> None:
     X = probit(2000)[0][:, :6].copy()
     X[:, 3] = 1
-    with pytest.raises(FitError, match=r"got constant ones: 3\. .*constant_features=keep"):
+    with pytest.raises(FitError, match=r"features are constant: 3\. .*constant_features=.keep"):
         fitted(X)
 
 

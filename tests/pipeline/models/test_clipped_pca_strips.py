@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting import pair_work as pairs
 from pipeline.fitting.loop import fit_model
@@ -125,10 +125,12 @@ def test_a_strip_is_symmetric_within_and_has_no_copy_of_others() -> None:
 def test_what_strips_cannot_do_is_refused_at_once() -> None:
     most = max_leading_pairs(N_FEATURES)
     with pytest.raises(
-        FitError, match=f"components: Expected at most {most}, an eighth of 150 .* got {most + 1}"
+        FitError, match=f"components is {most + 1}, but the limit is {most}, about an eighth of the"
     ):
         fitted(DenseData(drawn()), n_components=most + 1)
-    with pytest.raises(FitError, match=r"repair=\"nearest\" takes at most 100 features.* got 150"):
+    with pytest.raises(
+        FitError, match=r"repair=\"nearest\" takes at most 100 features.* there are 150"
+    ):
         fitted(DenseData(drawn()), repair="nearest")
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import FitState, fit_model
 from pipeline.models import laplacian_eigenmap
 from pipeline.models.laplacian_eigenmap import LaplacianEigenmap
@@ -117,7 +117,7 @@ def test_parts_are_joined_and_told() -> None:
     far = np.concatenate([np.hstack([X, 0 * X]), np.hstack([0 * X, X])])
     model, state = fitted(far, n_components=1)
     assert state.diagnostics["parts"] == 2
-    assert "neighbours fall into 2 parts, of " in state.warnings[-1].render()
+    assert "the graph has 2 unconnected parts (" in state.warnings[-1].render()
     z = codes(model, state, far)[:, 0]
     assert (z[:300] * z[300:] < 0).all()
 
@@ -125,9 +125,9 @@ def test_parts_are_joined_and_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": 31}, r"^k: Expected below 31, the number of distinct rows, got 31\."),
-        ({"k": 5, "n_components": 31}, r"^--components: Expected below 31, .* got 31\."),
-        ({"weights": "heat", "width": 0.01}, r"^width: Expected about 1\.\d, .* got 0\.01\."),
+        ({"k": 31}, r"^k is 31, but there are only 31 distinct rows\."),
+        ({"k": 5, "n_components": 31}, r"^components is 31, but there are only 31 distinct rows\."),
+        ({"weights": "heat", "width": 0.01}, r"^width is 0\.01, .* Choose about 1\.\d,"),
     ],
 )
 def test_settings_that_do_not_suit_the_rows_are_refused(
@@ -140,7 +140,8 @@ def test_settings_that_do_not_suit_the_rows_are_refused(
 
 def test_too_many_rows_are_refused_with_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laplacian_eigenmap, "MAX_ROWS", 100)
-    with pytest.raises(FitError, match=r"at most 100 distinct rows, got about .*landmarks=") as got:
+    refusal = r"about .* distinct rows, .* takes at most 100\..*landmarks="
+    with pytest.raises(FitError, match=refusal) as got:
         fitted(noisy_ring(500, 0)[0])
     assert "minutes" in str(got.value)
     assert "GB" in str(got.value)
@@ -149,7 +150,10 @@ def test_too_many_rows_are_refused_with_the_cost(monkeypatch: pytest.MonkeyPatch
 def test_components_that_no_neighbours_share_are_told_and_finite() -> None:
     X = np.unique(np.random.default_rng(0).integers(0, 2, (60, 30), dtype=np.uint8), axis=0)
     model, state = fitted(X, n_components=50)
-    assert "as between any rows: the last" in state.warnings[-1].render()
+    assert (
+        "components differ as much between neighbours as between any rows"
+        in state.warnings[-1].render()
+    )
     assert np.isfinite(codes(model, state, 1 - X)).all()
     state = replace(state, params=replace(state.params, width=np.array(1e-3)))
     assert np.isfinite(codes(model, state, 1 - X)).all()

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.estimation import (
@@ -118,7 +118,7 @@ def test_chains_that_disagree_are_told() -> None:
         [np.full((40, 2), 0.999)], [np.full(40, 1e-4), np.full(2, 0.002)]
     )
     assert 0.3 < compute_unmixed_share(twins, X) <= 0.5  # rows of zeros are clear
-    assert "about units of 40% of rows" in warn_about_unmixed_chains(0.4)[0].text
+    assert "for 40% of rows, two chains" in warn_about_unmixed_chains(0.4)[0].text
     one = NoisyOrParams.from_probabilities(
         [twins.f[0][:, :1]], [twins.f_of_leaks[0], np.array([0.5])]
     )
@@ -167,7 +167,7 @@ def test_rows_and_features_without_ones_are_fitted() -> None:
         ({"layers": (3, 0)}, "layers: Expected at least 1, got (3, 0)"),
         ({"layers": (-1,)}, "layers: Expected at least 1, got (-1,)"),
         ({"layers": ()}, "layers: Expected at least 1, got ()"),
-        ({"layers": (3, 2), "n_components": 4}, "--components: Expected 5, the units of all"),
+        ({"layers": (3, 2), "n_components": 4}, "components is 4, but layers has 5 units"),
         ({"leak": 0.0}, "leak: Expected at least 0.0001 and at most 1, got 0.0"),
         ({"beta": 0.5}, "beta: Expected at least 1 and at most 1,000,000, got 0.5"),
         ({"leak": 50.0}, "leak: Expected at least 0.0001 and at most 1"),
@@ -181,5 +181,5 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], said: st
 
 
 def test_too_few_rows_to_choose_layers_by_are_refused() -> None:
-    with pytest.raises(FitError, match="Expected at least 100 rows to choose layers by, got 50"):
+    with pytest.raises(FitError, match="has only 50 rows; choosing the layers needs at least 100"):
         fitted(bars(np.random.default_rng(8), 50))

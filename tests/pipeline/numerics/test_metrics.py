@@ -56,12 +56,12 @@ def test_unmatched_columns_and_zeros_count_as_nothing() -> None:
 @pytest.mark.parametrize(
     ("estimated", "reference", "expected"),
     [
-        (np.ones((3, 2)), np.ones((4, 2)), "same n_features, got 3 and 4"),
-        (np.ones((3, 0)), np.ones((3, 2)), r"Expected estimated of shape .* got \(3, 0\)"),
-        (np.ones((0, 2)), np.ones((0, 2)), r"got \(0, 2\)"),
-        (np.ones((3, 2)), np.ones(3), r"Expected reference of shape .* got \(3,\)"),
-        (np.ones((2, 2)), np.array([[1, 2], [3, np.nan]]), "got nan at row 1, column 1"),
-        (np.array([[1, np.inf]]), np.ones((1, 2)), "got inf at row 0, column 1"),
+        (np.ones((3, 2)), np.ones((4, 2)), "The matrices have 3 and 4 features"),
+        (np.ones((3, 0)), np.ones((3, 2)), r"The estimated matrix has the shape \(3, 0\)"),
+        (np.ones((0, 2)), np.ones((0, 2)), r"has the shape \(0, 2\)"),
+        (np.ones((3, 2)), np.ones(3), r"The reference matrix has the shape \(3,\)"),
+        (np.ones((2, 2)), np.array([[1, 2], [3, np.nan]]), "has nan at row 1, column 1"),
+        (np.array([[1, np.inf]]), np.ones((1, 2)), "has inf at row 0, column 1"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(estimated: Any, reference: Any, expected: str) -> None:

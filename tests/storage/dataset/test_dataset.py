@@ -51,7 +51,7 @@ def test_rows_come_back_in_their_order(table: Table) -> None:
 
 
 def check_layout(dataset: BinaryDataset, key: int, table: Table) -> None:
-    """Blocks start on words, pad with zeros, and hold the chunk's rows of one segment in order."""
+    """Check that blocks start on words, are padded with zeros, and keep the order of rows."""
     first_row, n_rows, n_words = dataset.chunks[key].tolist()
     chunk = dataset.read_chunk(key)
     assert sorted(chunk.rows) == list(range(first_row, first_row + n_rows))
@@ -87,7 +87,7 @@ def test_any_zarr_client_reads_it(table: Table) -> None:
 
 
 def read_with_zarr_alone(path: Path) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Read as the design promises that anyone can: Zarr, JSON, `unpackbits` and the tables."""
+    """Read as any client can: with Zarr, JSON, `unpackbits` and the tables."""
     group: Any = zarr.open_group(path, mode="r")
     manifest = json.loads((path / "manifest.json").read_text())
     bits = np.unpackbits(group["bits"][:], axis=1, bitorder="little")
@@ -183,7 +183,7 @@ def ages(n_rows: int) -> dict[str, Array]:
 
 
 def refusal(read: Callable[[], Any]) -> str:
-    """The one line that a person gets to see."""
+    """Return the one-line message of an error."""
     with pytest.raises(DataError) as caught:
         read()
     (line,) = str(caught.value).splitlines()

@@ -1,4 +1,4 @@
-"""What stays in memory, what makes room, and what is read again."""
+"""The cache of chunks: what stays, what is evicted, and what is read again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nothing_kept() -> Iterator[None]:
 
 @pytest.fixture
 def ask() -> Callable[..., list[int]]:
-    """Ask for chunks of 10 bytes and give those that had to be read."""
+    """Request chunks of 10 bytes; return the keys that had to be read."""
 
     def asked(rows: str, keys: range, memory: int) -> list[int]:
         read: list[int] = []

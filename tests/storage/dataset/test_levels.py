@@ -1,4 +1,4 @@
-"""Texts of per-row columns: arrays beside the codes, read when asked for, a page at a time."""
+"""Texts of per-row columns: arrays next to the codes, read on access, a page at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is what comes back, however it was cut; what cannot be written is refused."""
+"""What is written is read back, however it was cut; what cannot be written is refused."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def append_tail(path: Path) -> BinaryDataset:
 
 @pytest.fixture
 def moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[Path]]:
-    """Copy a folder before each change to it: what a kill at that moment leaves."""
+    """Copy a folder before each change to it, as if the process had been killed then."""
 
     def watch(folder: Path) -> list[Path]:
         copies: list[Path] = []
@@ -432,7 +432,7 @@ def test_a_full_disk_leaves_the_dataset_without_the_new_rows(limit: int, tmp_pat
 
 @pytest.fixture
 def read_only_folder() -> Iterator[Path]:
-    """A folder that this process may not write to, be it root's."""
+    """Return a folder that this process cannot write to, even as root."""
     folder = Path(tempfile.mkdtemp())
     user = os.geteuid()
     folder.chmod(0o555)

@@ -1,4 +1,4 @@
-"""What cannot be read is refused in one line that says where and what to do."""
+"""What cannot be read is refused in one line with place and remedy."""
 
 import datetime
 import gzip
@@ -21,7 +21,7 @@ VALUES = "Expected 0, 1, true, false or a missing value"
 
 
 def refusal(path, options=None, **kwargs):
-    """The message of reading a whole source, without the folder."""
+    """Return the message of reading a whole source, without the folder."""
     with pytest.raises(DataError) as caught:
         list(open_source(str(path), options, **kwargs).iter_batches())
     message = str(caught.value)
@@ -36,7 +36,7 @@ def written(tmp_path, name, text):
 
 
 def hint(around, *values, column=None):
-    """The values, and both readings of the first two; others are missing, or all no feature."""
+    """Return the advice: the values, both readings of the first two, and the rest as missing."""
     others = "".join(f" {missing(value)}" for value in values[2:])
     role = f'; if they are not a feature, keep="{column}" or drop="{column}"' if column else ""
     return f"Values around it: {around}. {READINGS.format(*values[:2], others)}{role}."

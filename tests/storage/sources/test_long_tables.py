@@ -1,4 +1,4 @@
-"""Long tables, beside the same values in wide ones."""
+"""Long tables against the same values in wide tables."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""Values that are not written as 0 and 1, and columns that are no features."""
+"""Values other than 0 and 1, and columns that are not features."""
 
 import gzip
 

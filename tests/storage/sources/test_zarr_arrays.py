@@ -1,4 +1,4 @@
-"""Arrays whose reading would run code of whoever wrote them: refused by name, and nothing runs."""
+"""Arrays that would run code of their author are refused by name, and nothing runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.storage.conftest import random_bits, write_dataset
 
 
 class Canary:
-    """Makes a folder as soon as it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -37,7 +37,7 @@ class Canary:
 
 @pytest.fixture(autouse=True)
 def unpickling_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As libraries allowed it for years: what is tested is that they are not asked."""
+    """Allow unpickling, as libraries did for years: the test is that they are not asked to."""
     monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
 
 
@@ -165,7 +165,7 @@ OTHERS = {
 
 @pytest.fixture
 def kept(tmp_path: Path) -> dict[str, tuple[Path, str, Callable[[], Any]]]:
-    """A dataset, an artifact and codes, an array of each, and what reads it."""
+    """Return a dataset, an artifact and codes, an array of each, and its reader."""
     columns = {"id": np.array([f"i{k}" for k in range(100)], object)}
     dataset = write_dataset(tmp_path / "d.zarr", random_bits(100, 3), columns=columns).path
     arrays = {"mean": NamedArray(("row",), np.arange(9, dtype=np.uint8))}

@@ -1,4 +1,4 @@
-"""Claims of folders in an object store: one writer, whoever dies, whatever the network does."""
+"""Claims of folders in an object store: one writer, whatever dies and whatever the network does."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def held_elsewhere(folder: ObjectPath) -> Iterator[subprocess.Popen[str]]:
 
 
 def rewrite(folder: ObjectPath, *, machine: str) -> None:
-    """Make a claim one of another machine."""
+    """Make a claim look like one of another machine."""
     claim = claim_of(folder)
     claim.write_bytes(json.dumps([machine, *json.loads(claim.read_bytes())[1:]]).encode())
 
@@ -173,7 +173,7 @@ def test_a_deleted_claim_is_lost(folder):
 
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, BROKEN], ids=["after", "before", "broken"])
 def test_a_lost_answer_loses_no_claim(faulty_bucket, faulty, monkeypatch, fault):
-    """A repeated request finds what the first one wrote: that is another process is writing."""
+    """A repeated request finds what the first one wrote: that is no other writer."""
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
     folder = parse_path(f"{faulty_bucket}/d")
     assert not folder.exists()

@@ -1,4 +1,4 @@
-"""Paths in an object store: like those of this machine, and plain about what goes wrong."""
+"""Paths in an object store behave like local ones, and errors are stated plainly."""
 
 from __future__ import annotations
 

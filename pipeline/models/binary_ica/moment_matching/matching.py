@@ -45,21 +45,28 @@ from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
+MAX_ROUNDS = 20
+_MAX_CHANGE = 1e-3
+_REFIT_TOLERANCE = 1e-11
+"""Small, or a refit that begins near its end would stop before it has moved."""
+INTERVAL_LEVEL = 0.95
+_REPLICATE_TOLERANCE = 1e-6
+"""Of replicates: it moves them by about a tenth of what they differ by."""
 
 
 @dataclass(frozen=True)
 class MatchSettings:
-    """How to match.
+    """Settings of moment matching.
 
     Attributes
     ----------
     n_components, regularization
-        Number of components and condition number to ridge to; None is chosen on held-out rows.
+        Number of components, and condition number to ridge to; None is chosen on held-out rows.
     n_groups
-        Groups that the rows of a segment were dealt to; at least 2 where anything is held out or
-        resampled.
+        Number of groups that the rows of a segment were dealt to; at least 2 if anything is held
+        out or resampled.
     min_rows
-        Rows below which a segment is left out.
+        Minimum number of rows of a segment.
     """
 
     n_components: int | None
@@ -70,32 +77,32 @@ class MatchSettings:
 
 @dataclass(frozen=True)
 class MomentMatch:
-    """What came of it.
+    """Result of moment matching.
 
     Attributes
     ----------
     n_components, regularization
         The setting used.
     choice
-        What was chosen on held-out rows; None where nothing was.
+        The choice made on held-out rows; None if nothing was chosen.
     agreement
-        Mean cosine similarity of the mixings of two halves of the rows; None as well.
-    tried
+        Mean cosine similarity of the mixings of two halves of the rows; None if nothing was chosen.
+    candidates
         Settings scored on held-out rows, independence first.
     n_starts
-        Random starts, and that of the choice.
+        Number of starts: random ones, and the one from the choice.
     optima
-        Of the starts that stayed finite, best first, before gaps were filled.
+        Results of the starts that stayed finite, best first, before gaps were filled.
     best
-        The optimum taken, gaps filled.
+        The best optimum, with gaps filled.
     gap_rounds
-        Fits that filling gaps took.
+        Number of fits that filled gaps.
     segments
-        What was matched.
+        The correlations that were matched.
     ridge
         δ of each segment used.
     solution
-        For reading, of all segments.
+        The normalised solution of all segments.
     interval
         Bootstrap intervals of its mixing.
     """
@@ -122,31 +129,33 @@ def match_moments(
     seeds: Mapping[str, NDArray[np.int64]],
     map_items: MapFunction,
 ) -> MomentMatch:
-    """Match correlations of segments.
+    """Match the correlations of segments.
 
     Parameters
     ----------
     counts
         Counts by segment and group, see `PairCounts.from_groups`.
     segments
-        What they give.
+        Correlations estimated from the counts.
     settings
-        How to match.
+        Settings of the match.
     seeds
-        `starts` and `bootstrap` replicates, one seed each.
+        Seeds of the `starts` and of the `bootstrap` replicates.
     map_items
-        Where starts, folds and replicates run.
+        Map over starts, folds and replicates.
     """
     n_components, r = settings.n_components, settings.regularization
     choice: SettingChoice | None = None
     agreement: float | None = None
-    tried: Sequence[ScoredSetting] = ()
+    candidates: Sequence[ScoredSetting] = ()
     if not (n_components and r):
-        choice, agreement, tried = _choose_by_held_out(counts, segments, settings, map_items)
+        choice, agreement, candidates = _choose_by_held_out(counts, segments, settings, map_items)
         n_components, r = choice.candidate.n_components, choice.candidate.regularization
-    starts, also = seeds["starts"].tolist(), [choice.solution] if choice else []
-    told = label_map(map_items, "starts", len(starts) + len(also))
-    optima = maximise_from_seeds(segments.moments(r), n_components, starts, told, also=also)
+    starts, extra_starts = seeds["starts"].tolist(), [choice.solution] if choice else []
+    map_labelled = label_map(map_items, "starts", len(starts) + len(extra_starts))
+    optima = maximise_from_seeds(
+        segments.moments(r), n_components, starts, map_labelled, also=extra_starts
+    )
     best, segments, gap_rounds = fill_gaps(optima[0], segments, r, map_items)
     solution = normalize_solution(
         calibrate_variances(best.solution, segments, r, map_items), segments
@@ -168,8 +177,8 @@ def match_moments(
         r,
         choice,
         agreement,
-        tried,
-        len(starts) + len(also),
+        candidates,
+        len(starts) + len(extra_starts),
         optima,
         best,
         gap_rounds,
@@ -186,7 +195,10 @@ def _choose_by_held_out(
     settings: MatchSettings,
     map_items: MapFunction,
 ) -> tuple[SettingChoice, float, Sequence[ScoredSetting]]:
-    """Choose, compare the halves, and score; the folds, which are large, end with it."""
+    """Choose the setting, compare the halves, and score independence.
+
+    The large folds are freed on return.
+    """
     folds = split_into_folds(counts, settings.n_groups, settings.min_rows, map_items)
     choice = _choose_identifiable(segments, folds, settings, map_items)
     agreement = refit_and_compare_halves(folds, choice.candidate, map_items)
@@ -199,53 +211,47 @@ def _choose_identifiable(
     settings: MatchSettings,
     map_items: MapFunction,
 ) -> SettingChoice:
-    """Choose on held-out rows what is not given, among components that are identifiable."""
+    """Choose what is not set on held-out rows, among identifiable numbers of components."""
     n_components, r = settings.n_components, settings.regularization
     n, n_used = segments.correlation.shape[1], int(segments.is_used.sum())
-    # By the paper's own count: beside it the fit would warn of what it chose itself.
+    # Use the same count as the warnings, so that the fit never warns about its own choice.
     identifiable = [k for k in range(1, n + 1) if count_surplus_equations(n, k, n_used) >= 0] or [1]
     components = [n_components] if n_components else identifiable
     return choose_setting(segments, folds, components, [r] if r else RIDGE_GRID, map_items)
 
 
-MAX_ROUNDS = 20
-_MAX_CHANGE = 1e-3
-_REFIT_TOLERANCE = 1e-11
-"""Small, or a refit that begins near its end would stop before it has moved."""
-
-
 def fill_gaps(
     optimum: Optimum, segments: SegmentCorrelations, regularization: float, map_items: MapFunction
 ) -> tuple[Optimum, SegmentCorrelations, int]:
-    """Set undefined correlations to those of the model and fit again, until they rest.
+    """Set undefined correlations to those of the model and fit again, until they converge.
 
     Parameters
     ----------
     optimum
-        Of the segments as they are.
+        Optimum of the segments as they are.
     segments
         The segments.
     regularization
         Condition number to ridge to.
     map_items
-        Where eigenvalues are computed and fits run.
+        Map for eigenvalues and fits.
 
     Returns
     -------
     optimum, segments, n_rounds
-        The last fit, what it was fitted to, and how many there were, at the most `MAX_ROUNDS`.
+        The last fit, the segments it was fitted to, and the number of fits, at most `MAX_ROUNDS`.
     """
     gaps = segments.find_undefined_pairs() & segments.is_used[:, None, None]
     if not gaps.any():
         return optimum, segments, 0
-    n_rounds, moved = 0, np.inf
-    correlation = segments.correlation.copy()  # once: it is large, and every round changes this one
-    while moved > _MAX_CHANGE and n_rounds < MAX_ROUNDS:
-        moved, ridge = 0.0, segments.moments(regularization).ridge
+    n_rounds, largest_change = 0, np.inf
+    correlation = segments.correlation.copy()  # one copy only, because it is large
+    while largest_change > _MAX_CHANGE and n_rounds < MAX_ROUNDS:
+        largest_change, ridge = 0.0, segments.moments(regularization).ridge
         for u, place in enumerate(np.flatnonzero(segments.is_used)):
             predicted = optimum.solution.unshrink_correlation(u, ridge[u])[gaps[place]]
             change = np.abs(predicted - correlation[place][gaps[place]])
-            moved = max(moved, change.max(initial=0.0))
+            largest_change = max(largest_change, change.max(initial=0.0))
             correlation[place][gaps[place]] = predicted
         segments = segments.with_correlation(correlation, map_items)
         refit = partial(maximise, segments.moments(regularization), tol=_REFIT_TOLERANCE)
@@ -260,47 +266,46 @@ def calibrate_variances(
     regularization: float,
     map_items: MapFunction,
 ) -> MatchSolution:
-    """Fit variances and scales again, the mixing kept, with the ridge in the model as well.
+    """Fit variances and scales again with the mixing fixed and the ridge in the model as well.
 
-    A ridge on the data alone steadies the mixing, but shrinks what it explains: variances come out
-    several times too small.
+    A ridge on the data alone stabilises the mixing but shrinks the variances several times.
 
     Parameters
     ----------
     solution
-        Of the segments used.
+        Solution of the segments used.
     segments
-        All of them.
+        All segments.
     regularization
         Condition number to ridge to.
     map_items
-        Where the fit runs.
+        Map for the fit.
     """
     moments = segments.moments(regularization)
-    both = replace(moments, model_ridge=moments.ridge)
-    fit = partial(maximise_variances, both, segments.pair_rows[segments.is_used].sum())
-    ((found, *_),) = map_or_thread(fit, [solution], moments.correlation.nbytes, map_items)
-    power = np.exp(found.log_variances) @ found.mixing.T**2
+    ridged_moments = replace(moments, model_ridge=moments.ridge)
+    fit = partial(maximise_variances, ridged_moments, segments.pair_rows[segments.is_used].sum())
+    ((fitted, *_),) = map_or_thread(fit, [solution], moments.correlation.nbytes, map_items)
+    power = np.exp(fitted.log_variances) @ fitted.mixing.T**2
     ridge = moments.ridge[:, None]
     shift = 0.5 * np.log((1 + ridge * (1 + power)) / (1 + ridge))
-    return MatchSolution(found.mixing, found.log_variances, found.log_precisions + shift)
+    return MatchSolution(fitted.mixing, fitted.log_variances, fitted.log_precisions + shift)
 
 
 def normalize_solution(solution: MatchSolution, segments: SegmentCorrelations) -> MatchSolution:
-    """Give columns length 1, their sign and order, and segments left out the mean variances.
+    """Normalise columns to length 1, sign and order; segments left out get the mean variances.
 
     Parameters
     ----------
     solution
-        Of the segments used.
+        Solution of the segments used.
     segments
-        All of them.
+        All segments.
 
     Returns
     -------
-    Solution
-        Of all segments. Columns are ordered by the variance they explain, most first; the entry of
-        largest size is positive.
+    MatchSolution
+        Solution of all segments. Columns are ordered by explained variance, largest first; the
+        largest entry of each is positive.
     """
     used, weights = segments.is_used, segments.pair_rows[segments.is_used]
     lengths = np.linalg.norm(solution.mixing, axis=0)
@@ -308,24 +313,24 @@ def normalize_solution(solution: MatchSolution, segments: SegmentCorrelations) -
     mean = weights @ variances / weights.sum()
     order = np.argsort(-mean, kind="stable")
     mixing = fix_signs((solution.mixing / lengths)[:, order])
-    everywhere = np.tile(mean[order], (len(used), 1))
-    everywhere[used] = variances[:, order]
-    precisions = 0.5 * np.log1p(everywhere @ mixing.T**2)
+    all_variances = np.tile(mean[order], (len(used), 1))
+    all_variances[used] = variances[:, order]
+    precisions = 0.5 * np.log1p(all_variances @ mixing.T**2)
     precisions[used] = np.where(segments.varies[used], solution.log_precisions, precisions[used])
-    return MatchSolution(mixing, np.log(everywhere), precisions)
+    return MatchSolution(mixing, np.log(all_variances), precisions)
 
 
 def estimate_source_means(mixing: Array, outputs: Array, errors: Array) -> tuple[Array, Array]:
-    """Project the outputs that margins ask for on the mixing, by weighted least squares.
+    """Project the outputs implied by the margins on the mixing, by weighted least squares.
 
     Parameters
     ----------
     mixing
         A, (n_features, n_components).
     outputs
-        Means of y = A z that would give the margins, (n_segments, n_features).
+        Means of y = A z that would reproduce the margins, (n_segments, n_features).
     errors
-        Their standard errors, infinite where nothing is known, (n_segments, n_features).
+        Their standard errors, infinite if unknown, (n_segments, n_features).
 
     Returns
     -------
@@ -344,17 +349,18 @@ def estimate_source_means(mixing: Array, outputs: Array, errors: Array) -> tuple
 
 
 def count_surplus_equations(n_features: int, n_components: int, n_segments: int) -> int:
-    """Statistics minus unknowns of binary ICA fitted to the correlations of its segments.
+    """Count statistics minus unknowns of binary ICA fitted to the correlations of its segments.
 
-    With n features, K components and U segments this is U [n (n − 1) / 2 − K] − n K. A segment
-    gives n (n − 1) / 2 correlations and brings K variances of its sources; the mixing matrix has
-    n K entries, shared by all segments. The length of a column can be traded for its source's
-    variances, so K of the unknowns are free, but they count here as they do in the paper: below −K
-    the model cannot be identified, and with exact correlations it was wherever the count is not.
+    With n features, K components and U segments this is U [n (n − 1) / 2 − K] − n K. Each segment
+    has n (n − 1) / 2 correlations and K unknown variances of its sources; all segments share the n
+    K unknown entries of the mixing matrix. The length of a column can be traded for its source's
+    variances, so K of the unknowns are free, but they count here as they do in the paper. Below −K
+    the model cannot be identified; with exact correlations it was identified for every count of at
+    least −K.
 
-    The paper also counts the n margins and the K source means of a segment, which gives
-    U [n (n + 1) / 2 − 2 K] − n K, the same at K = n. Here the thresholds of a segment are free, so
-    that its margins say nothing about the mixing.
+    The paper also counts the n margins and the K source means of a segment, which gives U [n (n +
+    1) / 2 − 2 K] − n K, the same at K = n. Here the thresholds of a segment are free, so its
+    margins carry no information about the mixing.
 
     Hyttinen, Barin-Pacela and Hyvärinen (2022), Binary independent component analysis: a
     non-stationarity-based approach, UAI, table 1.
@@ -373,11 +379,6 @@ def count_surplus_equations(n_features: int, n_components: int, n_segments: int)
     return n_segments * (correlations - n_components) - n_features * n_components
 
 
-INTERVAL_LEVEL = 0.95
-_REPLICATE_TOLERANCE = 1e-6
-"""Of replicates: it moves them by about a tenth of what they differ by."""
-
-
 def bootstrap_mixing_interval(
     counts: PairCounts,
     n_groups: int,
@@ -388,30 +389,30 @@ def bootstrap_mixing_interval(
     seeds: Sequence[int],
     map_items: MapFunction,
 ) -> Array:
-    """Find percentile intervals of the mixing's entries.
+    """Compute percentile intervals of the mixing's entries.
 
     In each segment n_groups − 1 of the groups are drawn with replacement (Rao, Wu, "Resampling
-    inference with complex survey data", JASA 1988): drawing all of them would give too small a
-    spread where groups are few.
+    inference with complex survey data", JASA 1988). Drawing n_groups would underestimate the spread
+    if there are few groups.
 
     Parameters
     ----------
     counts
         Counts by segment and group, see `PairCounts.from_groups`.
     n_groups
-        Groups a segment, at least 2.
+        Groups per segment, at least 2.
     regularizations
-        Condition number to ridge to, one a replicate.
+        Condition number to ridge to, one per replicate.
     optimum
-        Where every fit starts: of the segments used, as the likelihood found it.
+        Start of every fit: the optimum of the segments used.
     mixing
-        Whose order and signs of columns the replicates take, (n_features, n_components).
+        Mixing whose column order and signs the replicates adopt, (n_features, n_components).
     segments
-        Those of the fit: what it left out is left out here.
+        Segments of the fit; segments it left out are left out here.
     seeds
-        One a replicate.
+        One per replicate.
     map_items
-        Where replicates run.
+        Map over replicates.
 
     Returns
     -------
@@ -421,11 +422,11 @@ def bootstrap_mixing_interval(
     if not seeds:
         return np.zeros((0, *mixing.shape))
     fit = partial(_fit_replicate, optimum, mixing, segments.status)
-    drawn = zip(_iter_resampled_counts(counts, n_groups, seeds), regularizations, strict=True)
-    told = label_map(map_items, "bootstrap", len(seeds))
-    found = map_or_thread(fit, drawn, counts.joint.nbytes, told)
+    replicates = zip(_iter_resampled_counts(counts, n_groups, seeds), regularizations, strict=True)
+    map_labelled = label_map(map_items, "bootstrap", len(seeds))
+    mixings = map_or_thread(fit, replicates, counts.joint.nbytes, map_labelled)
     tail = (1 - INTERVAL_LEVEL) / 2
-    interval: Array = np.quantile(np.array(found), [tail, 1 - tail], axis=0)
+    interval: Array = np.quantile(np.array(mixings), [tail, 1 - tail], axis=0)
     return interval
 
 
@@ -448,18 +449,20 @@ def _fit_replicate(
     task: tuple[PairCounts, float],
     spread: MapFunction = map,
 ) -> Array:
-    """Fit resampled counts; the mixing with columns of length 1, in the order of the one given."""
+    """Fit resampled counts; return the mixing with columns of length 1 in the order of `mixing`."""
     counts, regularization = task
-    drawn = estimate_segments(counts, 1, spread)  # A part of the rows is not to be too few.
+    segments = estimate_segments(counts, 1, spread)  # resampling must not make a segment too small
     fitted = status == SegmentStatus.USED
-    drawn = replace(drawn, status=np.where(fitted, drawn.status, status))
-    if not drawn.is_used.any():
+    segments = replace(segments, status=np.where(fitted, segments.status, status))
+    if not segments.is_used.any():
         raise FitError(
-            "bootstrap: Expected segments that can be used when a part of their rows is drawn, "
-            "got none. Fit without --set bootstrap."
+            "No segment remains usable when part of its rows is resampled. Use {bootstrap=0}.",
+            parameter="bootstrap",
         )
-    here = drawn.is_used[fitted]
-    start = MatchSolution(optimum.mixing, optimum.log_variances[here], optimum.log_precisions[here])
-    moments = drawn.moments(regularization)
-    found = maximise(moments, start, _REPLICATE_TOLERANCE, spread).solution.mixing
-    return match_columns(found / np.linalg.norm(found, axis=0), mixing)
+    is_used = segments.is_used[fitted]
+    start = MatchSolution(
+        optimum.mixing, optimum.log_variances[is_used], optimum.log_precisions[is_used]
+    )
+    moments = segments.moments(regularization)
+    fitted_mixing = maximise(moments, start, _REPLICATE_TOLERANCE, spread).solution.mixing
+    return match_columns(fitted_mixing / np.linalg.norm(fitted_mixing, axis=0), mixing)

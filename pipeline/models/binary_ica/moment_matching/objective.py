@@ -1,18 +1,18 @@
 """The scaled Gaussian likelihood of segments' correlations, and its gradient.
 
-Segment u has correlations C and the model Σ = Q (I + A S Aᵀ) Q, with A (n_features, n_components)
-the same in all segments, S = diag(σ²) and a positive diagonal Q of its own (Hyttinen,
-Barin-Pacela, Hyvärinen, "Binary Independent Component Analysis: A Non-stationarity-based Approach",
-UAI 2022, section 5 and algorithm 1; π/8 is absorbed in σ²). With D = Q⁻¹, L = A S^½, B = D L and
-G = I + LᵀL, the determinant lemma and Woodbury's identity give
+Segment u has correlations C and the model Σ = Q (I + A S Aᵀ) Q. A (n_features, n_components) is the
+same in all segments; S = diag(σ²) and the positive diagonal Q differ (Hyttinen, Barin-Pacela,
+Hyvärinen, "Binary Independent Component Analysis: A Non-stationarity-based Approach", UAI 2022,
+section 5 and algorithm 1; π/8 is absorbed in σ²). With D = Q⁻¹, L = A S^½, B = D L and G = I + LᵀL,
+the determinant lemma and Woodbury's identity give
 
     −log det Σ − tr(C Σ⁻¹) = 2 log det D − log det G − Σ_i D_i² + tr(G⁻¹ Bᵀ C B),
 
-which costs n² K a segment; no n × n matrix is inverted.
+which costs n² K per segment; no n × n matrix is inverted.
 
-What is matched is (C + δ I) / (1 + δ), and where the model is to be ridged too, (Σ + δ I) / (1 + δ)
-with Σ = Q (I + L Lᵀ) Q of unit diagonal: that has the same form with rows of L divided by
-√(1 + δ + δ ‖L_i‖²) and another Q.
+The matched matrix is (C + δ I) / (1 + δ). If the model is ridged too, it is (Σ + δ I) / (1 + δ)
+with Σ = Q (I + L Lᵀ) Q of unit diagonal: that has the same form, with rows of L divided by √(1 + δ
++ δ ‖L_i‖²) and another Q.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Array = NDArray[np.float64]
 
 _SLICE_BYTES = 4 << 20
 _MAX_CORRELATION = 0.999
-"""Stretched correlations are kept below: what the ridge took may not come back in full."""
+"""Limit of unshrunk correlations, which could otherwise exceed 1."""
 
 
 @dataclass(frozen=True)
 class SegmentMoments:
-    """What is matched.
+    """Correlations to match.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class SegmentMoments:
     ridge, model_ridge
         δ of the correlations and of the model in each segment, (n_segments,).
     places
-        Which matrix is each segment's, ascending, (n_segments,); None where all are in order.
+        Index of each segment's matrix, ascending, (n_segments,); None if all are in order.
     """
 
     correlation: Array
@@ -69,7 +69,7 @@ class SegmentMoments:
         return int(self.correlation.shape[1])
 
     def matrices(self, part: slice) -> Array:
-        """Give the correlations of a run of segments; copied only where others lie between."""
+        """Return the correlations of a range of segments, copied only if it is not contiguous."""
         if self.places is None:
             return self.correlation[part]
         places = self.places[part]
@@ -77,14 +77,14 @@ class SegmentMoments:
         return self.correlation[run if run.stop - run.start == len(places) else places]
 
     def mean(self) -> Array:
-        """Weighted mean of the correlations, (n_features, n_features)."""
+        """Return the weighted mean of the correlations, (n_features, n_features)."""
         shares = np.zeros(len(self.correlation))
         shares[slice(None) if self.places is None else self.places] = self.weights
         mean: Array = np.tensordot(shares, self.correlation, axes=1)
         return mean
 
     def slices(self) -> Iterator[slice]:
-        """Cut the segments into runs that depend on the shape alone."""
+        """Split the segments into ranges that depend on the shape alone."""
         step = max(1, _SLICE_BYTES // (8 * self.n_features**2))
         for first in range(0, self.n_segments, step):
             yield slice(first, min(first + step, self.n_segments))
@@ -108,11 +108,11 @@ class MatchSolution(NamedTuple):
     log_precisions: Array
 
     def to_vector(self) -> Array:
-        """All unknowns in one vector."""
+        """Return all unknowns in one vector."""
         return np.concatenate([part.ravel() for part in self])
 
     def model_correlation(self, segment: int) -> Array:
-        """Correlations of a segment under the model, (n_features, n_features)."""
+        """Return the correlations of a segment under the model, (n_features, n_features)."""
         signal = self.mixing * np.exp(0.5 * self.log_variances[segment])
         covariance = signal @ signal.T
         scale = 1 / np.sqrt(1 + np.diag(covariance))
@@ -121,7 +121,7 @@ class MatchSolution(NamedTuple):
         return implied
 
     def unshrink_correlation(self, segment: int, ridge: float) -> Array:
-        """Give the implied correlations as they would be had the ridge not shrunk them."""
+        """Return the model's correlations as they would be without the shrinkage by the ridge."""
         implied = self.model_correlation(segment)
         return np.clip(implied * (1 + ridge), -_MAX_CORRELATION, _MAX_CORRELATION)
 
@@ -129,7 +129,7 @@ class MatchSolution(NamedTuple):
 def solution_from_vector(
     flat: Array, n_segments: int, n_features: int, n_components: int
 ) -> MatchSolution:
-    """Undo `MatchSolution.flat`."""
+    """Invert `MatchSolution.to_vector`."""
     edges = np.cumsum([n_features * n_components, n_segments * n_components])
     mixing, variances, precisions = np.split(flat, edges)
     return MatchSolution(
@@ -147,11 +147,11 @@ def likelihood_and_gradient(
     Parameters
     ----------
     moments
-        What is matched.
+        Correlations to match.
     solution
-        Where.
+        Point of evaluation.
     spread
-        Maps over runs of segments; the result does not depend on it.
+        Map over ranges of segments; the result does not depend on it.
 
     Returns
     -------
@@ -175,7 +175,7 @@ def likelihood_and_gradient(
 def _segment_terms(
     moments: SegmentMoments, part: slice, mixing: Array, log_variances: Array, log_precisions: Array
 ) -> tuple[float, Array, Array, Array]:
-    """Value and gradients of some segments; D is 0 where a feature does not count."""
+    """Return value and gradients of some segments; D is 0 where a feature does not count."""
     counts, weights = moments.varies[part], moments.weights[part]
     model_ridge = moments.model_ridge[part, None]
     roots = np.exp(0.5 * log_variances)[:, None, :]
@@ -204,7 +204,7 @@ def _segment_terms(
 
 
 def _multiply_ridged(moments: SegmentMoments, part: slice, B: Array) -> Array:
-    """(C + δ I) B / (1 + δ)."""
+    """Return (C + δ I) B / (1 + δ)."""
     ridge = moments.ridge[part, None, None]
     product: Array = (moments.matrices(part) @ B + ridge * B) / (1 + ridge)
     return product

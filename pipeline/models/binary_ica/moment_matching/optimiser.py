@@ -1,4 +1,4 @@
-"""Maximises the scaled Gaussian likelihood by L-BFGS from several starts."""
+"""Maximise the scaled Gaussian likelihood by L-BFGS from several starts."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ Array = NDArray[np.float64]
 R = TypeVar("R")
 
 TOLERANCE = 1e-7
-"""Of the stopping rule: far below the sampling error of any data."""
+"""Tolerance of the stopping rule, far below the sampling error of any data."""
 _CHECK_INTERVAL = 10
 _MAX_ITERATIONS = 20_000
 LBFGS_MEMORY = 20
-"""By L-BFGS."""
-# Bounds that no sensible solution meets; they keep exponentials finite while steps are wild.
+# Bounds far outside sensible solutions; they keep exponentials finite during early steps.
 _MAX_LOG_VARIANCE, _MAX_LOG_PRECISION = 25.0, 12.0
 _MAX_BYTES_TO_SEND = 8 << 20
 _MIN_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
 
 
 class Optimum(NamedTuple):
-    """Where one start ended.
+    """Result of one start.
 
     Attributes
     ----------
@@ -47,7 +46,7 @@ class Optimum(NamedTuple):
     objective
         Mean log-likelihood of a row in nats, up to a constant.
     iterations
-        Of L-BFGS.
+        Number of L-BFGS iterations.
     converged
         Whether the stopping rule was met.
     """
@@ -66,41 +65,42 @@ def maximise_from_seeds(
     tol: float = TOLERANCE,
     also: Sequence[MatchSolution] = (),
 ) -> list[Optimum]:
-    """Maximise from random starts, and others.
+    """Maximise from random starts and from given starts.
 
     Parameters
     ----------
     moments
-        What is matched.
+        Correlations to match.
     n_components
         Number of components.
     seeds
-        One a start.
+        One per random start.
     map_items
-        Where starts run. Those of large moments run one after the other in this process instead,
-        each on all its cores, because the moments would have to be sent with every start.
+        Map over starts. With large moments, which would have to be sent with every start, starts
+        run one after the other in this process instead, each on all its cores.
     tol
-        Of the stopping rule, see `maximise`.
+        Tolerance of the stopping rule, see `maximise`.
     also
         Further starts.
 
     Returns
     -------
     list of Optimum
-        Those that stayed finite, best first.
+        Results that stayed finite, best first.
 
     Raises
     ------
     FitError
-        If none did.
+        If no result stayed finite.
     """
     starts = [*also, *(draw_start(moments, n_components, seed) for seed in seeds)]
     fit = partial(maximise, moments, tol=tol)
-    found = map_or_thread(fit, starts, moments.correlation.nbytes, map_items)
-    finite = [optimum for optimum in found if np.isfinite(optimum.objective)]
+    optima = map_or_thread(fit, starts, moments.correlation.nbytes, map_items)
+    finite = [optimum for optimum in optima if np.isfinite(optimum.objective)]
     if not finite:
         raise FitError(
-            "Expected a start that stays finite, got none. Fit with a smaller regularization."
+            "Every start of the search diverged. Use a smaller {regularization}.",
+            parameter="regularization",
         )
     return sorted(finite, key=lambda optimum: -optimum.objective)
 
@@ -108,7 +108,7 @@ def maximise_from_seeds(
 def map_or_thread(
     function: Callable[..., R], items: Iterable[Any], n_bytes: int, map_items: MapFunction
 ) -> list[R]:
-    """Map where so many bytes of correlations can be sent along; else here, with threads inside."""
+    """Map if correlations of this size can be sent; otherwise run here, with threads inside."""
     if n_bytes <= _MAX_BYTES_TO_SEND:
         return list(map_items(function, items))
     threads = ThreadsExecutor(os.cpu_count() or 1)
@@ -116,7 +116,7 @@ def map_or_thread(
 
 
 def draw_start(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
-    """Take the leading eigenvectors of the mean correlation, turned at random."""
+    """Return the leading eigenvectors of the mean correlation, rotated at random."""
     rng = np.random.default_rng(seed)
     n, mean = moments.n_features, moments.mean()
     values, vectors = scipy.linalg.eigh(mean, subset_by_index=(n - n_components, n - 1))
@@ -128,18 +128,20 @@ def draw_start(moments: SegmentMoments, n_components: int, seed: int) -> MatchSo
 
 
 def add_component(moments: SegmentMoments, solution: MatchSolution) -> MatchSolution:
-    """Add a component along the leading eigenvector of what the solution leaves unexplained."""
+    """Add a component along the leading eigenvector of the unexplained correlations."""
     n, mean = moments.n_features, np.zeros((moments.n_features,) * 2)
     for part in moments.slices():
-        left = _residual_correlation(moments, solution, part)
-        mean += np.tensordot(moments.weights[part], left, axes=1)
+        residual = _residual_correlation(moments, solution, part)
+        mean += np.tensordot(moments.weights[part], residual, axes=1)
     (value,), vectors = scipy.linalg.eigh(mean, subset_by_index=(n - 1, n - 1))
     column = vectors[:, 0] * np.exp(solution.log_precisions).mean(axis=0)
-    # Made a second time, rather than held for all segments at once.
-    again = (_residual_correlation(moments, solution, part) for part in moments.slices())
-    along = [np.einsum("i,uij,j->u", vectors[:, 0], left, vectors[:, 0]) for left in again]
+    # Computed a second time, instead of storing them for all segments.
+    residuals = (_residual_correlation(moments, solution, part) for part in moments.slices())
+    along = [
+        np.einsum("i,uij,j->u", vectors[:, 0], residual, vectors[:, 0]) for residual in residuals
+    ]
     variances = np.concatenate(along)
-    # A start need not be exact, but each variance has to be one.
+    # A start need not be exact, but variances must be positive.
     relative = np.log(np.clip(variances / max(value, _MIN_VALUE), *_RELATIVE_VARIANCES))
     return MatchSolution(
         np.column_stack([solution.mixing, np.sqrt(max(value, _MIN_VALUE)) * column]),
@@ -149,12 +151,12 @@ def add_component(moments: SegmentMoments, solution: MatchSolution) -> MatchSolu
 
 
 def _residual_correlation(moments: SegmentMoments, solution: MatchSolution, part: slice) -> Array:
-    """Correlations of some segments less those of the solution; 0 on the diagonal."""
-    left: Array = moments.matrices(part) / (1 + moments.ridge[part, None, None])
-    for matrix, segment in zip(left, range(part.start, part.stop), strict=True):
+    """Return the correlations of some segments minus those of the solution; 0 on the diagonal."""
+    residuals: Array = moments.matrices(part) / (1 + moments.ridge[part, None, None])
+    for matrix, segment in zip(residuals, range(part.start, part.stop), strict=True):
         matrix -= solution.model_correlation(segment)
         np.fill_diagonal(matrix, 0.0)
-    return left
+    return residuals
 
 
 def maximise(
@@ -165,14 +167,14 @@ def maximise(
     Parameters
     ----------
     moments
-        What is matched.
+        Correlations to match.
     start
-        Where to begin.
+        Starting point.
     tol
-        Stops when, over ten iterations, the objective rose by less than `tol` of its size (or of 1)
+        Stop if, over ten iterations, the objective rose by less than `tol` of its size (or of 1)
         and no column of the mixing turned by more than 1 − cosine = `tol`.
     spread
-        Maps over runs of segments.
+        Map over ranges of segments.
     """
     return _run_lbfgs(lambda at: likelihood_and_gradient(moments, at, spread), start, tol)
 
@@ -180,29 +182,30 @@ def maximise(
 def maximise_variances(
     moments: SegmentMoments, n_rows: float, start: MatchSolution, spread: MapFunction = map
 ) -> Optimum:
-    """Maximise the likelihood over variances and scales, the mixing kept.
+    """Maximise the likelihood over variances and scales, with the mixing fixed.
 
-    The logarithms of a source's variances have a normal prior about their mean over segments, with
-    a standard deviation of 1: where correlations say next to nothing about a variance, it neither
-    vanishes nor explodes.
+    The log variances of a source have a normal prior about their mean over segments, with a
+    standard deviation of 1. It keeps a variance finite and positive if the correlations hardly
+    determine it.
 
     Parameters
     ----------
     moments
-        What is matched.
+        Correlations to match.
     n_rows
-        Number of rows, against which the prior weighs one.
+        Number of rows; the prior counts as one row.
     start
-        Where to begin, and the mixing.
+        Starting point, and the mixing.
     spread
-        Maps over runs of segments.
+        Map over ranges of segments.
     """
 
     def posterior(at: MatchSolution) -> tuple[float, MatchSolution]:
         value, gradient = likelihood_and_gradient(moments, at, spread)
-        off = at.log_variances - at.log_variances.mean(axis=0)
-        return value - 0.5 * (off**2).sum() / n_rows, gradient._replace(
-            mixing=np.zeros_like(at.mixing), log_variances=gradient.log_variances - off / n_rows
+        deviations = at.log_variances - at.log_variances.mean(axis=0)
+        return value - 0.5 * (deviations**2).sum() / n_rows, gradient._replace(
+            mixing=np.zeros_like(at.mixing),
+            log_variances=gradient.log_variances - deviations / n_rows,
         )
 
     return _run_lbfgs(posterior, start, TOLERANCE)
@@ -213,21 +216,23 @@ def _run_lbfgs(
     start: MatchSolution,
     tol: float,
 ) -> Optimum:
-    """Follow L-BFGS upwards until it rests."""
+    """Run L-BFGS until the stopping rule is met."""
     shape = (*start.log_precisions.shape, start.mixing.shape[1])
 
     def loss(flat: Array) -> tuple[float, Array]:
         value, gradient = objective(solution_from_vector(flat, *shape))
         return -value, -gradient.to_vector()
 
-    rest = _StoppingRule(tol, start.mixing, lambda flat: solution_from_vector(flat, *shape).mixing)
+    stopping_rule = _StoppingRule(
+        tol, start.mixing, lambda flat: solution_from_vector(flat, *shape).mixing
+    )
     result = scipy.optimize.minimize(
         loss,
         start.to_vector(),
         jac=True,
         method="L-BFGS-B",
         bounds=_bounds(start),
-        callback=rest,
+        callback=stopping_rule,
         options={
             "maxiter": _MAX_ITERATIONS,
             "maxfun": 2 * _MAX_ITERATIONS,
@@ -241,7 +246,7 @@ def _run_lbfgs(
         solution_from_vector(result.x, *shape),
         -float(result.fun) if finite else -np.inf,
         int(result.nit),
-        rest.reached or bool(result.success),
+        stopping_rule.reached or bool(result.success),
     )
 
 
@@ -253,7 +258,7 @@ def _bounds(start: MatchSolution) -> scipy.optimize.Bounds:
 
 
 class _StoppingRule:
-    """Stops L-BFGS where the answer has stopped to move."""
+    """Stops L-BFGS once the solution no longer changes."""
 
     def __init__(self, tol: float, mixing: Array, mixing_of: Callable[[Array], Array]) -> None:
         self.tol, self.mixing_of = tol, mixing_of
@@ -274,6 +279,6 @@ class _StoppingRule:
 
 
 def _column_cosines(a: Array, b: Array) -> Array:
-    """Cosine of each pair of columns."""
+    """Return the cosine of each pair of columns."""
     cosines: Array = (a * b).sum(axis=0) / np.sqrt((a**2).sum(axis=0) * (b**2).sum(axis=0))
     return cosines

@@ -24,7 +24,8 @@ Array = NDArray[np.float64]
 
 _MIN_TASK_FEATURES = 300
 MAX_UNDEFINED_SHARE = 0.1
-"""Share of a segment's pairs that may be undefined; of more, the segment is left out."""
+"""Maximum share of undefined pairs; a segment with more is left out."""
+Counts = NDArray[np.int64]
 
 
 class SegmentStatus(IntEnum):
@@ -38,28 +39,28 @@ class SegmentStatus(IntEnum):
 
 @dataclass(frozen=True)
 class SegmentCorrelations:
-    """Segments, one row each.
+    """Correlations of segments, one entry per segment in each array.
 
     Attributes
     ----------
     status
         `SegmentStatus`, (n_segments,).
     rows
-        Rows, (n_segments,).
+        Number of rows, (n_segments,).
     pair_rows
         Rows with both of a pair observed, mean over the pairs that count, (n_segments,).
     varies
         Whether a feature has ones and zeros, (n_segments, n_features).
     thresholds
-        −Φ⁻¹ of the share of ones; half a count stands for none, (n_segments, n_features).
+        −Φ⁻¹ of the share of ones; a count of 0 is replaced by ½, (n_segments, n_features).
     threshold_errors
-        Their standard errors; infinite where a feature does not vary.
+        Their standard errors; infinite if a feature does not vary.
     correlation, pair_status
-        Tetrachoric correlations and the `PairStatus` of each, (n_segments, n_features,
-        n_features); undefined ones of features that vary are the mean of other segments', all
-        other undefined ones 0.
+        Tetrachoric correlations and the `PairStatus` of each, (n_segments, n_features, n_features).
+        Undefined correlations of features that vary are the mean of other segments; all other
+        undefined ones are 0.
     extremes
-        Least and largest eigenvalue of each correlation matrix, (n_segments, 2).
+        Smallest and largest eigenvalue of each correlation matrix, (n_segments, 2).
     """
 
     status: NDArray[np.uint8]
@@ -79,16 +80,16 @@ class SegmentCorrelations:
         return used
 
     def find_undefined_pairs(self) -> NDArray[np.bool_]:
-        """Pairs of features that vary, but whose correlation is unknown."""
+        """Mark pairs of varying features whose correlation is unknown."""
         return _find_undefined(self.varies, self.pair_status)
 
     def empty_cells(self) -> NDArray[np.bool_]:
-        """Pairs whose table has an empty cell; of features that do not vary there was word."""
+        """Mark pairs whose table has an empty cell, among features that vary."""
         empty: NDArray[np.bool_] = self.pair_status == PairStatus.EMPTY_CELL
         return empty
 
     def moments(self, regularization: float) -> SegmentMoments:
-        """Moments of the segments used, ridged to a condition number."""
+        """Return the moments of the segments used, ridged to a condition number."""
         used = self.is_used
         weights, delta = self.pair_rows[used], find_ridge(self.extremes[used], regularization)
         return SegmentMoments(
@@ -109,7 +110,7 @@ class SegmentCorrelations:
 def estimate_segments(
     counts: PairTables, min_rows: int, map_items: MapFunction
 ) -> SegmentCorrelations:
-    """Estimate the correlations of every segment and judge which segments can be used."""
+    """Estimate the correlations of every segment and decide which segments are used."""
     observed, ones = counts.margins()
     varies = (ones > 0) & (ones < observed)
     correlation, pair_status = estimate_correlations(
@@ -133,7 +134,7 @@ def estimate_segments(
 def _estimate_thresholds(
     observed: NDArray[np.int64], ones: NDArray[np.int64], varies: NDArray[np.bool_]
 ) -> tuple[Array, Array]:
-    """Thresholds and their standard errors."""
+    """Return thresholds and their standard errors."""
     n = np.maximum(observed, 1)
     share = np.where(observed > 0, np.clip(ones, 0.5, n - 0.5) / n, 0.5)
     thresholds: Array = -scipy.special.ndtri(share)
@@ -145,7 +146,7 @@ def _estimate_thresholds(
 def _fill_undefined(
     correlation: Array, pair_status: NDArray[np.uint8], varies: NDArray[np.bool_], weights: Array
 ) -> None:
-    """Give undefined pairs the weighted mean over the segments where the pair is known."""
+    """Set undefined pairs to the weighted mean over the segments where the pair is known."""
     missing = _find_undefined(varies, pair_status)
     if not missing.any():
         return
@@ -158,7 +159,7 @@ def _fill_undefined(
 
 
 def _mean_pair_rows(counts: PairTables, segment: int, varies: NDArray[np.bool_]) -> float:
-    """Mean number of rows behind a correlation."""
+    """Return the mean number of rows behind a correlation."""
     corner = slice(0, 1)
     if np.ndim(counts.table(segment, corner, corner).n) == 0:  # one number for all pairs
         return float(counts.rows[segment])
@@ -194,14 +195,14 @@ def _find_undefined(varies: NDArray[np.bool_], pair_status: NDArray[np.uint8]) -
 
 
 def find_ridge(extremes: Array, regularization: float) -> Array:
-    """Find the least δ >= 0 with which (C + δ I) / (1 + δ) has a condition number r.
+    """Find the least δ >= 0 with which (C + δ I) / (1 + δ) has at most the condition number r.
 
     Step 2 of algorithm 1 of Hyttinen et al. (2022): δ = (λ₁ − r λₙ) / (r − 1).
 
     Parameters
     ----------
     extremes
-        Least and largest eigenvalue of each C, (n_segments, 2).
+        Smallest and largest eigenvalue of each C, (n_segments, 2).
     regularization
         r > 1.
 
@@ -216,33 +217,31 @@ def find_ridge(extremes: Array, regularization: float) -> Array:
 
 
 def _extreme_pair(correlation: Array) -> Array:
-    """Least and largest eigenvalue."""
+    """Return the smallest and largest eigenvalue."""
     values = np.linalg.eigvalsh(correlation)
     return np.array([values[0], values[-1]], np.float64)
 
 
 def find_extreme_eigenvalues(correlation: Array, map_items: MapFunction) -> Array:
-    """Find the least and the largest eigenvalue of each matrix, (n_segments, 2)."""
+    """Find the smallest and largest eigenvalue of each matrix, (n_segments, 2)."""
     spread = map_items if correlation.shape[1] >= _MIN_TASK_FEATURES else map
     return np.array(list(spread(_extreme_pair, correlation))).reshape(-1, 2)
 
 
-Counts = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class GroupSums:
-    """What `PairCounts.sum_weighted_groups` gives, a table at a time: no sum of all pairs is held.
+    """Weighted sums of row groups, one table at a time: no sum of all pairs is stored.
+
+    `PairCounts.sum_weighted_groups` computes the same sums at once.
 
     Attributes
     ----------
     counts
         Counts by segment and group, see `PairCounts.from_groups`.
     n_groups
-        Groups a segment.
+        Number of groups per segment.
     weights
-        How often each group counts, at least 0: (n_segments, n_groups), a row for each of
-        `segments`.
+        How often each group counts, at least 0: (n_segments, n_groups), in the order of `segments`.
     """
 
     counts: PairCounts
@@ -265,28 +264,30 @@ class GroupSums:
         return self._sum_by_segment(self.counts.rows)
 
     def margins(self) -> tuple[Counts, Counts]:
-        """Give observed values and ones of every feature, (n_segments, n_features) each."""
+        """Return observed values and ones of every feature, (n_segments, n_features) each."""
         observed, ones = self.counts.margins()
         return self._sum_by_segment(observed), self._sum_by_segment(ones)
 
     def table(
         self, segment: int, left: slice = slice(None), right: slice = slice(None)
     ) -> PairTable:
-        """Give the tables of pairs (i in left, j in right) of the segment at this place."""
+        """Return the tables of pairs (i in left, j in right) of the segment at this place."""
         place, times = self._find_rows()
         rows = np.flatnonzero(place == segment)
         counted = rows[times[rows] > 0]
-        kept = counted if counted.size else rows[:1]
-        tables = [self.counts.table(int(row), left, right) for row in kept]
-        return PairTable(*(_sum_tables(times[kept], parts) for parts in zip(*tables, strict=True)))
+        used_rows = counted if counted.size else rows[:1]
+        tables = [self.counts.table(int(row), left, right) for row in used_rows]
+        return PairTable(
+            *(_sum_tables(times[used_rows], parts) for parts in zip(*tables, strict=True))
+        )
 
     def _find_rows(self) -> tuple[Counts, Counts]:
-        """Place of the segment of each row of the counts, and how often the row counts."""
+        """Return the segment place of each row of the counts, and how often the row counts."""
         place = np.searchsorted(self.segments, self.counts.segments // self.n_groups)
         return place, self.weights[place, self.counts.segments % self.n_groups]
 
     def _sum_by_segment(self, values: Counts) -> Counts:
-        """Sum what each row of the counts has, by segment."""
+        """Sum the values of the rows of the counts by segment."""
         place, times = self._find_rows()
         sums = np.zeros((len(self.weights), *values.shape[1:]), np.int64)
         np.add.at(sums, place, (times * values.T).T)
@@ -294,7 +295,7 @@ class GroupSums:
 
 
 def _sum_tables(times: Counts, parts: Sequence[Counts]) -> Counts:
-    """Sum one part of tables, each so many times."""
+    """Sum one part of several tables, each multiplied by its weight."""
     total: Counts = times[0] * parts[0]
     for often, part in zip(times[1:], parts[1:], strict=True):
         total += often * part

@@ -61,17 +61,21 @@ _N_STARTS = 2
 _TOLERANCE = 1e-5
 _MAX_LOSS_OF_FEWER = 2.7
 _MIN_HALVES_SIMILARITY, _SIMILARITY_TOLERANCE = 0.9, 0.05
-"""Similarity of halves to ask for, and how much less than that of the best score: a strong ridge
-makes halves agree on what is biased, so little is asked of a weaker one."""
+"""Required similarity of halves: the minimum, and the tolerance below that of the best score. A
+strong ridge makes halves agree on a biased mixing, so the tolerance for weaker ridges is large."""
+FeaturePairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+MAX_SPLITS = 2
+MAX_PAIRS = 1 << 17
+"""Maximum number of pairs of features that are scored."""
 
 
 class ComponentsTrial(NamedTuple):
-    """A number of components that was tried.
+    """Trial of one number of components.
 
     Attributes
     ----------
     solution
-        The best fit to all rows, of the segments used, with the ridge that it began with.
+        The best fit to all rows with the first ridge, for the segments used.
     candidates
         The ridges tried, from the strongest.
     """
@@ -81,22 +85,22 @@ class ComponentsTrial(NamedTuple):
 
     @property
     def best(self) -> ScoredSetting:
-        """The ridge of the highest score; of equals, the strongest."""
+        """The ridge with the highest score; among equals, the strongest."""
         return max(self.candidates, key=lambda candidate: candidate.score)
 
 
 class SettingChoice(NamedTuple):
-    """What was chosen, and from what.
+    """The chosen setting and its alternatives.
 
     Attributes
     ----------
     candidate
-        The setting.
+        The chosen setting.
     solution
-        A fit to all rows with so many components: a start for the last one.
+        A fit to all rows with the chosen number of components, used as a start of the final fit.
     ridges
-        Candidates with so many components.
-    tried
+        Candidates with the chosen number of components.
+    candidates
         All candidates, in the order of components.
     """
 
@@ -120,21 +124,23 @@ def choose_setting(
     whole
         Segments of all rows.
     folds
-        What `split_into_folds` gives.
+        Output of `split_into_folds`.
     components
-        Numbers of components, one by one; they end once two in a row were not better by a standard
-        error.
+        Numbers of components in ascending order. The search stops after two in a row that are not
+        better by a standard error.
     grid
         Condition numbers, ascending.
     map_items
-        Where folds are fitted.
+        Map over folds.
     """
     trials = try_components(whole, folds, components, grid, map_items)
     trial = choose_components(trials)
     trial = trial._replace(candidates=_try_weaker_ridges(folds, trial, grid, map_items))
     by_number = {t.best.n_components: t for t in (*trials, trial)}
-    tried = [c for t in by_number.values() for c in t.candidates]
-    return SettingChoice(choose_ridge(trial.candidates), trial.solution, trial.candidates, tried)
+    candidates = [c for t in by_number.values() for c in t.candidates]
+    return SettingChoice(
+        choose_ridge(trial.candidates), trial.solution, trial.candidates, candidates
+    )
 
 
 def try_components(
@@ -144,12 +150,12 @@ def try_components(
     grid: Sequence[float],
     map_items: MapFunction,
 ) -> list[ComponentsTrial]:
-    """Score numbers of components in turn, each with the ridges that seem best."""
+    """Score numbers of components in turn, each with the most promising ridges."""
     trials: list[ComponentsTrial] = []
     first, last_better = min(_FIRST_RIDGE_INDEX, len(grid) - 1), 0
     for place, n_components in enumerate(components):
-        before = trials[-1].solution if trials else None
-        solution = _fit_all_rows(whole, n_components, grid[first], before, map_items)
+        smaller_fit = trials[-1].solution if trials else None
+        solution = _fit_all_rows(whole, n_components, grid[first], smaller_fit, map_items)
         trials.append(
             ComponentsTrial(solution, _climb_grid(whole, folds, solution, grid, first, map_items))
         )
@@ -162,36 +168,37 @@ def try_components(
 
 
 def choose_components(trials: Sequence[ComponentsTrial]) -> ComponentsTrial:
-    """Take the fewest components that are within 2.7 standard errors of the best score."""
+    """Choose the fewest components within 2.7 standard errors of the best score."""
     best = max((trial.best for trial in trials), key=lambda candidate: candidate.score)
     return next(trial for trial in trials if _is_as_good(trial.best, best, _MAX_LOSS_OF_FEWER))
 
 
 def choose_ridge(ridges: Sequence[ScoredSetting]) -> ScoredSetting:
-    """Take the weakest steady ridge within one standard error of the best score.
+    """Choose the weakest stable ridge within one standard error of the best score.
 
-    Of few rows every weak ridge leaves nothing: where none is steady it is the strongest of them.
+    A ridge is stable if halves of the rows agree on the mixing. With few rows no weak ridge may be
+    stable; the strongest ridge within one standard error is chosen then.
     """
     best = max(ridges, key=lambda candidate: candidate.score)
     good = [candidate for candidate in ridges if _is_as_good(candidate, best)]
-    asked = max(_MIN_HALVES_SIMILARITY, halves_similarity(best) - _SIMILARITY_TOLERANCE)
-    steady = [candidate for candidate in good if halves_similarity(candidate) >= asked]
-    return steady[-1] if steady else good[0]
+    min_similarity = max(_MIN_HALVES_SIMILARITY, halves_similarity(best) - _SIMILARITY_TOLERANCE)
+    stable = [candidate for candidate in good if halves_similarity(candidate) >= min_similarity]
+    return stable[-1] if stable else good[0]
 
 
 def resample_ridges(ridges: Sequence[ScoredSetting], seeds: Sequence[int]) -> list[float]:
-    """Choose the ridge anew, once a seed, from scores of segments drawn with replacement."""
+    """Choose the ridge anew for each seed, from scores of segments drawn with replacement."""
     n_segments = ridges[0].nats.shape[1]
-    chosen = []
+    regularizations = []
     for seed in seeds:
-        drawn = np.random.default_rng([seed, 1]).integers(n_segments, size=n_segments)
-        anew = [c._replace(nats=c.nats[:, drawn]) for c in ridges]
-        chosen.append(choose_ridge(anew).regularization)
-    return chosen
+        places = np.random.default_rng([seed, 1]).integers(n_segments, size=n_segments)
+        resampled = [c._replace(nats=c.nats[:, places]) for c in ridges]
+        regularizations.append(choose_ridge(resampled).regularization)
+    return regularizations
 
 
 def halves_similarity(candidate: ScoredSetting) -> float:
-    """Mean over splits of the mean cosine similarity of the mixings of their two halves."""
+    """Return the mean cosine similarity of the mixings of two halves, averaged over splits."""
     mixings = [end.mixing for end in candidate.solutions]
     pairs = zip(mixings[::2], mixings[1::2], strict=True)
     return float(np.mean([mean_cosine_similarity(a, b) for a, b in pairs]))
@@ -200,18 +207,18 @@ def halves_similarity(candidate: ScoredSetting) -> float:
 def refit_and_compare_halves(
     folds: Sequence[HeldOutFold], chosen: ScoredSetting, map_items: MapFunction
 ) -> float:
-    """Fit two halves of the rows by themselves; the mean cosine similarity of their mixings."""
+    """Fit two halves independently; return the mean cosine similarity of their mixings."""
     label = f"halves, {chosen.n_components} components"
-    told, mixings = label_map(map_items, label, _N_STARTS + 1), []
+    map_labelled, mixings = label_map(map_items, label, _N_STARTS + 1), []
     for fold, end in zip(folds[:2], chosen.solutions, strict=False):
         moments, seeds = fold.train.moments(chosen.regularization), range(_N_STARTS)
-        fits = maximise_from_seeds(moments, chosen.n_components, seeds, told, also=[end])
+        fits = maximise_from_seeds(moments, chosen.n_components, seeds, map_labelled, also=[end])
         mixings.append(fits[0].solution.mixing)
     return mean_cosine_similarity(*mixings)
 
 
 def _is_as_good(candidate: ScoredSetting, best: ScoredSetting, n_errors: float = 1.0) -> bool:
-    """Whether a score is within so many standard errors of the best, over segments."""
+    """Check whether a score is within this many standard errors (over segments) of the best."""
     lost = (best.nats - candidate.nats).sum(axis=0)[best.nats.any(axis=0)]
     error = np.sqrt(len(lost)) * lost.std(ddof=1) if len(lost) > 1 else 0.0
     return bool(lost.sum() <= n_errors * error)
@@ -221,16 +228,21 @@ def _fit_all_rows(
     whole: SegmentCorrelations,
     n_components: int,
     r: float,
-    before: MatchSolution | None,
+    smaller_fit: MatchSolution | None,
     map_items: MapFunction,
 ) -> MatchSolution:
-    """Fit all rows from random starts of a fixed stream, and from one component less."""
+    """Fit all rows from fixed random starts, and from the fit with one component less."""
     moments = whole.moments(r)
-    also = [] if before is None else [add_component(moments, before)]
+    extra_starts = [] if smaller_fit is None else [add_component(moments, smaller_fit)]
     label = f"choose, {n_components} components, all rows"
-    told, seeds = label_map(map_items, label, _N_STARTS + len(also)), range(_N_STARTS)
-    found = maximise_from_seeds(moments, n_components, seeds, told, _TOLERANCE, also)
-    return found[0].solution
+    map_labelled, seeds = (
+        label_map(map_items, label, _N_STARTS + len(extra_starts)),
+        range(_N_STARTS),
+    )
+    optima = maximise_from_seeds(
+        moments, n_components, seeds, map_labelled, _TOLERANCE, extra_starts
+    )
+    return optima[0].solution
 
 
 def _climb_grid(
@@ -241,23 +253,23 @@ def _climb_grid(
     first: int,
     map_items: MapFunction,
 ) -> list[ScoredSetting]:
-    """Climb the grid from its place `first`; each fit begins where the one beside it ended."""
-    n_components, done = solution.mixing.shape[1], {}
+    """Climb the grid from place `first`; each fit starts where that of the next ridge ended."""
+    n_components, settings = solution.mixing.shape[1], {}
     starts: Sequence[MatchSolution] = make_fold_starts(folds, solution, whole.is_used)
-    done[first] = score_setting(folds, n_components, grid[first], starts, map_items)
+    settings[first] = score_setting(folds, n_components, grid[first], starts, map_items)
     for step in (1, -1):
         place = first
         while 0 <= place + step < len(grid) and (step < 0 or has_ridge(folds, grid[place])):
-            beside = done[place]
-            done[place + step] = score_setting(
-                folds, n_components, grid[place + step], beside.solutions, map_items
+            neighbour = settings[place]
+            settings[place + step] = score_setting(
+                folds, n_components, grid[place + step], neighbour.solutions, map_items
             )
-            if done[place + step].score <= beside.score:
+            if settings[place + step].score <= neighbour.score:
                 break
             place += step
         if place != first:
-            break  # What rises on one side of the start falls on the other.
-    return [done[place] for place in sorted(done)]
+            break  # If the score rises on one side of the start, it falls on the other.
+    return [settings[place] for place in sorted(settings)]
 
 
 def _try_weaker_ridges(
@@ -278,32 +290,25 @@ def _try_weaker_ridges(
 
 
 def has_ridge(folds: Sequence[HeldOutFold], regularization: float) -> bool:
-    """Whether a ridge does anything; if not, weaker ones are the same."""
+    """Return whether the ridge changes any fold; if not, weaker ridges give the same fit."""
     trained = [fold.train for fold in folds]
     return any(find_ridge(t.extremes[t.is_used], regularization).any() for t in trained)
 
 
-FeaturePairs = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-MAX_SPLITS = 2
-MAX_PAIRS = 1 << 17
-"""Pairs of features that are scored."""
-
-
 class ScoredSetting(NamedTuple):
-    """A setting that was tried.
+    """Setting with its held-out score.
 
     Attributes
     ----------
     n_components, regularization
         The setting.
     nats
-        Held-out log-likelihood of each fold's segments, all pairs scored and rows; 0 where a fold
+        Held-out log-likelihood of each fold's segments, over all scored pairs and rows; 0 if a fold
         cannot use a segment, (n_folds, n_segments).
     n_pairs
-        Pairs and rows that these are of.
-    ends
-        Where the fit of each fold ended.
+        Number of scored pairs and rows.
+    solutions
+        Solution of each fold's fit.
     """
 
     n_components: int
@@ -314,7 +319,7 @@ class ScoredSetting(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Nats a pair of features and row."""
+        """Mean score in nats per pair of features and row."""
         return float(self.nats.sum() / self.n_pairs)
 
 
@@ -325,11 +330,11 @@ class HeldOutFold:
     Attributes
     ----------
     train
-        Segments of the one half.
+        Segments of the first half.
     pairs
-        Features i < j of the pairs that are scored, (n_pairs,) each.
+        Features i < j of the scored pairs, (n_pairs,) each.
     test
-        Their tables of the other half, an entry a segment.
+        Tables of these pairs in the other half, one entry per segment.
     """
 
     train: SegmentCorrelations
@@ -340,46 +345,46 @@ class HeldOutFold:
 def split_into_folds(
     counts: PairCounts, n_groups: int, min_rows: int, map_items: MapFunction
 ) -> list[HeldOutFold]:
-    """Split counts into halves by groups, and each half against the other both ways.
+    """Split row groups into halves; each half is fitted once and scored once.
 
     Parameters
     ----------
     counts
         Counts by segment and group, see `PairCounts.from_groups`.
     n_groups
-        Groups a segment, a power of two.
+        Number of groups per segment, a power of two.
     min_rows
-        Rows that a segment must have; half of them in a fold.
+        Minimum number of rows of a segment; half of that in a fold.
     map_items
-        Where correlations are estimated.
+        Map for estimating correlations.
 
     Returns
     -------
-    list of Fold
+    list of HeldOutFold
         Two for each of up to `MAX_SPLITS` splits, one after the other.
 
     Raises
     ------
     FitError
-        If a half of the rows leaves no segment to use.
+        If half of the rows leaves no usable segment.
     """
     folds, pairs = [], choose_pairs(counts.n_features)
     for half in _choose_halves(n_groups):
         odd = np.tile(half, (len(counts.list_grouped_segments(n_groups)), 1))
         halves = [GroupSums(counts, n_groups, weights) for weights in (1 - odd, odd)]
         for train, test in (halves, halves[::-1]):
-            trained = estimate_segments(train, max(1, min_rows // 2), map_items)
-            folds.append(HeldOutFold(trained, pairs, _select_tables(test, pairs)))
+            train_segments = estimate_segments(train, max(1, min_rows // 2), map_items)
+            folds.append(HeldOutFold(train_segments, pairs, _select_tables(test, pairs)))
     if not all(fold.train.is_used.any() for fold in folds):
         raise FitError(
-            "Expected segments that can be used when half of their rows are held out, got none. "
-            "Give --components and --set regularization, or longer segments."
+            "No segment remains usable when half of its rows are held out. "
+            "Set {components} and {regularization}, or use longer segments."
         )
     return folds
 
 
 def _choose_halves(n_groups: int) -> list[NDArray[np.int64]]:
-    """Say for each split which groups are in its second half: rows of a Hadamard matrix."""
+    """Return for each split which groups form its second half: rows of a Hadamard matrix."""
     splits = range(1, 1 + min(MAX_SPLITS, n_groups - 1))
     return [
         np.array([(group & split).bit_count() % 2 for group in range(n_groups)], np.int64)
@@ -388,26 +393,26 @@ def _choose_halves(n_groups: int) -> list[NDArray[np.int64]]:
 
 
 def choose_pairs(n_features: int) -> FeaturePairs:
-    """Give features i < j of all pairs, or of as many as are scored."""
+    """Return the features i < j of all pairs, or of a random sample of `MAX_PAIRS`."""
     i, j = np.triu_indices(n_features, 1)
     if len(i) <= MAX_PAIRS:
         return i, j
-    drawn = np.random.default_rng(0).choice(len(i), MAX_PAIRS, replace=False)
-    drawn.sort()
-    return i[drawn], j[drawn]
+    places = np.random.default_rng(0).choice(len(i), MAX_PAIRS, replace=False)
+    places.sort()
+    return i[places], j[places]
 
 
 def _select_tables(sums: GroupSums, pairs: FeaturePairs) -> list[PairTable]:
-    """Pick the tables of some pairs from those of every segment."""
-    square, found = (sums.n_features, sums.n_features), []
+    """Select the tables of the given pairs in every segment."""
+    square, tables = (sums.n_features, sums.n_features), []
     for segment, n_rows in enumerate(sums.rows.tolist()):
-        picked = (np.broadcast_to(a, square)[pairs] for a in sums.table(segment))
-        found.append(PairTable(*(a.astype(np.min_scalar_type(n_rows)) for a in picked)))
-    return found
+        parts = (np.broadcast_to(a, square)[pairs] for a in sums.table(segment))
+        tables.append(PairTable(*(a.astype(np.min_scalar_type(n_rows)) for a in parts)))
+    return tables
 
 
 def score_independence(folds: Sequence[HeldOutFold]) -> ScoredSetting:
-    """Score independent features: no components, or what a condition number of 1 leaves."""
+    """Score independent features: no components, the limit of a condition number of 1."""
     none = np.zeros(len(folds[0].pairs[0]))
     scored = [_score_fold(fold, lambda place: none) for fold in folds]
     nats, n_pairs = zip(*scored, strict=True)
@@ -421,72 +426,75 @@ def score_setting(
     starts: Sequence[MatchSolution],
     map_items: MapFunction,
 ) -> ScoredSetting:
-    """Fit every fold from a start of its own and score it.
+    """Fit every fold from its own start and score it.
 
     Parameters
     ----------
     folds
-        What `split_into_folds` gives.
+        Output of `split_into_folds`.
     n_components, regularization
         The setting.
     starts
-        One a fold.
+        One per fold.
     map_items
-        Where folds are fitted.
+        Map over folds.
     """
     fit = partial(_fit_fold, regularization)
     largest = max(fold.train.correlation.nbytes for fold in folds)
     label = f"choose, {n_components} components, regularization {regularization:g}"
-    told = label_map(map_items, label, len(folds))
-    found = map_or_thread(fit, zip(folds, starts, strict=True), largest, told)
-    nats, n_pairs, ends = zip(*found, strict=True)
-    return ScoredSetting(n_components, regularization, np.array(nats), float(sum(n_pairs)), ends)
+    map_labelled = label_map(map_items, label, len(folds))
+    results = map_or_thread(fit, zip(folds, starts, strict=True), largest, map_labelled)
+    nats, n_pairs, solutions = zip(*results, strict=True)
+    return ScoredSetting(
+        n_components, regularization, np.array(nats), float(sum(n_pairs)), solutions
+    )
 
 
 def make_fold_starts(
     folds: Sequence[HeldOutFold], solution: MatchSolution, used: NDArray[np.bool_]
 ) -> list[MatchSolution]:
-    """Begin every fold where all rows' fit ended: `solution` is of the segments `is_used`."""
-    place = np.cumsum(used) - 1
-    at = [np.where(used, place, 0)[fold.train.is_used] for fold in folds]
+    """Start every fold at the solution of all rows, which covers the segments marked in `used`."""
+    place_by_segment = np.cumsum(used) - 1
+    places = [np.where(used, place_by_segment, 0)[fold.train.is_used] for fold in folds]
     return [
         MatchSolution(solution.mixing, solution.log_variances[u], solution.log_precisions[u])
-        for u in at
+        for u in places
     ]
 
 
 def _fit_fold(
     regularization: float, task: tuple[HeldOutFold, MatchSolution], spread: MapFunction = map
 ) -> tuple[Array, float, MatchSolution]:
-    """Fit one half; held-out nats of its segments, pairs and rows they are of, the solution."""
+    """Fit one half; return held-out nats by segment, the number of pairs and rows, the solution."""
     fold, start = task
     moments = fold.train.moments(regularization)
-    end = maximise(moments, start, _TOLERANCE, spread).solution
+    solution = maximise(moments, start, _TOLERANCE, spread).solution
     ridge = moments.ridge
     return *_score_fold(
-        fold, lambda u: end.unshrink_correlation(u, ridge[u])[fold.pairs], spread
-    ), end
+        fold, lambda u: solution.unshrink_correlation(u, ridge[u])[fold.pairs], spread
+    ), solution
 
 
 def _score_fold(
     fold: HeldOutFold, correlations: Callable[[int], Array], spread: MapFunction = map
 ) -> tuple[Array, float]:
-    """Nats of every segment, and the pairs that they are of.
+    """Return the nats of every segment, and the number of scored pairs and rows.
 
-    `correlate_features_with_codes` gives those of the pairs scored in each of the segments that the fold uses.
+    `correlations` returns the correlations of the scored pairs in a segment, by its place among the
+    segments that the fold uses.
     """
     nats, used = np.zeros(len(fold.train.is_used)), np.flatnonzero(fold.train.is_used)
 
-    def held_out(task: tuple[int, int]) -> tuple[float, float]:
+    def score_segment(task: tuple[int, int]) -> tuple[float, float]:
         place, segment = task
         return _score_segment(fold, segment, correlations(place))
 
-    nats[used], n_pairs = zip(*spread(held_out, enumerate(used.tolist())), strict=True)
+    nats[used], n_pairs = zip(*spread(score_segment, enumerate(used.tolist())), strict=True)
     return nats, sum(n_pairs)
 
 
 def _score_segment(fold: HeldOutFold, segment: int, correlation: Array) -> tuple[float, float]:
-    """Log-likelihood of a segment's tables under thresholds and correlations of the other half."""
+    """Score a segment's tables with the thresholds and correlations of the other half."""
     table, thresholds = fold.test[segment], fold.train.thresholds[segment]
     i, j = fold.pairs
     nats = pair_log_likelihood(*table, thresholds[i], thresholds[j], correlation)

@@ -1,4 +1,4 @@
-"""What must be told of segments that could not be used whole, and of a fit that is in doubt."""
+"""Diagnostics and warnings of BLICA: segments not fully used, and doubtful fits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MIN_START_SIMILARITY = 0.7
 
 
 def describe_match(match: MomentMatch, start_similarities: Array) -> dict[str, Any]:
-    """Sum up a match in numbers.
+    """Summarise a match as diagnostics.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def describe_match(match: MomentMatch, start_similarities: Array) -> dict[str, A
 
 
 def count_statuses(segments: SegmentCorrelations) -> dict[str, int]:
-    """Count segments by `SegmentStatus`, and in those used pairs by `PairStatus` and constants."""
+    """Count segments by `SegmentStatus`; in used segments, count pairs by `PairStatus`."""
     used = segments.is_used
     counts = {
         f"segments_{status.name.lower()}": int((segments.status == status).sum())
@@ -80,7 +80,7 @@ def count_statuses(segments: SegmentCorrelations) -> dict[str, int]:
 def warn_about_segments(
     segments: SegmentCorrelations, indices: NDArray[np.int64], min_rows: int, ridge: Array
 ) -> tuple[FitWarning, ...]:
-    """Say which segments, features and pairs were left out or guessed.
+    """Warn about segments, features and pairs that were left out or guessed.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def warn_about_segments(
     indices
         Their indices in the dataset.
     min_rows
-        Rows that a segment must have.
+        Minimum number of rows of a segment.
     ridge
         δ of each segment used.
     """
@@ -98,137 +98,143 @@ def warn_about_segments(
         SegmentStatus.TOO_SMALL: f"segments left out, fewer than {min_rows} rows: {{segments}}; "
         "{min_rows=1} keeps them",
         SegmentStatus.CONSTANT: "segments left out, fewer than two features vary: {segments}",
-        SegmentStatus.UNDEFINED_PAIRS: f"segments left out, more than {MAX_UNDEFINED_SHARE:.0%} of the "
-        "pairs without a correlation: {segments}",
+        SegmentStatus.UNDEFINED_PAIRS: "segments left out, more than "
+        f"{MAX_UNDEFINED_SHARE:.0%} of the pairs without a correlation: {{segments}}",
     }
-    found = [
+    warnings = [
         FitWarning(text, segments=tuple(indices[segments.status == status].tolist()))
         for status, text in texts.items()
         if (segments.status == status).any()
     ]
     constant = ~segments.varies & used[:, None]
     if constant.any():
-        where = indices[constant.any(axis=1)].tolist()
+        segment_list = indices[constant.any(axis=1)].tolist()
         features = np.flatnonzero(constant.any(axis=0)).tolist()
-        text = f"constant within a segment and left out there, {constant.sum()} times: "
-        text += "{features}, in some of the segments {segments}; `varies` says which"
-        found.append(FitWarning(text, tuple(features), tuple(where)))
-    told = {
-        "pairs with an empty cell, estimated with ½ more in every cell": segments.empty_cells(),
+        text = f"features left out of segments where they are constant, {constant.sum()} times: "
+        text += "{features}, in some of the segments {segments}; see `varies`"
+        warnings.append(FitWarning(text, tuple(features), tuple(segment_list)))
+    pairs_by_text = {
+        "pairs with an empty cell, estimated after adding ½ to every cell": segments.empty_cells(),
         "pairs without a correlation, set to the model's": segments.find_undefined_pairs(),
     }
-    for text, pairs in told.items():
-        if (here := pairs & used[:, None, None]).any():
-            features = np.flatnonzero(here.any(axis=(0, 1))).tolist()
-            where = indices[here.any(axis=(1, 2))].tolist()
-            text += f": {here.sum() // 2}, among {{features}} in {{segments}}"
-            found.append(FitWarning(text, tuple(features), tuple(where)))
-    nowhere = np.where(used[:, None, None], segments.find_undefined_pairs(), True).all(axis=0)
-    if nowhere.any():
+    for text, pairs in pairs_by_text.items():
+        if (affected := pairs & used[:, None, None]).any():
+            features = np.flatnonzero(affected.any(axis=(0, 1))).tolist()
+            segment_list = indices[affected.any(axis=(1, 2))].tolist()
+            text += f": {affected.sum() // 2}, among {{features}} in {{segments}}"
+            warnings.append(FitWarning(text, tuple(features), tuple(segment_list)))
+    always_undefined = np.where(used[:, None, None], segments.find_undefined_pairs(), True).all(
+        axis=0
+    )
+    if always_undefined.any():
         text = "pairs without a correlation in any segment, so the mixing is in doubt: {features}"
-        found.append(FitWarning(text, tuple(np.flatnonzero(nowhere.any(axis=0)).tolist())))
+        warnings.append(
+            FitWarning(text, tuple(np.flatnonzero(always_undefined.any(axis=0)).tolist()))
+        )
     if (ridge > _MAX_RIDGE).any():
         text = "correlations of segments shrunk to less than a tenth by the ridge: {segments}; a "
         text += "larger regularization shrinks less"
-        found.append(FitWarning(text, segments=tuple(indices[used][ridge > _MAX_RIDGE].tolist())))
-    return tuple(found)
+        warnings.append(
+            FitWarning(text, segments=tuple(indices[used][ridge > _MAX_RIDGE].tolist()))
+        )
+    return tuple(warnings)
 
 
 def warn_about_mixing(mixing: Array, remedy: str) -> tuple[FitWarning, ...]:
-    """Say which columns look like a fit gone astray: one feature alone, two all but the same.
+    """Warn about columns that look wrong: a single feature, or two columns almost the same.
 
     Parameters
     ----------
     mixing
         Columns of length 1.
     remedy
-        What may do better.
+        Change that may help.
     """
-    found = []
-    if (alone := np.flatnonzero((mixing**2).max(axis=0) > _SINGLE_FEATURE_SHARE)).size:
-        features = np.unique(np.abs(mixing[:, alone]).argmax(axis=0)).tolist()
-        text = "components that are one feature alone: {features}; "
-        found.append(FitWarning(f"{text}{remedy} may do better", tuple(features)))
+    warnings = []
+    if (single := np.flatnonzero((mixing**2).max(axis=0) > _SINGLE_FEATURE_SHARE)).size:
+        features = np.unique(np.abs(mixing[:, single]).argmax(axis=0)).tolist()
+        text = "components with a single feature: {features}; "
+        warnings.append(FitWarning(f"{text}{remedy} may do better", tuple(features)))
     cosines = np.triu(np.abs(mixing.T @ mixing), 1)
     if cosines.max(initial=0.0) > _PARALLEL_COSINE:
         k, l = np.unravel_index(int(cosines.argmax()), cosines.shape)  # noqa: E741
-        text = f"components {k + 1} and {l + 1} are all but the same; {remedy} may do better"
-        found.append(FitWarning(text))
-    return tuple(found)
+        text = f"components {k + 1} and {l + 1} are almost the same; {remedy} may do better"
+        warnings.append(FitWarning(text))
+    return tuple(warnings)
 
 
 def warn_about_choice(match: MomentMatch) -> tuple[FitWarning, ...]:
-    """Say where the ridge ended at an end of the grid, and where halves of the rows disagree."""
+    """Warn if the chosen ridge is at an end of the grid, or if halves of the rows disagree."""
     if match.choice is None or match.agreement is None:
         return ()
-    found, r = [], match.regularization
+    texts, r = [], match.regularization
     if len({candidate.regularization for candidate in match.choice.ridges}) > 1:
         if r == RIDGE_GRID[0]:
-            found.append(f"regularization {r:g} is the strongest that auto tries")
+            texts.append(f"regularization {r:g} is the strongest that auto tries")
         if r == RIDGE_GRID[-1] and match.ridge.any():
-            found.append(
+            texts.append(
                 f"regularization {r:g} is the weakest that auto tries: held-out rows ask for no "
                 "more ridge than keeps correlations positive definite"
             )
     if match.agreement < _MIN_START_SIMILARITY:
-        found.append(
+        texts.append(
             "halves of the rows disagree on the mixing: mean cosine similarity "
             f"{match.agreement:.3f}; take fewer components or more rows"
         )
-    return tuple(map(FitWarning, found))
+    return tuple(map(FitWarning, texts))
 
 
 def warn_about_fit(
     diagnostics: Mapping[str, Any], n_starts: int, variances: Array
 ) -> tuple[FitWarning, ...]:
-    """Say what is in doubt.
+    """Warn about a doubtful fit.
 
     Parameters
     ----------
     diagnostics
-        Of the fit.
+        Diagnostics of the fit.
     n_starts
-        Starts asked for.
+        Number of starts requested.
     variances
         Source variances of the segments used, (n_segments, n_components).
     """
-    found = []
+    texts = []
     if (missing := -diagnostics["surplus"]) > 0:
-        # Lengths of columns count as unknowns, though variances can make up for them.
-        sure = missing > diagnostics["n_components"]
-        found.append(
+        # Lengths of columns count as unknowns although variances can compensate for them.
+        is_certain = missing > diagnostics["n_components"]
+        texts.append(
             f"{missing} more unknowns than correlations: the mixing "
-            f"{'is not' if sure else 'may not be'} identifiable; take fewer components or more "
-            "segments"
+            f"{'is not' if is_certain else 'may not be'} identifiable; use fewer components or "
+            "more segments"
         )
     if diagnostics["gain"] < 0:
-        found.append("held-out rows are explained no better than by independent features")
+        texts.append("held-out rows are explained no better than by independent features")
     if (diverged := n_starts - diagnostics["starts_finite"]) > 0:
-        found.append(f"{diverged} of {n_starts} starts diverged and were left out")
+        texts.append(f"{diverged} of {n_starts} starts diverged and were left out")
     if not diagnostics["optimiser_converged"]:
-        found.append(f"stopped after {diagnostics['iterations']} iterations before converging")
+        texts.append(f"stopped after {diagnostics['iterations']} iterations before converging")
     if diagnostics["stability_of_starts"] < _MIN_HALVES_AGREEMENT:
-        found.append(
+        texts.append(
             "the two best starts disagree: mean cosine similarity "
             f"{diagnostics['stability_of_starts']:.3f}; the likelihood has several optima, or "
             "the mixing is not identifiable"
         )
     if diagnostics["gap_rounds"] == MAX_ROUNDS:
-        found.append("pairs set to the model's correlations had not come to rest")
+        texts.append("pairs set to the model's correlations had not converged")
     if pair := _find_proportional_pair(variances):
-        found.append(
+        texts.append(
             f"the variances of components {pair[0] + 1} and {pair[1] + 1} rise and fall together "
             "over segments: any rotation of the two fits as well"
         )
-    return tuple(map(FitWarning, found))
+    return tuple(map(FitWarning, texts))
 
 
 def _find_proportional_pair(variances: Array) -> tuple[int, int] | None:
-    """Find the two components whose variances are most nearly proportional, if too nearly."""
+    """Find the two components with the most nearly proportional variances, if too close."""
     profiles = np.log(variances)
     n_components = profiles.shape[1]
-    apart = np.full((n_components, n_components), np.inf)
+    spreads = np.full((n_components, n_components), np.inf)
     for k, l in itertools.combinations(range(n_components), 2):  # noqa: E741
-        apart[k, l] = (profiles[:, k] - profiles[:, l]).std()
-    k, l = divmod(int(np.argmin(apart)), n_components)  # noqa: E741
-    return (k, l) if apart[k, l] < _MIN_LOG_RATIO_SPREAD else None
+        spreads[k, l] = (profiles[:, k] - profiles[:, l]).std()
+    k, l = divmod(int(np.argmin(spreads)), n_components)  # noqa: E741
+    return (k, l) if spreads[k, l] < _MIN_LOG_RATIO_SPREAD else None

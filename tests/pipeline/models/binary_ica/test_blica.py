@@ -17,7 +17,7 @@ from scipy.stats import norm
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams

@@ -11,7 +11,7 @@ from sklearn import decomposition
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import FastICA, fastica
 from pipeline.models.state import FitState
@@ -56,7 +56,7 @@ def test_as_many_components_as_dimensions_give_rows_back() -> None:
     assert state.diagnostics["n_components"] == 6
     back = state.params.means + codes(state, doubled) @ state.params.mixing.T
     np.testing.assert_allclose(back, doubled, atol=1e-9)
-    with pytest.raises(FitError, match=r"--components: Expected at most 6, .* got 7"):
+    with pytest.raises(FitError, match=r"components is 7, but the rows span only 6 dimensions"):
         fitted(doubled, 7)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,
@@ -116,8 +116,12 @@ def test_missing_values_are_left_out_of_the_bound() -> None:
 @pytest.mark.parametrize(
     ("settings", "n_segments", "refusal"),
     [
-        ({}, 1, "Expected at least 2 segments, got 1. Give the segment of each row by segment"),
-        ({"n_components": 7}, 20, "components: Expected at most 6, .* got 7"),
+        (
+            {},
+            1,
+            "needs at least 2 segments, but there is 1. Give the segment of each row by segment",
+        ),
+        ({"n_components": 7}, 20, "components is 7, but there are only 6 features"),
     ],
 )
 def test_what_it_cannot_fit_is_refused(settings: Any, n_segments: int, refusal: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.em import make_params, turn_to_principal_axes
 from pipeline.models.latent_trait.model import LatentTrait
@@ -63,4 +63,4 @@ def test_too_few_rows_for_errors_are_told() -> None:
     done = fit_model(
         LatentTrait(n_components=4), make_memory_rows(DenseData(X)), SerialExecutor(), 0
     )
-    assert "no standard errors: fewer than 3 rows a parameter" in [w.text for w in done.warnings]
+    assert "no standard errors: fewer than 3 rows per parameter" in [w.text for w in done.warnings]

@@ -226,5 +226,5 @@ def test_no_rows_have_no_posterior() -> None:
 
 def test_more_than_three_components_are_refused() -> None:
     X, _, items = drawn(6, 4, 1.0)
-    with pytest.raises(FitError, match="at most 3 components for quadrature, got 4"):
+    with pytest.raises(FitError, match="components is 4, but quadrature takes at most 3"):
         posterior_by_quadrature(X, None, items)

@@ -341,17 +341,17 @@ WORDS, WEIGHTS, OFFSETS = np.zeros((3, 1), np.uint64), np.ones((3, 2)), np.ones(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"weights": np.ones((2, 2))}, "Expected weights"),
-        ({"offsets": np.ones(4)}, "Expected weights"),
-        ({"weights": np.full((3, 2), np.nan)}, "Expected finite weights"),
-        ({"offsets": np.full(3, np.inf)}, "Expected finite weights"),
-        ({"weights": np.full((3, 2), 1e200)}, "Expected a finite bound"),
-        ({"observed_words": np.zeros((3, 2), np.uint64)}, "Expected observed_words"),
-        ({"n_samples": 65}, "Expected n_samples from 0 to 64"),
-        ({"n_samples": -1}, "Expected n_samples from 0 to 64"),
-        ({"tol": -1e-4}, "Expected tol"),
-        ({"tol": np.nan}, "Expected tol"),
-        ({"max_rounds": 0}, "max_rounds >= 1"),
+        ({"weights": np.ones((2, 2))}, "Weights and offsets have the shapes"),
+        ({"offsets": np.ones(4)}, "Weights and offsets have the shapes"),
+        ({"weights": np.full((3, 2), np.nan)}, "Weights or offsets are NaN or infinite"),
+        ({"offsets": np.full(3, np.inf)}, "Weights or offsets are NaN or infinite"),
+        ({"weights": np.full((3, 2), 1e200)}, "bound of a row is not finite"),
+        ({"observed_words": np.zeros((3, 2), np.uint64)}, "`observed_words` has the shape"),
+        ({"n_samples": 65}, "`n_samples` is 65, but the words hold 64 samples"),
+        ({"n_samples": -1}, "`n_samples` is -1, but the words hold 64 samples"),
+        ({"tol": -1e-4}, r"`tol` is .* Choose `tol` at least 0"),
+        ({"tol": np.nan}, r"`tol` is .* Choose `tol` at least 0"),
+        ({"max_rounds": 0}, r"`max_rounds` is 0.* `max_rounds` at least 1"),
     ],
 )
 @pytest.mark.parametrize("function", [variational_e_step, variational_row_posterior])
@@ -371,7 +371,7 @@ def test_the_m_step_refuses_a_feature_that_no_row_has():
     mask = np.ones((10, 3), np.uint8)
     mask[:, 1] = 0
     found = statistics_of(np.ones((10, 3), np.uint8), mask, WEIGHTS, OFFSETS)
-    with pytest.raises(FitError, match="none of feature 1"):
+    with pytest.raises(FitError, match="Feature 1 is observed in no row"):
         variational_m_step(found.curvature, found.target)
     with pytest.raises(FitError, match="prior_precision"):
         variational_m_step(found.curvature, found.target, -1.0)

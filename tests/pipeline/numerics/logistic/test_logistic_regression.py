@@ -261,7 +261,7 @@ def test_running_out_of_rounds_is_not_converged() -> None:
 
 
 def test_equal_slopes_need_one_component() -> None:
-    with pytest.raises(FitError, match="Expected 1 component for equal slopes, got 2"):
+    with pytest.raises(FitError, match="equal_slopes=True needs one component, but there are 2"):
         logistic_m_step(*random_counts(0, 2, 9, 2), *flat_start(2, 2), equal_slopes=True)
 
 

@@ -10,6 +10,7 @@ from pipeline.numerics.logistic.logistic_units import (
     count_draw_words,
     fill_draws,
     fill_probabilities,
+    mean_softplus,
     row_states,
 )
 from pipeline.random import RowRandom
@@ -59,3 +60,13 @@ def test_units_are_on_as_often_as_they_should_be() -> None:
     np.testing.assert_allclose(out.mean(axis=0), wanted, atol=3e-3)
     assert out[:, 1].mean() == pytest.approx(1e-4, rel=0.5)
     assert np.abs(np.corrcoef(out[:, 2:5].T) - np.eye(3)).max() < 0.01
+
+
+def test_mean_softplus_of_narrow_and_wide_normals() -> None:
+    grid = np.linspace(-10, 10, 20_001)
+    mass = np.exp(-(grid**2) / 2) / np.exp(-(grid**2) / 2).sum()
+    cases = [(m, s) for m in (-30.0, -2.0, 0.0, 0.5, 6.0) for s in (0.0, 0.3, 1.5, 1.6, 4.0, 40.0)]
+    mean, deviation = np.array(cases).T
+    expected = np.logaddexp(0, mean[:, None] + deviation[:, None] * grid) @ mass
+    found = mean_softplus(mean, deviation)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)

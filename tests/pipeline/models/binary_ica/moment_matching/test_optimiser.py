@@ -95,7 +95,7 @@ def test_a_start_that_is_not_finite_is_dropped(
     for optimum in found:
         assert np.isfinite(optimum.objective)
         assert np.isfinite(optimum.solution.to_vector()).all()
-    with pytest.raises(FitError, match=r"Expected a start that stays finite, got none\. Fit "):
+    with pytest.raises(FitError, match=r"Every start of the search diverged\. Use a smaller reg"):
         maximise_from_seeds(moments, 2, [1, 3], map)
 
 

@@ -30,16 +30,16 @@ def notices(state: FitState, text: str) -> list[FitWarning]:
 
 def test_fewer_than_three_segments_are_refused() -> None:
     data = small()
-    with pytest.raises(
-        FitError, match=r"Expected at least 3 segments, got 2\. Give the segment of each row by seg"
-    ):
+    refusal = r"at least 3 segments, but there are 2\. Give the segment of each row by seg"
+    with pytest.raises(FitError, match=refusal):
         fitted(data.take_rows(data.labels < 2), n_components=2)
 
 
 def test_fewer_than_three_segments_to_use_are_refused_naming_the_others() -> None:
     data = small()
     data = data.take_rows((data.labels < 2) | (np.arange(len(data.X)) % 200 < 19))
-    with pytest.raises(FitError, match=r"3 segments to use, got 2: left out 2, 3, 4, 5.*=20") as e:
+    refusal = r"3 usable segments, but there are 2\. 2, 3, 4, 5 have .*=20"
+    with pytest.raises(FitError, match=refusal) as e:
         fitted(data, n_components=2)
     assert e.value.message.segments == (2, 3, 4, 5)
     assert fitted(data, n_components=2, min_rows=19).params.segment_status.tolist() == [0] * 6
@@ -48,13 +48,14 @@ def test_fewer_than_three_segments_to_use_are_refused_naming_the_others() -> Non
 def test_undefined_pairs_that_leave_too_few_segments_are_named() -> None:
     data, mask = small(), np.ones_like(small().X)
     mask[::2, [1, 3]] = mask[1::2, [2, 4]] = 0
-    with pytest.raises(FitError, match=r"got 0: left out 0, 1, 2, 3, 4, 5.* pairs without") as e:
+    refusal = r"there are 0\. 0, 1, 2, 3, 4, 5 have .* pairs without"
+    with pytest.raises(FitError, match=refusal) as e:
         fitted(DenseData(data.X, mask, data.segments), n_components=2)
     assert e.value.message.features == (1, 2, 3, 4)
 
 
 def test_more_components_than_features_are_refused() -> None:
-    with pytest.raises(FitError, match=r"components: Expected at most 5,.* got 6\."):
+    with pytest.raises(FitError, match=r"components is 6, but there are only 5 features\."):
         fitted(small(), n_components=6)
 
 
@@ -115,7 +116,7 @@ def test_a_feature_constant_in_a_segment_is_named_and_left_out_there() -> None:
     data = small()
     data.X[data.labels == 4, 1] = 1
     state = fitted(data, n_components=2, regularization=10.0)
-    (notice,) = notices(state, "constant within a segment")
+    (notice,) = notices(state, "out of segments where they are constant")
     assert (notice.features, notice.segments) == ((1,), (4,))
     assert state.diagnostics["constant_in_a_segment"] == 1
     params = state.params
@@ -139,7 +140,7 @@ def test_features_that_vary_nowhere_are_refused_by_name() -> None:
     data = small()
     for u in range(6):
         data.X[data.labels == u, 3] = u % 2
-    with pytest.raises(FitError, match="got constant ones: 3") as error:
+    with pytest.raises(FitError, match="constant within every usable segment: 3") as error:
         fitted(data, n_components=2)
     assert error.value.message.features == (3,)
 
@@ -205,7 +206,7 @@ def test_pairs_with_an_empty_cell_are_named() -> None:
     X[here[:20], 2] = 0  # in this segment 0 and 2 are never 1 together
     state = fitted(DenseData(X, None, data.segments), n_components=2, regularization=50.0)
     (notice,) = notices(state, "pairs with an empty cell")
-    assert "½ more in every cell: 1, among" in notice.text
+    assert "after adding ½ to every cell: 1, among" in notice.text
     assert (notice.features, notice.segments) == ((0, 2), (3,))
     assert state.diagnostics["pairs_empty_cell"] == 1
     assert not notices(fitted(data, n_components=2, regularization=50.0), "empty cell")
