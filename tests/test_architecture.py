@@ -258,6 +258,16 @@ def test_every_public_definition_has_a_docstring() -> None:
     assert [(name, node.name) for name, node in public if not ast.get_docstring(node)] == []
 
 
+def test_a_public_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(parse_file(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(format_path(path))
+    assert len(places) > 100
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 def iter_pickle_uses(tree: ast.Module) -> Iterator[str]:
     """Whatever writes or reads pickles."""
     yield from (found.package for found in iter_imports(tree) if found.package in PICKLES)

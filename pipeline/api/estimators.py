@@ -55,7 +55,7 @@ _REMEDY = "Say binarize=T to take values above T for ones."
 
 
 def _has_capability(*capabilities: type) -> Callable[[Any], bool]:
-    """Tell whether an estimator's model has any of these."""
+    """Return a check that an estimator's model has any of these capabilities."""
     return lambda estimator: issubclass(estimator.model_class, capabilities)
 
 
@@ -119,7 +119,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self
 
     def transform(self, X: ArrayLike, segments: ArrayLike | None = None) -> NDArray[np.float64]:
-        """Give the latent codes, (n_samples, n_components)."""
+        """Compute the latent codes, (n_samples, n_components)."""
         check_is_fitted(self)
         return self._compute_codes(self._check_X(X), segments)
 
@@ -127,7 +127,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def score(
         self, X: ArrayLike, y: ArrayLike | None = None, segments: ArrayLike | None = None
     ) -> float:
-        """Give the mean log-likelihood of a row in nats; an estimate or a bound where not exact.
+        """Compute the mean log-likelihood per row in nats, or an estimate or a lower bound of it.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return tags
 
     def _get_target_name(self) -> str | None:
-        """Say what y is: `SEGMENT`, a per-row column, or None for nothing."""
+        """Return what y holds: `SEGMENT`, the name of a per-row column, or None if unused."""
         if hasattr(self.model_class, "predict"):  # a capabilities.Supervised
             return str(getattr(self, "column", SEGMENT))
         dims = (f.metadata["dims"] for f in fields(self.model_class.params))
@@ -211,7 +211,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
 
 def make_estimators() -> dict[str, type[ModelEstimator]]:
-    """Give the estimators of all models by the names of their classes."""
+    """Return the estimators of all models, by class name."""
     return {kind.__name__: _make_estimator(kind) for kind in find_models().values()}
 
 
@@ -234,7 +234,7 @@ def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
 
 
 def _make_docstring(kind: type[Model]) -> str:
-    """Say what the arguments are."""
+    """Describe the arguments of an estimator in numpydoc format."""
     title = cleandoc(kind.__doc__ or "").partition("\n")[0].removeprefix("Hyperparameters of ")
     described = describe_settings(kind)
     told = {name: described[name] for name in signature(kind).parameters} | _COMMON_SETTINGS
@@ -258,7 +258,7 @@ def _draw_seed(random_state: Any) -> int:
 
 
 def __getattr__(name: str) -> type[ModelEstimator]:
-    """Give an estimator by name."""
+    """Return an estimator by name."""
     if name.startswith("_") or name not in (known := make_estimators()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return known[name]

@@ -1,4 +1,4 @@
-"""What `pipeline.api` returns: a fitted model, codes of rows and the results of an evaluation."""
+"""Results of `pipeline.api`: a fitted model, the codes of rows and an evaluation."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class FittedModel(ResultDisplayMixin):
     params
         Arrays by name, such as `params.loadings`; the model's documentation lists them.
     feature_names, segment_names
-        Of the data that were fitted.
+        Names in the fitted data.
     history
-        Objective of a row after each pass, nats.
+        Objective per row after each pass, in nats.
     warnings
-        What to know before trusting it.
+        Warnings to read before trusting the fit.
     converged
         Whether the last stage of the fit converged.
     objective_is
-        What the objective is called: `lower bound` or `pseudo-likelihood` where it is one.
+        Name of the objective, such as `lower bound` or `pseudo-likelihood`.
     objective
-        That of the parameters, nats a row; None of a fit without passes.
+        Objective of the parameters in nats per row; None if the fit has no passes.
     labels
-        Names of the categories that it predicts, if it does.
+        Names of the categories that the model predicts, if any.
     statistics
-        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, where it has any.
+        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, if any.
     """
 
     model: Model
@@ -58,12 +58,12 @@ class FittedModel(ResultDisplayMixin):
 
     @classmethod
     def from_artifact(cls, artifact: StoredArtifact) -> Self:
-        """Take a fitted model from its artifact.
+        """Load a fitted model from its artifact.
 
         Raises
         ------
         FitError
-            If it is not that of a fit, or of one that this version does not know.
+            If it is not the artifact of a fit, or of another version.
         """
         loaded, manifest = model_from_artifact(artifact), artifact.manifest
         return cls(
@@ -97,7 +97,7 @@ class FittedModel(ResultDisplayMixin):
 
 
 class Evaluation(ResultDisplayMixin, dict[str, Any]):
-    """What `evaluate` found, by name."""
+    """Results of `evaluate`, by name."""
 
     def _iter_display_items(self) -> DisplayItems:
         for name, value in self.items():
@@ -106,7 +106,7 @@ class Evaluation(ResultDisplayMixin, dict[str, Any]):
 
 
 class LatentCodes(ResultDisplayMixin, dict[str, NDArray[Any]]):
-    """What `transform` gives: arrays by name, a row of each for every row of the data."""
+    """Results of `transform`: arrays by name, each with one row per row of the data."""
 
     def _iter_display_items(self) -> DisplayItems:
         for name, values in self.items():

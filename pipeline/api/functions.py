@@ -81,25 +81,25 @@ def fit(
         clipped-pca, fastica, kernel-pca, laplacian-eigenmap, latent-trait, linear-ivae, noisy-or,
         rbm, stack, or package.module:Class of one elsewhere.
     components
-        Their number, `auto` where the model can choose it, or None for the model's default.
+        Number of components, `auto` if the model can choose it, or None for its default.
     split
-        Fit the rows of this split alone; None takes all, where `flows.fit` would take `train`.
+        Fit only the rows of this split. None takes all rows, whereas `flows.fit` takes `train`.
     seed
-        Of every random draw.
+        Seed of every random draw.
     n_jobs
-        Threads, -1 for as many as there are CPUs; results do not depend on it.
+        Number of threads, -1 for all CPUs; results do not depend on it.
     executor
-        Where the work runs instead.
+        Executor to use instead of threads.
     progress
-        Is told how far it is; None shows a line.
+        Receives the progress; None shows a line in a terminal or notebook.
     **settings
-        The model's own, as `latentbits fit --model NAME --help` lists them: for latent-trait
-        `nodes=61`, for one.
+        Settings of the model, such as `nodes=61` for latent-trait. The command
+        `latentbits fit --model NAME --help` lists them.
 
     Returns
     -------
-    Fitted
-        `params` has the model's arrays, such as `params.weights`; `warnings` is what to know first.
+    FittedModel
+        `params` has the model's arrays, such as `params.weights`; read `warnings` first.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def transform(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> LatentCodes:
-    """Give the latent codes of all rows in their original order, such as `mean`, and `row`.
+    """Compute the latent codes of all rows, in their original order.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def transform(
     dataset, split
         The rows; features must be those of the fit.
     reconstruct
-        Give also `probabilities` of ones given the codes, or the likelier `bits`:
+        Also return `probabilities` of ones given the codes, or the more likely `bits`,
         (n_rows, n_features).
     seed, n_jobs, executor, progress
         As for `fit_model`.
@@ -239,7 +239,7 @@ def evaluate(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Say how well a fitted model describes rows; `flows.evaluate` says more.
+    """Evaluate how well a fitted model describes rows; `flows.evaluate` compares several models.
 
     Parameters
     ----------
@@ -249,9 +249,9 @@ def evaluate(
         The rows; features must be those of the fit. None takes all splits, where `flows.evaluate`
         would take `test`.
     label
-        A per-row column, or `segment`, to be told by the rows with the nearest codes.
+        Per-row column, or `segment`, to predict from each row's nearest neighbours in code space.
     fitted_split
-        The split of the dataset that these rows are of; None takes all.
+        Split that the model was fitted to, whose rows are the neighbours; None takes all rows.
     seed, n_jobs, executor, progress
         As for `fit_model`.
 
@@ -291,7 +291,7 @@ def evaluate_likelihood(
     executor: Executor,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Say how likely rows are and how well they are reconstructed, and no more of `evaluate`.
+    """Evaluate likelihood and reconstruction only, without the rest of `evaluate`.
 
     Parameters
     ----------

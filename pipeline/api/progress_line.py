@@ -1,4 +1,4 @@
-"""Tells a person at a terminal or in a notebook how far work is, and says nothing elsewhere."""
+"""Show progress in a terminal or a notebook; elsewhere show nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from pipeline.executors.progress import Progress, ignore_progress
 
 ShowLine = Callable[[str], None]
-"""Shows a line in the place of the one before."""
+"""Shows a line in place of the previous one."""
 
 _QUIET_SECONDS, _UPDATE_SECONDS = 1.0, 0.2
 
 
 @contextmanager
 def show_progress(progress: Progress | None = None) -> Iterator[Progress]:
-    """Give what is told how far work is: the one given, or a line that goes when work ends."""
+    """Yield the given progress callback, or one that shows a line until the work ends."""
     screen = _find_screen()
     if progress is not None or screen is None:
         yield progress or ignore_progress
@@ -32,7 +32,7 @@ def show_progress(progress: Progress | None = None) -> Iterator[Progress]:
 
 
 class _ProgressLine:
-    """Shows how far a pass is once work takes longer than a moment."""
+    """Shows the progress of a pass once the work takes longer than a second."""
 
     def __init__(self, screen: ShowLine) -> None:
         self._screen = screen
@@ -63,7 +63,7 @@ def _show_in_terminal(text: str) -> None:
 
 
 def _make_cell_screen() -> ShowLine:
-    """Give what shows a line below a notebook's cell, beside whatever else stands there."""
+    """Return a function that shows a line below a notebook cell, next to its other output."""
     from IPython import display
 
     begin: Any = display.display

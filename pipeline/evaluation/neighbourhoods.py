@@ -114,8 +114,8 @@ class NeighbourVote:
         n_fitted = self.references.block.n_samples
         if n_fitted < 2:
             raise FitError(
-                f"--label: Expected at least 2 rows with a label among those fitted, "
-                f"got {n_fitted}. Choose another."
+                f"At least 2 fitted rows need a label, but {n_fitted} have one. Choose another.",
+                parameter="label",
             )
         return min(N_NEIGHBORS, n_fitted - 1)
 

@@ -97,13 +97,12 @@ def draw_labelled_rows(
     values, places = np.unique(sample.labels, return_inverse=True)
     if not len(values):
         raise FitError(
-            f"--label: Expected labels in column {column!r}, got none in these rows. "
-            "Choose another."
+            f"The column {column!r} has no label in these rows. Choose another.", parameter="label"
         )
     if (values != np.floor(values)).any():
         raise FitError(
-            f"--label: Expected texts or whole numbers in column {column!r}, got fractions. "
-            "Choose another."
+            f"Expected texts or whole numbers in column {column!r}, got fractions. Choose another.",
+            parameter="label",
         )
     labels = np.array(name_labels(values, column, data), np.str_)[places]
     return _sort_sample(sample, labels)

@@ -1,6 +1,7 @@
-"""The only training loop: sum statistics over all rows, `update`, judge, until the last stage ends.
+"""The only training loop: sum statistics over all rows, update, and check convergence.
 
-A pass with several starts sums the statistics of all of them while it reads the rows once.
+The loop ends with the model's last stage. A pass with several starts reads the rows once and sums
+the statistics of all starts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from pipeline.statistics.sums import Statistics
 
 
 class PassInputs(NamedTuple):
-    """What tasks of a pass are given of a state: parameters, working state, and draws."""
+    """The parts of a state that the tasks of a pass need: parameters, working state, and draws."""
 
     params: Any
     working: Arrays
@@ -72,11 +73,9 @@ def collect_first_statistics(
     progress: Progress = ignore_progress,
     kept: KeptSums[Any] = NO_KEPT_SUMS,
 ) -> Statistics:
-    """Sum what `model.initialize` needs."""
-    summarize, label = (
-        partial(_summarize_first, model, RowRandom(seed)),
-        model.first_statistics.label,
-    )
+    """Sum the statistics that `model.initialize` needs."""
+    summarize = partial(_summarize_first, model, RowRandom(seed))
+    label = model.first_statistics.label
     first: Statistics
     first = collect_statistics(summarize, rows, executor, label, progress=progress, kept=kept)
     return first
@@ -87,7 +86,7 @@ def _summarize_first(model: Model, rng: RowRandom, block: BinaryBlock) -> Statis
 
 
 def initialize_fit(model: Model, first: Statistics, seed: int) -> FitState:
-    """Make the state before the first pass.
+    """Create the model's initial state.
 
     Raises
     ------
@@ -142,9 +141,15 @@ def start_fit(
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that the random generators do not take."""
+    """Refuse a seed that the random generators cannot use.
+
+    Raises
+    ------
+    FitError
+        If the seed is out of range.
+    """
     if not 0 <= seed < 2**63:
-        raise FitError(f"Expected 0 to 2**63 - 1, got {seed}. Choose another.", parameter="seed")
+        raise FitError(f"{{seed}} must be 0 to 2**63 - 1, but is {seed}.", parameter="seed")
 
 
 def collect_pass_statistics(
@@ -156,7 +161,7 @@ def collect_pass_statistics(
     progress: Progress = ignore_progress,
     kept: KeptSums[Any] = NO_KEPT_SUMS,
 ) -> Statistics:
-    """Sum the statistics of one pass with the parameters of the state, or of its starts."""
+    """Sum the statistics of one pass at the parameters of the state, or of each of its starts."""
     statistics: Statistics = collect_groups(
         partial(_sum_group, model, _make_pass_inputs(state, seed)),
         rows,
@@ -171,7 +176,7 @@ def collect_pass_statistics(
 
 
 def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
-    """Name what tasks need; starts draw from streams of their own."""
+    """Return the inputs of every running start, or of the state; each start has its own stream."""
     rng = RowRandom(seed, state.iteration)
     if not state.starts:
         return (PassInputs(state.params, state.working, rng),)
@@ -182,22 +187,22 @@ def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
 
 
 def _format_pass_label(model: Model, state: FitState) -> str:
-    """Name what is counted; of a model that iterates also the pass, and the objective so far."""
+    """Return the label of a pass; for iterative models with its number and the last objective."""
     if model.get_convergence_criterion(state).max_iter == 1:
         return model.statistics.label
-    reached = max((s.history[-1] for s in state.running_states if s.history), default=None)
-    told = "" if reached is None else f", {reached:.6f}"
-    return f"{model.statistics.label}, pass {state.iteration + 1}{told}"
+    objective = max((s.history[-1] for s in state.running_states if s.history), default=None)
+    objective_text = "" if objective is None else f", {objective:.6f}"
+    return f"{model.statistics.label}, pass {state.iteration + 1}{objective_text}"
 
 
 def _sum_group(
     model: Model, points: tuple[PassInputs, ...], blocks: ReadBlocks, before: Any
 ) -> Statistics | None:
-    """Sum a group of chunks for every start, or let the model learn from it."""
+    """Sum a group of chunks for every start, or let the model take its steps in it."""
     if isinstance(model, CanLearnLocally):
-        parts = [model.learn(p.params, p.working, blocks, p.rng) for p in points]
-        learnt = tuple(part for part in parts if part is not None)
-        return learnt[0] if len(learnt) == 1 else MultiStartStatistics(learnt) if learnt else None
+        results = [model.learn(p.params, p.working, blocks, p.rng) for p in points]
+        parts = tuple(part for part in results if part is not None)
+        return parts[0] if len(parts) == 1 else MultiStartStatistics(parts) if parts else None
     add = partial(_add_block, model, points[0]) if len(points) == 1 else None
     return sum_blocks(partial(_summarize_block, model, points), blocks, before, add)
 
@@ -222,7 +227,7 @@ def fit_pass(
     statistics: Statistics | None = None,
     progress: Progress = ignore_progress,
 ) -> FitState:
-    """Do one pass; `statistics` are the pass's own, where they were collected before."""
+    """Do one pass. Pass `statistics` if those of this pass have been collected before."""
     if statistics is None:
         statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
     parts = iter(
@@ -238,7 +243,7 @@ def fit_pass(
 def _update_starts(
     model: Model, state: FitState, parts: Iterator[Statistics], seed: int, map_items: MapFunction
 ) -> FitState:
-    """Step every start that is under way; once all have ended go on with the best."""
+    """Update every running start; once all have ended, continue with the best."""
     starts = tuple(
         s if s.done else _update_state(model, s, next(parts), seed, map_items, k)
         for k, s in enumerate(state.starts)
@@ -260,23 +265,23 @@ def _update_state(
     map_items: MapFunction,
     start: int = -1,
 ) -> FitState:
-    """Update one state by its statistics, and end its stage where that is time."""
+    """Update one state by its statistics, and end its stage if it is over."""
     rng = np.random.default_rng([seed, state.iteration, start + 1])
     mapped = model.update(state, statistics, map_items, rng)
     objective = _compute_objective(model, state, statistics)
     step = _accelerate(model, state, mapped, objective, statistics.n_samples)
-    ahead = convert_to_c_order(step.parameters)
-    moved = replace(mapped, iteration=state.iteration + 1, acceleration=step.memory)
+    next_params = convert_to_c_order(step.parameters)
+    updated = replace(mapped, iteration=state.iteration + 1, acceleration=step.memory)
     if not step.accepted:
-        return replace(moved, params=ahead)
+        return replace(updated, params=next_params)
     history = (*state.history, objective)
     convergence = model.get_convergence_criterion(state)
     is_best = convergence.keeps_best and objective >= max(history)
-    moved = replace(moved, history=history, best=state.params if is_best else state.best)
+    updated = replace(updated, history=history, best=state.params if is_best else state.best)
     if not is_stage_over(convergence, history):
-        return replace(moved, params=ahead)
-    at = moved.best if convergence.keeps_best else mapped.params
-    last = replace(moved, params=at, best=None)
+        return replace(updated, params=next_params)
+    final_params = updated.best if convergence.keeps_best else mapped.params
+    last = replace(updated, params=final_params, best=None)
     return replace(last, done=True) if start >= 0 else _advance_stage(model, last, statistics)
 
 
@@ -284,8 +289,8 @@ def _compute_objective(model: Model, state: FitState, statistics: Statistics) ->
     objective = model.objective(state.params, statistics)
     if not np.isfinite(objective):
         raise FitError(
-            f"Expected a finite objective in pass {state.iteration + 1}, got {objective}. "
-            "Fit with other settings or another --seed."
+            f"The objective of pass {state.iteration + 1} is {objective}. "
+            "Choose other settings or another {seed}."
         )
     return objective
 
@@ -293,7 +298,7 @@ def _compute_objective(model: Model, state: FitState, statistics: Statistics) ->
 def _accelerate(
     model: Model, state: FitState, mapped: FitState, objective: float, n_samples: int
 ) -> SquaremStep:
-    """Choose the parameters of the next pass: those of `update`, or further along its way."""
+    """Choose the parameters of the next pass: the result of `update`, or an extrapolation."""
     if not isinstance(model, CanAccelerate) or model.acceleration == "none":
         return SquaremStep(mapped.params, {}, True)
     at, to = model.pack_params(state.params), model.pack_params(mapped.params)
@@ -302,15 +307,15 @@ def _accelerate(
 
 
 def _advance_stage(model: Model, state: FitState, statistics: Statistics) -> FitState:
-    following = model.next_stage(state, statistics)
-    if following is not None:
-        return _begin_stage(following)
+    next_stage = model.next_stage(state, statistics)
+    if next_stage is not None:
+        return _begin_stage(next_stage)
     finished = model.finish(state, statistics)
     return replace(finished, params=convert_to_c_order(finished.params), done=True)
 
 
 def _begin_stage(state: FitState) -> FitState:
-    """Begin a stage: its history is its own, and nothing is extrapolated from the one before."""
+    """Begin a stage with an empty history and an empty memory of the extrapolation."""
     starts = tuple(_begin_stage(start) for start in state.starts)
     fresh = replace(state, history=(), acceleration={}, best=None, done=False, starts=starts)
     return replace(fresh, params=convert_to_c_order(state.params))
@@ -338,15 +343,15 @@ def fit_model(
     executor
         Where tasks run; the result does not depend on it.
     seed
-        Seed of every random draw.
+        Seed of all random draws.
     state
-        Continue from here instead of from the start.
+        Continue from this state instead of starting a new fit.
     statistics
-        Statistics of the pass that comes next, where they were collected before.
+        Statistics of the next pass, if they have been collected before.
     checkpoint
-        Is given the state after every pass.
+        Called with the state after every pass.
     progress
-        Is told after every task.
+        Called after every task.
 
     Raises
     ------
@@ -357,15 +362,15 @@ def fit_model(
         first = collect_first_statistics(model, rows, executor, seed, progress)
         state = start_fit(model, first, rows, executor, seed, progress=progress)
     if is_stage_over(model.get_convergence_criterion(state), state.history):
-        state = replace(state, done=True)  # pair work was all that it needed
-    counted = model.counts_key(rows.n_features) is not None
+        state = replace(state, done=True)  # the model needed nothing but its pair work
+    has_fixed_statistics = model.counts_key(rows.n_features) is not None
     while not state.done:
         if statistics is None:
             statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
-        elif counted and state.history:
+        elif has_fixed_statistics and state.history:
             progress(_format_pass_label(model, state), 1, 1, statistics.n_samples)
         state = fit_pass(model, state, rows, executor, seed, statistics, progress)
-        statistics = statistics if counted else None
+        statistics = statistics if has_fixed_statistics else None
         checkpoint(state)
     state = _run_information_pass(model, state, rows, executor, seed, progress)
     return _complete_fit(model, state, executor, seed)
@@ -374,7 +379,7 @@ def fit_model(
 def _run_information_pass(
     model: Any, state: FitState, rows: RowSource, executor: Executor, seed: int, progress: Progress
 ) -> FitState:
-    """Do the pass after the fit, where the model has one."""
+    """Do the pass after the fit, if the model has one."""
     working = model.begin_information_pass(state) if isinstance(model, HasInformationPass) else None
     if working is None:
         return state
@@ -385,17 +390,17 @@ def _run_information_pass(
         summarize, rows, executor, "errors", progress=progress
     )
     with limit_blas_threads():
-        done: FitState = model.finish_information_pass(state, statistics)
-    return replace(done, params=convert_to_c_order(done.params))
+        finished: FitState = model.finish_information_pass(state, statistics)
+    return replace(finished, params=convert_to_c_order(finished.params))
 
 
 def _summarize_information(model: Any, point: PassInputs, block: BinaryBlock) -> Statistics:
-    told: Statistics = model.summarize_information(point.params, point.working, block, point.rng)
-    return told
+    part: Statistics = model.summarize_information(point.params, point.working, block, point.rng)
+    return part
 
 
 def _complete_fit(model: Model, state: FitState, executor: Executor, seed: int) -> FitState:
-    """Prepare the parameters for use, and say so where the fit did not converge."""
+    """Prepare the parameters for use, and warn if the fit did not converge."""
     if isinstance(model, CanPrepare):
         rng = np.random.default_rng([seed, state.iteration])
         with limit_blas_threads():

@@ -1,7 +1,7 @@
-"""Pair work: every row is compared with all rows, a run of rows a task.
+"""Pair work: comparisons of every row with all rows, or of features, done before the passes.
 
-A task holds its run, reads all chunks beside it one by one, and gives what its rows end with: so
-that results of the data's size are written once, whole, where they were made.
+A task holds one range of rows, reads all chunks one by one, and returns the results of its rows.
+Results as large as the data are thus written once, by the worker that computed them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from pipeline.passes.row_ranges import (
 
 @dataclass(frozen=True)
 class RowPairJob:
-    """What all tasks share; small enough to send with every one.
+    """What all tasks share; small enough to send with each of them.
 
     Attributes
     ----------
     compare
-        Folds what the rows of one more chunk, the second, say of each row of the first, given what
-        it gave for the chunk before, None at first. See `CanCompareRows.compare`.
+        Updates the results of the first block's rows by the rows of the second, given the results
+        so far, None at first. See `CanCompareRows.compare`.
     rows
-        The rows to find something of.
+        The rows that get results.
     others
         The rows that each of them is compared with.
     """
@@ -57,43 +57,42 @@ class RowPairJob:
     rows: RowSource
     others: RowSource
 
-    def __call__(self, run: RowRange) -> dict[str, NDArray[Any]]:
-        """Compare the rows of a run with all others; give what they end with, and `row`.
+    def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
+        """Compare the rows of a range with all others; return their results, and `row`.
 
         Raises
         ------
-        Unwanted
+        Cancelled
             If the run was interrupted.
         """
         left = concatenate_blocks(
-            [block.take_rows(at) for block, at, _ in iter_range_rows(self.rows.read, run)]
+            [block.take_rows(at) for block, at, _ in iter_range_rows(self.rows.read, row_range)]
         )
-        found: Arrays | None = None
+        results: Arrays | None = None
         for key in range(self.others.n_chunks):
             check_cancelled()
             blocks = [block for block in iter_blocks(self.others.read(key)) if block.n_samples]
             if blocks:
-                found = self.compare(left, concatenate_blocks(blocks), found)
-        return {ROW: left.rows, **(found or {})}
+                results = self.compare(left, concatenate_blocks(blocks), results)
+        return {ROW: left.rows, **(results or {})}
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
         """Count the rows of each chunk."""
         return count_rows_by_chunk(self.rows, executor)
 
     def choose_range_length(self, total: int) -> int:
-        """Count the rows of a run."""
+        """Choose the number of rows per range."""
         return choose_rows_per_range(self.describe_arrays(), total)
 
     def count_rows_done(self, stop: int) -> int:
-        """Count the rows that are done with, by the end of the last run."""
+        """Return the number of rows that are done once all ranges up to `stop` are."""
         return stop
 
     def describe_arrays(self) -> ArrayDescriptions:
-        """Describe the arrays that tasks give, by a block whose rows are taken away."""
+        """Describe the arrays that tasks return, learned from a block without rows."""
         blocks = (b for key in range(self.rows.n_chunks) for b in iter_blocks(self.rows.read(key)))
-        nothing = next(blocks).take_rows(np.empty(0, np.int64))
-        found = self.compare(nothing, nothing, None)
-        arrays = {ROW: nothing.rows, **found}
+        empty = next(blocks).take_rows(np.empty(0, np.int64))
+        arrays = {ROW: empty.rows, **self.compare(empty, empty, None)}
         return {
             name: (tuple(f"{name}_{k}" for k in range(1, a.ndim)), a.shape[1:], str(a.dtype))
             for name, a in arrays.items()
@@ -101,29 +100,29 @@ class RowPairJob:
 
 
 class PairJob(Protocol):
-    """Work before all passes, a run a task: of rows (`RowPairJob`), or of features (`FeaturePairJob`)."""
+    """Pair work of rows (`RowPairJob`) or of features (`FeaturePairJob`); a task does one range."""
 
     label: ClassVar[str]
-    """What it is called."""
+    """Name of the work, shown as progress."""
 
-    def __call__(self, run: RowRange) -> Arrays:
-        """MAP: give the arrays of a run."""
+    def __call__(self, row_range: RowRange, /) -> Arrays:
+        """MAP: return the arrays of a range."""
 
     def describe_arrays(self) -> ArrayDescriptions:
-        """Describe the arrays that tasks give."""
+        """Describe the arrays that tasks return."""
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
-        """Count what is cut into runs, by the places that it lies in."""
+        """Count the rows or features to split into ranges, by chunk."""
 
     def choose_range_length(self, total: int) -> int:
-        """Count what a run has of a total."""
+        """Choose the number of rows or features per range."""
 
     def count_rows_done(self, stop: int) -> int:
-        """Count the rows that are done with, by the end of the last run."""
+        """Return the number of rows that are done once all ranges up to `stop` are."""
 
 
 def get_pair_job_label(model: Model, n_features: int) -> str | None:
-    """Name the work that a model wants done before its passes; None where there is none."""
+    """Return the label of the model's pair work; None if it has none."""
     if isinstance(model, CanTabulatePairs) and model.has_pair_tables(n_features):
         return FeaturePairJob.label
     return RowPairJob.label if isinstance(model, CanCompareRows) else None
@@ -132,30 +131,30 @@ def get_pair_job_label(model: Model, n_features: int) -> str | None:
 def make_pair_job(
     model: Any, state: FitState, rows: RowSource, spare: int | None = None
 ) -> PairJob:
-    """Compare rows, or tabulate features, with each other, as a model wants.
+    """Create the pair work of a model: it compares rows, or tabulates pairs of features.
 
-    Tasks take so many bytes more than `model.memory` says, at the most.
+    `spare` is the number of bytes that tasks may need beyond `model.estimate_memory`; None is
+    unlimited.
     """
-    given = (state.params, state.working)
     if isinstance(model, CanCompareRows):
-        return RowPairJob(partial(model.compare, *given), rows, rows)
+        return RowPairJob(partial(model.compare, state.params, state.working), rows, rows)
     height = choose_strip_height(rows.n_features, count_cpus(), spare)
-    return FeaturePairJob(partial(model.tabulate, *given), rows, height)
+    return FeaturePairJob(partial(model.tabulate, state.params, state.working), rows, height)
 
 
 def run_in_memory(
-    work: PairJob, executor: Executor, progress: Progress = ignore_progress
+    job: PairJob, executor: Executor, progress: Progress = ignore_progress
 ) -> RangeResults:
-    """Do work whose results stay in the memory of this process."""
-    lengths = work.count_per_chunk(executor)
-    runs = split_into_ranges(lengths, work.choose_range_length(sum(lengths)))
+    """Run pair work and keep its results in the memory of this process."""
+    lengths = job.count_per_chunk(executor)
+    ranges = split_into_ranges(lengths, job.choose_range_length(sum(lengths)))
     parts: list[Arrays] = []
-    progress(work.label, 0, len(runs), 0)
-    for part in executor.map(work, runs):
+    progress(job.label, 0, len(ranges), 0)
+    for part in executor.map(job, ranges):
         parts.append(part)
-        stop = runs[len(parts) - 1].stop
-        progress(work.label, len(parts), len(runs), work.count_rows_done(stop))
-    return RangeResults(len(runs), partial(_read_part, parts))
+        stop = ranges[len(parts) - 1].stop
+        progress(job.label, len(parts), len(ranges), job.count_rows_done(stop))
+    return RangeResults(len(ranges), partial(_read_part, parts))
 
 
 def _read_part(parts: Sequence[Arrays], key: int, names: Sequence[str] | None = None) -> Arrays:
@@ -165,8 +164,8 @@ def _read_part(parts: Sequence[Arrays], key: int, names: Sequence[str] | None = 
 def state_from_results(
     model: Any, state: FitState, results: RangeResults, executor: Executor, seed: int
 ) -> FitState:
-    """Let the model take up what the tasks found."""
+    """Return the state after the model has used the results of its pair work."""
     rng = np.random.default_rng([seed, 0, 0, 1])
     with limit_blas_threads():
-        found: FitState = model.update_from_pairs(state, results, executor.map, rng)
-    return replace(found, params=convert_to_c_order(found.params))
+        updated: FitState = model.update_from_pairs(state, results, executor.map, rng)
+    return replace(updated, params=convert_to_c_order(updated.params))

@@ -118,8 +118,9 @@ def count_rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[n
     """
     if n_rows < 2 * len(shares):
         raise FitError(
-            f"--rows: Expected at least {2 * len(shares)}, two for each of {len(shares)} "
-            f"segments, got {n_rows}. Ask for more."
+            f"Expected at least {2 * len(shares)}, two for each of {len(shares)} segments, got "
+            f"{n_rows}. Ask for more.",
+            parameter="rows",
         )
     edges = np.rint(n_rows * np.cumsum(shares / shares.sum())).astype(np.int64)
     counts: NDArray[np.int64] = np.diff(edges, prepend=0)

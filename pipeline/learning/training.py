@@ -249,15 +249,16 @@ class GradientTraining:
             return (
                 FitWarning(
                     "training diverged: no pass was better than before the first step. Take "
-                    f"shorter steps: --set rate={rate:g}."
+                    f"shorter steps: {{rate={rate:g}}}."
                 ),
             )
         times = "once" if n_lost == 1 else f"{n_lost} times"
+        reduced_rate = min(self._compute_reduced_rate(n_lost), self.default_rate)
         return (
             FitWarning(
                 f"steps were too long at first: {times} much of what was learnt was lost, and "
                 "training went on from the best pass with shorter ones. "
-                f"--set rate={min(self._compute_reduced_rate(n_lost), self.default_rate):.2g} begins with such."
+                f"{{rate={reduced_rate:.2g}}} begins with such."
             ),
         )
 

@@ -1,4 +1,4 @@
-"""What every model is. What only some can do is said in `capabilities`."""
+"""The protocol of all models. `capabilities` has what only some models can do."""
 
 from __future__ import annotations
 
@@ -20,39 +20,37 @@ from pipeline.statistics.sums import Statistics
 class Model(Protocol):
     """A frozen dataclass of hyperparameters, validated in `__post_init__`.
 
-    A model subclasses this explicitly; what has a body here is its default. Settings are whole
-    numbers, numbers, texts, `Literal`, bool or tuples of whole numbers; the class docstring says
-    under "Attributes" what each is.
+    A model subclasses this explicitly; methods with a body here are defaults. Settings are whole
+    numbers, numbers, texts, `Literal`, bool or tuples of whole numbers. The class docstring
+    describes each under "Attributes", and `pipeline.models.settings.setting` declares its range.
 
-    Its module says under "Not identifiable" what no data can tell. All else is found again where
-    the model is fitted to rows that it sampled, up to sampling error and a bias that the module
-    names.
+    The module docstring lists under "Not identifiable" what no data can determine. Everything else
+    is recovered from rows that the fitted model sampled, up to sampling error and a bias that the
+    module names.
 
-    A model has parameters of single segments where an array of `params` has the dimension
-    `segment`. It then has two whole-numbered arrays (segment,) that no other model has: `segments`,
-    the index that each has in the data fitted, once each, and `segment_rows`, its rows there.
+    A model has parameters per segment if an array of `params` has the dimension `segment`. It then
+    has two more arrays of whole numbers, (segment,): `segments`, the index of each segment in the
+    fitted data, and `segment_rows`, its number of rows there.
     `segments.map_fitted_segments` reads them. A block's segment, and those that `sample` and
-    `reconstruct` take, are such indices; any other, `segments.UNKNOWN` for one, stands for
+    `reconstruct` take, are such indices; any other, such as `UNKNOWN_SEGMENT`, stands for
     the mean of the segments fitted. To other models segments do not matter.
     """
 
     name: ClassVar[str]
-    """How options spell it."""
+    """Name on the command line."""
     first_statistics: ClassVar[type[Any]]
-    """What `initialize` needs: statistics that need no parameters, such as `FeatureCounts`."""
+    """Statistics for `initialize`, computed without parameters, such as `FeatureCounts`."""
     statistics: ClassVar[type[Statistics]]
-    """What a pass gives; of a model without passes the same as `first`."""
+    """Statistics of a pass; `first_statistics` again for a model without passes."""
     params: ClassVar[type[Any]]
     """A frozen dataclass whose arrays are declared as in `pipeline.params`."""
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",)}
-    """Arrays that `transform` gives and their dimensions after the row, each once: `component` or
+    """Arrays of `transform` and their dimensions after the row, which must differ: `component`,
     `feature`, or these with `_j`."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
-    """Diagnostics that a summary of a fit shows, where it has them."""
+    """Diagnostics that the summary of a fit shows, if present."""
     has_expensive_rows: ClassVar[bool] = False
-    """Whether a row costs so much that few chunks are worth more tasks than they are groups."""
-    former: ClassVar[tuple[str, ...]] = ()
-    """Settings that artifacts of earlier versions record, and that no longer change anything."""
+    """Whether rows are so expensive that the groups of few chunks should be split into tasks."""
     max_iter: int
     tol: float
     n_components: int | None
@@ -61,18 +59,18 @@ class Model(Protocol):
         check_settings(self)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
-        """Cut a pass by pairs of features so that a task's statistics stay within a budget."""
+        """Split a pass by pairs of features so that a task's statistics fit into a budget."""
         return (None,)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes that the central step and the tasks of so many threads need at the most."""
+        """Return the maximum bytes that the central step and the tasks of all threads need."""
         return 0
 
     def list_required_columns(self) -> tuple[str, ...]:
-        """Name the per-row columns that passes read: a block has them in `columns`.
+        """Return the names of the per-row columns that passes read from `block.columns`.
 
-        Texts are whole numbers there (int32), in the order of the dataset's list, -1 where empty;
-        whole numbers are int64, and fractions float64, not a number where missing.
+        Texts are int32 codes in the order of the dataset's list, -1 if empty. Whole numbers are
+        int64; fractions are float64, NaN if missing.
         """
         return ()
 
@@ -82,71 +80,72 @@ class Model(Protocol):
         return first
 
     def first_key(self, seed: int) -> str:
-        """Name what `summarize_first` counts, by all that it depends on beside the block."""
+        """Return a key of everything besides the block that `summarize_first` depends on."""
         return "first"
 
     def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
-        """Check the data and make the state before the first pass."""
+        """Check the data and create the state before the first pass."""
         ...
 
     def summarize(
         self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Statistics:
-        """MAP: the block's sufficient statistics under these parameters."""
+        """MAP: return the block's sufficient statistics under these parameters."""
         ...
 
     def add_to(
         self, statistics: Any, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Statistics:
-        """MAP: add what `summarize` gives to the sum of a task, which may be changed in place."""
+        """MAP: add the statistics of a block to a task's sum, possibly in place."""
         sum: Statistics = statistics.merge(self.summarize(params, working, block, rng))
         return sum
 
     def counts_key(self, n_features: int) -> str | None:
-        """Name what `summarize` counts, where that depends on the block alone.
+        """Return a key of the statistics of `summarize` if they depend on the block alone.
 
-        Such statistics are kept beside the data and used again by whoever counts the same. The
-        fit reads the data once, however many updates follow. None where they depend on parameters.
+        Such statistics are stored with the dataset and reused by every fit with the same key. The
+        fit then reads the data once, however many updates follow. None if they depend on
+        parameters.
         """
         return None
 
     def update(
         self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """CENTRAL: new parameters from the statistics of all rows.
+        """CENTRAL: compute new parameters from the statistics of all rows.
 
-        `rng` draws anew in every pass. It is the loop that extrapolates
-        (`capabilities.CanAccelerate`), judges convergence and goes through the stages.
+        `rng` is new in every pass. The loop extrapolates (`capabilities.CanAccelerate`), judges
+        convergence and moves on to the next stage.
         """
         ...
 
     def objective(self, params: Any, statistics: Any) -> float:
-        """Give the objective of a row, maximised: nats."""
+        """Return the objective per row, which is maximised, in nats."""
         return float(statistics.objective / statistics.n_samples)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Say how the stage that the state is in converges."""
+        """Return the convergence criterion of the current stage."""
         return ObjectiveCriterion(self.max_iter, self.tol)
 
     def next_stage(self, state: FitState, statistics: Any) -> FitState | None:
-        """Begin the next stage where one has ended, or give None after the last.
+        """Return the state at the beginning of the next stage, or None after the last.
 
-        A stage may have more components, other rows, another estimator, a further layer or a
-        lower temperature. Its history is its own. `state` is what `update` made of the last pass,
-        `statistics` those of that pass.
+        A stage may have more components, other rows, another estimator, one more layer or a lower
+        temperature, and it has its own history. `state` is the result of the last update,
+        `statistics` are those of the last pass.
         """
         return None
 
     def select_start(self, state: FitState) -> FitState:
-        """Begin the stage that follows several starts with the best of them."""
+        """Return the state of the stage after several starts, given the best start."""
         return state
 
     def finish(self, state: FitState, statistics: Any) -> FitState:
-        """Put the parameters in order after the last stage, and say what is in doubt."""
+        """Put the parameters in their final form after the last stage, and add warnings."""
         return state
 
     def transform(
         self, params: Any, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """MAP: latent codes, `mean` (n_samples, n_components) and what else `codes` declares."""
+        """MAP: return latent codes: `mean`, (n_samples, n_components), and others in `codes`."""
         ...

@@ -1,4 +1,4 @@
-"""What some models can do beside being fitted: asked for by `isinstance`, and never assumed."""
+"""Optional abilities of models, as protocols that callers check with `isinstance`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class LogLikelihood(NamedTuple):
     Attributes
     ----------
     nats
-        (n_samples,).
+        log P(x), (n_samples,).
     standard_error
-        Of the estimate of each row, independent between rows, 0 where exact: (n_samples,).
+        Standard error of each row's estimate, independent between rows, 0 if exact: (n_samples,).
     shared_error
-        Standard error that all rows share, as of an estimated log Z: more rows do not lessen it.
+        Standard error that all rows share, such as of log Z. More rows do not reduce it.
     integration_error
-        What quadrature or another approximation may be off by in each row, of one sign or another,
-        so that these add up: (n_samples,).
+        Bound of the error of quadrature or another approximation in each row, (n_samples,). Errors
+        of different rows may have the same sign, so they add up.
     """
 
     nats: Array
@@ -44,37 +44,43 @@ class LogLikelihood(NamedTuple):
 
 @runtime_checkable
 class HasLogLikelihood(Protocol):
-    """Gives log P(x), exact or estimated."""
+    """Computes or estimates log P(x)."""
 
     def log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> LogLikelihood:
-        """MAP: give log P(x) of each row; refuse, by a `FitError`, what cannot be computed."""
+        """MAP: return log P(x) of each row.
+
+        Raises
+        ------
+        FitError
+            If it cannot be computed.
+        """
         ...
 
 
 @runtime_checkable
 class HasLowerBound(Protocol):
-    """Gives a bound below log P(x)."""
+    """Computes a lower bound of log P(x)."""
 
     def lower_bound(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
-        """MAP: give the bound of each row, nats, (n_samples,)."""
+        """MAP: return the bound of each row, nats, (n_samples,)."""
         ...
 
 
 @runtime_checkable
 class HasPseudoLikelihood(Protocol):
-    """Gives a pseudo-likelihood: every feature given all others."""
+    """Computes a pseudo-likelihood: the product over features, each given all others."""
 
     def pseudo_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
-        """MAP: give Σ_i log P(x_i | the others) of each row, nats, (n_samples,)."""
+        """MAP: return Σ_i log P(x_i | the others) of each row, nats, (n_samples,)."""
         ...
 
 
 @runtime_checkable
 class HasCompositeLikelihood(Protocol):
-    """Gives a composite likelihood: every pair of features."""
+    """Computes a composite likelihood: the product over pairs of features."""
 
     def composite_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
-        """MAP: give Σ_i<j log P(x_i, x_j) of each row, nats, (n_samples,)."""
+        """MAP: return Σ_i<j log P(x_i, x_j) of each row, nats, (n_samples,)."""
         ...
 
 
@@ -89,37 +95,37 @@ class CanSample(Protocol):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows from the fitted model, of these segments where it has any.
+        """Draw rows from the fitted model, (n_samples, n_features).
 
-        `segments` is (n_samples,); without it they come as often as in the data. The rows are
-        (n_samples, n_features).
+        `segments`, (n_samples,), selects the segment of each row if the model has parameters per
+        segment. None draws segments with their frequencies in the fitted data.
         """
         ...
 
 
 @runtime_checkable
 class CanReconstruct(Protocol):
-    """Turns codes back into probabilities of ones."""
+    """Reconstructs the probabilities of ones from codes."""
 
     def reconstruct(
         self, params: Any, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Give P(x = 1 | codes, segments), (n_samples, n_features).
+        """Return P(x = 1 | codes, segments), (n_samples, n_features).
 
-        `segments` is (n_samples,); without it all are `segments.UNKNOWN`.
+        `segments` is (n_samples,); None means that all are unknown.
         """
         ...
 
 
 class HiddenCauses(NamedTuple):
-    """Layers of hidden units, the lowest first: the components are the units of all in this order.
+    """Layers of hidden units, the lowest first; the components are all units in this order.
 
     Attributes
     ----------
     strengths
-        Probability that a unit alone turns one below it on, (n_below, n_above) a layer.
+        Probability that a unit alone turns a unit below it on, (n_below, n_above) per layer.
     activity
-        Share of rows that each unit is on in, (n_components,); None where it is not known.
+        Share of rows in which each unit is on, (n_components,); None if unknown.
     """
 
     strengths: tuple[Array, ...]
@@ -131,40 +137,40 @@ class HasHiddenCauses(Protocol):
     """Has layers of hidden units, each of which may turn units below it on."""
 
     def get_hidden_causes(self, params: Any) -> HiddenCauses:
-        """Give what each unit turns on."""
+        """Return what each unit turns on."""
         ...
 
 
 @runtime_checkable
 class CanPredict(Protocol):
-    """Predicts a label of each row: a per-row column, or `segment`, the index of its segment."""
+    """Predicts a label per row: a per-row column, or `segment`, the index of the row's segment."""
 
     column: str
 
     def predict(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
-        """MAP: give P(y | x), (n_samples, n_categories), or the expected number, (n_samples, 1)."""
+        """MAP: return P(y | x), (n_samples, n_categories), or a mean, (n_samples, 1)."""
         ...
 
     def categories(self, params: Any) -> Array | None:
-        """Give the values of the categories in the data fitted, rising; None of a number."""
+        """Return the categories in the fitted data, in ascending order; None for a number."""
         ...
 
 
 @runtime_checkable
 class CanPrepare(Protocol):
-    """Completes its parameters once after the fit, such as by an estimate of log Z."""
+    """Completes its parameters once after the fit, for example by an estimate of log Z."""
 
     def prepare(self, params: Any, rng: np.random.Generator, map_items: MapFunction) -> Any:
-        """CENTRAL: give parameters with their optional arrays; they are stored and used by all."""
+        """CENTRAL: return the parameters with the optional arrays of the artifact."""
         ...
 
 
 @runtime_checkable
 class HasInformationPass(Protocol):
-    """Learns in one pass after the fit how sure its parameters are, and how well they fit."""
+    """Estimates standard errors and fit statistics in one pass after the fit."""
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
-        """CENTRAL: give what tasks of this pass need; None where there is to be none."""
+        """CENTRAL: return the arrays that the tasks of this pass need; None to skip the pass."""
         ...
 
     def summarize_information(
@@ -174,7 +180,7 @@ class HasInformationPass(Protocol):
         ...
 
     def finish_information_pass(self, state: FitState, statistics: Any) -> FitState:
-        """CENTRAL: add to parameters and diagnostics what the pass tells."""
+        """CENTRAL: add the results of the pass to parameters and diagnostics."""
         ...
 
 
@@ -182,27 +188,26 @@ class HasInformationPass(Protocol):
 class CanWarmStart(Protocol):
     """Can begin its passes at the parameters of an earlier fit.
 
-    One-pass models need no start. Settings may differ between the two fits: they decide where
-    passes lead, not where they begin.
+    One-pass models need no start. The two fits may have different settings.
     """
 
     def warm_start(self, state: FitState, params: Any) -> FitState:
-        """Begin the last stage at parameters of as many components.
+        """Return the beginning of the last stage at parameters with the same number of components.
 
-        `state` is what `initialize` makes of the data to fit: its checks have been passed.
+        `state` is the result of `initialize`, which has checked the data.
         """
         ...
 
 
 @runtime_checkable
 class CanAccelerate(Protocol):
-    """Lets the loop extrapolate its steps by SQUAREM, as EM's may be."""
+    """Lets the loop extrapolate its EM steps by SQUAREM."""
 
     acceleration: Any
     """`squarem`, or `none`."""
 
     def pack_params(self, params: Any) -> Array:
-        """Give the parameters that passes move, as an array without bounds."""
+        """Return the parameters that passes change, as an array without bounds."""
         ...
 
     def unpack_params(self, params: Any, packed: Array, n_samples: int) -> Any:
@@ -212,11 +217,11 @@ class CanAccelerate(Protocol):
 
 @runtime_checkable
 class CanLearnLocally(Protocol):
-    """Takes many steps in a pass: each task its own, over the rows of its chunks.
+    """Takes many steps per pass: every task takes its own, over the rows of its chunks.
 
-    `summarize` is never called. What a task gives is the change of the parameters over its steps,
-    weighted by its rows, so that `update` moves by the mean change of all tasks.
-    `pipeline.learning.batches` cuts rows into batches in keyed random order.
+    `summarize` is never called. A task returns the change of the parameters over its steps,
+    weighted by its rows, so that `update` can apply the mean change of all tasks.
+    `pipeline.learning.batches` splits rows into batches in keyed random order.
     """
 
     def learn(
@@ -226,15 +231,15 @@ class CanLearnLocally(Protocol):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> Statistics | None:
-        """MAP: step through the rows of a group of chunks; None where it has none."""
+        """MAP: take steps over the rows of a group of chunks; None if it has no rows."""
         ...
 
 
 @runtime_checkable
 class CanCompareRows(Protocol):
-    """Compares every row with all rows before its passes, such as to find nearest neighbours.
+    """Compares every row with all rows before its passes, for example to find neighbours.
 
-    Passes follow where `convergence` allows any; `ByPasses(0)` says that the model needs none.
+    Passes follow if the convergence criterion allows any; `PassCountCriterion(0)` allows none.
     """
 
     def compare(
@@ -245,26 +250,25 @@ class CanCompareRows(Protocol):
         right: BinaryBlock,
         before: Arrays | None,
     ) -> Arrays:
-        """MAP: fold what the rows of one more chunk say of each row on the left.
+        """MAP: update the results of the left rows by the rows of one more chunk.
 
-        A task keeps its rows on the left while all chunks come by on the right in order, those
-        that the rows are in among them. What comes of the last is stored, not sent. It must not
-        depend on how rows are cut into chunks: the nearest k rows do not where ties go by row.
+        A task holds its left rows while all chunks, including their own, pass on the right in
+        order. The final results are stored, not sent. They must not depend on how rows are split
+        into chunks; the nearest k rows, for example, do not if ties are broken by row number.
 
         Parameters
         ----------
         params, working
             As `initialize` made them.
         left, right
-            Rows of all segments in original order; none for a start: then the arrays only tell
-            their types.
+            Rows of all segments in original order. Empty blocks only determine the dtypes.
         before
-            What this gave for the same rows on the left and the chunk before; None at first.
+            Results for the same left rows after the chunk before; None for the first chunk.
 
         Returns
         -------
         Mapping
-            Arrays by name, each (n rows on the left, …); `row` is not among them.
+            Arrays by name, each (n_left_rows, …). `row` is added by the caller.
         """
         ...
 
@@ -275,39 +279,39 @@ class CanCompareRows(Protocol):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """CENTRAL: take up what `compare` gave for all rows, read run by run.
+        """CENTRAL: use the results of `compare` for all rows, read range by range.
 
-        `results.read(key)` gives the arrays of a run, here or in a function that `map_items` maps
-        over keys, in original row order, with `row`, the original rows.
+        `results.read(key)` returns the arrays of a range in original row order, with `row`, the
+        original rows. It may also be called in a function that `map_items` maps over keys.
         """
         ...
 
 
 @runtime_checkable
 class CanTabulatePairs(Protocol):
-    """Counts all pairs of features strip by strip, where a table of them is too large for a task.
+    """Counts all pairs of features strip by strip if their table is too large for one task.
 
-    No passes follow. The arrays are kept in the artifact, and read strip by strip.
+    No passes follow. The arrays are stored in the artifact and read strip by strip.
     """
 
     def has_pair_tables(self, n_features: int) -> bool:
-        """Say whether data of so many features are counted this way."""
+        """Return whether data with this number of features are counted in strips."""
         ...
 
     def tabulate(
         self, params: Any, working: Arrays, features: slice, chunks: Iterator[PackedChunk]
     ) -> Arrays:
-        """MAP: give what there is to know of the pairs of a strip of features.
+        """MAP: compute the arrays of the pairs of a strip of features.
 
         Parameters
         ----------
         params, working
             As `initialize` made them.
         features
-            The strip. Its pairs are those with all features from its first on. A strip of none
-            behind the last only tells the types of the arrays.
+            The strip. Its features are paired with all features from its first on. An empty strip
+            after the last feature only determines the dtypes.
         chunks
-            All chunks, to be gone through once.
+            All chunks, which can be iterated over once.
 
         Returns
         -------
@@ -323,41 +327,40 @@ class CanTabulatePairs(Protocol):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """CENTRAL: fit, given all strips, and say that all is done.
+        """CENTRAL: fit, given the results of all strips, and mark the state as done.
 
-        `results.read(key, names)` gives the arrays of a strip, here or in a function that
-        `map_items` maps over keys.
+        `results.read(key, names)` returns the arrays of a strip. It may also be called in a
+        function that `map_items` maps over keys.
         """
         ...
 
 
 def check_can_sample(model: Model) -> CanSample:
-    """Give the model as one that draws rows.
+    """Return the model if it can draw rows.
 
     Raises
     ------
     FitError
-        If it does not.
+        If it cannot.
     """
     if isinstance(model, CanSample):
         return model
     raise FitError(
-        f"Expected a model that draws rows, got {model.name}, which only describes those it is "
-        "given. Choose another model."
+        f"The model {model.name} cannot draw rows. Choose another {{model}}.", parameter="model"
     )
 
 
 def check_can_reconstruct(model: Model) -> CanReconstruct:
-    """Give the model as one that turns codes back into probabilities.
+    """Return the model if it can reconstruct features from codes.
 
     Raises
     ------
     FitError
-        If it does not.
+        If it cannot.
     """
     if isinstance(model, CanReconstruct):
         return model
     raise FitError(
-        f"Expected a model that turns codes back into probabilities of ones, got {model.name}, "
-        "which does not. Choose another model."
+        f"The model {model.name} cannot reconstruct features from codes. Choose another {{model}}.",
+        parameter="model",
     )

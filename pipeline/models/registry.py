@@ -1,4 +1,4 @@
-"""Finds models by name: those here, and those of packages that declare some."""
+"""Find models by name: those of this package, and those that other packages declare."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ from pipeline.errors import FitError, format_suggestion
 from pipeline.models.base import Model
 
 ENTRY_POINT_GROUP = "latentbits.models"
-"""Entry points that name models of other packages: NAME = "package.module:Class"."""
+"""Entry point group of models in other packages: NAME = "package.module:Class"."""
 MODELS_VARIABLE = "LATENTBITS_MODELS"
-"""Names further models, package.module:Class separated by commas: for fitted ones are used by
-name, and an artifact must not decide which code is imported."""
+"""Environment variable that lists more models, package.module:Class separated by commas.
+
+A fitted model is found by name, so that an artifact cannot decide which code is imported."""
 
 
 def find_models() -> dict[str, type[Model]]:
-    """Give all models by name, those of this package first."""
+    """Return all models by name, in alphabetical order."""
     for path in _list_declared_paths():
         import_model(path)
     return dict(sorted((_find_own_models() | _imported_models).items()))
 
 
 def find_model_class(name: str) -> type[Model]:
-    """Find a model by its name, or by where it is: package.module:Class.
+    """Find a model by its name, or by its class: package.module:Class.
 
     Raises
     ------
     FitError
-        If there is none; the message names the nearest.
+        If there is none; the message suggests the nearest name.
     """
     return import_model(name) if ":" in name else find_known_model(name)
 
 
 def find_known_model(name: str) -> type[Model]:
-    """Find a model by its name, and import nothing: names in artifacts are not to be trusted.
+    """Find a model by its name without importing anything; names in artifacts are not trusted.
 
     Raises
     ------
     FitError
-        If there is none; the message names the nearest.
+        If there is none; the message suggests the nearest name.
     """
     known = find_models()
     if name not in known:
         raise FitError(
-            f"Expected one of {', '.join(known)}, got {name!r}.{format_suggestion(name, known)}",
+            f"There is no model {name!r}.{format_suggestion(name, known)} "
+            f"The models are {', '.join(known)}.",
             parameter="model",
         )
     return known[name]
@@ -70,25 +72,25 @@ def import_model(path: str) -> type[Model]:
     Raises
     ------
     FitError
-        If there is no such class, it is no model, or another model has its name.
+        If there is no such class, if it is not a model, or if another model has its name.
     """
     module, _, attribute = path.partition(":")
     try:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise FitError(
-            f"Expected package.module:Class of a model that can be imported, got {path!r} "
-            f"({error}). Install its package, or check the name.",
+            f"{path!r} cannot be imported ({error}). Give package.module:Class, and install its "
+            "package.",
             parameter="model",
         ) from error
     if not _is_model(kind):
         raise FitError(
-            f"Expected a subclass of pipeline.models.base.Model, got {path!r}.", parameter="model"
+            f"{path!r} is not a model. Derive it from pipeline.models.base.Model.",
+            parameter="model",
         )
     if (_find_own_models() | _imported_models).get(kind.name, kind) is not kind:
         raise FitError(
-            f"Expected a model with a name of its own, got {path!r}, which is called "
-            f"{kind.name!r} as another is. Rename it.",
+            f"{path!r} has the name {kind.name!r}, which another model has too. Rename it.",
             parameter="model",
         )
     return _imported_models.setdefault(kind.name, kind)
@@ -98,24 +100,24 @@ _imported_models: dict[str, type[Model]] = {}
 
 
 def _is_model(value: object) -> bool:
-    """Tell whether something is the class of a model; `Model` itself has no name."""
+    """Return whether a value is the class of a model; `Model` itself has no name."""
     return isinstance(value, type) and Model in value.__mro__ and hasattr(value, "name")
 
 
 @cache
 def _find_own_models() -> dict[str, type[Model]]:
-    """Find the models of this package: classes that its files and folders define."""
-    found = {}
+    """Find the models of this package: the classes that its files and folders define."""
+    models = {}
     for module in iter_modules(pipeline.models.__path__, "pipeline.models."):
         for value in vars(import_module(module.name)).values():
             if _is_model(value) and value.__module__.startswith(module.name):
-                found[value.name] = value
-    return found
+                models[value.name] = value
+    return models
 
 
 def _list_declared_paths() -> list[str]:
-    named = os.environ.get(MODELS_VARIABLE, "").replace(" ", "").split(",")
-    return [*_list_entry_points(), *filter(None, named)]
+    paths = os.environ.get(MODELS_VARIABLE, "").replace(" ", "").split(",")
+    return [*_list_entry_points(), *filter(None, paths)]
 
 
 @cache

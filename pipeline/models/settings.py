@@ -101,11 +101,13 @@ def check_settings(model: Any) -> None:
         If a setting is not one of its choices, or outside its range.
     """
     if model.n_components is not None and model.n_components < 1:
-        raise FitError(f"Expected at least 1, got {model.n_components}.", parameter="components")
+        text = f"{{components}} must be at least 1, but is {model.n_components}."
+        raise FitError(text, parameter="components")
     for name, kind in get_type_hints(type(model)).items():
         if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
             choices = ", ".join(sorted(get_args(kind)))
-            raise FitError(f"Expected one of {choices}, got {value!r}.", parameter=name)
+            text = f"{{{name}}} must be one of {choices}, but is {value!r}."
+            raise FitError(text, parameter=name)
     for declared in fields(model):
         if "range" in declared.metadata:
             _check_range(declared.name, getattr(model, declared.name), declared.metadata["range"])
@@ -116,7 +118,7 @@ def _check_range(name: str, value: Any, allowed: SettingRange) -> None:
         return
     numbers = value if isinstance(value, tuple) else (value,)
     if not numbers or not all(number in allowed for number in numbers):
-        raise FitError(f"Expected {allowed}, got {value}.", parameter=name)
+        raise FitError(f"{{{name}}} must be {allowed}, but is {value}.", parameter=name)
 
 
 def check_types(model: type[Any], values: Mapping[str, Any]) -> None:
@@ -133,7 +135,8 @@ def check_types(model: type[Any], values: Mapping[str, Any]) -> None:
         if not any(_has_type(value, kind) for kind in kinds):
             expected = " or ".join(filter(None, map(_describe_type, kinds)))
             parameter = "components" if name == "n_components" else name
-            raise FitError(f"Expected {expected}, got {value!r}.", parameter=parameter)
+            text = f"{{{parameter}}} must be {expected}, but is {value!r}."
+            raise FitError(text, parameter=parameter)
 
 
 def _has_type(value: Any, kind: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Where a fit is: what a model makes, the loop passes on and a checkpoint holds."""
+"""The state of a fit, which models update, the loop passes on, and checkpoints store."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class FitState:
     Attributes
     ----------
     params
-        The model's parameters, a frozen dataclass of arrays: what the artifact holds.
+        The model's parameters, a frozen dataclass of arrays, which the artifact will hold.
     working
-        What tasks need during the fit alone, such as the share of rows held out, a temperature or
-        a learning rate. It is sent with every task.
+        Values that tasks need only during the fit, such as the share of held-out rows, a
+        temperature or a learning rate. They are sent with every task.
     auxiliary
-        What the central step keeps from pass to pass; tasks never see it.
+        Values that the central step keeps between passes; tasks never see them.
     acceleration
-        Memory of the extrapolation, kept by the loop.
+        Memory of the extrapolation, managed by the loop.
     iteration
-        Passes done.
+        Number of passes done.
     history
         Objective per row after each pass of this stage.
     best
-        Parameters of the best pass of this stage, where it ends with these.
+        Parameters of the best pass of this stage, if the stage ends with these.
     diagnostics
         Small values for the artifact, by name.
     warnings
-        What the user must be told.
+        Warnings for the user.
     starts
-        Starts that share the passes until all of them have ended; the best goes on. Meanwhile the
-        parameters are those of the first.
+        Starts that share passes until all have ended; the best one continues. Until then `params`
+        are those of the first.
     done
-        The fit has ended; of a start: its stage has.
+        Whether the fit has ended; for a start, whether its stage has.
     """
 
     params: Any
@@ -59,5 +59,5 @@ class FitState:
 
     @property
     def running_states(self) -> tuple[FitState, ...]:
-        """The states that the next pass is made with: the starts under way, or this one."""
+        """The states that the next pass updates: the running starts, or this state."""
         return tuple(start for start in self.starts if not start.done) or (self,)

@@ -1,1 +1,1 @@
-"""One sweep over all chunks: map a function over tasks and merge the results."""
+"""One pass over all chunks: a function is mapped over tasks, and their results are merged."""

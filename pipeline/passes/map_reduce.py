@@ -1,6 +1,7 @@
-"""Which chunks are folded together, and in which order partial results merge.
+"""Sum statistics over all rows: map over groups of chunks, then merge along a fixed tree.
 
-Neither depends on the number of workers, so sums of floats have the same bytes everywhere.
+Neither the groups nor the tree depend on the number of workers, so sums of floats have the same
+bytes everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.statistics.sums import Statistics
 
 CHUNKS_PER_GROUP = 8
-"""Chunks a group: long enough that results are few, short enough that work spreads evenly."""
+"""Chunks per task: enough that results are few, few enough that work spreads evenly."""
+TASK_MEMORY = 256 << 20
+"""Bytes of statistics that one task may hold; wider data are counted in tiles of features."""
+_MIN_TASKS = 8
 
 
 class Mergeable(Protocol):
@@ -31,10 +35,15 @@ class Mergeable(Protocol):
 
 
 M = TypeVar("M", bound=Mergeable)
+S = TypeVar("S", bound=Statistics)
+ReadBlocks = Callable[[], Iterator[BinaryBlock]]
+"""Reads the blocks of a group that have rows; every call reads them again."""
+GroupReducer = Callable[[ReadBlocks, S | None], S | None]
+"""Sums a group, given the sum of its earlier chunks if known; None if there are no rows."""
 
 
 def split_chunks_into_groups(n_chunks: int, first: int = 0) -> list[range]:
-    """Cut the chunks from the first into fixed runs; appended chunks change only the last."""
+    """Split the chunks from `first` on into fixed groups; appended chunks change only the last."""
     cuts = range((first // CHUNKS_PER_GROUP + 1) * CHUNKS_PER_GROUP, n_chunks, CHUNKS_PER_GROUP)
     edges = [first, *cuts, n_chunks]
     return [range(*pair) for pair in pairwise(edges)] if first < n_chunks else []
@@ -42,16 +51,16 @@ def split_chunks_into_groups(n_chunks: int, first: int = 0) -> list[range]:
 
 @dataclass(frozen=True)
 class MergedChunks(Generic[M]):
-    """The leading chunks, merged as far as the fixed tree goes whatever chunks are to come.
+    """The sum of the leading chunks, merged as far as the tree allows for any chunks to come.
 
     Attributes
     ----------
     n_chunks
-        How many they are.
+        Number of these chunks.
     stack
-        Merged groups, and the height of each in the tree.
-    open
-        Merged chunks of a group that is not full, or None.
+        Merged groups, each with its height in the tree.
+    open_group
+        Merged chunks of a group that is not full yet, or None.
     """
 
     n_chunks: int = 0
@@ -59,18 +68,21 @@ class MergedChunks(Generic[M]):
     open_group: M | None = None
 
     def add_groups(self, parts: Iterable[tuple[range, M | None]]) -> MergedChunks[M]:
-        """Add groups: their chunks, and what these sum to with `open` in it; None is nothing."""
-        n_chunks, stack, still_open = self.n_chunks, list(self.stack), self.open_group
+        """Add groups: pairs of their chunks and their sum.
+
+        The sum of the first group includes `open_group`. None stands for no rows.
+        """
+        n_chunks, stack, open_group = self.n_chunks, list(self.stack), self.open_group
         for keys, part in parts:
             n_chunks = keys.stop
             is_full = n_chunks % CHUNKS_PER_GROUP == 0
-            still_open = None if is_full else part
+            open_group = None if is_full else part
             if is_full and part is not None:
                 _push_part(stack, part)
-        return MergedChunks(n_chunks, tuple(stack), still_open)
+        return MergedChunks(n_chunks, tuple(stack), open_group)
 
     def merge_all(self) -> M | None:
-        """Merge all; None where there is nothing."""
+        """Merge everything; None if there are no rows."""
         stack = list(self.stack)
         if self.open_group is not None:
             _push_part(stack, self.open_group)
@@ -80,7 +92,7 @@ class MergedChunks(Generic[M]):
 def tree_merge(parts: Iterable[M]) -> M:
     """Merge partial results in order along a fixed binary tree.
 
-    Holds no more than log2(number of parts) of them at a time.
+    Holds at most log2(number of parts) of them at a time.
 
     Raises
     ------
@@ -91,12 +103,12 @@ def tree_merge(parts: Iterable[M]) -> M:
     for part in parts:
         _push_part(stack, part)
     if not stack:
-        raise ValueError("Expected at least one part, got none.")
+        raise ValueError("There are no parts to merge.")
     return _merge_stack(stack)
 
 
 def _push_part(stack: list[tuple[int, M]], part: M) -> None:
-    """Add a part, and merge what is of one height."""
+    """Add a part, and merge parts of equal height."""
     height = 0
     while stack and stack[-1][0] == height:
         part = stack.pop()[1].merge(part)
@@ -111,40 +123,38 @@ def _merge_stack(stack: list[tuple[int, M]]) -> M:
     return merged
 
 
-S = TypeVar("S", bound=Statistics)
-ReadBlocks = Callable[[], Iterator[BinaryBlock]]
-"""Reads the blocks of a group that have rows, anew with every call."""
-GroupReducer = Callable[[ReadBlocks, S | None], S | None]
-"""Sums a group, given what comes before it in the group; None where there are no rows."""
-
-TASK_MEMORY = 256 << 20
-"""Bytes of statistics that one task may hold; wider data is counted in tiles of features."""
-_MIN_TASKS = 8
-
-
 @dataclass(frozen=True)
 class KeptSums(Generic[S]):
-    """Where sums over leading chunks are kept between fits, so that only new chunks are read.
+    """Storage of sums over leading chunks, so that the next fit reads only new chunks.
 
     Attributes
     ----------
     load
-        Gives what was kept of a tile, of leading chunks of the same rows; empty if nothing was.
+        Returns the stored sum of a tile over leading chunks of the same rows, or an empty one.
     save
-        Keeps what a tile sums to now.
+        Stores the sum of a tile.
     """
 
     load: Callable[[Tile | None], MergedChunks[S]] = lambda tile: MergedChunks()
-    save: Callable[[Tile | None, MergedChunks[S]], None] = lambda tile, folded: None
+    save: Callable[[Tile | None, MergedChunks[S]], None] = lambda tile, merged: None
 
 
 NO_KEPT_SUMS: KeptSums[Any] = KeptSums()
 
 
 class GroupTask(NamedTuple, Generic[S]):
-    """Chunks to sum, and what comes before them in their group, if that was kept.
+    """A group of chunks to sum.
 
-    From the block `part` of the group on, every `count_parts_per_group`-th is summed.
+    Attributes
+    ----------
+    tile
+        The pairs of features to count; None means all.
+    keys
+        The chunks.
+    before
+        Sum of the group's earlier chunks, if it was kept.
+    part, n_parts
+        The task sums every `n_parts`-th block of the group, from block `part` on.
     """
 
     tile: Tile | None
@@ -202,15 +212,15 @@ def collect_groups(
     executor
         Where tasks run.
     label
-        What the pass is called.
+        Name of the pass, shown as progress.
     tiles
-        Parts of the pairs of features, each a sweep of its own.
+        Sets of feature pairs, each summed in a sweep of its own.
     progress
-        Is told after every task.
+        Called after every task.
     kept
-        Sums over leading chunks.
+        Stored sums over leading chunks.
     n_parts
-        Tasks that the blocks of a group are dealt to, each of which reads all of its chunks.
+        Tasks per group. The blocks of a group are dealt to them, and each reads all its chunks.
 
     Raises
     ------
@@ -218,48 +228,51 @@ def collect_groups(
         If there are no rows.
     """
     known = [kept.load(tile) for tile in tiles]
-    by_tile = [
+    tasks_by_tile = [
         _make_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, known, strict=True)
     ]
-    tasks = [task for of_tile in by_tile for task in of_tile]
+    tasks = [task for tile_tasks in tasks_by_tile for task in tile_tasks]
     parts = []
-    with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as found:
-        results = _merge_parts(_iter_with_progress(found, len(tasks), label, progress), n_parts)
-        for tile, before, of_tile in zip(tiles, known, by_tile, strict=True):
-            # The tasks come first: when they end no further result is taken.
-            done = zip((task.keys for task in of_tile[::n_parts]), results, strict=False)
-            folded = before.add_groups(done)
-            kept.save(tile, folded)
-            parts.append(_merge_all_chunks(folded))
+    with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as mapped:
+        results = _merge_parts(_iter_with_progress(mapped, len(tasks), label, progress), n_parts)
+        for tile, before, tile_tasks in zip(tiles, known, tasks_by_tile, strict=True):
+            # `zip` asks the tasks first: when they end, no further result is taken.
+            groups = zip((task.keys for task in tile_tasks[::n_parts]), results, strict=False)
+            merged = before.add_groups(groups)
+            kept.save(tile, merged)
+            parts.append(_merge_all_chunks(merged))
     return type(parts[0]).stitch(parts)
 
 
 def count_parts_per_group(n_chunks: int) -> int:
-    """Divide groups so that there are tasks for some threads, whatever the number of threads."""
+    """Return how many tasks share a group so that some threads have work.
+
+    The result depends on the data alone, not on the number of threads.
+    """
     return max(1, _MIN_TASKS // max(1, len(split_chunks_into_groups(n_chunks))))
 
 
 def _make_tasks(
     tile: Tile | None, known: MergedChunks[S], n_chunks: int, n_parts: int
 ) -> list[GroupTask[S]]:
-    cut = product(split_chunks_into_groups(n_chunks, known.n_chunks), range(n_parts))
+    parts = product(split_chunks_into_groups(n_chunks, known.n_chunks), range(n_parts))
     return [
         GroupTask(tile, keys, None if k else known.open_group, part, n_parts)
-        for k, (keys, part) in enumerate(cut)
+        for k, (keys, part) in enumerate(parts)
     ]
 
 
 def _merge_parts(results: Iterator[S | None], n_parts: int) -> Iterator[S | None]:
     """Merge the parts of each group."""
-    while parts := list(islice(results, n_parts)):
-        found = [part for part in parts if part is not None]
-        yield reduce(lambda sum, part: sum.merge(part), found) if found else None
+    while group := list(islice(results, n_parts)):
+        parts = [part for part in group if part is not None]
+        yield reduce(lambda sum, part: sum.merge(part), parts) if parts else None
 
 
-def _merge_all_chunks(folded: MergedChunks[S]) -> S:
-    merged = folded.merge_all()
+def _merge_all_chunks(merged_chunks: MergedChunks[S]) -> S:
+    merged = merged_chunks.merge_all()
     if merged is None:
-        raise FitError("Expected at least one row, got none. Choose another --split.")
+        raise FitError("There are no rows. Choose another {split}.", parameter="split")
     return merged
 
 
@@ -268,23 +281,23 @@ def _iter_with_progress(
 ) -> Iterator[S | None]:
     rows = 0
     progress(label, 0, total, rows)
-    for done, part in enumerate(results, start=1):
+    for n_tasks, part in enumerate(results, start=1):
         rows += 0 if part is None else part.n_samples
-        progress(label, done, total, rows)
+        progress(label, n_tasks, total, rows)
         yield part
 
 
 def reduce_group(
     fold: GroupReducer[S], read: Callable[[int], PackedChunk], task: GroupTask[S]
 ) -> S | None:
-    """Sum a group, its chunks read one by one; None when no row is of the chosen split."""
+    """Sum a group, reading its chunks one by one; None if the split has no rows in it."""
 
-    def blocks() -> Iterator[BinaryBlock]:
-        found = (replace(b, tile=task.tile) for key in task.keys for b in iter_blocks(read(key)))
-        here = islice(found, task.part, None, task.n_parts)
-        return (block for block in here if block.n_samples)
+    def read_blocks() -> Iterator[BinaryBlock]:
+        blocks = (replace(b, tile=task.tile) for key in task.keys for b in iter_blocks(read(key)))
+        own_blocks = islice(blocks, task.part, None, task.n_parts)
+        return (block for block in own_blocks if block.n_samples)
 
-    return fold(blocks, task.before)
+    return fold(read_blocks, task.before)
 
 
 def sum_blocks(
@@ -293,9 +306,9 @@ def sum_blocks(
     before: S | None,
     add: Callable[[S, BinaryBlock], S] | None = None,
 ) -> S | None:
-    """Summarize the blocks of a group one by one, and merge in their order.
+    """Summarize the blocks of a group one by one, and merge them in order.
 
-    `add` adds a block to a sum that nobody else holds, where that is quicker than to merge.
+    `add` may change the sum in place, so it is used only for a sum that this function created.
     """
     total, is_own = before, False
     for block in blocks():

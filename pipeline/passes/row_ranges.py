@@ -1,6 +1,7 @@
-"""Runs of rows: what a task owns whose results are as long as its rows, whichever chunks hold them.
+"""Ranges of rows: the work of a task whose results have one entry per row.
 
-How rows are cut depends on their number and on the shape of the results alone.
+A range may lie in several chunks. How rows are split depends only on their number and on the shape
+of the results.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _RANGE_BYTES = 16 << 20
 
 Arrays = Mapping[str, NDArray[Any]]
 ArrayDescriptions = Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]]
-"""Dimensions, shape and type of what one row has, by the array's name."""
+"""Dimensions, shape and dtype of one row's entry, by the array's name."""
 
 
 class RowRange(NamedTuple):
@@ -31,13 +32,13 @@ class RowRange(NamedTuple):
     Attributes
     ----------
     key
-        Index of the run.
+        Index of the range.
     start, stop
-        Places of its rows among all, in original order.
+        Positions of its rows among all rows, in original order.
     chunks
-        The chunks that they lie in: key, and place of the first row.
-    done
-        Checksums of the run where one before this wrote it.
+        The chunks that hold them: key, and position of the first row.
+    checksums
+        Checksums of the range if an earlier run wrote it.
     """
 
     key: int
@@ -48,16 +49,16 @@ class RowRange(NamedTuple):
 
 
 class RangeBlockRows(NamedTuple):
-    """Rows of a run that lie in one block.
+    """The rows of a range that lie in one block.
 
     Attributes
     ----------
     block
         The block.
     at
-        Which of its rows, (n_rows,).
+        Indices of the rows within the block, (n_rows,).
     places
-        Place of each within the run, (n_rows,).
+        Position of each row within the range, (n_rows,).
     """
 
     block: BinaryBlock
@@ -66,49 +67,51 @@ class RangeBlockRows(NamedTuple):
 
 
 class RangeStore(Protocol):
-    """Where runs are written: `storage.codes.codes.CodesWriter` is one."""
+    """Where ranges are written, such as `storage.codes.codes.CodesWriter`."""
 
     def __call__(self, key: int, arrays: Arrays) -> list[int]:
-        """Write a run and give a checksum of each array."""
+        """Write a range and return the checksum of each array."""
 
     def has_range(self, key: int, checksums: Sequence[int]) -> bool:
-        """Tell whether a run lies there as it was written."""
+        """Return whether a range is stored undamaged."""
 
 
 class ReadRange(Protocol):
-    """Gives the arrays of a run by its key, all or those named, in any process."""
+    """Reads all or some arrays of a range, in any process."""
 
     def __call__(self, key: int, names: Sequence[str] | None = None) -> Arrays:
-        """Give the arrays of a run."""
+        """Return the arrays of a range; None for `names` means all."""
 
 
 class RangeResults(NamedTuple):
-    """What all runs gave, read one by one.
+    """The results of all ranges, read one by one.
 
     Attributes
     ----------
-    n_runs
-        Number of runs.
+    n_ranges
+        Number of ranges.
     read
-        Reads one.
+        Reads one of them.
     """
 
     n_ranges: int
     read: ReadRange
 
 
-def write_range(make: Callable[[RowRange], Arrays], store: RangeStore, run: RowRange) -> list[int]:
-    """Make and store a run, unless it lies there; give the checksum of each array."""
-    if run.checksums is not None and store.has_range(run.key, run.checksums):
-        return list(run.checksums)
-    return store(run.key, make(run))
+def write_range(
+    compute: Callable[[RowRange], Arrays], store: RangeStore, row_range: RowRange
+) -> list[int]:
+    """Compute and store a range, unless it is stored already; return each array's checksum."""
+    if row_range.checksums is not None and store.has_range(row_range.key, row_range.checksums):
+        return list(row_range.checksums)
+    return store(row_range.key, compute(row_range))
 
 
 def choose_rows_per_range(arrays: ArrayDescriptions, n_rows: int) -> int:
-    """Give the rows of a run.
+    """Choose the number of rows per range.
 
-    Results take long to compute: small data are cut finer than their bytes ask for, so that all
-    workers have some, and no run is so long that losing it hurts.
+    Results take long to compute. Small data are split more finely than their size requires, so that
+    all workers have work and the loss of one range costs little.
     """
     sizes = (np.dtype(dtype).itemsize * int(np.prod(shape)) for _, shape, dtype in arrays.values())
     even = min(max(-(-n_rows // _TARGET_RANGES), _MIN_ROWS), _MAX_ROWS, n_rows)
@@ -116,50 +119,57 @@ def choose_rows_per_range(arrays: ArrayDescriptions, n_rows: int) -> int:
 
 
 def split_into_ranges(n_rows: Sequence[int], size: int) -> list[RowRange]:
-    """Cut the rows of all chunks, so many in each, into runs of one size, the last shorter."""
+    """Split the rows of all chunks, `n_rows` in each, into ranges of equal size.
+
+    The last range may be shorter.
+    """
     edges = np.concatenate([[0], np.cumsum(n_rows)])
-    runs = []
+    ranges = []
     for key, start in enumerate(range(0, int(edges[-1]), size)):
         stop = min(start + size, int(edges[-1]))
         first = np.searchsorted(edges, start, side="right") - 1
         last = np.searchsorted(edges, stop, side="left")
         chunks = tuple((int(k), int(edges[k])) for k in range(first, last) if n_rows[k])
-        runs.append(RowRange(key, start, stop, chunks))
-    return runs
+        ranges.append(RowRange(key, start, stop, chunks))
+    return ranges
 
 
 def count_rows_by_chunk(rows: RowSource, executor: Executor) -> list[int]:
-    """Count the rows of each chunk that are of the chosen split."""
+    """Count the rows of each chunk that belong to the chosen split."""
     return list(executor.map(partial(count_split_rows, rows.read), range(rows.n_chunks)))
 
 
 def count_split_rows(read: Callable[[int], PackedChunk], key: int) -> int:
-    """Count the rows of a chunk that are of the chosen split."""
+    """Count the rows of a chunk that belong to the chosen split."""
     chunk = read(key)
     return len(chunk.rows) if chunk.keep is None else int(np.count_nonzero(chunk.keep))
 
 
-def iter_range_rows(read: Callable[[int], PackedChunk], run: RowRange) -> Iterator[RangeBlockRows]:
-    """Find the rows of a run, block by block."""
-    for key, first in run.chunks:
+def iter_range_rows(
+    read: Callable[[int], PackedChunk], row_range: RowRange
+) -> Iterator[RangeBlockRows]:
+    """Yield the rows of a range, block by block."""
+    for key, first in row_range.chunks:
         blocks = [block for block in iter_blocks(read(key)) if block.n_samples]
         for block, places in zip(blocks, _compute_places(blocks, first), strict=True):
-            at = np.flatnonzero((places >= run.start) & (places < run.stop))
-            yield RangeBlockRows(block, at, places[at] - run.start)
+            at = np.flatnonzero((places >= row_range.start) & (places < row_range.stop))
+            yield RangeBlockRows(block, at, places[at] - row_range.start)
 
 
 def fill_places(
-    arrays: dict[str, NDArray[Any]], run: RowRange, places: NDArray[np.int64], part: Arrays
+    arrays: dict[str, NDArray[Any]], row_range: RowRange, places: NDArray[np.int64], part: Arrays
 ) -> None:
-    """Put what some rows of a run have in its places."""
+    """Copy the results of some rows to their places in the arrays of a range."""
     for name, values in part.items():
         if name not in arrays:
-            arrays[name] = np.empty((run.stop - run.start, *values.shape[1:]), values.dtype)
+            arrays[name] = np.empty(
+                (row_range.stop - row_range.start, *values.shape[1:]), values.dtype
+            )
         arrays[name][places] = values
 
 
 def _compute_places(blocks: Sequence[BinaryBlock], first: int) -> list[NDArray[np.int64]]:
-    """Give the place of every row of a chunk's blocks, counted on from its first row's."""
+    """Return the position of every row of a chunk's blocks, whose first row is at `first`."""
     rows = np.concatenate([block.rows for block in blocks])
     offsets = rows - rows.min()
     present = np.zeros(int(offsets.max()) + 1, np.bool_)

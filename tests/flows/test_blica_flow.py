@@ -128,19 +128,19 @@ def refused(cli):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--set", "regularization=0.5"), "regularization: Expected a finite number above 1"),
+        (("--set", "regularization=0.5"), "regularization must be above 1"),
         (
             ("--set", "regularization=strong"),
             "--set regularization is 'strong', but should be a valid number",
         ),
-        (("--set", "bootstrap=3"), "bootstrap: Expected 0 or at least 20, got 3."),
-        (("--set", "starts=0"), "starts: Expected at least 1, got 0."),
-        (("--set", "min_rows=0"), "min_rows: Expected at least 1, got 0."),
+        (("--set", "bootstrap=3"), "bootstrap must be 0, or at least 20, but is 3."),
+        (("--set", "starts=0"), "starts must be at least 1, but is 0."),
+        (("--set", "min_rows=0"), "min_rows must be at least 1, but is 0."),
         (
             ("--set", "ridge=2"),
             "'ridge' is not a setting of this model. Choose one of: regularization, min_rows",
         ),
-        (("--components", 0), "--components: Expected at least 1, got 0."),
+        (("--components", 0), "--components must be at least 1, but is 0."),
         (("--components", 7), "--components is 7, but there are only 6 features."),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",

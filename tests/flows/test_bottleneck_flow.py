@@ -187,8 +187,8 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
         (("column=same",), "Column 'same' has the same label in all rows"),
         (("column=none",), "Column 'none' has no labels"),
         (("column=kind", "kind=number"), "--set kind=number needs numbers, but column 'kind'"),
-        (("column=kind", "rate=0"), "rate: Expected above 0, got 0.0"),
-        (("column=kind", "rate=-0.1"), "rate: Expected above 0, got -0.1"),
+        (("column=kind", "rate=0"), "rate must be above 0, but is 0.0"),
+        (("column=kind", "rate=-0.1"), "rate must be above 0, but is -0.1"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(cli, folder, settings, message):
@@ -202,7 +202,7 @@ def test_what_cannot_be_predicted_is_refused(cli, folder, settings, message):
 def test_no_components_are_refused(cli, folder):
     given = ("--dataset", folder / "d.zarr", "--model", "bottleneck", "--set", "column=kind")
     done = cli("fit", *given, "--components", 0)
-    assert (done.code, "--components: Expected at least 1, got 0" in done.message) == (2, True)
+    assert (done.code, "--components must be at least 1, but is 0" in done.message) == (2, True)
 
 
 def test_rows_that_are_all_the_same_are_refused(cli, tmp_path):

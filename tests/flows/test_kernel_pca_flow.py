@@ -52,8 +52,8 @@ def test_worker_processes_give_the_same_bytes(cli, folder, landmarks):
     [
         ("same", (), "No two rows differ in features observed in both"),
         ("d", (), "distinct rows, but an exact fit takes at most 100; this one would take some"),
-        ("d", ("--set", "landmarks=1"), "landmarks: Expected at least 2 and at most 5,000, got 1"),
-        ("d", ("--set", "width=-1"), "width: Expected above 0, got -1.0"),
+        ("d", ("--set", "landmarks=1"), "landmarks must be at least 2 and at most 5,000, but is 1"),
+        ("d", ("--set", "width=-1"), "width must be above 0, but is -1.0"),
         ("d", ("--set", "landmarks=3"), "--components is 3, but there are only 3 landmarks"),
     ],
 )

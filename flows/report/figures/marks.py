@@ -1,7 +1,7 @@
-"""What a figure is: marks between two axes, as plain data.
+"""Figures as plain data: marks between two axes, legends and texts.
 
-`flows.report.svg` draws it on the page and `flows.report.print` on paper. Lengths are pixels of the
-page. Places are in the units of the axes.
+`flows.report.svg` renders plots for the page, `flows.report.print` for print. Lengths are pixels of
+the page; coordinates are in the units of the axes.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from flows.report.figures.colours import ColourRamp, ColourScale
 
 Array = NDArray[np.float64]
 HoverFacts = Sequence[tuple[str, Sequence[str]]]
-"""Columns of texts that pointing at marks shows: each a name and one text per mark."""
+"""Contents of tooltips: columns with a name and one text per mark."""
 
 
 @dataclass(frozen=True)
 class PointMarks:
-    """Marks at points.
+    """Markers at points.
 
     Attributes
     ----------
     x, y
-        Where they lie, (n,).
+        Coordinates, (n,).
     colour, marker
-        Their look; a marker is one of `MARKERS`.
+        Colour and one of `MARKERS`, for all points.
     size
-        Diameters, (n,) or one for all.
+        Diameters, (n,), or one for all.
     opacity
-        Of all, 1 being opaque.
+        From 0 to 1 (opaque).
     facts
-        What pointing at a mark shows.
+        Tooltips of the points.
     """
 
     x: Array
@@ -49,20 +49,20 @@ class PointMarks:
 
 @dataclass(frozen=True)
 class LineMarks:
-    """Lines through points, each (n, 2).
+    """Lines through points.
 
     Attributes
     ----------
     points
-        Of each line.
+        Points of each line, (n, 2).
     colours
-        Of each line.
+        Colour of each line.
     width
-        Of all.
+        Width of all lines.
     dash
-        Lengths of strokes and gaps; empty for lines without gaps.
+        Lengths of dashes and gaps; empty for solid lines.
     facts
-        What pointing at a line shows.
+        Tooltips of the lines.
     """
 
     points: Sequence[Array]
@@ -74,7 +74,7 @@ class LineMarks:
 
 @dataclass(frozen=True)
 class HoverColumns:
-    """Areas as high as the plot, invisible, around each x: what pointing anywhere there shows."""
+    """Tooltips for invisible columns around each x, as high as the plot."""
 
     x: Array
     facts: HoverFacts
@@ -82,16 +82,16 @@ class HoverColumns:
 
 @dataclass(frozen=True)
 class CellMarks:
-    """A matrix: the value at row i and column k as a coloured cell around x = k, y = i.
+    """A matrix of coloured cells; the cell of row i and column k is centred on x = k, y = i.
 
     Attributes
     ----------
     values
         (n_rows, n_columns).
     scale
-        Their colours.
+        Colours of the values.
     facts
-        What pointing at a cell shows, row by row.
+        Tooltips of the cells, row by row.
     """
 
     values: Array
@@ -101,7 +101,7 @@ class CellMarks:
 
 @dataclass(frozen=True)
 class RasterMark:
-    """A picture: values as pixels, the first row at the top, that fill the plot."""
+    """An image that fills the plot: values as pixels, with the first row at the top."""
 
     values: Array
     scale: ColourScale
@@ -109,7 +109,7 @@ class RasterMark:
 
 @dataclass(frozen=True)
 class TextMarks:
-    """Texts in the middle of points, or right above them."""
+    """Texts centred on points, or just above them."""
 
     x: Array
     y: Array
@@ -120,7 +120,7 @@ class TextMarks:
 
 @dataclass(frozen=True)
 class RuleMark:
-    """A straight line across the whole plot, at a place on the axis "x" or "y"."""
+    """A line across the whole plot at a value of the axis "x" or "y"."""
 
     axis: str
     place: float
@@ -131,7 +131,7 @@ Mark = PointMarks | LineMarks | HoverColumns | CellMarks | RasterMark | TextMark
 
 
 class Tick(NamedTuple):
-    """A place on an axis, and the text beside it."""
+    """A tick: a value on an axis and its text."""
 
     place: float
     text: str
@@ -144,14 +144,13 @@ class Axis:
     Attributes
     ----------
     low, high
-        Values at its left and right, or lower and upper, end. Rows of a matrix begin at the top, so
-        their `low` is the larger.
+        Values at the left and right (or lower and upper) end; `low` may be the larger one.
     label
-        What it measures.
+        Label of the axis.
     ticks
-        Places with a text.
+        Its ticks.
     has_lines
-        Whether the axis and lines across the plot, at every tick, are drawn.
+        Whether to draw the axis and a grid line at every tick.
     """
 
     low: float
@@ -162,7 +161,7 @@ class Axis:
 
 
 class AxisOption(NamedTuple):
-    """Another axis that a reader can choose, with the places of the marks on it."""
+    """An axis that the reader can choose, with the coordinates of each mark on it."""
 
     name: str
     axis: Axis
@@ -180,16 +179,16 @@ class AxisChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    """Marks between two axes, the first below the others.
+    """Marks between two axes.
 
     Attributes
     ----------
     x, y
         The axes.
     marks
-        What is drawn.
+        The marks; later ones cover earlier ones.
     height
-        Of the whole plot, axes included; None makes the area between the axes a square.
+        Height including the axes; None makes the area between the axes a square.
     """
 
     x: Axis
@@ -199,7 +198,7 @@ class Plot:
 
 
 class LegendKey(NamedTuple):
-    """What a colour and marker stand for."""
+    """An entry of a legend: a name with its colour and marker."""
 
     name: str
     colour: str
@@ -207,7 +206,7 @@ class LegendKey(NamedTuple):
 
 
 class CaptionedImage(NamedTuple):
-    """A picture as a data URI, and what it shows."""
+    """An image as a data URI, with the text below it."""
 
     uri: str
     caption: str
@@ -220,23 +219,23 @@ class Figure:
     Attributes
     ----------
     title
-        What it shows.
+        Title, which also names the file of a picture.
     alt
-        The same for those who do not see it, with numbers.
+        Description for screen readers, with numbers.
     plot
-        Marks between axes, unless there are images.
+        The plot, unless there are images.
     images
-        Pictures side by side.
+        Images side by side.
     note
-        How to read it.
+        Explanation below the figure.
     hint
-        What pointing at it shows; print leaves it out.
+        How to interact with it; omitted in print.
     keys, ramp
-        What colours stand for.
+        Legends of colours.
     choices
-        What the reader can choose for the axes; print shows the first.
+        Choices for the axes; print shows the first option.
     width
-        Pixels at the most.
+        Maximum width.
     """
 
     title: str

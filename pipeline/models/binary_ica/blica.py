@@ -250,8 +250,8 @@ class BLICA(ProbitICA):
             pairs = " or pairs without a correlation, among {features}" if undefined else ""
             raise FitError(
                 f"BLICA needs at least {MIN_SEGMENTS} usable segments, but there are "
-                f"{usable.sum()}. {{segments}} have fewer than {self.min_rows} rows "
-                f"({{min_rows={self.min_rows}}}), features that do not vary{pairs}. Use longer "
+                f"{usable.sum()}. Left out: {{segments}}, for fewer than {self.min_rows} rows "
+                f"({{min_rows={self.min_rows}}}) or features that do not vary{pairs}. Use longer "
                 "segments, or leave out rare features.",
                 undefined,
                 segments[~usable].tolist(),

@@ -268,7 +268,7 @@ def test_what_is_missing_is_printed_as_a_dash(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--seed", "2.7"), "'2.7' is not a whole number"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (

@@ -128,7 +128,7 @@ def test_json_and_the_table_say_what_was_found(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
         (("--split", "2"), "--split needs --dataset"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),

@@ -92,5 +92,5 @@ def test_weighing_keeps_a_noisy_bit_where_codes_say_little() -> None:
 
 def test_a_model_without_probabilities_is_refused() -> None:
     model = find_model_class("tests.models.neighbours:Neighbours")(n_components=2)
-    with pytest.raises(FitError, match="Expected a model that turns codes back"):
+    with pytest.raises(FitError, match="cannot reconstruct features from codes"):
         run_denoising_trial(trial(model))

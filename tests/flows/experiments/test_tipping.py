@@ -213,7 +213,7 @@ def test_json_and_the_table_say_what_was_found(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.report.figures.axes import make_axis, place_ticks
+from flows.report.figures.axes import fit_axis, make_axis, place_ticks
 from flows.report.figures.colours import choose_scale
 from flows.report.figures.intervals import plot_intervals
 from flows.report.figures.labels import choose_labels
@@ -85,3 +85,14 @@ def test_ticks_are_round_and_told_apart(low: float, high: float, texts: list[str
 
 def test_ticks_of_passes_are_whole() -> None:
     assert [tick.text for tick in place_ticks(0.9, 4.1, is_whole=True)] == ["1", "2", "3", "4"]
+
+
+def test_values_that_are_equal_or_missing_still_have_an_axis() -> None:
+    assert fit_axis(np.full(3, 2.0)).ticks
+    assert fit_axis(np.array([np.nan, np.inf])).ticks
+    assert make_axis(1.0, 1.0).low < 1.0 < make_axis(1.0, 1.0).high
+    assert make_axis(np.nan, 3.0).ticks
+    ones = np.ones((3, 1))
+    figure = plot_intervals("Weights", ones, np.stack([ones, ones]), ["a", "b", "c"])
+    assert figure.plot is not None
+    assert figure.plot.x.low < 1.0 < figure.plot.x.high

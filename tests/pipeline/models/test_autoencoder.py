@@ -227,7 +227,7 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
     state = fitted(X, n_components=5, rate=1e30, optimizer="momentum")
     (notice,) = state.warnings
     assert "training diverged" in notice.text
-    assert "--set rate=0.1" in notice.text
+    assert "{rate=0.1}" in notice.text
     kept = score_reconstructions(state.params.layers, X.astype(np.float64), None).mean()
     assert kept > compute_baseline_score(X.mean(axis=0), np.ones(24)) - 1
 
@@ -261,7 +261,7 @@ def test_steps_that_are_too_long_grow_shorter() -> None:
 )
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
     name = "components" if setting == "n_components" else setting
-    with pytest.raises(FitError, match=f"{name}: Expected .* got '?{value}'?") as refusal:
+    with pytest.raises(FitError, match=f"{name} must be .*, but is '?{value}'?") as refusal:
         Autoencoder(**{setting: value})
     assert "\n" not in str(refusal.value)
 

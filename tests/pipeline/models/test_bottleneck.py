@@ -188,11 +188,11 @@ def test_too_many_categories_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_components": 0}, "components: Expected at least 1, got 0"),
-        ({"rate": 0.0}, r"rate: Expected above 0, got 0\.0"),
-        ({"rate": -1.0}, r"rate: Expected above 0, got -1\.0"),
+        ({"n_components": 0}, "components must be at least 1, but is 0"),
+        ({"rate": 0.0}, r"rate must be above 0, but is 0\.0"),
+        ({"rate": -1.0}, r"rate must be above 0, but is -1\.0"),
         ({"column": ""}, "column is empty. Give the name of a per-row column"),
-        ({"momentum": 1.0}, "momentum: Expected at least 0 and below 1"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: Any, message: str) -> None:
@@ -220,6 +220,6 @@ def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> Non
     state = fitted(labelled(X, y), kind=kind, rate=1e30, max_iter=10)
     told = [w.text for w in state.warnings]
     assert told[0].startswith("training diverged: no pass was better than before the first step.")
-    assert told[0].endswith("Take shorter steps: --set rate=0.05.")
+    assert told[0].endswith("Take shorter steps: {rate=0.05}.")
     assert "stopped before converging, after 10 passes; raise {max_iter}" in told[1]
     assert np.isfinite(state.params.weights).all()

@@ -143,11 +143,11 @@ def test_what_cannot_be_fitted_is_refused(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"width": 0.0}, "width: Expected above 0, got 0.0"),
-        ({"width": np.inf}, "width: Expected above 0, got inf"),
-        ({"landmarks": 1}, "landmarks: Expected at least 2 and at most 5,000, got 1"),
-        ({"landmarks": 9999}, "landmarks: Expected at least 2 and at most 5,000, got 9999"),
-        ({"n_components": 0}, "components: Expected at least 1"),
+        ({"width": 0.0}, "width must be above 0, but is 0.0"),
+        ({"width": np.inf}, "width must be above 0, but is inf"),
+        ({"landmarks": 1}, "landmarks must be at least 2 and at most 5,000, but is 1"),
+        ({"landmarks": 9999}, "landmarks must be at least 2 and at most 5,000, but is 9999"),
+        ({"n_components": 0}, "components must be at least 1"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], told: str) -> None:

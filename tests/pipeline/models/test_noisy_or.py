@@ -164,14 +164,14 @@ def test_rows_and_features_without_ones_are_fitted() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"layers": (3, 0)}, "layers: Expected at least 1, got (3, 0)"),
-        ({"layers": (-1,)}, "layers: Expected at least 1, got (-1,)"),
-        ({"layers": ()}, "layers: Expected at least 1, got ()"),
+        ({"layers": (3, 0)}, "layers must be at least 1, but is (3, 0)"),
+        ({"layers": (-1,)}, "layers must be at least 1, but is (-1,)"),
+        ({"layers": ()}, "layers must be at least 1, but is ()"),
         ({"layers": (3, 2), "n_components": 4}, "components is 4, but layers has 5 units"),
-        ({"leak": 0.0}, "leak: Expected at least 0.0001 and at most 1, got 0.0"),
-        ({"beta": 0.5}, "beta: Expected at least 1 and at most 1,000,000, got 0.5"),
-        ({"leak": 50.0}, "leak: Expected at least 0.0001 and at most 1"),
-        ({"tempering": 0.0}, "tempering: Expected above 0"),
+        ({"leak": 0.0}, "leak must be at least 0.0001 and at most 1, but is 0.0"),
+        ({"beta": 0.5}, "beta must be at least 1 and at most 1,000,000, but is 0.5"),
+        ({"leak": 50.0}, "leak must be at least 0.0001 and at most 1"),
+        ({"tempering": 0.0}, "tempering must be above 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, object], said: str) -> None:

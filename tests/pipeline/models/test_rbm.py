@@ -357,7 +357,7 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
     state = fitted(X, n_components=5, rate=1e30, optimizer="momentum", max_iter=20)
     texts = [notice.text for notice in state.warnings]
     assert texts[0].startswith("training diverged: no pass was better than before the first step.")
-    assert texts[0].endswith("Take shorter steps: --set rate=0.05.")
+    assert texts[0].endswith("Take shorter steps: {rate=0.05}.")
     assert texts[1].startswith("stopped before converging, after 20 passes; raise {max_iter}")
     nats = MODEL.pseudo_log_likelihood(state.params, pack_block(X), RNG).mean()
     assert nats > state.params.baseline_log_likelihood - 1

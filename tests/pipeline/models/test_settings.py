@@ -35,9 +35,9 @@ class Knobs(Model):
     ],
 )
 def test_settings_outside_their_range_are_refused(name: str, values: tuple[Any, ...]) -> None:
-    parameter = "--components" if name == "n_components" else name
+    parameter = "components" if name == "n_components" else name
     for value in values:
-        with pytest.raises(FitError, match=f"{parameter}: Expected .*, got "):
+        with pytest.raises(FitError, match=f"^{parameter} must be .*, but is "):
             Knobs(**{name: value})
 
 
@@ -62,5 +62,5 @@ def test_a_range_is_described_in_words() -> None:
     ],
 )
 def test_settings_of_gradient_steps_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(FitError, match=f"{setting}: Expected"):
+    with pytest.raises(FitError, match=f"^{setting} must be .*, but is {value}"):
         Autoencoder(**{setting: value})  # type: ignore[arg-type]

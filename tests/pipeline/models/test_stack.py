@@ -171,13 +171,13 @@ def test_sizes_of_layers(n_features: int, settings: Any, sizes: tuple[int, ...])
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"layers": ()}, r"layers: Expected at least 1, got \(\)"),
-        ({"layers": (8, 0)}, r"layers: Expected at least 1, got \(8, 0\)"),
+        ({"layers": ()}, r"layers must be at least 1, but is \(\)"),
+        ({"layers": (8, 0)}, r"layers must be at least 1, but is \(8, 0\)"),
         ({"layers": (8, 100)}, "layers has 100 units above 8, more than 10 times as many"),
         ({"layers": (8, 4), "n_components": 3}, "components is 3, but the last of layers is 4"),
-        ({"n_components": 0}, "components: Expected at least 1, got 0"),
-        ({"pretrain": -1}, "pretrain: Expected at least 0, got -1"),
-        ({"rate": 0.0}, "rate: Expected above 0, got 0"),
+        ({"n_components": 0}, "components must be at least 1, but is 0"),
+        ({"pretrain": -1}, "pretrain must be at least 0, but is -1"),
+        ({"rate": 0.0}, "rate must be above 0, but is 0"),
         ({"block": "perceptron"}, "block: Expected one of autoencoder, rbm, got 'perceptron'"),
     ],
 )
@@ -216,7 +216,7 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept(pretrain: 
     state = fitted(X, **{**SMALL, "pretrain": pretrain}, rate=1e30, optimizer="momentum")
     (told,) = {notice.text for notice in state.warnings if "stopped before" not in notice.text}
     assert "training diverged" in told
-    assert "--set rate=0.1" in told
+    assert "{rate=0.1}" in told
     assert all(np.isfinite(w).all() for w in state.params.weights)
     assert wrong_bits(state.params, X) < 0.5
 

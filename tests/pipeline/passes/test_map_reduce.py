@@ -90,5 +90,5 @@ def test_no_more_partial_results_are_held_than_the_tree_is_high() -> None:
 
 
 def test_nothing_cannot_be_merged() -> None:
-    with pytest.raises(ValueError, match="Expected at least one part"):
+    with pytest.raises(ValueError, match="There are no parts"):
         tree_merge([])

@@ -332,14 +332,14 @@ def test_without_a_bootstrap_there_are_no_intervals() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"n_components": 0}, "components: Expected at least 1, got 0."),
-        ({"regularization": 1.0}, "regularization: Expected above 1, got 1.0."),
-        ({"regularization": float("nan")}, "regularization: Expected above 1, got nan."),
-        ({"regularization": float("inf")}, "regularization: Expected .* got inf."),
-        ({"min_rows": 0}, "min_rows: Expected at least 1, got 0."),
-        ({"starts": 0}, "starts: Expected at least 1, got 0."),
-        ({"bootstrap": 19}, "bootstrap: Expected 0, or at least 20, got 19."),
-        ({"bootstrap": -1}, "bootstrap: Expected 0, or at least 20, got -1."),
+        ({"n_components": 0}, "components must be at least 1, but is 0."),
+        ({"regularization": 1.0}, "regularization must be above 1, but is 1.0."),
+        ({"regularization": float("nan")}, "regularization must be above 1, but is nan."),
+        ({"regularization": float("inf")}, "regularization must be above 1, but is inf."),
+        ({"min_rows": 0}, "min_rows must be at least 1, but is 0."),
+        ({"starts": 0}, "starts must be at least 1, but is 0."),
+        ({"bootstrap": 19}, "bootstrap must be 0, or at least 20, but is 19."),
+        ({"bootstrap": -1}, "bootstrap must be 0, or at least 20, but is -1."),
     ],
 )
 def test_bad_settings_are_refused(more: dict[str, Any], message: str) -> None:

@@ -426,10 +426,10 @@ def test_weights_for_reading_are_rotations() -> None:
             {"equal_slopes": "yes", "n_components": 1, "estimator": "ep"},
             'needs .* estimator="auto"',
         ),
-        ({"nodes": 1}, "nodes: Expected at least 2, got 1"),
-        ({"prior_precision": -1.0}, "prior_precision: Expected at least 0, got -1.0"),
-        ({"max_iter": 0}, "max_iter: Expected at least 1, got 0"),
-        ({"tol": 0.0}, "tol: Expected above 0"),
+        ({"nodes": 1}, "nodes must be at least 2, but is 1"),
+        ({"prior_precision": -1.0}, "prior_precision must be at least 0, but is -1.0"),
+        ({"max_iter": 0}, "max_iter must be at least 1, but is 0"),
+        ({"tol": 0.0}, "tol must be above 0"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:

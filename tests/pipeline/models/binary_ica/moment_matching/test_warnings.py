@@ -38,7 +38,7 @@ def test_fewer_than_three_segments_are_refused() -> None:
 def test_fewer_than_three_segments_to_use_are_refused_naming_the_others() -> None:
     data = small()
     data = data.take_rows((data.labels < 2) | (np.arange(len(data.X)) % 200 < 19))
-    refusal = r"3 usable segments, but there are 2\. 2, 3, 4, 5 have .*=20"
+    refusal = r"3 usable segments, but there are 2\. Left out: 2, 3, 4, 5, for .*=20"
     with pytest.raises(FitError, match=refusal) as e:
         fitted(data, n_components=2)
     assert e.value.message.segments == (2, 3, 4, 5)
@@ -48,7 +48,7 @@ def test_fewer_than_three_segments_to_use_are_refused_naming_the_others() -> Non
 def test_undefined_pairs_that_leave_too_few_segments_are_named() -> None:
     data, mask = small(), np.ones_like(small().X)
     mask[::2, [1, 3]] = mask[1::2, [2, 4]] = 0
-    refusal = r"there are 0\. 0, 1, 2, 3, 4, 5 have .* pairs without"
+    refusal = r"there are 0\. Left out: 0, 1, 2, 3, 4, 5, for .* pairs without"
     with pytest.raises(FitError, match=refusal) as e:
         fitted(DenseData(data.X, mask, data.segments), n_components=2)
     assert e.value.message.features == (1, 2, 3, 4)
