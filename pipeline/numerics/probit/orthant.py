@@ -190,7 +190,7 @@ def check_normal(n: int, R: Floats, t: Floats) -> None:
     outside = np.flatnonzero(~(np.abs(t) <= _MAX_THRESHOLD))
     if len(outside):
         raise FitError(
-            f"The threshold of {{features}} is {t[outside[0]]}, beyond ±{_MAX_THRESHOLD:g}. "
+            f"The threshold of feature {{features}} is {t[outside[0]]}, beyond ±{_MAX_THRESHOLD:g}. "
             "Leave out features that are constant.",
             outside[:1].tolist(),
         )
