@@ -1,4 +1,4 @@
-"""Makes certificates to try a cluster over TLS: `python -m flows.certificates FOLDER`."""
+"""Create TLS certificates to try out a cluster: `python -m flows.certificates FOLDER`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.app import make_app, run_app
-from flows.cli.options import Overwrite
+from flows.cli.app import EXIT_CODES, make_app, run_app
+from flows.cli.options import OUTPUT, Option, Overwrite
 from storage.errors import DataError
 
-HELP = """Make certificates to try a Dask cluster over TLS, valid for 30 days.
+HELP = """Create certificates to try out a Dask cluster over TLS, valid for 30 days.
 
-For development: one key for scheduler, workers and commands, and a CA whose own key is thrown away
-at once. For anything else take certificates from whoever gives them out where you are.
+For development only: scheduler, workers and commands share one key, and the key of the CA is
+discarded. In production, use certificates of your organisation.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
-    python -m flows.certificates certificates --host scheduler.example.org --host 10.0.0.7
+    python -m flows.certificates certificates --host scheduler.example.org
 
-Writes ca.pem, node.pem and node-key.pem. Whoever has the last can run code on the cluster.
+Writes ca.pem, node.pem and node-key.pem. Anyone who has node-key.pem can run code on the cluster.
 
-Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
-"""
+{EXIT_CODES}"""
 app = make_app("certificates", HELP, EXAMPLES)
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "node.pem", "node-key.pem"
 LIFETIME = timedelta(days=30)
@@ -41,24 +39,24 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def issue_certificates(hosts: Sequence[str], begin: datetime) -> dict[str, bytes]:
-    """Issue a certificate for these hosts and this machine, by a CA of its own.
+    """Issue a certificate for some hosts and this machine, signed by a new CA.
 
     Parameters
     ----------
     hosts
-        Names and addresses beside localhost.
+        Names and addresses, in addition to localhost.
     begin
-        When both become valid.
+        Time from which the certificates are valid.
 
     Returns
     -------
     dict
-        The contents of the files by their names.
+        The contents of the files, by name.
 
     Raises
     ------
     DataError
-        If a host is no name.
+        If the name of a host is not ASCII.
     """
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = _make_x509_name("latentbits development CA")
@@ -100,8 +98,8 @@ def _make_builder(
     authority: ec.EllipticCurvePrivateKey,
     begin: datetime,
 ) -> x509.CertificateBuilder:
-    """Begin a certificate; the key identifiers tell CAs of the same name apart."""
-    of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    """Start a certificate; key identifiers distinguish CAs of the same name."""
+    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -111,7 +109,7 @@ def _make_builder(
         .not_valid_before(begin)
         .not_valid_after(begin + LIFETIME)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(of_issuer, critical=False)
+        .add_extension(issuer_key, critical=False)
     )
 
 
@@ -122,25 +120,29 @@ def _make_alternative_name(host: str) -> x509.GeneralName:
         try:
             return x509.DNSName(host)
         except ValueError as error:
-            raise DataError(f"--host: Expected a name in ASCII, got {host!r}.") from error
+            raise DataError(f"--host: the name {host!r} is not ASCII.") from error
     return x509.IPAddress(address)
 
 
 @app.default
 def main(
-    folder: Annotated[Path, Parameter(help="Folder to write them to.")],
+    folder: Annotated[Path, Option(group=OUTPUT, help="Folder to write the certificates to.")],
     *,
     host: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="Name or address of a machine of the cluster; several."),
+        Option(
+            group=OUTPUT,
+            negative="",
+            help="Name or address of a machine of the cluster. Repeatable.",
+        ),
     ] = (),
     overwrite: Overwrite = False,
 ) -> None:
-    """Write the files and say where."""
+    """Write the files and print their paths."""
     for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
         if (folder / name).exists() and not overwrite:
-            raise DataError(f"{folder / name}: Expected no such file. Add --overwrite.")
-    # A clock that is a little behind must not find them invalid.
+            raise DataError(f"{folder / name} exists already. Add --overwrite to replace it.")
+    # Valid at once, even for a clock that is a little behind.
     files = issue_certificates(host, datetime.now(UTC) - timedelta(minutes=5))
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(soft_wrap=True, highlight=False)
@@ -151,7 +153,7 @@ def main(
 
 
 def _write_private_file(path: Path, content: bytes) -> None:
-    """Write a file that is its owner's alone from the first byte."""
+    """Write a file that only its owner can read, from the first byte."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

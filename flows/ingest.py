@@ -48,11 +48,11 @@ EXAMPLES = f"""Examples:
     python -m flows.ingest new.parquet --dataset d.zarr --append
     python -m flows.ingest s3://bucket/in --dataset s3://bucket/d.zarr --new
 
---new adds the files in folders or prefixes that the dataset does not contain yet, in name order, all
-or none. A dataset records its files by full path and content tag (size and modification time, or
-the store's tag). If a recorded file has changed, the command refuses to continue. Paths with a part
-that begins with . or _ are ignored; local files modified within the last minute wait for the next
-run.
+--new adds the files in folders or prefixes that the dataset does not contain yet, in name order,
+all or none. A dataset records its files by full path and content tag (size and modification time,
+or the store's tag). If a recorded file has changed, the command refuses to continue. Paths with a
+part that begins with . or _ are ignored. Local files modified within the last minute wait for the
+next run.
 
 {EXIT_CODES}"""
 log = logging.getLogger("latentbits")

@@ -1,4 +1,4 @@
-"""Lists the models: `python -m flows.models`."""
+"""List the models: `python -m flows.models`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.app import make_app, run_app
+from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import Json
 from flows.cli.startup import rewrite_commands
 from flows.cli.summary import print_json
 from pipeline.models.registry import find_models
 from pipeline.models.settings import list_hyperparameters
 
-HELP = "List the models that can be fitted, with what each is."
-EXAMPLES = """Examples:
+HELP = "List the models that can be fitted, each with a one-sentence description."
+EXAMPLES = f"""Examples:
 
     python -m flows.models
     python -m flows.fit --model blica --help
-"""
+
+{EXIT_CODES}"""
 app = make_app("models", HELP, EXAMPLES)
 
 
 def describe_models() -> dict[str, str]:
-    """Give the first sentence of every model's module, by name."""
+    """Return the first sentence of every model's docstring, by name."""
     docs = {
         name: sys.modules[model.__module__].__doc__ or "" for name, model in find_models().items()
     }
@@ -33,21 +34,21 @@ def describe_models() -> dict[str, str]:
 
 @app.default
 def main(*, json: Json = False) -> None:
-    """Print a table of the models, or their settings too as one JSON object."""
+    """Print a table of the models, or a JSON object that includes their settings."""
     if json:
         settings = {
             name: list(list_hyperparameters(model)) for name, model in find_models().items()
         }
-        told = describe_models().items()
-        print_json({name: {"is": is_, "settings": settings[name]} for name, is_ in told})
+        models = describe_models().items()
+        print_json({name: {"is": text, "settings": settings[name]} for name, text in models})
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, is_ in describe_models().items():
-        table.add_row(name, is_)
+    for name, text in describe_models().items():
+        table.add_row(name, text)
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        rewrite_commands("python -m flows.fit --model NAME --help lists the settings of one.")
+        rewrite_commands("python -m flows.fit --model NAME --help describes the settings.")
     )
 
 

@@ -1,17 +1,16 @@
-"""Lists fits: `python -m flows.runs [FOLDER]`."""
+"""List fits: `python -m flows.runs [FOLDER]`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.app import make_app, run_app
+from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.errors import format_error
-from flows.cli.options import Json
+from flows.cli.options import DATA, Json, Option
 from flows.cli.summary import print_json
 from pipeline.learning.convergence import describe_ending
 from storage.errors import DataError
@@ -19,23 +18,24 @@ from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
 from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, AnyPath, list_children, parse_path
 
-HELP = """List the fits below a folder of runs, the latest of each dataset marked with *.
+HELP = """List the fits in a folder of runs. The latest fit of each dataset is marked with *.
 
-Reads manifests only. What is damaged or of another version is listed with the reason.
+Damaged fits, and fits by incompatible versions, are listed with the reason.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
     python -m flows.runs
     python -m flows.runs runs/votes --json
-"""
+
+{EXIT_CODES}"""
 app = make_app("runs", HELP, EXAMPLES)
 _MAX_DEPTH = 3
-"""Folders below each other that are searched: runs, one a dataset, one a fit."""
-_CONSOLE_WIDTH = 1000  # a terminal breaks lines at its edge, which leaves paths whole to be copied
+"""Levels of folders to search: runs, datasets, fits."""
+_CONSOLE_WIDTH = 1000  # let the terminal break long lines, so that paths can be copied
 
 
 def iter_fits(folder: AnyPath) -> Iterator[dict[str, Any]]:
-    """Describe the fits below a folder in name order, which is that of time for each model."""
+    """Iterate over the fits in a folder, ordered by name and so, for each model, by time."""
     yield from _iter_fits_to_depth(folder, _MAX_DEPTH)
 
 
@@ -44,11 +44,11 @@ def _iter_fits_to_depth(folder: AnyPath, depth: int) -> Iterator[dict[str, Any]]
         yield _describe_fit(folder)
         return
     latest = folder / LATEST_NAME
-    newest = latest.read_text().strip() if latest.is_file() else None
-    for child in sorted(list_children(folder), key=lambda one: one.name) if depth else []:
+    latest_name = latest.read_text().strip() if latest.is_file() else None
+    for child in sorted(list_children(folder), key=lambda path: path.name) if depth else []:
         if child.is_dir() and not child.name.startswith("."):
             for fit in _iter_fits_to_depth(child, depth - 1):
-                yield {**fit, "latest": fit["latest"] or child.name == newest}
+                yield {**fit, "latest": fit["latest"] or child.name == latest_name}
 
 
 def _describe_fit(folder: AnyPath) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _summarize_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": manifest["model"],
         "components": manifest["n_components"],
-        "rows": manifest.get("n_samples"),  # what only a flow records
+        "rows": manifest.get("n_samples"),  # recorded by flows only
         "features": len(manifest["feature_names"]),
         "objective": manifest.get("objective"),
         "converged": manifest["converged"],
@@ -73,20 +73,22 @@ def _summarize_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 @app.default
 def main(
-    folder: Annotated[str, Parameter(help="Folder of runs, or of one dataset's.")] = "runs",
+    folder: Annotated[
+        str, Option(group=DATA, help="Folder of runs, or of the fits of one dataset.")
+    ] = "runs",
     *,
     json: Json = False,
 ) -> None:
     """Print a table of the fits, or one JSON object."""
     path = parse_path(folder)
     if not path.is_dir():
-        raise DataError(f"{folder}: Expected a folder of runs, got nothing there. Fit first.")
+        raise DataError(f"{folder}: there is no such folder of runs. Fit a model first.")
     fits = list(iter_fits(path))
     if json:
         print_json({"fits": fits})
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "artifact", "model", "components", "rows", "features", "nats a row", ""):
+    for column in ("", "artifact", "model", "components", "rows", "features", "nats per row", ""):
         table.add_column(column, no_wrap=True)
     for fit in fits:
         table.add_row("*" if fit["latest"] else "", fit["artifact"], *_format_cells(fit))
@@ -98,11 +100,11 @@ def _format_cells(fit: Mapping[str, Any]) -> tuple[str, ...]:
     if "refused" in fit:
         return (fit["refused"],)
     objective = f"{fit['objective']:.4f}" if fit["objective"] else ""  # 0: the model has none
-    ended = "" if fit["converged"] else describe_ending(False)
-    warned = f"{fit['warnings']} warning{'s' * (fit['warnings'] != 1)}" if fit["warnings"] else ""
+    ending = "" if fit["converged"] else describe_ending(False)
+    warnings = f"{fit['warnings']} warning{'s' * (fit['warnings'] != 1)}" if fit["warnings"] else ""
     counts = (fit[name] for name in ("components", "rows", "features"))
     numbers = ("" if count is None else f"{count:,}" for count in counts)
-    return fit["model"], *numbers, objective, ", ".join(filter(None, (ended, warned)))
+    return fit["model"], *numbers, objective, ", ".join(filter(None, (ending, warnings)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs what is scheduled, without a worker: `python -m flows.serve`."""
+"""Run scheduled deployments without a Prefect worker: `python -m flows.serve`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from cyclopts import Parameter
 
-from flows.cli.app import make_app, run_app
+from flows.cli.app import EXIT_CODES, make_app, run_app
+from flows.cli.options import DATA, Option
 from flows.cli.startup import pause_garbage_collection
 from flows.running.environment import is_server_configured
 from flows.running.server import check_server
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
     from prefect.schedules import Schedule
 
-HELP = """Serve the deployments of a prefect.yaml: run what is scheduled, one run at a time.
+HELP = """Run the scheduled deployments of a prefect.yaml in this process, one run at a time.
 
-The file is the same that `prefect deploy` takes: schedules, triggers, parameters and limits stand
-there alone. Here no work pool, no work queue and no worker are needed, but a Prefect server is.
+The file is the same as for `prefect deploy`; it defines schedules, triggers, parameters and limits.
+This command needs a Prefect server, but no work pool, work queue or worker.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
     python -m flows.serve --file deploy/prefect.yaml
 
-It serves until it is interrupted, and then pauses the schedules. Exit codes: 0 done, 2 bad
-arguments or input, 1 failure, 130 interrupted.
-"""
+The command runs until it is interrupted, and then pauses the schedules.
+
+{EXIT_CODES}"""
 app = make_app("serve", HELP, EXAMPLES)
 _VARIABLE = re.compile(r"{{ *\$(\w+) *}}")
 
 
 def load_deployments(file: Path) -> list[RunnerDeployment]:
-    """Read the deployments of a file, with variables of the environment filled in.
+    """Read the deployments in a file, and fill in environment variables.
 
     Raises
     ------
@@ -48,33 +48,33 @@ def load_deployments(file: Path) -> list[RunnerDeployment]:
     from prefect.utilities.templating import apply_values
 
     try:
-        told = yaml.safe_load(file.read_text(encoding="utf-8"))
-        listed = apply_values(told["deployments"], {}, remove_notset=False)
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entries = apply_values(content["deployments"], {}, remove_notset=False)
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise DataError(
-            f"{file}: Expected a prefect.yaml with deployments, got something else "
-            f"({type(error).__name__})."
+            f"{file} is not a prefect.yaml with deployments ({type(error).__name__})."
         ) from error
-    if unset := sorted(set(_VARIABLE.findall(str(listed)))):
-        raise DataError(f"{file}: Expected the variables {', '.join(unset)}, got none. Set them.")
-    return [_make_deployment(one) for one in listed]
+    if unset := sorted(set(_VARIABLE.findall(str(entries)))):
+        raise DataError(f"{file}: the variables {', '.join(unset)} are not set. Set them.")
+    return [_make_deployment(entry) for entry in entries]
 
 
-def _make_deployment(told: dict[str, Any]) -> RunnerDeployment:
+def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.deployments.runner import EntrypointType
     from prefect.events import DeploymentEventTrigger
     from prefect.flows import load_flow_from_entrypoint
 
-    limit = told.get("concurrency_limit")
-    return load_flow_from_entrypoint(told["entrypoint"], use_placeholder_flow=False).to_deployment(
-        name=told["name"],
-        description=told.get("description"),
-        tags=told.get("tags"),
-        parameters=told.get("parameters"),
-        schedules=[_make_schedule(**one) for one in told.get("schedules", ())],
+    limit = entry.get("concurrency_limit")
+    return load_flow_from_entrypoint(entry["entrypoint"], use_placeholder_flow=False).to_deployment(
+        name=entry["name"],
+        description=entry.get("description"),
+        tags=entry.get("tags"),
+        parameters=entry.get("parameters"),
+        schedules=[_make_schedule(**schedule) for schedule in entry.get("schedules", ())],
         triggers=[
-            DeploymentEventTrigger(**_parse_event(**one)) for one in told.get("triggers", ())
+            DeploymentEventTrigger(**_parse_event(**trigger))
+            for trigger in entry.get("triggers", ())
         ],
         concurrency_limit=ConcurrencyLimitConfig(**limit) if limit else None,
         entrypoint_type=EntrypointType.MODULE_PATH,
@@ -89,20 +89,22 @@ def _make_schedule(interval: float | None = None, **more: Any) -> Schedule:
 
 def _parse_event(type: str, **more: Any) -> dict[str, Any]:
     if type != "event":
-        raise DataError(f"triggers: Expected the type event, got {type!r}.")
+        raise DataError(f"triggers: the type {type!r} is not supported. Use event.")
     return more
 
 
 @app.default
 def main(
     *,
-    file: Annotated[Path, Parameter(help="The deployments.")] = Path("deploy/prefect.yaml"),
+    file: Annotated[Path, Option(group=DATA, help="File of the deployments.")] = Path(
+        "deploy/prefect.yaml"
+    ),
 ) -> None:
     """Serve until interrupted."""
     if not is_server_configured():
         raise FitError(
-            "PREFECT_API_URL: Expected a configured Prefect server to keep the schedules, got "
-            "none. Start one with `prefect server start` and set it."
+            "PREFECT_API_URL: schedules need a Prefect server, but none is configured. Start one "
+            "with `prefect server start` and set the variable."
         )
     with pause_garbage_collection():
         from prefect import serve

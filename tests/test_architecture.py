@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -283,3 +284,30 @@ def test_nothing_is_pickled() -> None:
     assert [*iter_pickle_uses(ast.parse("np.load(path, allow_pickle=True)"))] == [
         "allow_pickle=True"
     ]
+
+
+OPTION = re.compile(r"--[a-z]")
+
+
+def iter_option_mentions(tree: ast.Module) -> Iterator[str]:
+    """Strings other than docstrings that mention an option of a command."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in docstrings and OPTION.search(node.value):
+            yield node.value
+
+
+@pytest.mark.parametrize("package", ["pipeline", "storage"])
+def test_only_flows_mention_options(package: str) -> None:
+    found = {
+        format_path(path): [*iter_option_mentions(parse_file(path))]
+        for path in FILES
+        if format_path(path).startswith(f"{package}/")
+    }
+    assert {path: texts for path, texts in found.items() if texts} == {}

@@ -167,11 +167,11 @@ def _iter_model_details(model: Mapping[str, Any]) -> Iterator[str]:
             yield f"\n{model['name']}: {model['model']}"
         yield from (f"  {refusal}" for refusal in model["refusals"])
         yield from _iter_prediction_lines(model.get("prediction", {}))
-        for what in ("marginals", "pairs"):
-            for gap in model.get(what, {}).get("largest", ()):
+        for kind in ("marginals", "pairs"):
+            for gap in model.get(kind, {}).get("largest", ()):
                 names = ", ".join(gap["features"])
                 shares = f"observed {gap['observed']:.4f}, implied {gap['implied']:.4f}"
-                yield f"  {what}: {names}: {shares}, z {gap['z']:+.1f}"
+                yield f"  {kind}: {names}: {shares}, z {gap['z']:+.1f}"
         for row in model.get("pairs", {}).get("calibration", ()):
             shares = f"mean implied {row['implied']:.4f}, observed {row['observed']:.4f}"
             yield f"  pairs implied {row['from']:g} to {row['to']:g}: {row['number']}, {shares}"

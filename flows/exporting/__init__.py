@@ -1,1 +1,1 @@
-"""What `flows.export` and `flows.transform` write for other programs: tables in files."""
+"""Tables for other programs, as `flows.export` and `flows.transform` write them."""

@@ -1,4 +1,4 @@
-"""Tables of codes: row number, segment and kept columns beside the codes of each row."""
+"""Tables of codes: row number, segment, stored columns and codes of each row."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class FitJob(FitPlan):
         return make_row_source(self.dataset, self.split, self.row_memory, self.skipped, columns)
 
     def open_kept_statistics(self, kind: type[Statistics], key: str | None) -> KeptSums[Any]:
-        """Open the kept statistics of a key; they are of all chunks, so none if some are skipped."""
+        """Open the kept statistics of a key, unless chunks are skipped: they cover all chunks."""
         return open_kept_statistics(self.dataset, self.split, kind, None if self.skipped else key)
 
 

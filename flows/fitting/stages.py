@@ -147,8 +147,8 @@ def warn_about_skipped_chunks(dataset: BinaryDataset, skipped: Sequence[int]) ->
     if not skipped:
         return []
     named = ", ".join(
-        f"{chunk['chunk']} (rows {chunk['first_row'] + 1} to {chunk['first_row'] + chunk['n_rows']})"
-        for chunk in describe_skipped_chunks(dataset, skipped[:_MAX_NAMED_CHUNKS])
+        f"{one['chunk']} (rows {one['first_row'] + 1} to {one['first_row'] + one['n_rows']})"
+        for one in describe_skipped_chunks(dataset, skipped[:_MAX_NAMED_CHUNKS])
     )
     n_more = len(skipped) - _MAX_NAMED_CHUNKS
     more = f" and {n_more} more" if n_more > 0 else ""

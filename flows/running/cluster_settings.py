@@ -30,7 +30,7 @@ _SETTING_NAMES = (
 )
 _TLS_SETTING_NAMES = _SETTING_NAMES[3:6]
 _BLOCK_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
-_MIN_WORKER_MEMORY = 128 << 20  # what a worker uses for its imported packages
+_MIN_WORKER_MEMORY = 128 << 20  # the imported packages of a worker take that much
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _connect(address: str, security: Security | None) -> Client:
         return _make_client(address, timeout=CONNECT_SECONDS, security=security)
     except OSError as error:
         raise FitError(
-            f"--cluster: what answers at {address} is not a Dask scheduler "
+            f"--cluster: the server at {address} is not a Dask scheduler "
             f"({type(error).__name__}). Check the address."
         ) from error
 

@@ -77,14 +77,14 @@ def check_own_packages(is_command: bool) -> None:
         os.environ["PYTHONSAFEPATH"] = "1"
     for name in ("pipeline", "storage"):
         spec = find_spec(name)
-        found = Path(spec.origin) if spec and spec.origin else None
-        if found is not None and found.parent != _ROOT / name:
-            _report_conflict(name, found, is_command)
+        file = Path(spec.origin) if spec and spec.origin else None
+        if file is not None and file.parent != _ROOT / name:
+            _report_conflict(name, file, is_command)
 
 
-def _report_conflict(name: str, found: Path, is_command: bool) -> None:
+def _report_conflict(name: str, file: Path, is_command: bool) -> None:
     message = (
-        f"{found} hides the package {name!r} of latentbits. "
+        f"{file} hides the package {name!r} of latentbits. "
         "Rename it, work in another folder, or ignore this folder with python -P -m …"
     )
     if not is_command:

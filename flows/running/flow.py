@@ -62,7 +62,7 @@ def make_flow(name: str, kind: type[OptionsType]) -> FlowDecorator[OptionsType]:
 
 
 def make_lazy_flow(name: str, kind: type[OptionsType]) -> FlowDecorator[OptionsType]:
-    """Do the same, but create the flow when it is called; for flows that are never deployed."""
+    """Turn a function into a flow like `make_flow`, but only when called: it is never deployed."""
 
     def decorate(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
         @wraps(work)

@@ -138,7 +138,7 @@ def refused(cli):
         (("--set", "min_rows=0"), "min_rows must be at least 1, but is 0."),
         (
             ("--set", "ridge=2"),
-            "'ridge' is not a setting of this model. Choose one of: regularization, min_rows, starts",
+            "'ridge' is not a setting of this model. Choose one of: regularization, min_rows",
         ),
         (("--components", 0), "--components must be at least 1, but is 0."),
         (("--components", 7), "--components is 7, but there are only 6 features."),

@@ -124,7 +124,7 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
     assert "damaged" in fits["damaged"]["refused"]
     lines = plain_cli("runs", "runs/digits").out.splitlines()
     assert [line.split()[0] for line in lines if "clipped-pca" in line] == ["*", "runs/digits/old"]
-    assert "Expected a folder of runs" in plain_cli("runs", "nowhere").check_refused()
+    assert "there is no such folder of runs" in plain_cli("runs", "nowhere").check_refused()
     (tmp_path / "empty").mkdir()
     assert plain_cli("runs", "empty").out == "no fits below empty\n"
 

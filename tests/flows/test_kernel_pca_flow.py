@@ -18,7 +18,7 @@ KERNEL = ("--model", "kernel-pca", "--components", 3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`d.zarr` in several chunks with three values missing in each row, `is_same_result.zarr` of one row."""
+    """`d.zarr` in several chunks with three values missing in each row, `same.zarr` of one row."""
     folder = tmp_path_factory.mktemp("kernel")
     rng = np.random.default_rng(0)
     y = rng.standard_normal((N_ROWS, 2)) @ rng.standard_normal((2, 30))

@@ -147,10 +147,10 @@ def test_the_table_ends_with_the_dataset(cli, fitted):
         (("--rows", 1), "--rows is 1. Choose at least 2."),
         (("--rows", "many"), "--rows"),
         (("--seed", -1), "--seed"),
-        (("--artifact", "nowhere"), "nowhere: Expected an artifact"),
+        (("--artifact", "nowhere"), "nowhere: there is no such artifact"),
         (("--output", "s3://bucket/s.zarr"), "s3://bucket"),
-        (("--output", "taken"), "taken: Expected a new path"),
-        (("--output", "taken", "--overwrite"), "taken: Expected a dataset to replace"),
+        (("--output", "taken"), "taken already exists"),
+        (("--output", "taken", "--overwrite"), "taken is not a dataset"),
     ],
 )
 def test_what_is_refused(cli, fitted, tmp_path, options, word):

@@ -55,7 +55,7 @@ def test_intervals_are_seconds_as_prefect_reads_them(tmp_path):
 def test_a_variable_that_is_not_set_is_named(monkeypatch):
     monkeypatch.setenv("LATENTBITS_DATA", "/data")
     monkeypatch.delenv("LATENTBITS_INCOMING", raising=False)
-    with pytest.raises(DataError, match="variables LATENTBITS_INCOMING, got none"):
+    with pytest.raises(DataError, match="variables LATENTBITS_INCOMING are not set"):
         serve.load_deployments(FILE)
 
 
@@ -63,7 +63,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch):
 def test_what_is_no_prefect_yaml_is_refused(tmp_path, text):
     file = tmp_path / "prefect.yaml"
     file.write_text(text)
-    with pytest.raises(DataError, match=r"Expected a prefect\.yaml with deployments"):
+    with pytest.raises(DataError, match=r"is not a prefect\.yaml with deployments"):
         serve.load_deployments(file)
 
 
@@ -74,7 +74,7 @@ def test_a_server_is_needed(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit) as leaving:
         run_app(serve.app, ["--file", str(FILE)])
     assert leaving.value.code == 2
-    assert "PREFECT_API_URL: Expected a configured Prefect server" in capsys.readouterr().err
+    assert "PREFECT_API_URL: schedules need a Prefect server" in capsys.readouterr().err
 
 
 def test_one_run_at_a_time(places, prefect_server, monkeypatch):

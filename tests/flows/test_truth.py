@@ -90,7 +90,7 @@ def test_rows_of_two_truths_have_none(cli, append):
 def test_an_example_that_cannot_be_made_leaves_nothing(cli, examples):
     done = cli("fit", "--dataset", "example:nonstationary:features=3")
     assert done.code == 2
-    assert "Expected components at most features (3), got 10" in done.message
+    assert "components is 10, but features is only 3" in done.message
     assert not list(examples.rglob("*.zarr"))
 
 

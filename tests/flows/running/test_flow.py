@@ -47,7 +47,9 @@ def test_parameters_are_the_options_each_with_a_description(flow):
     lacking = {name for name, told in said.items() if not told.get("description")}
     assert lacking <= {name for name, told in schema["properties"].items() if "$ref" in told}
     if "where" in schema["properties"]:
-        assert {"name", "workers", "cluster", "tls_key"} <= parts["Where"]["properties"].keys()
+        assert {"name", "workers", "cluster", "tls_key"} <= parts["ExecutorOptions"][
+            "properties"
+        ].keys()
 
 
 def test_the_form_of_an_ingest_lists_what_columns_and_values_are():

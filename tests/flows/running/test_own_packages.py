@@ -35,7 +35,7 @@ def test_a_file_in_the_way_is_named(tmp_path, package):
     assert line.startswith(f"error: {tmp_path / IN_THE_WAY[package]} hides the package")
     assert "python -P -m" in line
     imported = called(tmp_path, "-c", "import flows")
-    assert f"ImportError: {tmp_path / IN_THE_WAY[package]}: " in imported.stderr
+    assert f"ImportError: {tmp_path / IN_THE_WAY[package]} hides" in imported.stderr
 
 
 def test_a_folder_without_code_is_not_in_the_way(tmp_path):
