@@ -319,14 +319,14 @@ class PairCounts:
         n_groups
             What `from_groups` was given.
         weights
-            How often each group counts, at least 0: (n_segments_seen, n_groups), a row for each of
+            Weight of each group, at least 0, (n_segments_seen, n_groups), one row for each of
             `list_grouped_segments`.
 
         Returns
         -------
         PairCounts
-            One row for each of `list_grouped_segments`, also where all weights are 0. With all weights
-            1 these are the counts of `from_block`.
+            One row for each of `list_grouped_segments`, even if all its weights are 0. If all weights
+            are 1, these are the counts of `from_block`.
 
         Raises
         ------

@@ -8,8 +8,8 @@ correlation of the two, and so hangs together over pairs; and the variance that 
 not. `noise_spectrum` gives the eigenvalues of such a matrix where features are many, `soft_edge`
 how they vary. More features cost no more, but for sorting them.
 
-With few expected joint ones this is nearer to data than `draw_null_spectra`, which couples pairs by the
-normal scores of their counts, not by the counts.
+With few expected joint ones, the result is closer to real data than `draw_null_spectra`, which
+couples pairs by the normal scores of their counts instead of the counts themselves.
 """
 
 from __future__ import annotations

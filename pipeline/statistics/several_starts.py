@@ -46,7 +46,7 @@ class MultiStartStatistics:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Refuse: the arrays do not say of what kind the parts are; `pass_statistics_from_arrays` is told."""
+        """Raise: the arrays do not hold the kind of the parts; use `pass_statistics_from_arrays`."""
         raise NotImplementedError
 
 
