@@ -28,7 +28,7 @@ _EMBEDDED_SERVER_SETTINGS = {
 
 
 def configure_prefect() -> None:
-    """Give the embedded server its own database, and no network; respect a configured server."""
+    """Configure the embedded Prefect server: own database, no network; keep the user's server."""
     if is_server_configured():
         return
     home = user_data_path("latentbits") / "prefect"

@@ -81,13 +81,13 @@ class ShareComparison(NamedTuple):
         return _root_mean_square(self.error)
 
     def find_largest(self, number: int) -> NDArray[np.intp]:
-        """Give the places of the largest differences in standard errors."""
+        """Return the places of the largest differences in standard errors."""
         return np.argsort(-np.abs(self.z), kind="stable")[:number]
 
     def describe_largest(
         self, names: Sequence[str], observed: str = "observed", implied: str = "implied"
     ) -> list[dict[str, Any]]:
-        """Give the largest differences with the names of their features, for a manifest or a table.
+        """Return the largest differences with feature names, for a manifest or a table.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class ShareComparison(NamedTuple):
         ]
 
     def bin_shares(self) -> list[dict[str, float]]:
-        """Give the mean shares of those whose implied share lies between two edges."""
+        """Return the mean shares of those whose implied share lies between two edges."""
         place = np.digitize(self.implied, BIN_EDGES[1:-1])
         bins = []
         for k in np.unique(place):
@@ -226,13 +226,13 @@ def _compare_shares(
 
 
 def _root_mean_square(differences: Array) -> float:
-    """Give 0 where there are none."""
+    """Return 0 where there are none."""
     return float(np.sqrt((differences**2).sum() / max(len(differences), 1)))
 
 
 def _select_joint_counts(
     table: PairTable, at: tuple[NDArray[np.intp], NDArray[np.intp]]
 ) -> tuple[Array, Array]:
-    """Give rows and joint ones of some pairs."""
+    """Return rows and joint ones of some pairs."""
     n = np.broadcast_to(table.n, table.joint.shape)[at]
     return n.astype(np.float64), table.joint[at].astype(np.float64)

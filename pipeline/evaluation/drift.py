@@ -150,7 +150,7 @@ def compare_correlations(
 
 
 def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
-    """Give the asymptotic variance of tetrachoric correlations of such pairs, times their rows.
+    """Return the asymptotic variance of tetrachoric correlations of such pairs, times their rows.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
 def _select_pair_tables(
     counts: PairCounts, at: tuple[NDArray[np.intp], NDArray[np.intp]]
 ) -> PairTable:
-    """Give the tables of some pairs."""
+    """Return the tables of some pairs."""
     table = counts.table(0)
     return PairTable(*(np.broadcast_to(a, table.joint.shape)[at].astype(float) for a in table))
 

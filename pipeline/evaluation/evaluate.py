@@ -114,7 +114,7 @@ class LikelihoodMeasure(NamedTuple):
 
 
 def make_baseline_models(n_rows: int) -> dict[str, Model]:
-    """Give the models that any other should beat, for so many rows to fit."""
+    """Return the simple models that any other model should beat, given the number of rows."""
     n_components = min(20, n_rows)
     return {
         "independent features": BernoulliMixture(n_components=1, smoothing=1.0),
@@ -236,7 +236,7 @@ def _score_part(
 def _compute_likelihoods(
     subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
 ) -> LogLikelihood:
-    """Give the measure of each row, and its standard error."""
+    """Return the measure of each row, and its standard error."""
     nothing = np.zeros(block.n_samples)
     if measure is None:
         return LogLikelihood(nothing, nothing)
@@ -300,7 +300,7 @@ def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any
 
 
 def describe_reconstruction(sums: Sums) -> dict[str, float]:
-    """Give mean losses of an observed value, coded from the row that it is in.
+    """Return the mean loss per observed value, given the codes of its own row.
 
     There are none of a model that does not reconstruct.
     """
@@ -311,7 +311,7 @@ def describe_reconstruction(sums: Sums) -> dict[str, float]:
 
 
 def assign_folds(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:
-    """Give the fold of each original row, (n_rows,)."""
+    """Return the fold of each original row, (n_rows,)."""
     hands, places = np.divmod(rows, n_folds)
     draws = RowRandom(seed).stream("folds").uniform(hands, n_folds)
     own = np.take_along_axis(draws, places[:, None], axis=1)
@@ -336,11 +336,11 @@ class RowFold:
     seed: int
 
     def select_held_out(self, rows: RowSource) -> RowSource:
-        """Give the rows of the fold."""
+        """Return the rows of the fold."""
         return replace(rows, read=_FoldReader(rows.read, self, held_out=True))
 
     def select_training(self, rows: RowSource) -> RowSource:
-        """Give all other rows."""
+        """Return all other rows."""
         return replace(rows, read=_FoldReader(rows.read, self, held_out=False))
 
 

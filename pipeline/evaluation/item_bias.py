@@ -134,14 +134,14 @@ class GroupTraits(Model):
     def transform(
         self, params: GroupParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the posterior mean of x, (n_samples, 1); 0 of rows of neither group."""
+        """Return the posterior mean of x, (n_samples, 1); 0 of rows of neither group."""
         mean = np.zeros((block.n_samples, 1))
         for rows, *given in self._iter_groups(params, block):
             mean[rows] = node_posterior(*given).mean
         return {"mean": mean}
 
     def _iter_groups(self, params: GroupParams, block: BinaryBlock) -> Iterator[Any]:
-        """Give each group's rows, their bits and mask, slopes, offsets and nodes."""
+        """Return each group's rows, their bits and mask, slopes, offsets and nodes."""
         X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(self.column)
         seen = np.ones_like(X) if observed is None else observed
         slopes, offsets = np.vstack([params.items, [0.0, _CERTAIN_LOG_ODDS]]).T
@@ -175,7 +175,7 @@ class GroupTraits(Model):
         return replace(state, params=GroupParams(items, focal))
 
     def pack_params(self, params: GroupParams) -> Array:
-        """Give all parameters as a vector."""
+        """Return all parameters as a vector."""
         return np.append(params.items, params.focal)
 
     def unpack_params(self, params: GroupParams, packed: Array, n_samples: int) -> Any:

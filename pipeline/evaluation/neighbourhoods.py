@@ -61,7 +61,7 @@ class NearestRowSearch:
     include_self: bool
 
     def __call__(self, left: BinaryBlock, right: BinaryBlock, before: Arrays | None) -> Arrays:
-        """Give `distances` and `indices`, (n rows on the left, k), nearest first."""
+        """Return `distances` and `indices`, (n rows on the left, k), nearest first."""
         if before is None:
             found = empty_nearest(left.n_samples, self.k)
         else:
@@ -127,7 +127,7 @@ class NeighbourVote:
         return self._vote_accuracy(np.searchsorted(self.references.block.rows, found["indices"]))
 
     def score_codes(self, judged: Array, fitted: Array) -> float:
-        """Give the share of labels that the rows with the nearest codes tell.
+        """Return the share of labels predicted correctly from the rows with the nearest codes.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class NeighbourVote:
         return self._vote_accuracy(np.concatenate(parts))
 
     def _find_own_places(self) -> Indices:
-        """Give the place of each row among those fitted."""
+        """Return the place of each row among those fitted."""
         rows, among = self.queries.block.rows, self.references.block.rows
         places = np.searchsorted(among, rows)
         is_there = np.append(among, -1)[places] == rows
@@ -206,7 +206,7 @@ def describe_code_quality(
 
 
 def has_distinct_codes(codes: Array) -> bool:
-    """Tell whether codes differ: else no row is nearer than another."""
+    """Return whether codes differ; if all are equal, no row is nearer than another."""
     return bool((codes != codes[:1]).any())
 
 

@@ -67,7 +67,7 @@ class TargetLabels:
         return list_columns_to_read(self.column)
 
     def encode_labels(self, block: BinaryBlock) -> Array:
-        """Give the category of each row, -1 where it was not fitted, or its number; NaN: none."""
+        """Return each row's category (-1 if not fitted) or number; NaN if missing."""
         found = convert_labels_to_numbers(get_labels(block, self.column))
         if self.categories is None:
             return np.where(np.isfinite(found), found, np.nan)
@@ -156,7 +156,7 @@ def find_target_labels(
 
 
 def _find_label_texts(column: str, data: HasLabels) -> Iterable[str] | None:
-    """Give what whole numbers stand for in a dataset; None where for themselves."""
+    """Return the texts that whole numbers stand for in a dataset; None for plain numbers."""
     return data.segment_names if column == SEGMENT else data.levels.get(column)
 
 
@@ -165,7 +165,7 @@ def _categories_by_code(index: Mapping[str, int], texts: Iterable[str]) -> dict[
 
 
 def _categories_by_number(index: Mapping[str, int]) -> dict[float, int]:
-    """Give the numbers that names spell."""
+    """Return the numbers that names spell."""
     found = {}
     for name, category in index.items():
         with suppress(ValueError):

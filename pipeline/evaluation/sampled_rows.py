@@ -129,7 +129,7 @@ def code_rows(
     seed: int,
     progress: Progress = ignore_progress,
 ) -> Array:
-    """Give the codes of rows, (n_drawn, n_components), as `flows.transform` would.
+    """Return the codes of rows, (n_drawn, n_components), as `flows.transform` would.
 
     Parameters
     ----------

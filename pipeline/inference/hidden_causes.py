@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 
 
 def feature_probabilities_by_unit(strengths: Sequence[Array]) -> list[Array]:
-    """Give the probability that a unit alone turns a feature on, (n_features, n_units) a layer.
+    """Return the probability that a unit alone turns a feature on, (n_features, n_units) a layer.
 
     Units between are turned on one by one, and turn features on one by one: exact for one layer and
     two, an approximation beyond.

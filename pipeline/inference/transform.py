@@ -66,7 +66,7 @@ class TransformTask:
     reconstruction: Reconstruction | None = None
 
     def __call__(self, run: RowRange) -> dict[str, NDArray[Any]]:
-        """Give the codes of a run in original row order, and `row`, the original rows.
+        """Return the codes of a run in original row order, and `row`, the original rows.
 
         With a reconstruction also its array, (n_samples, n_features).
 
@@ -144,7 +144,7 @@ def _code_block(
     rng: RowRandom,
     reconstruction: Reconstruction | None,
 ) -> dict[str, NDArray[Any]]:
-    """Give the codes of a block's rows, and what they are turned back into."""
+    """Return the codes of a block's rows, and what they are turned back into."""
     codes = dict(model.transform(params, block, rng))
     if reconstruction is None:
         return codes
@@ -165,7 +165,7 @@ def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:
 def cast_for_storage(
     name: str, values: NDArray[Any], rows: NDArray[np.int64], dtype: str
 ) -> NDArray[Any]:
-    """Give values in the type that they are stored in.
+    """Cast values to the type in which they are stored.
 
     Raises
     ------

@@ -23,7 +23,7 @@ HELD_OUT_PASS = 1 << 32
 
 
 def is_held_out(rows: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
-    """Tell which original rows are held out, (n_rows,): the same in every pass."""
+    """Return which original rows are held out, (n_rows,): the same in every pass."""
     held_out: NDArray[np.bool_] = draw_first_uniforms(_make_held_out_draws(seed).key, rows) < share
     return held_out
 
@@ -69,7 +69,7 @@ def run_e_step_with_held_out(
 
 
 def compute_held_out_score(statistics: Sums) -> float:
-    """Give the mean score of the rows held out, nats; 0 where there are none."""
+    """Return the mean score of the rows held out, nats; 0 where there are none."""
     rows = int(statistics.values["held_out_rows"])
     return float(statistics.values["held_out"]) / max(rows, 1)
 
@@ -103,11 +103,11 @@ def record_held_out_score(
 
 
 def get_held_out_scores(auxiliary: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """Give the scores of all numbers of components that were judged, in their order."""
+    """Return the scores of all numbers of components that were judged, in their order."""
     return auxiliary.get("held_out_scores", np.zeros(0))
 
 
 def get_best_params(kind: type[Any], auxiliary: Mapping[str, NDArray[Any]]) -> Any:
-    """Give the parameters that `record_held_out_score` kept."""
+    """Return the parameters that `record_held_out_score` kept."""
     kept = {n.removeprefix("best-"): a for n, a in auxiliary.items() if n.startswith("best-")}
     return params_from_arrays(kind, kept)

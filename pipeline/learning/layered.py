@@ -82,7 +82,7 @@ class NetworkLearner:
 
 
 def draw_first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
-    """Give weights that tell units apart, and biases by which nothing is learnt yet.
+    """Return initial weights that distinguish the units, and biases of the margins alone.
 
     Units above are near ½ for the mean row, and what comes back is near the shares.
 
@@ -101,7 +101,7 @@ def draw_first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> L
 
 
 def compute_baseline_score(shares: Array, seen: Array, *, squared: bool = False) -> float:
-    """Give the score of a row by shares of ones alone, nats.
+    """Return the mean score per row of the shares of ones alone, in nats.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def count_units(layers: Layers) -> tuple[int, ...]:
 
 
 def convert_batch_to_float32(batch: TrainingBatch) -> tuple[Singles, Singles | None]:
-    """Give rows as numbers, 0 where a value is missing, and the mask: (n_samples, n_features)."""
+    """Return rows as numbers, 0 where a value is missing, and the mask: (n_samples, n_features)."""
     X = batch.X.astype(np.float32)
     if batch.observed is None:
         return X, None
@@ -134,7 +134,7 @@ def convert_batch_to_float32(batch: TrainingBatch) -> tuple[Singles, Singles | N
 def score_reconstructions(
     layers: Layers, given: NDArray[Any], seen: NDArray[Any] | None, *, squared: bool = False
 ) -> Array:
-    """Give how well rows come back from their codes, nats, (n_samples,).
+    """Compute the reconstruction log-likelihood of each row, in nats, (n_samples,).
 
     Cross-entropy, or else half the squared error, which is that of Gaussians of variance 1 but for
     a constant.

@@ -66,7 +66,7 @@ class Optimiser:
     floor: float
 
     def make_memory(self, n_numbers: int, dtype: str = "float32") -> OptimiserMemory:
-        """Give the memory before the first step of so many parameters."""
+        """Return the optimiser's memory before the first step."""
         if self.kind == "momentum":
             return {"velocity": np.zeros(n_numbers, dtype)}
         means = {name: np.zeros(n_numbers, dtype) for name in ("first", "second")}
@@ -178,7 +178,7 @@ class GradientTraining:
         return Optimiser(self.optimizer, self.momentum, _ADAM_FLOOR)
 
     def make_working_state(self, n_samples: int, n_numbers: int) -> Arrays:
-        """Give the working state before the first pass: rows of a step, rate, share held out and
+        """Return the working state before the first pass: rows of a step, rate, share held out and
         memory.
         """
         is_large = n_samples >= _MIN_ROWS_TO_HOLD_OUT
@@ -195,7 +195,7 @@ class GradientTraining:
     def compute_mean_change(
         self, state: Any, statistics: Sums, unlearnt: float
     ) -> tuple[NDArray[np.float64] | None, Arrays]:
-        """Give the mean change of Θ, and the working state of the next pass.
+        """Return the mean change of Θ, and the working state of the next pass.
 
         Parameters
         ----------
@@ -240,7 +240,7 @@ class GradientTraining:
         return PatienceCriterion(self.max_iter, self.patience, self.tol, is_lost, at_rest)
 
     def make_warnings(self, state: Any, unlearnt: float) -> tuple[FitWarning, ...]:
-        """Say so where steps were too long."""
+        """Warn if steps were too long."""
         n_lost = _count_lost(unlearnt, state.history)
         if not n_lost:
             return ()
@@ -272,7 +272,7 @@ def _count_tasks(sums: Arrays) -> float:
 
 
 def _has_diverged(state: Any, unlearnt: float) -> bool:
-    """Tell whether passes were lost, and none was better than before the first step."""
+    """Return whether no pass improved the score of the initial parameters."""
     history = state.history or (-math.inf,)
     gained = max(history) - history[0]
     return _count_lost(unlearnt, history) > 0 and not gained > _MIN_LOST_SHARE * abs(unlearnt)
@@ -285,13 +285,13 @@ def _count_lost(unlearnt: float, history: Sequence[float]) -> int:
 
 
 def _is_lost(unlearnt: float, best: float, score: float) -> bool:
-    """Tell whether a score fell far, measured by what was gained and by what there was to gain."""
+    """Return whether the score fell far, relative to the gain so far and the possible gain."""
     most = _MAX_LOST_SHARE * max(best - unlearnt, 0.0) + _MIN_LOST_SHARE * abs(unlearnt)
     return best - score > most
 
 
 def compute_finite_score(statistics: Sums, unlearnt: float) -> float:
-    """Give the mean score of the rows that a pass is judged by; far down if it is no number."""
+    """Return the mean score of the rows that judge a pass; a very low value if it is not finite."""
     score = statistics.objective / max(int(statistics.values["n_judged"]), 1)
     return score if math.isfinite(score) else 10 * unlearnt - 10
 

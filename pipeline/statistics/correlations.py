@@ -92,10 +92,10 @@ class PairTables(Protocol):
         """Number of features."""
 
     def margins(self) -> tuple[Counts, Counts]:
-        """Give observed values and ones of every feature, (n_seen, n_features) each."""
+        """Return observed values and ones of every feature, (n_seen, n_features) each."""
 
     def table(self, segment: int, left: slice = ..., right: slice = ...) -> PairTable:
-        """Give the tables of pairs (i in left, j in right) of the segment at this place."""
+        """Return the tables of pairs (i in left, j in right) of the segment at this place."""
 
 
 _PAIRS_PER_TASK = 1 << 18

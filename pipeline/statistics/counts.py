@@ -68,12 +68,12 @@ class FeatureCounts:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Give the only part."""
+        """Return the only part."""
         (part,) = parts
         return part
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name."""
+        """Return all arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
@@ -284,7 +284,7 @@ class PairCounts:
         )
 
     def margins(self) -> tuple[Counts, Counts]:
-        """Give observed values and ones of every feature, (n_seen, n_features) each."""
+        """Return observed values and ones of every feature, (n_seen, n_features) each."""
         ones = np.diagonal(self.joint, axis1=1, axis2=2)
         observed = np.broadcast_to(self.full_rows[:, None], ones.shape)
         if self.pair_rows is not None:
@@ -294,7 +294,7 @@ class PairCounts:
     def table(
         self, segment: int, left: slice = slice(None), right: slice = slice(None)
     ) -> PairTable:
-        """Give the tables of pairs (i in left, j in right) of the segment at this place."""
+        """Return the tables of pairs (i in left, j in right) of the segment at this place."""
         n, ones = self.full_rows[segment], self.full_ones[segment]
         pairs = (segment, left, right)
         ones_i, ones_j = ones[left, None], ones[None, right]
@@ -308,7 +308,7 @@ class PairCounts:
         )
 
     def list_grouped_segments(self, n_groups: int) -> Counts:
-        """Give the segments that these groups belong to, sorted, (n_segments_seen,)."""
+        """Return the segments that these groups belong to, sorted, (n_segments_seen,)."""
         return np.unique(self.segments // n_groups)
 
     def sum_weighted_groups(self, n_groups: int, weights: Counts) -> Self:
@@ -325,8 +325,8 @@ class PairCounts:
         Returns
         -------
         PairCounts
-            One row for each of `list_grouped_segments`, even if all its weights are 0. If all weights
-            are 1, these are the counts of `from_block`.
+            One row for each of `list_grouped_segments`, even if all its weights are 0. With all
+            weights 1 these are the counts of `from_block`.
 
         Raises
         ------
@@ -357,7 +357,7 @@ class PairCounts:
         return {name: a for name in names if isinstance(a := getattr(self, name), np.ndarray)}
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name."""
+        """Return all arrays by name."""
         tile = {} if self.tile is None else {"tile": np.array(self.tile, np.int64)}
         return {**self._counts, **tile}
 

@@ -26,14 +26,14 @@ def list_columns_to_read(column: str) -> tuple[str, ...]:
 
 
 def get_labels(block: BinaryBlock, column: str) -> NDArray[Any]:
-    """Give the labels of a block: a per-row column, or the index of its segment, (n_samples,)."""
+    """Return the labels of a block: a per-row column, or the index of its segment, (n_samples,)."""
     if column == SEGMENT:
         return np.full(block.n_samples, block.segment, np.int32)
     return block.column(column)
 
 
 def convert_labels_to_numbers(labels: NDArray[Any]) -> Array:
-    """Give labels as numbers, not finite where they are missing: codes of texts below 0, or NaN."""
+    """Return labels as numbers; missing labels (text codes below 0, or NaN) become NaN."""
     numbers = labels.astype(np.float64)
     return np.where(labels < 0, np.nan, numbers) if labels.dtype == np.int32 else numbers
 
@@ -104,12 +104,12 @@ class LabelCounts:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Give the only part."""
+        """Return the only part."""
         (part,) = parts
         return part
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name."""
+        """Return all arrays by name."""
         own = {name: getattr(self, name) for name in _LABEL_ARRAYS}
         return {**self.counts.to_arrays(), **{f"label_{name}": a for name, a in own.items()}}
 

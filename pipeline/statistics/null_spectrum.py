@@ -52,7 +52,7 @@ def estimate_null_quantiles(
     rng: np.random.Generator,
     quantile: float = 0.95,
 ) -> Array:
-    """Give a quantile of each leading eigenvalue over independent features with these margins.
+    """Return a quantile of each leading eigenvalue over independent features with these margins.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def _draw_overlaps(
 def _compute_moments(
     n: Array, ones_i: Array, ones_j: Array, estimate: CorrelationEstimator
 ) -> Array:
-    """Give mean, linear part and variance of the estimate from each table, (3, *shape).
+    """Return mean, linear part and variance of the estimate from each table, (3, *shape).
 
     Sums are over the law of the joint count; of a wide one, over evenly spaced counts.
     """
@@ -187,7 +187,7 @@ def _compute_moments(
 
 
 def _compute_joint_law(n: Array, ones_i: Array, ones_j: Array) -> tuple[Array, Array]:
-    """Give joint counts and their probabilities, one more axis of `_N_NODES`."""
+    """Return joint counts and their probabilities, one more axis of `_N_NODES`."""
     rows = np.maximum(n, 2.0)
     mean = ones_i * ones_j / rows
     deviation = np.sqrt(mean * (rows - ones_i) * (rows - ones_j) / (rows * (rows - 1)))

@@ -88,12 +88,12 @@ class RowSample:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Give the only part."""
+        """Return the only part."""
         (part,) = parts
         return part
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name."""
+        """Return all arrays by name."""
         own = {f"sample_{name}": getattr(self, name) for name in _PER_ROW}
         return {**self.counts.to_arrays(), "sample_size": np.array(self.size), **own}
 
@@ -220,12 +220,12 @@ class DistinctRows:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Give the only part."""
+        """Return the only part."""
         (part,) = parts
         return part
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name."""
+        """Return all arrays by name."""
         return {name: np.asarray(value) for name, value in vars(self).items()}
 
     @classmethod
@@ -237,7 +237,7 @@ class DistinctRows:
 
 
 def _is_new_row(order: Counts, hashes: Words, words: Words, observed: Words) -> NDArray[np.bool_]:
-    """Tell which rows, in this order, differ from the one before."""
+    """Return which rows, in this order, differ from the one before."""
     both = np.column_stack([hashes, words, observed])[order]
     differ = np.full(len(order), True)
     differ[1:] = (both[1:] != both[:-1]).any(axis=1)

@@ -40,13 +40,13 @@ class MultiStartStatistics:
         return cls(tuple(type(tiles[0]).stitch(tiles) for tiles in by_start))
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by the number of the start and their name."""
+        """Return all arrays by the number of the start and their name."""
         named = enumerate(part.to_arrays() for part in self.parts)
         return {f"{k}-{name}": values for k, arrays in named for name, values in arrays.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Raise: the arrays do not hold the kind of the parts; use `pass_statistics_from_arrays`."""
+        """Raise: the arrays do not say the type of the parts; use `pass_statistics_from_arrays`."""
         raise NotImplementedError
 
 

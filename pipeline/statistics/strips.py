@@ -47,7 +47,7 @@ def count_strip(
 def make_strip_table(
     strip: StripCounts, features: slice, n_samples: int, ones: NDArray[np.int64]
 ) -> PairTable:
-    """Give the tables of a strip, given the rows and the ones of all features where none lacks."""
+    """Return the tables of a strip; complete features need only their counts of rows and ones."""
     if "pair_rows" in strip:
         return PairTable(*(strip[name] for name in (*_MASKED_ARRAYS, "joint")))
     return PairTable(
@@ -92,13 +92,13 @@ def _concatenate_words(words: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64
 
 
 def _get_mask(chunk: PackedChunk) -> NDArray[np.uint64]:
-    """Give the mask, also where all is observed."""
+    """Return the mask of observed values, even if no value is missing."""
     full = np.broadcast_to(~np.uint64(0), chunk.words.shape)
     return full if chunk.observed is None else chunk.observed
 
 
 def _make_row_mask(chunk: PackedChunk) -> NDArray[np.uint64]:
-    """Give a mask of the rows of the chosen split, (n_words,): padding is not among them."""
+    """Return a mask of the rows of the chosen split, (n_words,), without padding."""
     bits, last = np.zeros(64 * chunk.words.shape[1], np.uint8), 0
     for _, first_word, n_rows in chunk.blocks.tolist():
         kept = True if chunk.keep is None else chunk.keep[last : last + n_rows]
@@ -111,7 +111,7 @@ def _make_row_mask(chunk: PackedChunk) -> NDArray[np.uint64]:
 def _choose_count_type(
     n_samples: int, least: type[np.unsignedinteger[Any]]
 ) -> type[np.integer[Any]]:
-    """Give the smallest type, none smaller than this, that holds so many rows."""
+    """Return the smallest integer type, at least as large as this one, that can count the rows."""
     if n_samples <= np.iinfo(least).max:
         return least
     return np.uint32 if n_samples <= np.iinfo(np.uint32).max else np.int64

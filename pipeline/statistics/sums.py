@@ -101,12 +101,12 @@ class Sums:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Give the only part."""
+        """Return the only part."""
         (part,) = parts
         return part
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name."""
+        """Return all arrays by name."""
         scalars = {"n_samples": np.array(self.n_samples), "objective": np.array(self.objective)}
         return {**scalars, **{f"sum_{name}": value for name, value in self.values.items()}}
 
@@ -192,12 +192,12 @@ class ScoreSums:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Give the only part."""
+        """Return the only part."""
         (part,) = parts
         return part
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name."""
+        """Return all arrays by name."""
         return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
