@@ -334,8 +334,8 @@ def test_a_segment_with_one_row_is_for_models_that_need_none(cli, refused, tmp_p
     text(tmp_path / "s.csv", f"a,b,c,year\n{rows}\n")
     done = cli("ingest", "s.csv", "--dataset", "d.zarr", "--segment-by", "year", "--json")
     assert done.code == 0, done.err
-    (warning,) = [text for text in done.json["warnings"] if "one row" in text]
-    assert warning.startswith("segments of one row: '2003';")
+    (warning,) = [text for text in done.json["warnings"] if "single row" in text]
+    assert warning.startswith("segments with a single row: '2003';")
     fitted = cli("fit", "--dataset", "d.zarr", "--components", 1, "--no-report")
     assert fitted.code == 0, fitted.err
     message = refused("fit", "--dataset", "d.zarr", "--model", "blica", "--components", 1)

@@ -232,7 +232,7 @@ def test_rows_without_labels_cannot_be_judged_by(cli, folder, fitted, tmp_path):
     ).path
     texts = write_arrays(tmp_path / "texts.zarr", X, columns={"size": KINDS[kind]}).path
     for path, column, message in (
-        (bare, "kind", "Expected a per-row column, got 'kind'. It has: none."),
+        (bare, "kind", "there is no per-row column 'kind'. It has: none."),
         (empty, "kind", "column 'kind': Expected labels, got none in these rows"),
         (texts, "size", "column 'size': Expected numbers, as were fitted, got texts"),
     ):

@@ -81,7 +81,7 @@ def test_codes_of_a_stack_have_as_many_units_as_its_last_layer(cli: Any, dataset
     assert artifact.dims("weights_0") == ("feature", "unit_1")
     assert artifact.dims("weights_1") == ("unit_1", "unit_2")
     refused = cli("sample", "--artifact", "runs/d", "--rows", 10, "--output", "s.zarr")
-    assert "got stack, which only describes" in refused.check_refused()
+    assert "The model stack cannot draw rows" in refused.check_refused()
 
 
 def test_a_notebook_takes_layers_as_a_setting(dataset: Path) -> None:

@@ -71,7 +71,7 @@ def test_names_of_several_rows_are_told(plain_cli, calls):
     words = ["ingest", "calls.csv", "--map", "yea=1,nay=0", "--missing", "present", "--json"]
     done = plain_cli(*words, "--keep", "id", "--keep", "r3", "--dataset", "d.zarr")
     assert done.json["warnings"] == [
-        "values of id that several rows have: '1003'; if they name the rows, correct them"
+        "values of id that occur in several rows: '1003'; correct them if they name the rows"
     ]
     (calls / "calls.csv").write_text(CALLS)
     assert plain_cli(*words, "--keep", "id", "--dataset", "e.zarr").json["warnings"] == []
@@ -99,7 +99,7 @@ def test_a_long_table_becomes_rows_and_takes_more(plain_cli, tmp_path):
     assert dataset.feature_names == tuple(sorted(f"c{k}" for k in range(70)))
     assert dataset.column("call").tolist() == [*(f"v{k}" for k in range(7)), "v9"]
     again = plain_cli("ingest", "more.csv", "--dataset", "d.zarr", "--append")
-    assert "warning: values of call that several rows have: 'v9'" in again.out
+    assert "warning: values of call that occur in several rows: 'v9'" in again.out
     assert dataset.segment_names == ("0", "1")
     (tmp_path / "other.csv").write_text("call,voter,vote,year\nv9,nobody,no,0\n")
     error = plain_cli("ingest", "other.csv", "--dataset", "d.zarr", "--append").check_refused()

@@ -139,9 +139,9 @@ def test_a_column_that_is_not_there_is_refused_at_once(cli, data):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tests.models.coder:Nothing", "Expected package.module:Class"),
-        ("tests.models.nowhere:Coder", "Expected package.module:Class"),
-        ("tests.models.coder:CoderParams", "Expected a subclass of pipeline.models.base.Model"),
+        ("tests.models.coder:Nothing", "Give package.module:Class"),
+        ("tests.models.nowhere:Coder", "Give package.module:Class"),
+        ("tests.models.coder:CoderParams", "Derive it from pipeline.models.base.Model"),
     ],
 )
 def test_what_is_no_model_is_refused(cli, data, name, message):

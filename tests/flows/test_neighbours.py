@@ -114,7 +114,7 @@ def test_an_interrupted_search_resumes_to_the_same_bytes(cli, found, folder, mon
         (("--k", N_ROWS), f"Choose 1 to {N_ROWS - 1}."),
         (("--k", 0), f"Choose 1 to {N_ROWS - 1}."),
         (("--queries", "q.zarr", "--k", N_ROWS + 1), f"Choose 1 to {N_ROWS}."),
-        (("--queries", "o.zarr"), "o.zarr: Expected feature 'f8' of "),
+        (("--queries", "o.zarr"), "o.zarr: Feature 9 is missing, but 'f8' in "),
         (("--metric", "cosine"), "cosine"),
     ],
 )

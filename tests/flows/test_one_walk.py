@@ -97,7 +97,7 @@ def test_a_warm_start_loads_the_fit_before_once(cli, data, reads):
 
 @pytest.mark.parametrize(
     ("broken", "needed"),
-    [("_write", {"states": 1, "first": 1}), ("fit", {"first": 1, "pass": 1})],
+    [("_save_artifact", {"states": 1, "first": 1}), ("fit_model", {"first": 1, "pass": 1})],
     ids=["after the fit", "before it"],
 )
 @pytest.mark.parametrize(

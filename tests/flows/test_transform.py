@@ -192,7 +192,8 @@ def test_bits_made_of_codes_are_data_again(cli, transformed, folder):
     assert again.feature_names == names
     np.testing.assert_array_equal(again.dense(0)[0], found["bits"])
     refusal = cli("ingest", "z.zarr", "--dataset", "t.zarr", "--threshold", 0.3).check_refused()
-    assert "the codes have mean, variance, but not the probabilities of all features" in refusal
+    said = "the codes have mean, variance, converged, bits, but not the probabilities of all"
+    assert said in refusal
     assert "--reconstruct probabilities" in refusal
     Path("z.zarr/bits/c/3/0").write_bytes(b"")
     assert (
@@ -367,17 +368,18 @@ def test_an_artifact_of_an_unknown_model(refused, artifact, tmp_path):
     assert "Upgrade" in message
 
 
-def test_an_artifact_with_a_setting_that_is_gone(artifact, tmp_path):
+def test_an_artifact_with_a_setting_that_is_gone(refused, artifact, tmp_path):
     made = artifact("latent-trait")
     recorded = load_artifact(made).manifest["hyperparameters"]
     of_before = {**recorded, "estimator": "variational", "polish": "quadrature"}
     other = changed(made, tmp_path / "a", hyperparameters=of_before)
-    assert load_fitted_model(str(other)).model.estimator == "variational"
+    message = refused(artifact=other)
+    assert "another version of latent-trait, whose settings differ: polish. Fit again." in message
 
 
 def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path):
     other = changed(artifact("blica"), tmp_path / "a", hyperparameters={"speed": 3})
-    assert "settings of blica" in (message := refused(artifact=other))
+    assert "version of blica, whose settings differ" in (message := refused(artifact=other))
     assert "speed" in message
     other = changed(
         artifact("clipped-pca"), tmp_path / "b", model="latent-trait", hyperparameters={}
@@ -433,7 +435,7 @@ def test_a_model_that_turns_no_codes_back(refused, folder):
     other = write_fit(folder / "neighbours", model, open_dataset(folder / "fitted.zarr"))
     message = refused("--reconstruct", "bits", artifact=other)
     assert "cannot reconstruct features from codes" in message
-    assert "got neighbours, which does not." in message
+    assert "The model neighbours cannot reconstruct features from codes" in message
 
 
 def test_a_damaged_chunk_of_the_dataset(refused, folder, tmp_path):

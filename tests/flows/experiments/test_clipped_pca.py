@@ -324,7 +324,7 @@ def test_an_artifact_without_loadings(refused: Callable[..., str], tmp_path: Pat
     arrays = {"mixing": NamedArray(("feature", "component"), np.ones((2, 1)))}
     path = write_artifact(tmp_path / "other", arrays, {"feature_names": ["a", "b"]})
     assert "the model has no loadings" in refused("loadings", "--artifact", path)
-    assert "does not exist" in refused("loadings", "--artifact", tmp_path / "nothing")
+    assert "there is no such artifact" in refused("loadings", "--artifact", tmp_path / "nothing")
 
 
 # What the experiment refuses

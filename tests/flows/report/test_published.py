@@ -81,6 +81,6 @@ def test_what_cannot_be_published_loses_neither_fit_nor_report(cli, data, monkey
     done = cli("fit", "--dataset", data, "--components", 3, "--report", "--json")
     assert done.code == 0
     assert Path(done.json["report"]).exists()
-    (line,) = [line for line in done.err.splitlines() if "the report" in line]
+    (line,) = [line for line in done.err.splitlines() if "The report" in line]
     assert "could not be published on the Prefect server (ConnectionError: the server is" in line
     assert load_artifact(done.json["artifact"])["loadings"].shape == (12, 3)

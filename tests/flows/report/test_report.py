@@ -316,9 +316,9 @@ def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
         (["--output", "there.html"], "Use --overwrite"),
         (["--output", "page.pdf"], "the name must end in .html"),
         (["--image-shape", "4x4"], "--image-shape: Expected a height times width"),
-        (["--dataset", tmp_path / "named.zarr"], "Expected feature 'f0'"),
-        (["--dataset", tmp_path / "none.zarr"], "does not exist"),
-        (["--label", "groop"], "--label: Expected a per-row column, got 'groop'"),
+        (["--dataset", tmp_path / "named.zarr"], "Feature 1 is 'g0', but 'f0'"),
+        (["--dataset", tmp_path / "none.zarr"], "there is no"),
+        (["--label", "groop"], "--label: there is no per-row column 'groop'"),
     ]
     for options, message in refused:
         done = cli("report", "--artifact", fitted, *options)

@@ -223,16 +223,16 @@ def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda X: lb.ClippedPCA(n_components=0).fit(X), "^n_components: .* at least 1, got 0"),
-        (lambda X: lb.ClippedPCA(n_components=9).fit(X), "^n_components: .* at most 8"),
+        (lambda X: lb.ClippedPCA(n_components=0).fit(X), "^n_components must be at least 1"),
+        (lambda X: lb.ClippedPCA(n_components=9).fit(X), "^n_components is 9, but the limit is 8"),
         (lambda X: lb.ClippedPCA(n_components="x").fit(X), "^n_components: .* got 'x'"),
-        (lambda X: lb.ClippedPCA(random_state=-1).fit(X), "^random_state: .* got -1"),
+        (lambda X: lb.ClippedPCA(random_state=-1).fit(X), "^random_state must be .*, but is -1"),
         (lambda X: lb.ClippedPCA(n_jobs=0).fit(X), "^n_jobs is 0"),
-        (lambda X: lb.ClippedPCA(estimator="x").fit(X), "^estimator: .* got 'x'"),
+        (lambda X: lb.ClippedPCA(estimator="x").fit(X), "^estimator must be one of .*, but is 'x'"),
         (lambda X: lb.ClippedPCA().fit(X * 0), 'by constant_features="keep"'),
         (lambda X: lb.ClippedPCA().fit(X + 1), r"^row 1 .*column 'x0': .* got .* Say binarize=T"),
         (lambda X: lb.BLICA().fit(X), "BLICA requires y .* Give the segment of each row"),
-        (lambda X: lb.BLICA().fit(X, X[:, 0] * 0), "segments, got .* each row by y, or"),
+        (lambda X: lb.BLICA().fit(X, X[:, 0] * 0), "but there are 1. .* each row by y, or"),
         (lambda X: lb.Bottleneck(column="party").fit(X), "Give the party of each row"),
     ],
 )

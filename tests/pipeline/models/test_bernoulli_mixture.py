@@ -246,5 +246,5 @@ def test_a_feature_never_observed_is_refused() -> None:
     ("setting", "value"), [("smoothing", 0.0), ("smoothing", np.inf), ("tol", 1.0), ("max_iter", 0)]
 )
 def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(FitError, match=f"{setting}: Expected .* got {value}"):
+    with pytest.raises(FitError, match=f"{setting} must be .*, but is {value}"):
         BernoulliMixture(**{setting: value})

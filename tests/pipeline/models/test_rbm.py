@@ -381,7 +381,7 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
 )
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
     name = "components" if setting == "n_components" else setting
-    with pytest.raises(FitError, match=f"{name}: Expected .* got '?{value}'?") as refusal:
+    with pytest.raises(FitError, match=f"{name} must be .*, but is '?{value}'?") as refusal:
         RestrictedBoltzmannMachine(**{setting: value})
     assert "\n" not in str(refusal.value)
 

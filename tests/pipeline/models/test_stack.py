@@ -178,7 +178,7 @@ def test_sizes_of_layers(n_features: int, settings: Any, sizes: tuple[int, ...])
         ({"n_components": 0}, "components must be at least 1, but is 0"),
         ({"pretrain": -1}, "pretrain must be at least 0, but is -1"),
         ({"rate": 0.0}, "rate must be above 0, but is 0"),
-        ({"block": "perceptron"}, "block: Expected one of autoencoder, rbm, got 'perceptron'"),
+        ({"block": "perceptron"}, "block must be one of autoencoder, rbm, but is 'perceptron'"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: Any, said: str) -> None:

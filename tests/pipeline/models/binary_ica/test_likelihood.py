@@ -270,7 +270,7 @@ def test_one_segment_is_refused():
     [({"starts": 0}, "starts"), ({"max_iter": 0}, "max_iter"), ({"tol": 0.0}, "tol")],
 )
 def test_settings_are_checked(settings, message):
-    with pytest.raises(FitError, match=f"^{message}: Expected"):
+    with pytest.raises(FitError, match=f"^{message} must be "):
         BinaryICALikelihood(2, **settings)
 
 
