@@ -25,8 +25,9 @@ b_k       hidden_biases_…    (n_units of layer k,); layer 0 is the features
 ========  =================  ==============================================
 
 Cost per block: 6 n_samples Σ_k n_{k−1} n_k multiplications in the last stage. Passes: `pretrain`
-per layer, then up to `max_iter`. Not identifiable: the order of the units within a layer; any other
-network that reconstructs equally well. The objective has many local maxima.
+per layer, then up to `max_iter`. The objective has many local maxima.
+Not identifiable: the order of the units within a layer; any other network that reconstructs
+equally well.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path
     other = changed(
         artifact("clipped-pca"), tmp_path / "b", model="latent-trait", hyperparameters={}
     )
-    assert "arrays of latent-trait" in (message := refused(artifact=other))
+    assert "version of latent-trait, whose arrays differ" in (message := refused(artifact=other))
     assert "loadings" in message
     assert "weights" in message
 

@@ -18,8 +18,9 @@ p          probabilities   (n_components, n_features)
 =========  ==============  ================================
 
 Cost per block: 2 n_components (number of ones + number of missing values). Passes: tens to
-hundreds. Not identifiable: the order of the components, which are sorted by weight; and the
-components themselves if there are fewer than about 2 log₂ n_components + 1 features.
+hundreds.
+Not identifiable: the order of the components, which are sorted by weight; and the components
+themselves if there are fewer than about 2 log₂ n_components + 1 features.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ s.e. of b  offsets_error   (n_features,)
 Cost per block: n_samples n_features q² per round of the variational E-step (5 to 20 rounds per row)
 and of `ep` (4 rounds, each 10 times as long); n_samples n_features n_nodes for quadrature. Passes:
 tens to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
-values decide which values are missing, but not if the missing values themselves do. Not
-identifiable: rotations of x. The columns of w are its principal axes, with the entry of largest
+values decide which values are missing, but not if the missing values themselves do.
+Not identifiable: rotations of x. The columns of w are its principal axes, with the entry of largest
 absolute value positive.
 """
 

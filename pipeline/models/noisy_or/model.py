@@ -35,9 +35,9 @@ The components are the hidden units of all layers, from the data up. log P(x) is
 enumeration for at most 20 of them; otherwise it is estimated by annealed importance sampling.
 
 Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one that reads nothing, then a
-few. Not identifiable: the order of the units within a layer. Sums of one draw are unbiased, but
-there are many local maxima, and chains may stay where they started; the fit warns if two chains
-disagree.
+few. Sums of one draw are unbiased, but there are many local maxima, and chains may stay where they
+started; the fit warns if two chains disagree.
+Not identifiable: the order of the units within a layer.
 """
 
 from __future__ import annotations
