@@ -126,7 +126,7 @@ class LaplacianEigenmap(Model):
     k: int = setting(10, minimum=1)
     weights: Literal["binary", "heat"] = "binary"
     width: float | None = setting(None, above=0)
-    landmarks: int | None = setting(None, maximum=MAX_ROWS)
+    landmarks: int | None = setting(None, minimum=1, maximum=MAX_ROWS)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
 

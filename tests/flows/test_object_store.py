@@ -348,4 +348,5 @@ def test_a_store_that_refuses_is_told_before_any_work(
 
 def test_what_is_not_there_is_told(refused, s3):
     assert "there is no such dataset" in refused("fit", "--dataset", f"{s3}/nowhere.zarr")
-    assert "the store has no such file" in refused("ingest", f"{s3}/nowhere.csv", "--dataset", "d.zarr")
+    message = refused("ingest", f"{s3}/nowhere.csv", "--dataset", "d.zarr")
+    assert "the store has no such file" in message

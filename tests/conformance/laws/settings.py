@@ -29,9 +29,7 @@ def test_bad_hyperparameters_are_refused_by_name(facts: Facts, subtests: pytest.
     bad = [(setting, value) for setting in settings for value in bad_values(hints[setting])]
     for setting, value in [("n_components", 0), *bad]:
         spelled = "components" if setting == "n_components" else setting
-        refusal = (
-            rf"^{spelled}(: Expected .* got| must be .*, but is) '?{re.escape(str(value))}'?\."
-        )
+        refusal = rf"^{spelled} must be .*, but is '?{re.escape(str(value))}'?\."
         with subtests.test(setting=setting, value=value), pytest.raises(FitError, match=refusal):
             facts.make(**{setting: value})
 
