@@ -42,8 +42,8 @@ OPTIONS = {
     PCA: ["--model", PCA, "--components", "2", "--set", "null_draws=2000"],
     TRAIT: ["--model", TRAIT, "--components", "2"],
 }
-SWEEPS = {FIRST: ("fold_group", 1, 12), PASS: ("fold_group", 2, 12), FIT: ("fold_group", 4, 12)}
-SWEEPS[TRANSFORM] = ("write_run", 1, 1)
+SWEEPS = {FIRST: ("reduce_group", 1, 12), PASS: ("reduce_group", 2, 12), FIT: ("reduce_group", 4, 12)}
+SWEEPS[TRANSFORM] = ("write_range", 1, 1)
 ON_CLUSTER = [(FIRST, PCA), (PASS, PCA), (TRANSFORM, PCA)]
 ON_CLUSTER += [(FIRST, TRAIT), (PASS, TRAIT), (FIT, TRAIT), (TRANSFORM, TRAIT)]
 CELLS = {
@@ -470,7 +470,7 @@ def test_a_scheduled_run_outlives_its_scheduler(work, model):
             first.close()
             states = sorted(path.name for path in cell.output.glob(".unfinished/*/states/*"))
             with started(second) as (client, _):
-                install_trap(client, SchedulerTrap("fold_group", 99, 0, bool))
+                install_trap(client, SchedulerTrap("reduce_group", 99, 0, bool))
                 assert run.wait()[0] == 0
                 swept = len(client.run_on_scheduler(_trap).sweeps)
     passes = load_artifact(cell.output).manifest["iterations"]

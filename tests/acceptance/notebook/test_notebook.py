@@ -117,7 +117,7 @@ def test_a_cell_shows_how_far_a_fit_is_and_keeps_what_it_printed(tmp_path: Path)
     cell = (
         "from pipeline.api import functions as api, progress_line as telling\n"
         "from storage import open_dataset\n"
-        "telling._QUIET_SECONDS = telling._SECONDS_BETWEEN = 0.0\n"
+        "telling._QUIET_SECONDS = telling._UPDATE_SECONDS = 0.0\n"
         "print('before')\n"
         "updates = []\n"
         "send = get_ipython().display_pub.publish\n"
