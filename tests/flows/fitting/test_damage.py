@@ -167,7 +167,7 @@ def test_a_store_that_refuses_is_no_damage(cli, faulty, faulty_bucket):
     faulty.fault = refuse_chunks
     done = cli(*options)
     assert done.code == 2
-    assert "was refused" in done.message
+    assert "the store refused access" in done.message
     faulty.fault = lambda request: None
     done = cli(*options, "--no-report", "--json")
     assert done.json["n_samples"] == N_ROWS
