@@ -42,7 +42,11 @@ OPTIONS = {
     PCA: ["--model", PCA, "--components", "2", "--set", "null_draws=2000"],
     TRAIT: ["--model", TRAIT, "--components", "2"],
 }
-SWEEPS = {FIRST: ("reduce_group", 1, 12), PASS: ("reduce_group", 2, 12), FIT: ("reduce_group", 4, 12)}
+SWEEPS = {
+    FIRST: ("reduce_group", 1, 12),
+    PASS: ("reduce_group", 2, 12),
+    FIT: ("reduce_group", 4, 12),
+}
 SWEEPS[TRANSFORM] = ("write_range", 1, 1)
 ON_CLUSTER = [(FIRST, PCA), (PASS, PCA), (TRANSFORM, PCA)]
 ON_CLUSTER += [(FIRST, TRAIT), (PASS, TRAIT), (FIT, TRAIT), (TRANSFORM, TRAIT)]

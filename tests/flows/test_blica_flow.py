@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flows.cli.errors import format_warnings
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts.artifacts import load_artifact
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
@@ -189,7 +190,8 @@ def warned(cli):
     def call(words: str, *arguments: object) -> str:
         done = cli("fit", *BLICA, *arguments, "--json")
         assert done.code == 0, done.err
-        assert load_artifact(done.json["artifact"]).manifest["warnings"] == done.json["warnings"]
+        recorded = load_artifact(done.json["artifact"]).manifest["warnings"]
+        assert format_warnings(recorded) == done.json["warnings"]
         (warning,) = [warning for warning in done.json["warnings"] if words in warning]
         return warning
 

@@ -149,7 +149,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
         head = capsys.readouterr().out.split("\nmodel ")[0].splitlines()[1:]
         told = by_name[model]["neighbour_labels"]
         assert told["accuracy_by_bits"] > 0.8  # the texts are the same, their codes are not
-        elsewhere = f"so neighbours are of {dataset}" in str(by_name[model]["warnings"])
+        elsewhere = f"so neighbours come from {dataset}" in str(by_name[model]["warnings"])
         assert elsewhere == (fitted_rows[model] == "unknown")
         return fitted_rows, head, by_name["independent features"]["log_likelihood"]
 
