@@ -393,7 +393,7 @@ def test_two_fits_share_a_folder(work, cluster, request, kind):
         _wait_until_sprung(client)
         here = ("--executor", "serial", "--json")
         refused = cell.cli(name, *options, *here)
-        assert (refused.code, "got one. Wait for it" in refused.message) == (2, True)
+        assert (refused.code, "is writing here. Wait for it" in refused.message) == (2, True)
         other = cell.cli(name, *options, "--seed", 1, *here)
         assert other.code == 0, other.err
         assert load_artifact(runs).path.name == parse_path(other.json["artifact"]).name
