@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flows.cli.errors import format_warnings
 from flows.cli.hyperparameters import build_model
 from pipeline.models.registry import find_models
 from storage import load_artifact, open_codes, open_dataset
@@ -200,7 +201,7 @@ def test_a_fit_is_told_in_names_and_values(exported, artifact):
         *("false", str(manifest["iterations"]), "0"),
     )
     assert int(told["warnings"]) == len(manifest["warnings"]) > 0
-    assert told["warning_1"] == manifest["warnings"][0]
+    assert told["warning_1"] == format_warnings(manifest["warnings"])[0]
     assert told["dataset"] == manifest["dataset"]["path"]
 
 
