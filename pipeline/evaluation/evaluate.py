@@ -186,7 +186,7 @@ def score_rows(
     measure
         Name of the measure of likelihood, or None.
     rows, executor, seed, progress
-        As for `pipeline.fitting.loop.collect`; the seed is that of the codes.
+        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is that of the codes.
 
     Raises
     ------
