@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array_field
 from pipeline.random import RowRandom
@@ -52,15 +53,8 @@ class Climber(Model):
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[ClimberParams]] = ClimberParams
     n_components: int | None = None
-    max_iter: int = 200
-    tol: float = 1e-6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_iter < 1:
-            raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}. Give more.")
-        if not 0 < self.tol < 1:
-            raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}. Give another.")
+    max_iter: int = setting(200, minimum=1)
+    tol: float = setting(1e-6, above=0, below=1)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin at random."""

@@ -24,6 +24,7 @@ from pipeline.executors.base import MapFunction
 from pipeline.learning.batches import TrainingBatch, iter_batches
 from pipeline.learning.convergence import ConvergenceCriterion, PatienceCriterion
 from pipeline.models.base import Model
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import layer_arrays_field
 from pipeline.random import RowRandom
@@ -83,20 +84,15 @@ class Coder(Model):
     params: ClassVar[type[CoderParams]] = CoderParams
     n_components: int | None = None
     layers: tuple[int, ...] = ()
-    batch: int = 50
-    rate: float = 0.5
+    batch: int = setting(50, minimum=1)
+    rate: float = setting(0.5, above=0)
     denoise: bool = False
-    max_iter: int = 8
+    max_iter: int = setting(8, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch", "max_iter"):
-            if (value := getattr(self, name)) < 1:
-                raise FitError(f"{name}: Expected at least 1, got {value}. Give more.")
-        if min(self.layers, default=1) < 1:
-            raise FitError(f"layers: Expected at least 1 each, got {self.layers}. Give more.")
-        if not self.rate > 0:
-            raise FitError(f"rate: Expected above 0, got {self.rate}. Give more.")
+        if min(self.layers, default=1) < 1:  # unlike a declared range, this allows no layers
+            raise FitError(f"{{layers}} must be at least 1 each, but is {self.layers}.")
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin with small random weights."""

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, PassCountCriterion
 from pipeline.models.base import Model
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array_field
 from pipeline.passes.row_ranges import RangeResults
@@ -62,14 +63,9 @@ class Neighbours(Model):
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[NeighboursParams]] = NeighboursParams
     n_components: int | None = None
-    k: int = 4
+    k: int = setting(4, minimum=1)
     max_iter: int = field(default=0, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k < 1:
-            raise FitError(f"k: Expected at least 1, got {self.k}. Give more.")
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin with no rows."""
