@@ -178,7 +178,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     gone, head, nats = judged(test)
     assert gone == {model: "unknown", **dict.fromkeys(simple, "all")}
     assert [line.partition(",")[0] for line in head[:2]] == ["in-sample", "perhaps in-sample"]
-    assert head[2].endswith(f"all rows of {test}, as the artifact's rows no longer exist")
+    assert head[2].endswith(f"all rows of {test}, the artifact's rows are missing")
     assert nats == pytest.approx(nats_of_independent_features(new, new))
 
 
