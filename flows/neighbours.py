@@ -36,8 +36,7 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.pair_work import RowPairJob
 from pipeline.numerics.graphs.nearest_rows import Metric
 from pipeline.passes.row_ranges import choose_rows_per_range
-from storage.codes.codes import CodesWriter, open_codes, seal_codes
-from storage.codes.unfinished_codes import UnfinishedCodes
+from storage.codes.codes import CodesWriter, UnfinishedCodes, open_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT

@@ -45,8 +45,7 @@ from pipeline.passes.row_ranges import (
 )
 from pipeline.random import RowRandom
 from storage.artifacts.artifacts import ArtifactReader
-from storage.codes.codes import Codes, CodesWriter, open_codes, seal_codes
-from storage.codes.unfinished_codes import UnfinishedCodes
+from storage.codes.codes import Codes, CodesWriter, UnfinishedCodes, open_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT

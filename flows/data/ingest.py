@@ -20,9 +20,9 @@ from flows.data.columns import (
 )
 from flows.data.readahead import iter_batches_in_order
 from pipeline.executors.progress import Progress, ignore_progress
-from storage.dataset.chunk_writer import DatasetWriter
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import (
+    DatasetWriter,
     append_dataset,
     check_dataset_target,
     check_feature_names,
@@ -377,7 +377,7 @@ def _find_row_column(dataset: BinaryDataset) -> str | None:
     """Return the column that identifies the rows of a long table, if there is one."""
     if not (long := dataset.manifest["ingest"].get("long")):
         return None
-    from storage.sources.long_lines import parse_long_columns  # imports Arrow
+    from storage.sources.long_tables import parse_long_columns  # imports Arrow
 
     return parse_long_columns(long).row
 

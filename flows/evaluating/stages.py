@@ -63,9 +63,11 @@ from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
     NeighbourVote,
+    SampledRows,
     describe_code_quality,
+    draw_dataset_rows,
+    draw_labelled_rows,
 )
-from pipeline.evaluation.sampled_rows import SampledRows, draw_dataset_rows, draw_labelled_rows
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit

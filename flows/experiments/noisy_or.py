@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flows.experiments.drawing import COLOURS, open_figure
 from flows.experiments.noisy_or_problems import CauseProblem, average_top_units
 from pipeline.executors.base import limit_blas_threads
-from pipeline.inference.hidden_causes import feature_probabilities_by_unit
+from pipeline.inference.sample import feature_probabilities_by_unit
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.estimation import iter_networks
 from pipeline.models.noisy_or.gibbs import sample_posterior_means

@@ -37,7 +37,7 @@ from pipeline.models.registry import find_models
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
-from storage.artifacts.run_folders import RunFolder
+from storage.artifacts.artifacts import RunFolder
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.stores.locations import LATEST_NAME, AnyPath, parse_path

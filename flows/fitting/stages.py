@@ -47,8 +47,7 @@ from storage.artifacts.artifacts import (
     write_artifact,
     write_packed,
 )
-from storage.codes.codes import Codes, open_codes, seal_codes
-from storage.codes.unfinished_codes import ResumableResults
+from storage.codes.codes import Codes, ResumableResults, open_codes, seal_codes
 from storage.dataset.chunks import get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import MANIFEST_NAME, parse_path, replace_folder

@@ -16,8 +16,7 @@ from pipeline.passes.row_ranges import (
     split_into_ranges,
     write_range,
 )
-from storage.codes.codes import CodeArraySpec, CodesWriter, create_codes
-from storage.codes.unfinished_codes import ResumableResults
+from storage.codes.codes import CodeArraySpec, CodesWriter, ResumableResults, create_codes
 
 
 def write_row_ranges(

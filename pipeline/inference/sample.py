@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,3 +129,19 @@ def count_rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[n
     for _ in range(short.sum()):
         counts[np.argmax(counts)] -= 1
     return counts
+
+
+Array = NDArray[np.float64]
+
+
+def feature_probabilities_by_unit(strengths: Sequence[Array]) -> list[Array]:
+    """Return the probability that a unit alone turns a feature on, (n_features, n_units) a layer.
+
+    Units between are turned on one by one, and turn features on one by one: exact for one layer and
+    two, an approximation beyond.
+    """
+    found = [strengths[0]]
+    for between in strengths[1:]:
+        off = [np.prod(1 - found[-1] * unit, axis=1) for unit in between.T]
+        found.append(1 - np.column_stack(off))
+    return found

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import zarr
+from numpy.typing import NDArray
 
-from storage.dataset.chunk_writer import DatasetWriter, resize_arrays
+from storage.dataset.chunks import list_occupied_slots, pack_rows, transpose_bits
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.levels import LevelsWriter, make_codebook
+from storage.dataset.levels import Codebook, LevelsWriter, encode_texts, make_codebook
 from storage.dataset.tables import make_damaged_dataset_error
 from storage.errors import DataError
+from storage.format.manifests import write_manifest
 from storage.format.schema import (
+    BITS,
     BLOCKS,
     CHECKSUMS,
     CHUNKS,
     DATASET_FORMAT,
+    DATASET_VERSION,
     MIN_CHUNK_BYTES,
+    OBSERVED,
     ONES,
+    ORDER,
+    ArraySpec,
+    create_array,
     format_array_path,
+    list_stored_arrays,
+    make_column_spec,
+    open_checked_array,
 )
 from storage.stores.locations import (
     AnyPath,
     check_folder_name,
+    checksum,
     clear_folder,
     delete_tree,
     has_format,
@@ -265,3 +280,336 @@ def _choose_chunk_words(n_features: int, expected_rows: int | None) -> int:
         even = expected_rows * n_features // 8 // _TARGET_CHUNKS
         size = min(max(even, MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
     return max(1, size // (8 * n_features))
+
+
+@dataclass
+class PendingRows:
+    """Bit-packed rows, in arrival order, that wait for their chunk to fill up."""
+
+    values: NDArray[np.uint8]
+    observed: NDArray[np.uint8] | None
+    segments: NDArray[np.int32]
+    columns: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def slice_rows(self, rows: slice) -> PendingRows:
+        """Return a range of the rows."""
+        observed = None if self.observed is None else self.observed[rows]
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return PendingRows(self.values[rows], observed, self.segments[rows], columns)
+
+
+def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
+    """Concatenate pending rows."""
+    if len(parts) == 1:
+        return parts[0]
+    observed = None
+    if any(part.observed is not None for part in parts):
+        observed = np.concatenate(
+            [np.full_like(p.values, 255) if p.observed is None else p.observed for p in parts]
+        )
+    columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
+    values = np.concatenate([part.values for part in parts])
+    return PendingRows(values, observed, np.concatenate([part.segments for part in parts]), columns)
+
+
+def count_fitting_rows(segments: NDArray[np.int32], n_words: int) -> int:
+    """Count the leading rows that fit into a chunk when every block starts on a word boundary."""
+    segments = segments[: 64 * n_words]
+    opens_word = _rank_within_segments(segments) % 64 == 0
+    return int(np.searchsorted(np.cumsum(opens_word), n_words, side="right"))
+
+
+def _rank_within_segments(segments: NDArray[np.int32]) -> NDArray[np.int64]:
+    order = np.argsort(segments, kind="stable")
+    _, starts, sizes = np.unique(segments[order], return_index=True, return_counts=True)
+    rank = np.empty(len(segments), np.int64)
+    rank[order] = np.arange(len(segments)) - np.repeat(starts, sizes)
+    return rank
+
+
+def lay_out_blocks(segments: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Place segments in index order: (segment, first word, number of rows) per block."""
+    names, sizes = np.unique(segments, return_counts=True)
+    n_words = -(-sizes // 64)
+    return np.column_stack([names, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
+
+
+_DEFAULT_SEGMENT = "all"
+_MAX_INT64 = np.iinfo(np.int64).max
+
+
+class RowBatch(Protocol):
+    """A batch of rows to write, such as `storage.sources.SourceBatch`."""
+
+    @property
+    def X(self) -> NDArray[np.uint8]:
+        """Values, (n_rows, n_features)."""
+
+    @property
+    def observed(self) -> NDArray[np.uint8] | None:
+        """Mask of the same shape, 1 = observed; None if all are observed."""
+
+    @property
+    def columns(self) -> Mapping[str, NDArray[Any]]:
+        """Per-row columns."""
+
+
+@dataclass
+class DatasetWriter:
+    """Collects batches and writes every chunk as soon as it is full."""
+
+    folder: AnyPath
+    group: zarr.Group
+    feature_names: tuple[str, ...]
+    words_per_chunk: int
+    columns: dict[str, dict[str, Any]]
+    segments: Codebook = field(default_factory=make_codebook)
+    levels: dict[str, LevelsWriter] = field(default_factory=dict)
+    ingest: Mapping[str, Any] = field(default_factory=dict)
+    base: BinaryDataset | None = None
+    n_rows: int = 0
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    _pending: list[PendingRows] = field(default_factory=list)
+    _chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    _blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _ones: list[NDArray[np.int64]] = field(default_factory=list)
+    _checksums: list[list[int]] = field(default_factory=list)
+    _arrays: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, batch: RowBatch, segments: NDArray[Any] | None = None) -> None:
+        """Append rows in arrival order.
+
+        Parameters
+        ----------
+        batch
+            The rows.
+        segments
+            Segment name of each row, (n_rows,); None puts all rows into one segment.
+
+        Raises
+        ------
+        DataError
+            If the number of features differs from earlier batches, or a column changes its type.
+        """
+        if not len(batch.X):
+            return
+        if batch.X.shape[1] != len(self.feature_names):
+            raise DataError(
+                f"A batch has {batch.X.shape[1]} features, but earlier ones have "
+                f"{len(self.feature_names)}. Check the sources."
+            )
+        values, observed = pack_rows(batch.X), None
+        if batch.observed is not None and not batch.observed.all():
+            observed = pack_rows(batch.observed)
+            values &= observed
+        rows = PendingRows(
+            values,
+            observed,
+            self._encode_segments(segments, len(batch.X)),
+            {name: self._encode_column(name, batch.columns[name]) for name in self.columns},
+        )
+        self._pending.append(rows)
+        waiting = sum(map(len, self._pending))
+        if waiting >= 64 * self.words_per_chunk:
+            self._write_full_chunks()
+
+    def finish(self) -> BinaryDataset:
+        """Write the pending rows, the tables and the manifest, and open the dataset.
+
+        Raises
+        ------
+        DataError
+            If there are fewer than two rows.
+        """
+        if self._pending:
+            self._write_full_chunks()
+            if self._pending:
+                self._write_chunk(self._pending.pop())
+        self._check_row_count()
+        resize_arrays(self.group, self._array_names, self._n_chunks)
+        self._write_tables()
+        for name, levels in self.levels.items():
+            self.columns[name] = {"kind": "category", "levels": levels.finish()}
+        write_manifest(self.folder, self._build_manifest())
+        return open_dataset(self.folder)
+
+    @property
+    def _n_chunks(self) -> int:
+        return (self.base.n_chunks if self.base else 0) + len(self._chunks)
+
+    @property
+    def _array_names(self) -> list[str]:
+        return list_stored_arrays(self.columns)
+
+    def _encode_segments(self, segments: NDArray[Any] | None, n_rows: int) -> NDArray[np.int32]:
+        if segments is None:
+            return np.full(n_rows, self.segments[_DEFAULT_SEGMENT], np.int32)
+        return encode_texts(segments, self.segments)
+
+    def _encode_column(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Encode integers as int64, floats as float64, and everything else as codes of texts."""
+        spec = self.columns[name]
+        kind = {"b": "int", "i": "int", "u": "int", "f": "float"}.get(values.dtype.kind, "category")
+        # Splits are named by text, even if a source numbers them.
+        expected = spec.setdefault("kind", "category" if name == "split" else kind)
+        if expected == "category":
+            return self._get_levels_writer(name).encode(values)
+        if kind != expected and (kind, expected) != ("int", "float"):
+            raise DataError(
+                f"Column {name!r} has {kind} values, but {expected} values in the first rows. "
+                "Give the column the same type in every source."
+            )
+        if expected == "int" and (values > _MAX_INT64).any():
+            raise DataError(
+                f"Column {name!r} contains {values.max()}, but integers may be at most "
+                f"{_MAX_INT64}. Write the column as text."
+            )
+        return values.astype(np.int64 if expected == "int" else np.float64)
+
+    def _get_levels_writer(self, name: str) -> LevelsWriter:
+        if name not in self.levels:
+            self.levels[name] = LevelsWriter(self.group, name)
+        return self.levels[name]
+
+    def _write_full_chunks(self) -> None:
+        rows = concatenate_rows(self._pending)
+        while (n_rows := count_fitting_rows(rows.segments, self.words_per_chunk)) < len(rows):
+            self._write_chunk(rows.slice_rows(slice(n_rows)))
+            rows = rows.slice_rows(slice(n_rows, None))
+        self._pending = [rows]
+
+    def _write_chunk(self, rows: PendingRows) -> None:
+        key = self._n_chunks
+        order = np.argsort(rows.segments, kind="stable")
+        blocks = lay_out_blocks(rows.segments)
+        slots = list_occupied_slots(blocks)
+        n_words = int(sum(-(-blocks[:, 2] // 64)))
+        words = self._lay_out_bits(rows.values[order], slots)
+        stored: dict[str, NDArray[Any] | None] = {
+            "bits": words,
+            "observed": self._lay_out_mask(rows, order, slots),
+            "order": None if len(blocks) == 1 else self._lay_out_column(ORDER, order, slots),
+        }
+        for name, values in rows.columns.items():
+            spec = make_column_spec(name, self.columns[name]["kind"])
+            stored[f"columns/{name}"] = self._lay_out_column(spec, values[order], slots)
+        self._checksums.append(
+            [self._write_array_chunk(name, key, a) for name, a in stored.items()]
+        )
+        self._ones.append(np.bitwise_count(words.view("<u8")).sum(axis=1, dtype=np.int64))
+        self._blocks += [(key, int(a), int(b), int(c)) for a, b, c in blocks]
+        self._chunks.append((self.n_rows, len(rows), n_words))
+        self.n_rows += len(rows)
+
+    def _lay_out_mask(
+        self, rows: PendingRows, order: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> NDArray[np.uint8] | None:
+        """Place the mask; return None if this chunk has no missing value."""
+        if rows.observed is None:
+            return None
+        mask = self._lay_out_bits(rows.observed[order], slots)
+        n_observed = np.bitwise_count(mask).sum(dtype=np.int64)
+        return None if n_observed == len(rows) * len(self.feature_names) else mask
+
+    def _lay_out_bits(self, rows: NDArray[np.uint8], slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+        placed = np.zeros((64 * self.words_per_chunk, rows.shape[1]), np.uint8)
+        placed[slots] = rows
+        return transpose_bits(placed)[: len(self.feature_names)]
+
+    def _lay_out_column(
+        self, spec: ArraySpec, values: NDArray[Any], slots: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        placed = np.full(64 * self.words_per_chunk, spec.fill_value, spec.dtype)
+        placed[slots] = values
+        return placed
+
+    def _write_array_chunk(self, name: str, key: int, values: NDArray[Any] | None) -> int:
+        if values is None:
+            return -1
+        width = values.shape[-1]
+        array = self._get_array(name, values.shape[:-1], width)
+        array.resize((*values.shape[:-1], (key + 1) * width))
+        array[..., key * width : (key + 1) * width] = values
+        return checksum(values)
+
+    def _get_array(self, name: str, lead: tuple[int, ...], width: int) -> Any:
+        if name not in self._arrays:
+            self._arrays[name] = self._open_array(name, lead, width)
+        return self._arrays[name]
+
+    def _open_array(self, name: str, lead: tuple[int, ...], width: int) -> Any:
+        if format_array_path(name) in self.group:
+            array = open_checked_array(self.group, format_array_path(name))
+            return array.with_config({"write_empty_chunks": True})
+        known = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
+        spec = known.get(name) or make_column_spec(
+            name.removeprefix("columns/"), self.columns[name.removeprefix("columns/")]["kind"]
+        )
+        return create_array(self.group, spec, (*lead, width), (*lead, width))
+
+    def _check_row_count(self) -> None:
+        if not self._chunks:
+            raise DataError("The sources contain no rows.")
+        if self.n_rows < 2:
+            raise DataError("The sources contain only one row; a dataset needs at least two.")
+
+    def _build_table(self, spec: ArraySpec) -> NDArray[np.int64]:
+        """Return a whole table: the rows of the base dataset, then the added ones."""
+        added = {
+            CHUNKS.name: self._chunks,
+            BLOCKS.name: self._blocks,
+            ONES.name: self._ones,
+            CHECKSUMS.name: self._checksums,
+        }[spec.name]
+        if self.base is None:
+            return np.array(added, np.int64)
+        length = len(self.base.blocks) if spec is BLOCKS else self.base.n_chunks
+        before: Any = self.base.group[spec.name]
+        return np.concatenate([before[:length], np.array(added, np.int64)])
+
+    def _write_tables(self) -> None:
+        for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
+            table = self._build_table(spec)
+            if spec.name not in self.group:
+                rows = max(1, MIN_CHUNK_BYTES // (8 * table.shape[1]))
+                create_array(self.group, spec, table.shape, (rows, table.shape[1]))
+            array: Any = self.group[spec.name]
+            array.resize(table.shape)
+            # Rows counted by the old manifest keep their values: it stays valid until replaced.
+            array[:] = table
+
+    def _build_manifest(self) -> dict[str, Any]:
+        tables = {spec.name: self._build_table(spec) for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS)}
+        content = {
+            "feature_names": list(self.feature_names),
+            "segment_names": list(self.segments),
+            "words_per_chunk": self.words_per_chunk,
+            "columns": self.columns,
+            "n_rows": self.n_rows,
+        }
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+        for table in tables.values():
+            digest.update(table.tobytes())
+        return {
+            "format": DATASET_FORMAT,
+            "format_version": DATASET_VERSION,
+            "digest": digest.hexdigest(),
+            "n_chunks": self._n_chunks,
+            "n_blocks": len(tables["blocks"]),
+            "stored": self._array_names,
+            "tables": {name: checksum(table) for name, table in tables.items()},
+            "ingest": dict(self.ingest),
+            "attributes": dict(self.attributes),
+            **content,
+        }
+
+
+def resize_arrays(group: zarr.Group, names: Sequence[str], n_chunks: int) -> None:
+    """Resize all arrays to this number of chunks; later chunks are deleted."""
+    for name in names:
+        if format_array_path(name) in group:
+            array: Any = group[format_array_path(name)]
+            array.resize((*array.shape[:-1], n_chunks * array.chunks[-1]))

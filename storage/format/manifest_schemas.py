@@ -270,7 +270,7 @@ class TableChecksums(TypedDict):
 
 
 class DatasetManifest(TypedDict):
-    """Entries that `storage.dataset.chunk_writer` records."""
+    """Entries that `storage.dataset.writer` records."""
 
     digest: str
     n_rows: Count

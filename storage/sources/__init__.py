@@ -13,19 +13,19 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from storage.errors import DataError
-from storage.sources.arrays import open_dense, open_npy, read_member_headers
+from storage.sources.arrays import open_dense, open_npy, open_sparse, read_member_headers
 from storage.sources.base import Source, SourceBatch, translate_read_errors
 from storage.sources.baskets import find_basket_items, open_baskets
-from storage.sources.columns import (
+from storage.sources.derived import (
     add_folder_columns,
+    find_matching_urls,
     is_partitioned,
+    open_remote,
     parse_folder_columns,
     select_features,
 )
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.new_files import NewFiles, collect_tags, list_new_files
-from storage.sources.remote import find_matching_urls, open_remote
-from storage.sources.sparse import open_sparse
 from storage.sources.spool import DuplicateRule
 from storage.sources.value_codes import ReadOptions, format_map, format_plain_map, parse_map
 from storage.sources.zarr_arrays import is_zarr, open_zarr
@@ -44,7 +44,7 @@ __all__ = [
     "format_map",
     "format_plain_map",
     "is_basket_file",
-    "open_long",
+    "open_long_tables",
     "open_source",
     "parse_map",
 ]
@@ -71,7 +71,7 @@ def _open_npz(path: str, options: ReadOptions) -> Source:
 
 
 _OPEN_CSV = _make_lazy_opener("csv", "open_csv")
-_OPEN_STATISTICS = _make_lazy_opener("spss_excel", "open_statistics")
+_OPEN_STATISTICS = _make_lazy_opener("record_tables", "open_statistics")
 _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".npy": open_npy,
     ".npz": _open_npz,
@@ -79,17 +79,17 @@ _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".csv.gz": _OPEN_CSV,
     ".tsv": _OPEN_CSV,
     ".tsv.gz": _OPEN_CSV,
-    ".parquet": _make_lazy_opener("parquet", "open_parquet"),
+    ".parquet": _make_lazy_opener("record_tables", "open_parquet"),
     ".mtx": open_matrix_market,
     ".mtx.gz": open_matrix_market,
     ".dat": open_baskets,
     ".dat.gz": open_baskets,
-    ".xlsx": _make_lazy_opener("spss_excel", "open_excel"),
+    ".xlsx": _make_lazy_opener("record_tables", "open_excel"),
     ".sav": _OPEN_STATISTICS,
     ".zsav": _OPEN_STATISTICS,
     ".dta": _OPEN_STATISTICS,
-    ".bed": _make_lazy_opener("genotypes", "open_bed"),
-    ".h5ad": _make_lazy_opener("cells", "open_anndata"),
+    ".bed": _make_lazy_opener("genomics", "open_bed"),
+    ".h5ad": _make_lazy_opener("genomics", "open_anndata"),
 }
 # Formats with names in separate files, which a single download would miss.
 _LOCAL_SUFFIXES = (".bed",)
@@ -160,9 +160,8 @@ def open_long_tables(
         If a file or a line cannot be used.
     """
     from storage.sources import long_tables  # importing Arrow is slow
-    from storage.sources.long_lines import parse_long_columns
 
-    columns = parse_long_columns(long)
+    columns = long_tables.parse_long_columns(long)
     return select_features(long_tables.open_tables(paths, columns, options, duplicates, features))
 
 

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.advice import shorten_value, suggest_remedy
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
@@ -30,6 +29,8 @@ from storage.sources.value_codes import (
     ValueCodes,
     copy_to_row_order,
     find_map,
+    shorten_value,
+    suggest_remedy,
 )
 
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, translate_read_errors
-from storage.sources.remote import open_local_copy
+from storage.sources.derived import open_local_copy
 from storage.sources.text import NUMBER_BLOCK_BYTES, iter_line_blocks, open_text, parse_numbers
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros, encode_numbers
 

@@ -173,14 +173,14 @@ def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, 
     arrive("b.csv", bits[100:])
     program = (
         "import os\n"
-        "from storage.dataset import chunk_writer\n"
+        "from storage.dataset import writer\n"
         "from storage.stores.locations import parse_path\n"
         "from storage.format.manifests import write_manifest\n"
         "from tests.flows.test_ingest_new import take_in\n"
         "def killed(*arguments):\n"
         f"    if {step == 'after'}: write_manifest(*arguments)\n"
         "    os._exit(9)\n"
-        "chunk_writer.write_manifest = killed\n"
+        "writer.write_manifest = killed\n"
         "take_in(['incoming'], parse_path('v.zarr'))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 9

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from storage import open_codes
-from storage.codes.unfinished_codes import ResumableResults
+from storage.codes.codes import ResumableResults
 from tests.pipeline.numerics.graphs.test_nearest_rows import all_distances, nearest
 from tests.storage.conftest import files_of, write_dataset
 from tests.support.strategies import DenseData

@@ -22,8 +22,13 @@ from pipeline.models.registry import find_model_class, find_models
 from pipeline.random import RowRandom
 from storage import load_artifact, open_codes, open_dataset
 from storage.artifacts.artifacts import NamedArray, write_artifact
-from storage.codes.codes import CodeArraySpec, create_codes, seal_codes
-from storage.codes.unfinished_codes import ResumableResults, UnfinishedCodes
+from storage.codes.codes import (
+    CodeArraySpec,
+    ResumableResults,
+    UnfinishedCodes,
+    create_codes,
+    seal_codes,
+)
 from tests.conformance.facts import facts_of
 from tests.storage.conftest import files_of, write_dataset
 from tests.support.data import draw_probit_rows, write_arrays
@@ -237,7 +242,7 @@ import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import transform
 from flows.cli.app import run_app
-from storage.codes.unfinished_codes import ResumableResults
+from storage.codes.codes import ResumableResults
 
 note = ResumableResults.record_finished
 def deadly(self, checksums):

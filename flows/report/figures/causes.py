@@ -19,7 +19,7 @@ from flows.report.figures.image_layout import ImageLayout
 from flows.report.figures.images import MAX_IMAGES, render_images
 from flows.report.figures.marks import Figure
 from flows.report.figures.text import format_shown_count
-from pipeline.inference.hidden_causes import feature_probabilities_by_unit
+from pipeline.inference.sample import feature_probabilities_by_unit
 from pipeline.models.capabilities import HasHiddenCauses, HiddenCauses
 
 Array = NDArray[np.float64]

@@ -115,9 +115,9 @@ def test_values_by_name_are_those_of_the_rows(notebook: Any, digits: BinaryDatas
 def test_a_cell_shows_how_far_a_fit_is_and_keeps_what_it_printed(tmp_path: Path) -> None:
     """Work that takes longer than a second, which here is none, has a line that is empty then."""
     cell = (
-        "from pipeline.api import functions as api, progress_line as telling\n"
+        "from pipeline.api import functions as api\n"
         "from storage import open_dataset\n"
-        "telling._QUIET_SECONDS = telling._UPDATE_SECONDS = 0.0\n"
+        "api._QUIET_SECONDS = api._UPDATE_SECONDS = 0.0\n"
         "print('before')\n"
         "updates = []\n"
         "send = get_ipython().display_pub.publish\n"

@@ -28,7 +28,7 @@ import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import fit
 from flows.cli.app import run_app
-from storage.codes.unfinished_codes import ResumableResults
+from storage.codes.codes import ResumableResults
 
 note = ResumableResults.record_finished
 def deadly(self, checksums):

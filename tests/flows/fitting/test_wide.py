@@ -34,7 +34,7 @@ import os, signal, sys
 from flows import fit
 from flows.cli.app import run_app
 from flows.fitting import stages
-from storage.codes.unfinished_codes import ResumableResults
+from storage.codes.codes import ResumableResults
 {IN_STRIPS}
 
 def kill(*given):

@@ -116,7 +116,7 @@ def in_unfinished_codes(made: Workspace) -> tuple[Path, Callable[[], Any], Calla
     output, kept = made.folder / "new.zarr", made.folder / "kept"
     work = output.with_name(".new.zarr.unfinished")
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr("storage.codes.unfinished_codes.UnfinishedCodes.publish", interrupted)
+        patch.setattr("storage.codes.codes.UnfinishedCodes.publish", interrupted)
         outside.transform_to_bytes(artifact, made.dataset, output)
     shutil.copytree(work, kept)
 

@@ -14,7 +14,7 @@ from flows.report.figures.image_layout import find_image_layout
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.print.picture import render_picture
-from pipeline.inference.hidden_causes import feature_probabilities_by_unit
+from pipeline.inference.sample import feature_probabilities_by_unit
 from pipeline.models.capabilities import HiddenCauses
 from storage.dataset.dataset import open_dataset
 from tests.support.data import write_arrays

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from pipeline.api import functions as api
-from pipeline.api import progress_line as telling
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
@@ -210,8 +209,8 @@ def test_all_cpus_are_used() -> None:
 def test_a_terminal_shows_how_far_a_fit_is(
     dataset: BinaryDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "_QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(telling, "_UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr(api, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(api, "_UPDATE_SECONDS", 0.0)
     fitted, shown = api.fit(dataset, "latent-trait", estimator="variational", max_iter=3), []
     for work in (
         lambda: api.fit(dataset, "latent-trait", estimator="variational", max_iter=3),

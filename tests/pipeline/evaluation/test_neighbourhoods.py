@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel
-from pipeline.evaluation.neighbourhoods import NeighbourVote, describe_neighbourhoods, describe_vote
-from pipeline.evaluation.sampled_rows import (
+from pipeline.evaluation.neighbourhoods import (
+    NeighbourVote,
     SampledRows,
     code_rows,
+    describe_neighbourhoods,
+    describe_vote,
     draw_dataset_rows,
     draw_labelled_rows,
 )

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
-from storage.artifacts.run_folders import RunFolder
+from storage.artifacts.artifacts import NamedArray, RunFolder, load_artifact, write_artifact
 from storage.errors import DataError
 from tests.storage.conftest import files_of
 

@@ -11,8 +11,14 @@ import pytest
 import zarr
 
 import storage
-from storage.codes.codes import CodeArraySpec, CodesWriter, create_codes, open_codes, seal_codes
-from storage.codes.unfinished_codes import UnfinishedCodes
+from storage.codes.codes import (
+    CodeArraySpec,
+    CodesWriter,
+    UnfinishedCodes,
+    create_codes,
+    open_codes,
+    seal_codes,
+)
 from storage.errors import DataError, FolderInUseError
 from tests.storage.conftest import files_of
 

@@ -124,9 +124,9 @@ def bed(tmp_path):
 
 @pytest.mark.parametrize("threshold", [0.5, 1.5])
 def test_genotypes(bed, monkeypatch, threshold):
-    from storage.sources import genotypes
+    from storage.sources import genomics
 
-    monkeypatch.setattr(genotypes, "_READ_CELLS", 5 * 64)  # several runs, each in several batches
+    monkeypatch.setattr(genomics, "_READ_CELLS", 5 * 64)  # several runs, each in several batches
     options = ReadOptions(threshold=threshold, row_columns=("iid", "sex"))
     source = open_source(bed, options)
     assert source.feature_names == ("rs0", "rs1", "rs2", "rs3", "rs4")

@@ -71,7 +71,7 @@ def test_all_kinds_of_files_and_several_of_them(tmp_path):
 def test_dictionaries_of_parquet_differ_and_name_what_no_line_has(
     tmp_path, monkeypatch, batch_lines
 ):
-    monkeypatch.setattr("storage.sources.long_lines._BATCH_LINES", batch_lines)
+    monkeypatch.setattr("storage.sources.long_tables._BATCH_LINES", batch_lines)
     expected = read(table(tmp_path / "a.csv", LINES))
     columns = dict(zip(("call", "voter", "vote"), zip(*LINES, strict=True), strict=True))
     kinds = pa.schema([(name, pa.dictionary(pa.int32(), pa.string())) for name in columns])

@@ -17,13 +17,13 @@ from hypothesis.extra import numpy as hnp
 
 from storage.sources import (
     ReadOptions,
+    arrays,
     base,
     baskets,
     expand_sources,
     find_basket_items,
     matrix_market,
     open_source,
-    sparse,
 )
 from storage.sources import csv as tables
 
@@ -43,7 +43,7 @@ def _small_batches():
         patch.setattr(tables, "TABLE_BLOCK_BYTES", 50)
         patch.setattr(baskets, "NUMBER_BLOCK_BYTES", 20)
         patch.setattr(matrix_market, "NUMBER_BLOCK_BYTES", 30)
-        patch.setattr(sparse, "_ENTRIES_AT_ONCE", 5)
+        patch.setattr(arrays, "_ENTRIES_AT_ONCE", 5)
         yield
 
 

@@ -13,15 +13,14 @@ from contextlib import contextmanager
 import pytest
 
 from storage.errors import FolderInUseError
-from storage.stores import leases
-from storage.stores.leases import claim_lease
-from storage.stores.locations import parse_path
+from storage.stores import locations
+from storage.stores.locations import claim_lease, parse_path
 from storage.stores.object_path import ObjectPath
 from tests.support.object_proxy import AFTER, BEFORE, BROKEN, fail_every
 
 HOLDER = """
 import sys, time
-from storage.stores.leases import claim_lease
+from storage.stores.locations import claim_lease
 from storage.stores.locations import parse_path
 with claim_lease(parse_path(sys.argv[1])):
     print("held", flush=True)
@@ -114,7 +113,7 @@ def test_a_writer_of_another_machine_is_followed_once_it_is_silent(folder, monke
     rewrite(folder, machine="another")
     with pytest.raises(FolderInUseError, match=r"its claim ends in \d+ s"), claim_lease(folder):
         pass
-    monkeypatch.setattr(leases, "STALE_SECONDS", 0.5)
+    monkeypatch.setattr(locations, "STALE_SECONDS", 0.5)
     time.sleep(1.6)  # a store tells whole seconds
     with claim_lease(folder) as holds:
         assert holds()
@@ -124,7 +123,7 @@ def test_processes_of_another_container_are_not_looked_for_here(folder, monkeypa
     """Its host's name may be the same; its process numbers are others."""
     with held_elsewhere(folder):
         pass
-    monkeypatch.setattr(leases, "_identify_machine", lambda: "this host, other processes")
+    monkeypatch.setattr(locations, "_identify_machine", lambda: "this host, other processes")
     with pytest.raises(FolderInUseError), claim_lease(folder):
         pass
 
@@ -134,13 +133,13 @@ def test_a_claim_that_nobody_can_read_ends_by_its_age(folder, monkeypatch, conte
     claim_of(folder).write_bytes(content)
     with pytest.raises(FolderInUseError), claim_lease(folder):
         pass
-    monkeypatch.setattr(leases, "STALE_SECONDS", -1.0)
+    monkeypatch.setattr(locations, "STALE_SECONDS", -1.0)
     with claim_lease(folder) as holds:
         assert holds()
 
 
 def test_a_claim_is_renewed_for_as_long_as_its_writer_lives(folder, monkeypatch):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
+    monkeypatch.setattr(locations, "RENEW_SECONDS", 0.02)
     with claim_lease(folder) as holds:
         seen = {claim_of(folder).read_object().version["e_tag"]}
         deadline = time.monotonic() + 20
@@ -152,7 +151,7 @@ def test_a_claim_is_renewed_for_as_long_as_its_writer_lives(folder, monkeypatch)
 
 
 def test_a_lost_claim_is_told_at_the_end(folder, monkeypatch):
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
+    monkeypatch.setattr(locations, "RENEW_SECONDS", 0.02)
     with pytest.raises(FolderInUseError, match="took over"), claim_lease(folder) as holds:  # noqa: PT012
         claim_of(folder).write_bytes(b'["another", 1, 1.0]')
         time.sleep(0.1)
@@ -174,7 +173,7 @@ def test_a_deleted_claim_is_lost(folder):
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, BROKEN], ids=["after", "before", "broken"])
 def test_a_lost_answer_loses_no_claim(faulty_bucket, faulty, monkeypatch, fault):
     """A repeated request finds what the first one wrote: that is no other writer."""
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
+    monkeypatch.setattr(locations, "RENEW_SECONDS", 0.02)
     folder = parse_path(f"{faulty_bucket}/d")
     assert not folder.exists()
     faulty.seen.clear()
@@ -192,7 +191,7 @@ def test_of_many_writers_one_gets_a_stale_claim(folder, monkeypatch):
     from threading import Barrier
 
     claim_of(folder).write_bytes(b'["another", 1, 1.0]')
-    monkeypatch.setattr(leases, "_is_stale", lambda held: b"another" in held.content)
+    monkeypatch.setattr(locations, "_is_stale", lambda held: b"another" in held.content)
     start, end = Barrier(6), Barrier(6)
 
     def contend(_: int) -> bool:

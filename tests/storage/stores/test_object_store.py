@@ -13,15 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from storage import load_artifact, open_codes, open_dataset
-from storage.artifacts.artifacts import NamedArray, write_artifact
-from storage.artifacts.run_folders import RunFolder
-from storage.codes.codes import CodeArraySpec, create_codes, seal_codes
-from storage.codes.unfinished_codes import UnfinishedCodes
+from storage.artifacts.artifacts import NamedArray, RunFolder, write_artifact
+from storage.codes.codes import CodeArraySpec, UnfinishedCodes, create_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset, ChunkReader
 from storage.dataset.writer import _choose_chunk_words, append_dataset, create_dataset
 from storage.errors import DataError, FolderInUseError
 from storage.sources import ReadOptions, expand_sources, open_source
-from storage.stores import leases
+from storage.stores import locations
 from storage.stores.locations import AnyPath, parse_path
 from storage.stores.object_path import ObjectPath
 from tests.storage.conftest import (
@@ -189,7 +187,7 @@ def test_who_lost_the_claim_leaves_the_dataset_to_the_other(bucket, monkeypatch,
     folder = parse_path(f"{bucket}/d.zarr")
     with pytest.raises(KeyError if fails else FolderInUseError), _replacing(folder) as writer:  # noqa: PT012
         writer.add(ArrayBatch(random_bits(500, 4, 1)))
-        monkeypatch.setattr(leases, "_is_stale", lambda held: True)
+        monkeypatch.setattr(locations, "_is_stale", lambda held: True)
         other = write_dataset(folder, random_bits(100, 4, 2))
         if fails:
             raise KeyError
