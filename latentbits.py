@@ -1,8 +1,8 @@
-"""Latent-variable models of binary data too large for one array in memory.
+"""Latent-variable models of binary data that are too large for one array in memory.
 
 `fit`, `transform` and `evaluate` work on datasets on disk (`open_dataset`), or made from arrays and
-data frames (`from_numpy`, `from_dataframe`). `ClippedPCA`, `LatentTrait` and every other model are
-also scikit-learn estimators; `pipeline.api.estimators` describes what they have in common.
+data frames (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn estimator, such as
+`ClippedPCA` and `LatentTrait`; see `pipeline.api.estimators`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def from_numpy(
     Parameters
     ----------
     X
-        0, 1, True, False, or missing: NaN, None or masked, (n_rows, n_features).
+        0, 1, True, False, or a missing value: NaN, None or masked, (n_rows, n_features).
     feature_names
-        Names of the features, (n_features,); None stands for f0, f1, ….
+        Names of the features, (n_features,); None names them f0, f1, ….
     segment
         Name of each row's segment, (n_rows,).
     keep
@@ -125,7 +125,7 @@ def _make_dataset(table: BinaryTable, path: Any) -> Dataset:
     from storage.stores.locations import parse_path
 
     if parse_path(path).exists():
-        raise DataError(f"{path} exists already. Choose another path.")
+        raise DataError(f"{path} already exists. Choose another path.")
     names, columns = table.feature_names, tuple(table.columns)
     with create_dataset(path, names, columns=columns, expected_rows=len(table.X)) as writer:
         writer.add(table, table.segments)

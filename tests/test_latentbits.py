@@ -254,7 +254,7 @@ def test_what_cannot_be_taken_is_refused_in_one_line(make: Any, said: str) -> No
 
 def test_a_path_that_is_taken_stays_as_it_was(tmp_path: Path) -> None:
     lb.from_numpy(np.tile(ONE, (4, 1)), path=tmp_path / "d.zarr")
-    with pytest.raises(DataError, match=r"exists already\. Choose another path"):
+    with pytest.raises(DataError, match=r"already exists\. Choose another path"):
         lb.from_numpy(ONE, path=tmp_path / "d.zarr")
     assert lb.open_dataset(tmp_path / "d.zarr").n_rows == 8
 

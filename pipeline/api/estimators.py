@@ -1,13 +1,14 @@
-"""Every model as a scikit-learn estimator: `ClippedPCA`, `LatentTrait` and so on, made when asked.
+"""A scikit-learn estimator for each model, such as `ClippedPCA` and `LatentTrait`.
 
-Arguments are the model's settings, with its defaults, and three that all have: `binarize`,
-`random_state` and `n_jobs`. X is dense, and NaN where a value is missing. After `fit`, `fitted_` is
-what `pipeline.api.functions.fit` gives.
+The arguments are the model's settings, and `binarize`, `random_state` and `n_jobs`, which all
+estimators have. X is dense; NaN marks missing values. After `fit`, `fitted_` holds the result of
+`pipeline.api.functions.fit`.
 
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
-each row: pipelines and grid searches hand y on to every step. Where y is something else, such as
-the class that a later step predicts, `segments` stands in: `pipe.fit(X, y, blica__segments=s)`.
-`transform` has no y, and without `segments` takes the mean of the segments fitted.
+each row, because pipelines and grid searches pass y to every step. If y is something else, such as
+the class that a later step predicts, pass the segments separately:
+`pipe.fit(X, y, blica__segments=s)`. `transform` has no y; without `segments` it uses the mean over
+the fitted segments.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from pipeline.statistics.labels import SEGMENT
 
 _ARGUMENT_NAMES = {"components": "n_components", "seed": "random_state", "segment": "y"}
 _COMMON_SETTINGS = {
-    "binarize": "Values above it are ones, and others zeros; None takes 0 and 1 alone.",
-    "random_state": "Seed of every random draw, a RandomState, or None for NumPy's own.",
-    "n_jobs": "Threads; None is one, -1 as many as there are CPUs. Results do not depend on it.",
+    "binarize": "Values above it become 1, all others 0; None accepts only 0 and 1.",
+    "random_state": "Seed of all random draws, a RandomState, or None for NumPy's global state.",
+    "n_jobs": "Number of threads; None is 1, -1 one per CPU. Results do not depend on it.",
 }
-"""What all estimators take, and what it is."""
-_REMEDY = "Say binarize=T to take values above T for ones."
+"""Descriptions of the arguments that all estimators have."""
+_REMEDY = "Use binarize=T to read values above T as ones."
 
 
 def _has_capability(*capabilities: type) -> Callable[[Any], bool]:
@@ -60,14 +61,14 @@ def _has_capability(*capabilities: type) -> Callable[[Any], bool]:
 
 
 class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """What the estimators of all models have in common.
+    """Base class of the estimators of all models.
 
     Attributes
     ----------
     fitted_
-        The fitted model, an `api.Fitted`: its `params` are arrays by name.
+        The fitted model, an `api.FittedModel`; `fitted_.params` holds its arrays.
     n_iter_
-        Passes over the rows in the last stage of the fit.
+        Number of passes over the rows in the last stage of the fit.
     """
 
     model_class: ClassVar[type[Any]]
@@ -86,7 +87,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         X
             0, 1 or NaN, unless `binarize` is given, (n_samples, n_features).
         y
-            Segments where the model has any, or what it predicts; other models leave it alone.
+            Segments for models of segments, or labels to predict; other models ignore it.
         segments
             Segment of each row, (n_samples,), instead of y.
 
@@ -96,11 +97,13 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             If the data or a setting cannot be used.
         """
         values = self._check_X(X, reset=True, ensure_min_samples=2, ensure_min_features=2)
-        if (
-            self._get_target_name() is not None
-            and (segments if self._get_target_name() == SEGMENT else y) is None
-        ):
-            y = _require_target(type(self).__name__, y, str(self._get_target_name()))
+        target_name = self._get_target_name()
+        target = segments if target_name == SEGMENT else y
+        if target_name is not None and target is None and y is None:
+            raise FitError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None. "
+                f"Pass the {target_name} of each row as y."
+            )
         settings = {name: getattr(self, name) for name in list_hyperparameters(self.model_class)}
         self.seed_ = _draw_seed(self.random_state)
         self.fitted_ = api.fit_with_argument_names(
@@ -127,40 +130,38 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def score(
         self, X: ArrayLike, y: ArrayLike | None = None, segments: ArrayLike | None = None
     ) -> float:
-        """Compute the mean log-likelihood per row in nats, or an estimate or a lower bound of it.
+        """Compute the mean log-likelihood per row in nats, or an estimate or lower bound of it.
 
         Parameters
         ----------
         X, y, segments
-            As for `fit`; models of segments take the mean of those fitted where neither is given.
+            As for `fit`; without y and segments, models use the mean over the fitted segments.
 
         Raises
         ------
         ValueError
-            If the model gives none as it was fitted.
+            If the fitted model has neither.
         """
         check_is_fitted(self)
         dataset = self._make_dataset(self._check_X(X), y, segments)
-        found = api.evaluate_likelihood(
+        evaluation = api.evaluate_likelihood(
             self.fitted_, dataset, seed=self.seed_, executor=make_executor(self.n_jobs)
         )
         for name in ("log_likelihood", "lower_bound"):
-            if name in found:
-                return float(found[name])
-        raise FitError(
-            f"Expected a model that gives a log-likelihood as it was fitted, got "
-            f"{type(self).__name__}. {' '.join(found['refusals'])}"
-        )
+            if name in evaluation:
+                return float(evaluation[name])
+        reasons = " ".join(evaluation["refusals"])
+        raise FitError(f"This {type(self).__name__} fit has no log-likelihood. {reasons}")
 
     @available_if(_has_capability(CanSample))
     def sample(self, n_samples: int = 1) -> NDArray[np.uint8]:
         """Draw rows from the fitted model, (n_samples, n_features)."""
         check_is_fitted(self)
         rng = np.random.default_rng(_draw_seed(self.random_state))
-        drawn: NDArray[np.uint8] = check_can_sample(self.fitted_.model).sample(
+        X: NDArray[np.uint8] = check_can_sample(self.fitted_.model).sample(
             self.fitted_.params, n_samples, rng
         )
-        return drawn
+        return X
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -169,16 +170,16 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return tags
 
     def _get_target_name(self) -> str | None:
-        """Return what y holds: `SEGMENT`, the name of a per-row column, or None if unused."""
+        """Return the meaning of y: `SEGMENT`, the name of a per-row column, or None if unused."""
         if hasattr(self.model_class, "predict"):  # a capabilities.Supervised
             return str(getattr(self, "column", SEGMENT))
         dims = (f.metadata["dims"] for f in fields(self.model_class.params))
-        return SEGMENT if any("segment" in some for some in dims) else None
+        return SEGMENT if any("segment" in names for names in dims) else None
 
     def _check_X(self, X: ArrayLike, **options: Any) -> NDArray[Any]:
-        """Check X as scikit-learn does; ones are what is above the threshold, if there is one."""
-        given = {"reset": False, "ensure_all_finite": "allow-nan", **options}
-        values: NDArray[Any] = validate_data(self, X, **given)
+        """Check X as scikit-learn does, and apply the threshold if there is one."""
+        options = {"reset": False, "ensure_all_finite": "allow-nan", **options}
+        values: NDArray[Any] = validate_data(self, X, **options)
         if self.binarize is None:
             return values
         return np.where(np.isnan(values), np.nan, values > self.binarize)
@@ -186,13 +187,13 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _make_dataset(
         self, values: NDArray[Any], y: ArrayLike | None, segments: ArrayLike | None
     ) -> MemoryDataset:
-        """Pack rows; where no segment is given, theirs has no name."""
-        keep, takes = {}, self._get_target_name()
-        if takes is not None and y is not None:
+        """Pack the rows; without segments, all rows belong to a segment without a name."""
+        keep, target_name = {}, self._get_target_name()
+        if target_name is not None and y is not None:
             y = column_or_1d(y)
             check_consistent_length(values, y)
-            if takes != SEGMENT:
-                keep = {takes: y}
+            if target_name != SEGMENT:
+                keep = {target_name: y}
             elif segments is None:
                 segments = y
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(values.shape[1])])
@@ -217,10 +218,10 @@ def make_estimators() -> dict[str, type[ModelEstimator]]:
 
 @cache
 def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
-    """Make the estimator of a model: a class whose arguments are the model's settings."""
+    """Make the estimator class of a model, whose arguments are the model's settings."""
     settings = [(p.name, p.annotation, p.default) for p in signature(kind).parameters.values()]
     common = [(name, Any, None) for name in _COMMON_SETTINGS]
-    made = make_dataclass(
+    estimator = make_dataclass(
         kind.__name__,
         [*settings, *common],
         bases=(ModelEstimator,),
@@ -229,26 +230,17 @@ def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
         eq=False,
         repr=False,
     )
-    made.__module__ = __name__  # where pickles find it
-    return made
+    estimator.__module__ = __name__  # where pickles find it
+    return estimator
 
 
 def _make_docstring(kind: type[Model]) -> str:
     """Describe the arguments of an estimator in numpydoc format."""
     title = cleandoc(kind.__doc__ or "").partition("\n")[0].removeprefix("Hyperparameters of ")
-    described = describe_settings(kind)
-    told = {name: described[name] for name in signature(kind).parameters} | _COMMON_SETTINGS
-    lines = (f"{name}\n{indent(fill(said, 84), '    ')}\n" for name, said in told.items())
+    settings = describe_settings(kind)
+    texts = {name: settings[name] for name in signature(kind).parameters} | _COMMON_SETTINGS
+    lines = (f"{name}\n{indent(fill(text, 84), '    ')}\n" for name, text in texts.items())
     return f"Estimator of {title}\n\nParameters\n----------\n{''.join(lines)}"
-
-
-def _require_target(name: str, y: ArrayLike | None, what: str) -> ArrayLike:
-    if y is None:
-        raise FitError(
-            f"{name} requires y to be passed, but the target y is None. Give the {what} of each "
-            "row as y."
-        )
-    return y
 
 
 def _draw_seed(random_state: Any) -> int:
@@ -259,6 +251,6 @@ def _draw_seed(random_state: Any) -> int:
 
 def __getattr__(name: str) -> type[ModelEstimator]:
     """Return an estimator by name."""
-    if name.startswith("_") or name not in (known := make_estimators()):
+    if name.startswith("_") or name not in (estimators := make_estimators()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return known[name]
+    return estimators[name]

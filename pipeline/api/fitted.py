@@ -63,7 +63,7 @@ class FittedModel(ResultDisplayMixin):
         Raises
         ------
         FitError
-            If it is not the artifact of a fit, or of another version.
+            If the artifact is not from a fit, or from another version.
         """
         loaded, manifest = model_from_artifact(artifact), artifact.manifest
         return cls(
@@ -86,7 +86,7 @@ class FittedModel(ResultDisplayMixin):
         yield "segments", f"{len(self.segment_names):,}"
         yield "converged", "yes" if self.converged else "no"
         if self.objective:
-            yield self.objective_is, f"{self.objective:.6g} nats a row"
+            yield self.objective_is, f"{self.objective:.6g} nats per row"
         for name, value in self.statistics.items():
             yield name, f"{value:,.6g}" if isinstance(value, float) else str(value)
         for name, (dims, values) in get_named_arrays(self.params).items():
@@ -101,8 +101,8 @@ class Evaluation(ResultDisplayMixin, dict[str, Any]):
 
     def _iter_display_items(self) -> DisplayItems:
         for name, value in self.items():
-            for one in value if isinstance(value, list) else [value]:
-                yield name, f"{one:.6g}" if isinstance(one, float) else str(one)
+            for item in value if isinstance(value, list) else [value]:
+                yield name, f"{item:.6g}" if isinstance(item, float) else str(item)
 
 
 class LatentCodes(ResultDisplayMixin, dict[str, NDArray[Any]]):

@@ -1,8 +1,7 @@
-"""Models in a few lines, for notebooks: `fit_model`, `transform`, `evaluate`.
+"""Fit and use models in a few lines of Python: `fit`, `transform`, `evaluate`.
 
 `flows` does the same with checkpoints and results on disk. Work runs on `n_jobs` threads, by
-default on all CPUs. At a terminal and in a notebook a line tells how far it is once it takes longer
-than a second.
+default one per CPU. Terminals and notebooks show a progress line when work takes over a second.
 """
 
 from __future__ import annotations
@@ -60,6 +59,11 @@ __all__ = [
     "transform",
 ]
 
+ShowLine = Callable[[str], None]
+"""Shows a line in place of the previous one."""
+
+_QUIET_SECONDS, _UPDATE_SECONDS = 1.0, 0.2
+
 
 def fit(
     dataset: Dataset,
@@ -78,11 +82,11 @@ def fit(
     Parameters
     ----------
     dataset
-        From `storage.open_dataset`, or `latentbits.from_numpy` and `from_dataframe`.
+        A dataset from `storage.open_dataset`, `latentbits.from_numpy` or `from_dataframe`.
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
         clipped-pca, fastica, kernel-pca, laplacian-eigenmap, latent-trait, linear-ivae, noisy-or,
-        rbm, stack, or package.module:Class of one elsewhere.
+        rbm, stack, or package.module:Class for a model of another package.
     components
         Number of components, `auto` if the model can choose it, or None for its default.
     split
@@ -149,24 +153,22 @@ def fit_with_argument_names(
         If a name or a value cannot be used, or the data cannot be fitted.
     """
     names = (dataset.feature_names, dataset.segment_names)
-    with _name_in_errors(dataset, argument_names), show_progress(progress) as told:
+    with _name_in_errors(dataset, argument_names), show_progress(progress) as show:
         built = _build_model(model, components, settings)
         rows = _make_row_source(dataset, split, 1 << 30, built.list_required_columns())
-        state = fit_model(built, rows, executor, seed, progress=told)
+        state = fit_model(built, rows, executor, seed, progress=show)
     warnings = tuple(
         warning.with_parameter_names(argument_names).render(*names) for warning in state.warnings
     )
-    convergence, history = built.get_convergence_criterion(state), state.history
-    named = state.diagnostics.get("objective_is", "objective")
-    ending = find_ending(convergence, history)
+    ending = find_ending(built.get_convergence_criterion(state), state.history)
     return FittedModel(
         built,
         state.params,
         *names,
-        history,
+        state.history,
         warnings,
         ending.converged,
-        named,
+        state.diagnostics.get("objective_is", "objective"),
         ending.objective,
         name_categories(built, state.params, dataset),
         state.diagnostics.get("fit_statistics", {}),
@@ -189,36 +191,36 @@ def transform(
     Parameters
     ----------
     fitted
-        The model.
+        The fitted model.
     dataset, split
-        The rows; features must be those of the fit.
+        The rows, with the features of the fit.
     reconstruct
-        Also return `probabilities` of ones given the codes, or the more likely `bits`,
+        "probabilities" also returns P(x = 1 | codes), "bits" the more likely value,
         (n_rows, n_features).
     seed, n_jobs, executor, progress
-        As for `fit_model`.
+        As for `fit`.
 
     Returns
     -------
-    Codes
-        Arrays by name, a row for every row: mostly `mean`, (n_rows, n_components), with `variance`
-        where the model gives it, and `row`, the number of the row in the data.
+    LatentCodes
+        Arrays by name: `mean`, (n_rows, n_components); `variance`, from some models; and `row`, the
+        row numbers in the data, (n_rows,).
 
     Raises
     ------
     FitError
-        If the features differ, or the model does not turn codes back into probabilities.
+        If the features differ, or the model cannot reconstruct rows.
     """
     executor = executor or make_executor(n_jobs)
-    with _name_in_errors(dataset), show_progress(progress) as told:
+    with _name_in_errors(dataset), show_progress(progress) as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
         if reconstruct not in (None, *get_args(Reconstruction)):
             raise FitError(
-                f"reconstruct: Expected 'probabilities', 'bits' or None, got {reconstruct!r}."
+                f"reconstruct must be 'probabilities', 'bits' or None, not {reconstruct!r}."
             )
         arrays = {name: values for name, (_, values) in get_named_arrays(subject.params).items()}
         fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)
-        work = TransformTask(
+        task = TransformTask(
             fitted.model,
             lambda: arrays,
             RowRandom(seed),
@@ -227,7 +229,7 @@ def transform(
             "float64",
             reconstruct,
         )
-        return LatentCodes(transform_rows(work, rows, executor, told))
+        return LatentCodes(transform_rows(task, rows, executor, show))
 
 
 def evaluate(
@@ -247,24 +249,23 @@ def evaluate(
     Parameters
     ----------
     fitted
-        The model.
+        The fitted model.
     dataset, split
-        The rows; features must be those of the fit. None takes all splits, where `flows.evaluate`
-        would take `test`.
+        The rows, with the features of the fit. None takes all rows, whereas `flows.evaluate` takes
+        `test`.
     label
         Per-row column, or `segment`, to predict from each row's nearest neighbours in code space.
     fitted_split
         Split that the model was fitted to, whose rows are the neighbours; None takes all rows.
     seed, n_jobs, executor, progress
-        As for `fit_model`.
+        As for `fit`.
 
     Returns
     -------
     Evaluation
-        `kind` and value of the likelihood of a row in nats, its standard error, `wrong_bits` and
-        `nll_per_bit` of reconstructions, and `prediction` of labels, each where the model gives it;
-        `neighbourhoods` of codes, and with a label `neighbour_labels`, unless all codes are the
-        same.
+        If the model provides them: `kind`, mean likelihood per row in nats and its standard error;
+        `wrong_bits` and `nll_per_bit` of reconstructions; `prediction` of labels. Unless all codes
+        are equal: `neighbourhoods` and, with a label, `neighbour_labels`.
 
     Raises
     ------
@@ -272,16 +273,16 @@ def evaluate(
         If the features differ, or no row has a label to predict.
     """
     executor = executor or make_executor(n_jobs)
-    with _name_in_errors(dataset), show_progress(progress) as told:
+    with _name_in_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
         rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())
-        how = (executor, seed, told)
-        vote = None if label is None else _draw_vote_rows(dataset, split, fitted_split, label, *how)
+        run = (executor, seed, show)
+        vote = None if label is None else _draw_vote_rows(dataset, split, fitted_split, label, *run)
         codes = describe_code_quality(
-            subject, subject, draw_dataset_rows(rows, MAX_QUERY_ROWS, *how), vote, *how
+            subject, subject, draw_dataset_rows(rows, MAX_QUERY_ROWS, *run), vote, *run
         )
-        description, _ = evaluate_rows(subject, rows, executor, seed, told)
+        description, _ = evaluate_rows(subject, rows, *run)
     return Evaluation({**description, **codes})
 
 
@@ -294,7 +295,7 @@ def evaluate_likelihood(
     executor: Executor,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate likelihood and reconstruction only, without the rest of `evaluate`.
+    """Evaluate only the likelihood and the reconstruction of rows; see `evaluate`.
 
     Parameters
     ----------
@@ -306,22 +307,22 @@ def evaluate_likelihood(
     FitError
         If the features differ.
     """
-    with _name_in_errors(dataset), show_progress(progress) as told:
+    with _name_in_errors(dataset), show_progress(progress) as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
-        description, _ = evaluate_rows(subject, rows, executor, seed, told)
+        description, _ = evaluate_rows(subject, rows, executor, seed, show)
     return Evaluation(description)
 
 
 def _draw_vote_rows(
-    dataset: Dataset, split: str | None, fitted_split: str | None, label: str, *how: Any
+    dataset: Dataset, split: str | None, fitted_split: str | None, label: str, *run: Any
 ) -> NeighbourVote:
-    """Draw rows whose label is to be told, and those that tell it."""
+    """Draw the rows whose label is predicted, and the fitted rows that vote on it."""
     columns = list_columns_to_read(label)
-    judged, fitted = (
-        draw_labelled_rows(_make_row_source(dataset, name, 0, columns), size, label, dataset, *how)
+    queries, references = (
+        draw_labelled_rows(_make_row_source(dataset, name, 0, columns), size, label, dataset, *run)
         for name, size in ((split, MAX_QUERY_ROWS), (fitted_split, MAX_REFERENCE_ROWS))
     )
-    return NeighbourVote(label, judged, fitted, is_other_data=False)
+    return NeighbourVote(label, queries, references, is_other_data=False)
 
 
 def _build_model(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:
@@ -330,21 +331,22 @@ def _build_model(name: str, components: int | str | None, settings: Mapping[str,
     for key in settings:
         if key not in known:
             raise FitError(
-                f"Expected one of {', '.join(known)}, got {key!r}.{format_suggestion(key, known)}"
+                f"{kind.name} has no setting {key!r}. Its settings are: {', '.join(known)}."
+                f"{format_suggestion(key, known)}"
             )
     if isinstance(components, str) and components != "auto":
         raise FitError(
-            f"Expected a whole number or 'auto', got {components!r}.", parameter="components"
+            f"{components!r} is neither a whole number nor 'auto'.", parameter="components"
         )
     values = dict(settings)
     if components is not None:
         values["n_components"] = components
-    given = {
+    values = {
         key: None if value == "auto" and can_be_none(kind, key) else value
         for key, value in values.items()
     }
-    check_types(kind, given)
-    return kind(**given)
+    check_types(kind, values)
+    return kind(**values)
 
 
 def _make_row_source(
@@ -355,35 +357,29 @@ def _make_row_source(
 
 
 def _make_subject(fitted: FittedModel, dataset: Dataset) -> EvaluatedModel:
-    """Check the features, and find the segments; warn of those that were not fitted."""
+    """Check the features and match the segments; warn about segments that were not fitted."""
     check_same_features(fitted.feature_names, dataset.feature_names)
-    known = map_fitted_segments(fitted.params, fitted.segment_names)
-    for text in describe_unknown_segments(known, dataset.segment_names):
+    fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)
+    for text in describe_unknown_segments(fitted_segments, dataset.segment_names):
         warn(text, stacklevel=3)
-    return match_segments(fitted.model, fitted.params, known, dataset.segment_names)
+    return match_segments(fitted.model, fitted.params, fitted_segments, dataset.segment_names)
 
 
 @contextmanager
 def _name_in_errors(
     dataset: Dataset, argument_names: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[None]:
-    """Name features, segments and arguments in errors as the caller knows them."""
+    """Translate errors so that they use the caller's names of features, segments and arguments."""
     try:
         yield
     except FitError as error:
-        named = error.with_names(dataset.feature_names, dataset.segment_names)
-        raise named.with_parameter_names(argument_names) from error
-
-
-ShowLine = Callable[[str], None]
-"""Shows a line in place of the previous one."""
-
-_QUIET_SECONDS, _UPDATE_SECONDS = 1.0, 0.2
+        error_with_names = error.with_names(dataset.feature_names, dataset.segment_names)
+        raise error_with_names.with_parameter_names(argument_names) from error
 
 
 @contextmanager
 def show_progress(progress: Progress | None = None) -> Iterator[Progress]:
-    """Yield the given progress callback, or one that shows a line until the work ends."""
+    """Yield the given callback, or one that shows a line in a terminal or notebook."""
     screen = _find_screen()
     if progress is not None or screen is None:
         yield progress or ignore_progress
@@ -405,8 +401,8 @@ class _ProgressLine:
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         if (now := time.monotonic()) >= self._due:
             self._due, self._is_shown = now + _UPDATE_SECONDS, True
-            far = f"{done / total:.0%}" if total else f"{rows:,} rows"
-            self._screen(f"{label}: {far}")
+            amount = f"{done / total:.0%}" if total else f"{rows:,} rows"
+            self._screen(f"{label}: {amount}")
 
     def clear(self) -> None:
         if self._is_shown:
@@ -430,7 +426,7 @@ def _make_cell_screen() -> ShowLine:
     """Return a function that shows a line below a notebook cell, next to its other output."""
     from IPython import display
 
-    begin: Any = display.display
+    display_new: Any = display.display
     shown: list[Any] = []
 
     def show(text: str) -> None:
@@ -438,6 +434,6 @@ def _make_cell_screen() -> ShowLine:
         if shown:
             shown[0].update(data, raw=True)
         else:
-            shown.append(begin(data, raw=True, display_id=True))
+            shown.append(display_new(data, raw=True, display_id=True))
 
     return show

@@ -1,7 +1,6 @@
-"""Shares of ones and of joint ones: in the data, and as a fitted model has them.
+"""Compare the shares of ones of features, and of joint ones of pairs, in data and model.
 
-What a model says of features and pairs is taken from a sample of it, so that every model can be
-compared.
+The model's shares come from rows drawn from it, so that all models that draw rows are comparable.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 N_SAMPLE_ROWS = 200_000
-"""Rows drawn from a model."""
+"""Number of rows drawn from a model."""
 MAX_COMPARED_FEATURES = 2000
-"""Features whose pairs are compared: of more, so many are drawn."""
+"""Maximum number of features whose pairs are compared; a random choice if there are more."""
 BIN_EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
-"""Edges of the bins of implied shares."""
-_N_LARGEST = 5  # differences that are told by name
+"""Edges of the bins of the model's shares."""
+_N_LARGEST = 5  # differences listed with feature names
 
 
 class ShareComparison(NamedTuple):
@@ -52,11 +51,11 @@ class ShareComparison(NamedTuple):
     Attributes
     ----------
     features
-        Indices, (n, 1) or (n, 2).
+        Feature indices, (n, 1), or indices of pairs, (n, 2).
     observed, implied
-        Shares, (n,).
+        Shares in the data and in the sample, (n,) each.
     error
-        Standard error of their difference, were the model right: of the data and of the sample.
+        Standard error of their difference under the model, (n,); it includes that of the sample.
     """
 
     features: NDArray[np.intp]
@@ -66,7 +65,7 @@ class ShareComparison(NamedTuple):
 
     @property
     def z(self) -> Array:
-        """Observed less implied in standard errors; 0 where both are certain."""
+        """Observed minus implied share in standard errors; 0 where the standard error is 0."""
         scores: Array = (self.observed - self.implied) / np.where(self.error > 0, self.error, 1.0)
         return scores
 
@@ -77,11 +76,11 @@ class ShareComparison(NamedTuple):
 
     @property
     def chance_rmse(self) -> float:
-        """What it would be about, were the model right."""
+        """Root mean square difference to expect under the model, from sampling alone."""
         return _root_mean_square(self.error)
 
     def find_largest(self, number: int) -> NDArray[np.intp]:
-        """Return the places of the largest differences in standard errors."""
+        """Return the indices of the largest differences in standard errors, (number,)."""
         return np.argsort(-np.abs(self.z), kind="stable")[:number]
 
     def describe_largest(
@@ -92,35 +91,37 @@ class ShareComparison(NamedTuple):
         Parameters
         ----------
         names
-            Of the features.
+            Feature names.
         observed, implied
-            What these shares are called.
+            Keys for the two shares.
         """
         return [
             {
-                "features": [names[i] for i in self.features[at]],
-                observed: float(self.observed[at]),
-                implied: float(self.implied[at]),
-                "z": float(self.z[at]),
+                "features": [names[i] for i in self.features[k]],
+                observed: float(self.observed[k]),
+                implied: float(self.implied[k]),
+                "z": float(self.z[k]),
             }
-            for at in self.find_largest(_N_LARGEST)
+            for k in self.find_largest(_N_LARGEST)
         ]
 
     def bin_shares(self) -> list[dict[str, float]]:
-        """Return the mean shares of those whose implied share lies between two edges."""
-        place = np.digitize(self.implied, BIN_EDGES[1:-1])
+        """Return the mean shares in each bin of the implied share that is not empty."""
+        bin_index = np.digitize(self.implied, BIN_EDGES[1:-1])
         bins = []
-        for k in np.unique(place):
-            here = place == k
-            means = {"implied": self.implied[here].mean(), "observed": self.observed[here].mean()}
+        for k in np.unique(bin_index):
+            in_bin = bin_index == k
             edges = {"from": BIN_EDGES[k], "to": BIN_EDGES[k + 1]}
-            shares = {name: float(mean) for name, mean in means.items()}
-            bins.append({**edges, "number": int(here.sum()), **shares})
+            shares = {
+                "implied": float(self.implied[in_bin].mean()),
+                "observed": float(self.observed[in_bin].mean()),
+            }
+            bins.append({**edges, "number": int(in_bin.sum()), **shares})
         return bins
 
 
 def choose_compared_features(n_features: int, seed: int) -> NDArray[np.intp]:
-    """Draw the features whose pairs are compared, rising; all where they are few."""
+    """Draw the features whose pairs are compared, in increasing order; all if they are few."""
     if n_features <= MAX_COMPARED_FEATURES:
         return np.arange(n_features)
     chosen = np.random.default_rng(seed).choice(n_features, MAX_COMPARED_FEATURES, replace=False)
@@ -133,7 +134,7 @@ def count_observed_pairs(
     executor: Executor,
     progress: Progress = ignore_progress,
 ) -> PairCounts:
-    """Count the pairs of some features in all rows, segments pooled."""
+    """Count the pairs of some features in all rows, with segments pooled."""
     count, cut = partial(_count_pairs_among, features), make_tiles(len(features), 1, TASK_MEMORY)
     return collect_statistics(count, rows, executor, PairCounts.label, cut, progress)
 
@@ -154,33 +155,32 @@ def count_implied_pairs(
     executor: Executor,
     seed: int,
 ) -> PairCounts:
-    """Count pairs in rows drawn from a model, segments as often as in the data.
+    """Count the pairs of some features in rows drawn from a model.
 
     Parameters
     ----------
     subject
-        What is evaluated.
+        The fitted model.
     segment_rows
-        Rows of every segment of the data; empty where the model has no segments.
+        Number of rows of each segment of the data, which the sample's segments are proportional
+        to; empty if the model has no segments.
     n_features
         Number of features.
     features
-        Those whose pairs are counted.
-    executor
-        Where rows are drawn.
-    seed
-        Of the draws.
+        Indices of the features to count.
+    executor, seed
+        Executor and seed of the draws.
     """
     n_rows, segments = np.array([N_SAMPLE_ROWS]), subject.segments
     if len(segments):
-        seen = np.flatnonzero(segment_rows)
-        n_rows = count_rows_by_segment(segment_rows[seen].astype(np.float64), N_SAMPLE_ROWS)
-        segments = segments[seen]
-    draws = list(iter_sampling_tasks(n_rows, segments, n_features))
-    grouped = [draws[keys.start : keys.stop] for keys in split_chunks_into_groups(len(draws))]
+        occupied = np.flatnonzero(segment_rows)
+        n_rows = count_rows_by_segment(segment_rows[occupied].astype(np.float64), N_SAMPLE_ROWS)
+        segments = segments[occupied]
+    tasks = list(iter_sampling_tasks(n_rows, segments, n_features))
+    groups = [tasks[keys.start : keys.stop] for keys in split_chunks_into_groups(len(tasks))]
     arrays = {name: values for name, (_, values) in get_named_arrays(subject.params).items()}
     count = partial(_count_drawn_pairs, subject.model, arrays, n_features, features, seed)
-    return tree_merge(executor.map(count, grouped))
+    return tree_merge(executor.map(count, groups))
 
 
 def _count_drawn_pairs(
@@ -189,18 +189,18 @@ def _count_drawn_pairs(
     n_features: int,
     features: NDArray[np.intp],
     seed: int,
-    some: Sequence[SamplingTask],
+    tasks: Sequence[SamplingTask],
 ) -> PairCounts:
     parts = []
-    for draw in some:
-        packed = draw_model_rows(model, lambda: arrays, seed, draw)
+    for task in tasks:
+        packed = draw_model_rows(model, lambda: arrays, seed, task)
         X = np.unpackbits(packed, axis=1, count=n_features, bitorder="little")[:, features]
         parts.append(PairCounts.from_block(pack_block(X), pooled=True))
     return tree_merge(parts)
 
 
 def compare_features(observed: PairCounts, implied: PairCounts) -> ShareComparison:
-    """Compare the shares of ones of all features."""
+    """Compare the shares of ones of each feature."""
     features = np.arange(observed.n_features)
     return _compare_shares(observed, implied, (features, features))._replace(
         features=features[:, None]
@@ -213,26 +213,26 @@ def compare_pairs(observed: PairCounts, implied: PairCounts) -> ShareComparison:
 
 
 def _compare_shares(
-    observed: PairCounts, implied: PairCounts, at: tuple[NDArray[np.intp], NDArray[np.intp]]
+    observed: PairCounts, implied: PairCounts, pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
 ) -> ShareComparison:
-    (n, ones), (m, drawn) = (
-        _select_joint_counts(counts.table(0), at) for counts in (observed, implied)
+    (n, n_ones), (m, m_ones) = (
+        _select_joint_counts(counts.table(0), pairs) for counts in (observed, implied)
     )
-    seen = n > 0
-    n, ones, m, drawn = n[seen], ones[seen], m[seen], drawn[seen]
-    pooled = (ones + drawn) / (n + m)
+    is_observed = n > 0
+    n, n_ones, m, m_ones = n[is_observed], n_ones[is_observed], m[is_observed], m_ones[is_observed]
+    pooled = (n_ones + m_ones) / (n + m)
     error = np.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
-    return ShareComparison(np.column_stack(at)[seen], ones / n, drawn / m, error)
+    return ShareComparison(np.column_stack(pairs)[is_observed], n_ones / n, m_ones / m, error)
 
 
 def _root_mean_square(differences: Array) -> float:
-    """Return 0 where there are none."""
+    """Return the root mean square, 0 if there are no differences."""
     return float(np.sqrt((differences**2).sum() / max(len(differences), 1)))
 
 
 def _select_joint_counts(
-    table: PairTable, at: tuple[NDArray[np.intp], NDArray[np.intp]]
+    table: PairTable, pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
 ) -> tuple[Array, Array]:
-    """Return rows and joint ones of some pairs."""
-    n = np.broadcast_to(table.n, table.joint.shape)[at]
-    return n.astype(np.float64), table.joint[at].astype(np.float64)
+    """Return the numbers of rows and of joint ones of some pairs."""
+    n = np.broadcast_to(table.n, table.joint.shape)[pairs]
+    return n.astype(np.float64), table.joint[pairs].astype(np.float64)

@@ -1,11 +1,11 @@
-"""How rows that came after a fit differ from those before, and how far a new fit has moved.
+"""Drift: how appended rows differ from earlier rows, and how far a new fit has moved.
 
-Correlations of two samples are compared in standard errors. With p11, p1 and p2 the shares of
-(1, 1) and of ones, t = −Φ⁻¹(p) and φ2 the density of two normals, a tetrachoric correlation r
-solves p11 = Φ2(−t1, −t2; r), so that by the delta method n Var r = Var(x1 x2 − a x1 − b x2) / φ2²
-with a = P(y2 > t2 | y1 = t1), b = P(y1 > t1 | y2 = t2) (M. A. Hamdan, "The equivalence of
-tetrachoric and maximum likelihood estimates of ρ in 2 × 2 tables", Biometrika 57, 1970). It is
-evaluated once, for all rows together: were nothing changed, both samples would have it.
+The correlations of old and new rows are compared in standard errors. A tetrachoric correlation r
+solves p11 = Φ2(−t1, −t2; r), where p11, p1 and p2 are the shares of (1, 1) and of ones, and
+t = −Φ⁻¹(p). By the delta method, n Var r = Var(x1 x2 − a x1 − b x2) / φ2², where φ2 is the
+bivariate normal density, a = P(y2 > t2 | y1 = t1) and b = P(y1 > t1 | y2 = t2) (M. A. Hamdan, "The
+equivalence of tetrachoric and maximum likelihood estimates of ρ in 2 × 2 tables", Biometrika 57,
+1970). This variance is computed from old and new rows together, which share it without drift.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pipeline.statistics.counts import PairCounts, PairTable
 Array = NDArray[np.float64]
 
 DRIFT_DRAWS_PASS = (1 << 32) + 1
-"""Number of a pass that never comes: its draws choose rows."""
+"""Pass number for the draws that choose rows; no fit reaches it."""
 MIN_CELL_ROWS = 5
-"""Rows that either sample should have in each cell of a pair's table for it to be compared."""
+"""Expected rows that each sample needs in every cell of a pair's table to be compared."""
 
 
 @dataclass(frozen=True)
 class AppendedChunkReader:
-    """Reads the chunks from `first` on, or a share of their rows, in any process."""
+    """Reads the chunks from `first` on, or a random share of their rows, in any process."""
 
     read: Callable[[int], PackedChunk]
     first: int
@@ -47,7 +47,7 @@ class AppendedChunkReader:
     seed: int
 
     def __call__(self, key: int) -> PackedChunk:
-        """Read a chunk by its place among these."""
+        """Read a chunk; `key` counts from `first`."""
         chunk: Any = self.read(self.first + key)
         if self.share >= 1:
             return chunk  # type: ignore[no-any-return]
@@ -58,13 +58,13 @@ class AppendedChunkReader:
 def select_appended_rows(
     rows: RowSource, first: int, share: float = 1.0, seed: int = 0
 ) -> RowSource:
-    """Take the chunks from the first on; of their rows a share, chosen by the seed."""
+    """Return the rows of the chunks from `first` on, or a random share of them."""
     read = AppendedChunkReader(rows.read, first, share, seed)
     return replace(rows, read=read, n_chunks=rows.n_chunks - first)
 
 
 class LargestMove(NamedTuple):
-    """A value of a feature before and now."""
+    """The parameter of a feature before and after."""
 
     array: str
     feature: int
@@ -73,13 +73,13 @@ class LargestMove(NamedTuple):
 
 
 def compare_loadings(before: Any, now: Any) -> tuple[str, float] | None:
-    """Compare the first array by features and components of two fits' parameters.
+    """Compare the loadings of two fits: their first array over features and components.
 
     Returns
     -------
     tuple or None
-        Its name and the mean cosine similarity of its columns; None where there is no such array,
-        or no component.
+        The array's name and the mean cosine similarity of its columns; None without such an array
+        or without components.
     """
     earlier = get_named_arrays(before)
     for name, (dims, values) in get_named_arrays(now).items():
@@ -92,12 +92,12 @@ def compare_loadings(before: Any, now: Any) -> tuple[str, float] | None:
 
 
 def find_largest_move(before: Any, now: Any) -> LargestMove | None:
-    """Find the feature whose threshold or offset, the first array by features, moved most."""
+    """Find the feature whose threshold or offset (first array over features) moved most."""
     for name, (dims, values) in get_named_arrays(now).items():
         if dims == ("feature",):
             earlier = get_named_arrays(before)[name][1]
-            at = int(np.argmax(np.abs(values - earlier)))
-            return LargestMove(name, at, float(earlier[at]), float(values[at]))
+            i = int(np.argmax(np.abs(values - earlier)))
+            return LargestMove(name, i, float(earlier[i]), float(values[i]))
     return None
 
 
@@ -107,57 +107,58 @@ def pool_counts(counts: PairCounts) -> PairCounts:
     return counts.sum_weighted_groups(n_groups, np.ones((1, n_groups), np.int64))
 
 
-def subtract_counts(whole: PairCounts, part: PairCounts) -> PairCounts:
-    """Take the counts of some rows, pooled, from those of all rows, pooled."""
-    left = dict(whole.to_arrays())
-    for name, counts in part.to_arrays().items():
+def subtract_counts(total: PairCounts, subset: PairCounts) -> PairCounts:
+    """Subtract the pooled counts of some rows from the pooled counts of all rows."""
+    difference = dict(total.to_arrays())
+    for name, counts in subset.to_arrays().items():
         if name != "segments":
-            left[name] = left[name] - counts
-    return PairCounts.from_arrays(left)
+            difference[name] = difference[name] - counts
+    return PairCounts.from_arrays(difference)
 
 
 def compare_correlations(
-    whole: PairCounts, new: PairCounts, map_items: MapFunction
+    total: PairCounts, new: PairCounts, map_items: MapFunction
 ) -> ShareComparison:
-    """Compare tetrachoric correlations of new rows with those of the rows before.
+    """Compare the tetrachoric correlations of new and old rows.
 
     Parameters
     ----------
-    whole, new
-        Pooled counts of all rows, and of the new ones among them.
+    total, new
+        Pooled counts of all rows, and of the new rows among them.
     map_items
-        Where pairs are estimated.
+        Maps the estimation over pairs.
 
     Returns
     -------
-    Comparison
-        `observed` in the new rows, `implied` by those before; pairs alone of which either sample
-        should have 5 rows in each cell, and whose correlation is defined in both.
+    ShareComparison
+        `observed` correlations in the new rows and `implied` ones in the old rows. Pairs are left
+        out if a correlation is undefined, or if either sample has fewer than 5 expected rows in a
+        cell.
     """
-    before, estimate = subtract_counts(whole, new), partial(estimate_tetrachoric, "half")
-    upper = np.triu_indices(whole.n_features, 1)
-    tables = [_select_pair_tables(counts, upper) for counts in (whole, before, new)]
-    found = [estimate_correlations(counts, estimate, map_items) for counts in (whole, before, new)]
-    together, then, now = (correlation[0][upper] for correlation, _ in found)
-    n, n_then, n_now = (table.n for table in tables)
-    usable = _smallest_cell_counts(tables[0]) * np.minimum(n_then, n_now) >= MIN_CELL_ROWS * n
-    for _, (status,) in found:
+    old, estimate = subtract_counts(total, new), partial(estimate_tetrachoric, "half")
+    upper = np.triu_indices(total.n_features, 1)
+    tables = [_select_pair_tables(counts, upper) for counts in (total, old, new)]
+    results = [estimate_correlations(counts, estimate, map_items) for counts in (total, old, new)]
+    r, r_old, r_new = (correlation[0][upper] for correlation, _ in results)
+    n, n_old, n_new = (table.n for table in tables)
+    usable = _smallest_cell_counts(tables[0]) * np.minimum(n_old, n_new) >= MIN_CELL_ROWS * n
+    for _, (status,) in results:
         usable &= np.isin(status[upper], (PairStatus.PLAIN, PairStatus.EMPTY_CELL))
     table = PairTable(*(column[usable] for column in tables[0]))
-    spread = tetrachoric_variance(table, together[usable])
-    error = np.sqrt(spread * (1 / n_then[usable] + 1 / n_now[usable]))
-    return ShareComparison(np.column_stack(upper)[usable], now[usable], then[usable], error)
+    variance = tetrachoric_variance(table, r[usable])
+    error = np.sqrt(variance * (1 / n_old[usable] + 1 / n_new[usable]))
+    return ShareComparison(np.column_stack(upper)[usable], r_new[usable], r_old[usable], error)
 
 
 def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
-    """Return the asymptotic variance of tetrachoric correlations of such pairs, times their rows.
+    """Return the asymptotic variance of tetrachoric correlations, times the number of rows.
 
     Parameters
     ----------
     table
-        Of pairs without an empty cell.
+        Counts of pairs without an empty cell.
     correlation
-        Their tetrachoric correlations, of the same shape.
+        Tetrachoric correlations, of the same shape.
     """
     n = np.asarray(table.n, np.float64)
     p_i, p_j, p_ij = table.ones_i / n, table.ones_j / n, table.joint / n
@@ -172,15 +173,14 @@ def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
 
 
 def _select_pair_tables(
-    counts: PairCounts, at: tuple[NDArray[np.intp], NDArray[np.intp]]
+    counts: PairCounts, pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
 ) -> PairTable:
-    """Return the tables of some pairs."""
     table = counts.table(0)
-    return PairTable(*(np.broadcast_to(a, table.joint.shape)[at].astype(float) for a in table))
+    return PairTable(*(np.broadcast_to(a, table.joint.shape)[pairs].astype(float) for a in table))
 
 
 def _smallest_cell_counts(table: PairTable) -> Array:
     n, ones_i, ones_j, joint = table
     cells = (joint, ones_i - joint, ones_j - joint, n - ones_i - ones_j + joint)
-    least: Array = np.minimum.reduce(cells)
-    return least
+    smallest: Array = np.minimum.reduce(cells)
+    return smallest

@@ -1,8 +1,7 @@
-"""How well a fitted model describes rows: their likelihood, and their bits coded and decoded.
+"""How well a fitted model describes rows: likelihood, reconstruction and cross-validation folds.
 
-Both are sums over rows, one pass of any executor. `pipeline.evaluation.calibration` compares
-shares of
-features and pairs.
+Likelihoods and losses are sums over rows, collected in one pass. `pipeline.evaluation.calibration`
+compares the shares of ones of features and of pairs.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ _CELLS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A fitted model and where it stands among the segments of the data.
+    """A fitted model, matched with the segments and labels of a dataset.
 
     Attributes
     ----------
     model, params
         The fitted model.
     segments
-        The model's index of every segment of the data; empty where the model has none.
+        The model's index for each segment of the dataset; empty if the model has no segments.
     labels
-        What the model predicts, as the data have it; None where it predicts nothing.
+        The labels that the model predicts, as the dataset encodes them, if any.
     """
 
     model: Model
@@ -97,16 +96,16 @@ def match_segments(
 
 
 class LikelihoodMeasure(NamedTuple):
-    """What a model says of the probability of a row.
+    """The best available measure of how probable a model finds a row.
 
     Attributes
     ----------
     name
-        `log_likelihood`, `lower_bound`, `pseudo_log_likelihood` (the sum over features given all
-        others), `composite_log_likelihood` (the sum over pairs of features), or None where the
-        model offers nothing. The last two are no likelihood of a row.
+        `log_likelihood`; `lower_bound`; `pseudo_log_likelihood`, the sum over features given all
+        other features; `composite_log_likelihood`, the sum over pairs of features; or None. The
+        pseudo- and the composite log-likelihood are not likelihoods of a row.
     refusals
-        Why those before it were not taken.
+        Why the model cannot compute the measures that come earlier in this list.
     """
 
     name: str | None
@@ -114,7 +113,7 @@ class LikelihoodMeasure(NamedTuple):
 
 
 def make_baseline_models(n_rows: int) -> dict[str, Model]:
-    """Return the simple models that any other model should beat, given the number of rows."""
+    """Return simple models that any other model fitted to `n_rows` rows should beat."""
     n_components = min(20, n_rows)
     return {
         "independent features": BernoulliMixture(n_components=1, smoothing=1.0),
@@ -123,7 +122,7 @@ def make_baseline_models(n_rows: int) -> dict[str, Model]:
 
 
 def find_likelihood_measure(subject: EvaluatedModel, n_features: int) -> LikelihoodMeasure:
-    """Find what a model offers, by asking for the probability of a row without ones."""
+    """Find the best measure of a fitted model by trying each one on a row of zeros."""
     segment = int(subject.segments[0]) if len(subject.segments) else 0
     block = pack_block(np.zeros((1, n_features), np.uint8), segment=segment)
     refusals = []
@@ -151,8 +150,8 @@ def evaluate_rows(
     Returns
     -------
     tuple
-        The description, as of `describe_likelihood`, `describe_reconstruction` and
-        `describe_prediction`; and the sums of `score_rows`.
+        The combined results of `describe_likelihood`, `describe_reconstruction` and
+        `describe_prediction`; and the sums from `score_rows`.
 
     Raises
     ------
@@ -182,11 +181,13 @@ def score_rows(
     Parameters
     ----------
     subject
-        What is evaluated.
+        The fitted model.
     measure
-        Name of the measure of likelihood, or None.
-    rows, executor, seed, progress
-        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is that of the codes.
+        Name of a `LikelihoodMeasure`, or None.
+    rows, executor, progress
+        As for `pipeline.passes.map_reduce.collect_statistics`.
+    seed
+        Seed of the codes.
 
     Raises
     ------
@@ -202,18 +203,18 @@ def _score_block(
 ) -> Sums:
     predicted = summarize_predictions(subject.labels, subject.model, subject.params, block, rng)
     segment_rows = np.zeros(len(subject.segments), np.int64)
-    here = block
+    matched = block
     if len(subject.segments):
         segment_rows[block.segment] = block.n_samples
-        here = replace(block, segment=int(subject.segments[block.segment]))
+        matched = replace(block, segment=int(subject.segments[block.segment]))
     scored = reduce(
-        Sums.merge, (_score_part(subject, measure, rng, part) for part in _split_block(here))
+        Sums.merge, (_score_part(subject, measure, rng, part) for part in _split_block(matched))
     )
     return replace(scored, values={**scored.values, **predicted, "segment_rows": segment_rows})
 
 
 def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
-    """Cut a block so that a matrix of floats of its shape stays small."""
+    """Cut a block into parts whose dense matrices of floats stay small."""
     size = 64 * max(1, _CELLS_AT_ONCE // (64 * block.n_features))
     for start in range(0, block.n_samples, size):
         yield block.take_rows(np.arange(start, min(start + size, block.n_samples)))
@@ -222,39 +223,39 @@ def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
 def _score_part(
     subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
 ) -> Sums:
-    found, n = _compute_likelihoods(subject, measure, rng, block), block.n_samples
-    shared = np.broadcast_to(found.shared_error + found.integration_error, n)
+    scores, n = _compute_likelihoods(subject, measure, rng, block), block.n_samples
+    shared = np.broadcast_to(scores.shared_error + scores.integration_error, n)
     values = {
-        "squared_nats": np.array((found.nats**2).sum()),
-        "error_variance": np.array((found.standard_error**2).sum()),
+        "squared_nats": np.array((scores.nats**2).sum()),
+        "error_variance": np.array((scores.standard_error**2).sum()),
         "shared_error": np.array(shared.sum()),
         **_sum_losses(subject, rng, block),
     }
-    return Sums(n, float(found.nats.sum()), values)
+    return Sums(n, float(scores.nats.sum()), values)
 
 
 def _compute_likelihoods(
     subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
 ) -> LogLikelihood:
     """Return the measure of each row, and its standard error."""
-    nothing = np.zeros(block.n_samples)
+    zeros = np.zeros(block.n_samples)
     if measure is None:
-        return LogLikelihood(nothing, nothing)
-    found = getattr(subject.model, measure)(subject.params, block, rng)
-    scored = found if isinstance(found, LogLikelihood) else LogLikelihood(found, nothing)
-    if not (finite := np.isfinite(scored.nats)).all():
-        at = int(np.argmin(finite))
+        return LogLikelihood(zeros, zeros)
+    values = getattr(subject.model, measure)(subject.params, block, rng)
+    scores = values if isinstance(values, LogLikelihood) else LogLikelihood(values, zeros)
+    if not (finite := np.isfinite(scores.nats)).all():
+        k = int(np.argmin(finite))
         raise FitError(
-            f"row {block.rows[at] + 1}: Expected a finite {measure}, got {scored.nats[at]}. "
+            f"row {block.rows[k] + 1}: the {measure} is {scores.nats[k]}. "
             "Fit again with other settings."
         )
-    return scored
+    return scores
 
 
 def _sum_losses(
     subject: EvaluatedModel, rng: RowRandom, block: BinaryBlock
 ) -> dict[str, NDArray[Any]]:
-    """Sum the losses of reconstruction over observed values, where the model reconstructs."""
+    """Sum the reconstruction losses over observed values; empty if the model cannot reconstruct."""
     if not isinstance(subject.model, CanReconstruct):
         return {}
     observed = np.ones((block.n_samples, block.n_features), np.bool_)
@@ -272,22 +273,23 @@ def _sum_losses(
 
 
 def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any]:
-    """Describe the likelihood of a row.
+    """Describe the mean likelihood per row.
 
     Returns
     -------
     dict
-        `kind`: exact, estimate, bound, pseudo, composite or none; the mean of a row in nats under
-        the name of the measure, and in `bits`; `standard_error` of that mean for the choice of
-        rows, and `estimation_error` of it for how it was estimated: row by row, or for all at once
-        or by an approximation, which more rows do not lessen; `refusals`.
+        `kind`: exact, estimate, bound, pseudo, composite or none; the mean per row in nats, under
+        the name of the measure, and in `bits`; `standard_error`, the error due to the sampling of
+        rows; `estimation_error`, the error of the estimate itself, part of which is common to all
+        rows and does not shrink with their number; `refusals`.
     """
     if measure.name is None:
         return {"kind": "none", "refusals": list(measure.refusals)}
     n, mean = sums.n_samples, sums.objective / sums.n_samples
     variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
-    own, shared = float(sums.values["error_variance"]), float(sums.values["shared_error"]) / n
-    error = float(np.hypot(np.sqrt(own) / n, shared))
+    row_variance = float(sums.values["error_variance"])
+    shared = float(sums.values["shared_error"]) / n
+    error = float(np.hypot(np.sqrt(row_variance) / n, shared))
     kind = "estimate" if error > 0 else _LIKELIHOOD_MEASURES[measure.name][1]
     return {
         "kind": kind,
@@ -300,10 +302,7 @@ def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any
 
 
 def describe_reconstruction(sums: Sums) -> dict[str, float]:
-    """Return the mean loss per observed value, given the codes of its own row.
-
-    There are none of a model that does not reconstruct.
-    """
+    """Return the mean reconstruction losses per observed value; empty without reconstruction."""
     if "observed" not in sums.values:
         return {}
     n_observed = max(int(sums.values["observed"]), 1)
@@ -312,23 +311,24 @@ def describe_reconstruction(sums: Sums) -> dict[str, float]:
 
 def assign_folds(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:
     """Return the fold of each original row, (n_rows,)."""
-    hands, places = np.divmod(rows, n_folds)
-    draws = RowRandom(seed).stream("folds").uniform(hands, n_folds)
-    own = np.take_along_axis(draws, places[:, None], axis=1)
-    folds: NDArray[np.int64] = (draws < own).sum(axis=1)
+    # Every group of n_folds consecutive rows is spread over all folds in random order.
+    groups, places = np.divmod(rows, n_folds)
+    draws = RowRandom(seed).stream("folds").uniform(groups, n_folds)
+    row_draws = np.take_along_axis(draws, places[:, None], axis=1)
+    folds: NDArray[np.int64] = (draws < row_draws).sum(axis=1)
     return folds
 
 
 @dataclass(frozen=True)
 class RowFold:
-    """One fold of several.
+    """One fold of a cross-validation.
 
     Attributes
     ----------
     index, n_folds
-        Which of how many.
+        Index of the fold, and number of folds.
     seed
-        Of the deal.
+        Seed that assigns rows to folds.
     """
 
     index: int
@@ -346,7 +346,7 @@ class RowFold:
 
 @dataclass(frozen=True)
 class _FoldReader:
-    """Reads chunks in any process, and keeps the rows of a fold, or all others."""
+    """Reads chunks in any process and keeps the rows inside or outside a fold."""
 
     read: Callable[[int], PackedChunk]
     fold: RowFold
@@ -354,8 +354,8 @@ class _FoldReader:
 
     def __call__(self, key: int) -> PackedChunk:
         chunk = self.read(key)
-        of_fold = assign_folds(chunk.rows, self.fold.n_folds, self.fold.seed) == self.fold.index
-        keep = of_fold == self.held_out
+        in_fold = assign_folds(chunk.rows, self.fold.n_folds, self.fold.seed) == self.fold.index
+        keep = in_fold == self.held_out
         if chunk.keep is not None:
             keep &= chunk.keep
         return replace(chunk, keep=keep)  # type: ignore[type-var]

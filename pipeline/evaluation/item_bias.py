@@ -1,13 +1,18 @@
-"""Whether items favour one group of rows among rows of equal sum scores: Mantel–Haenszel.
+"""Tests of item bias: does an item favour one of two groups of rows with equal ability?
 
-With N_gk rows of group g (0 the reference, 1 the focal one) at score k, of which O_gik have item i,
+Mantel–Haenszel compares rows with equal sum scores. With N_gk rows of group g (0 the reference
+group, 1 the focal group) at score k, O_gik of them with a one in item i,
 
     α_i = Σ_k O_0ik (N_1k − O_1ik) / N_k  /  Σ_k (N_0k − O_0ik) O_1ik / N_k,
     χ²_i = (|Σ_k O_0ik − E_ik| − ½)² / Σ_k V_ik
 
-with E and V the mean and variance of the hypergeometric distribution (P. W. Holland, D. T. Thayer,
-"Differential item performance and the Mantel–Haenszel procedure", 1988). Δ = −2.35 ln α is on the
-scale of ETS: below 1 in size, or by chance, an item is in class A; from 1.5 on in class C.
+where E and V are the mean and variance of the hypergeometric distribution (P. W. Holland,
+D. T. Thayer, "Differential item performance and the Mantel–Haenszel procedure", 1988).
+Δ = −2.35 ln α is on the scale of ETS. An item has grade A if |Δ| < 1 or Δ is not significant,
+grade C if |Δ| ≥ 1.5, and else grade B.
+
+The likelihood-ratio test compares latent-trait fits in which an item has the same parameters in
+both groups, or its own parameters in each.
 """
 
 from __future__ import annotations
@@ -44,21 +49,23 @@ from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 _NODES = gauss_hermite(101, 1)
-_CERTAIN_LOG_ODDS = 40.0  # log-odds of a one that all rows have: its mass is that of the nodes
+_CERTAIN_LOG_ODDS = 40.0  # of an added item that is 1 in all rows: its mass is the nodes' mass
 _DF = 2
+_ETS_DELTA_FACTOR, _SMALL_DELTA, _LARGE_DELTA, _SIGNIFICANCE_LEVEL = -2.35, 1.0, 1.5, 0.05
 
 
 class GroupTestResults(NamedTuple):
-    """What the tests find.
+    """Likelihood-ratio tests of all items.
 
     Attributes
     ----------
     chi2, p
-        (n_features,) each.
+        Test statistic and p-value of each item, (n_features,) each.
     slopes, offsets
-        Of each item in the reference and the focal group, (n_features, 2) each.
+        Parameters of each item in the reference and the focal group, (n_features, 2) each.
     """
 
     chi2: Array
@@ -69,14 +76,15 @@ class GroupTestResults(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupParams:
-    """Slope and offset of each item; the last item is the tested one in the focal group.
+    """Slopes and offsets of items, and the focal group's distribution of the trait.
 
     Attributes
     ----------
     items
-        Without a tested item (n_features, 2), else a row more.
+        Slope and offset of each item, (n_features, 2). If an item is tested, another row has its
+        parameters in the focal group.
     focal
-        Mean and logarithm of the standard deviation of the focal group's trait.
+        Mean of the trait in the focal group, and logarithm of its standard deviation.
     """
 
     items: Array = array_field("item", "moment")
@@ -85,16 +93,16 @@ class GroupParams:
 
 @dataclass(frozen=True)
 class GroupTraits(Model):
-    """One trait in two groups of rows.
+    """Model of one latent trait in two groups of rows.
 
     Attributes
     ----------
     column
         Per-row column that names the group.
     groups
-        Its value in the reference group and in the focal one.
+        Values of the column in the reference group and in the focal group.
     item
-        Feature that has parameters of its own in each group; none if below 0.
+        The tested item, which has its own parameters in each group; none if negative.
     """
 
     name: ClassVar[str] = "group-traits"
@@ -110,11 +118,11 @@ class GroupTraits(Model):
     tol: float = 1e-9
 
     def list_required_columns(self) -> tuple[str, ...]:
-        """Name the column of the groups."""
+        """Return the column of the groups."""
         return (self.column,)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Begin with equal slopes and groups."""
+        """Start from equal slopes and equal groups."""
         observed, ones = pool_margins(first)
         offsets = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
         return FitState(GroupParams(np.column_stack([np.ones(len(ones)), offsets]), np.zeros(2)))
@@ -122,56 +130,57 @@ class GroupTraits(Model):
     def summarize(
         self, params: GroupParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """Do the E-step of each group's rows on its own nodes."""
+        """Run the E-step, each group with its own node weights."""
         parts = []
-        for group, (rows, *given) in enumerate(self._iter_groups(params, block)):
-            found = node_statistics(*given)
-            focal = found.mass[-1] * group
-            sums = {"ones": found.ones[:-1], "mass": found.mass[:-1], "focal": focal}
-            parts.append(Sums(len(rows), found.log_likelihood, sums))
+        for group, (rows, *arguments) in enumerate(self._iter_groups(params, block)):
+            expected = node_statistics(*arguments)
+            focal = expected.mass[-1] * group
+            sums = {"ones": expected.ones[:-1], "mass": expected.mass[:-1], "focal": focal}
+            parts.append(Sums(len(rows), expected.log_likelihood, sums))
         return parts[0].merge(parts[1])
 
     def transform(
         self, params: GroupParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Return the posterior mean of x, (n_samples, 1); 0 of rows of neither group."""
+        """Return the posterior mean of the trait, (n_samples, 1); 0 for rows in neither group."""
         mean = np.zeros((block.n_samples, 1))
-        for rows, *given in self._iter_groups(params, block):
-            mean[rows] = node_posterior(*given).mean
+        for rows, *arguments in self._iter_groups(params, block):
+            mean[rows] = node_posterior(*arguments).mean
         return {"mean": mean}
 
     def _iter_groups(self, params: GroupParams, block: BinaryBlock) -> Iterator[Any]:
-        """Return each group's rows, their bits and mask, slopes, offsets and nodes."""
+        """Yield each group's rows, and the arguments of `node_statistics` for them."""
         X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(self.column)
-        seen = np.ones_like(X) if observed is None else observed
+        mask = np.ones_like(X) if observed is None else observed
         slopes, offsets = np.vstack([params.items, [0.0, _CERTAIN_LOG_ODDS]]).T
         for group, value in enumerate(self.groups):
             rows = np.flatnonzero(labels == value)
-            columns = self._append_group_columns(X[rows], seen[rows], group)
+            columns = self._append_group_columns(X[rows], mask[rows], group)
             yield rows, *columns, slopes[:, None], offsets, _weigh_nodes(params.focal * group)
 
     def _append_group_columns(
-        self, X: NDArray[np.uint8], seen: NDArray[np.uint8], group: int
+        self, X: NDArray[np.uint8], mask: NDArray[np.uint8], group: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Add the tested item's copy for the focal group, and a one that all rows have."""
+        """Append the tested item's copy for the focal group, and an item that is always 1."""
         certain = np.ones((len(X), 1), np.uint8)
         if self.item < 0:
-            return np.hstack([X, certain]), np.hstack([seen, certain])
-        own = slice(self.item, self.item + 1)
-        bits, mask = np.hstack([X, X[:, own], certain]), np.hstack([seen, seen[:, own], certain])
+            return np.hstack([X, certain]), np.hstack([mask, certain])
+        tested = slice(self.item, self.item + 1)
+        X = np.hstack([X, X[:, tested], certain])
+        mask = np.hstack([mask, mask[:, tested], certain])
         mask[:, self.item if group else -2] = 0
-        return bits, mask
+        return X, mask
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Do the M-step."""
+        """Run the M-step."""
         sums, (slopes, offsets) = statistics.values, state.params.items.T
-        found = logistic_m_step(_NODES.points, sums["ones"], sums["mass"], slopes[:, None], offsets)
+        fit = logistic_m_step(_NODES.points, sums["ones"], sums["mass"], slopes[:, None], offsets)
         x, mass = _NODES.points[:, 0], sums["focal"] / sums["focal"].sum()
         mean = mass @ x
         focal = np.array([mean, 0.5 * np.log(mass @ (x - mean) ** 2)])
-        items = np.column_stack([found.weights, found.offsets])
+        items = np.column_stack([fit.weights, fit.offsets])
         return replace(state, params=GroupParams(items, focal))
 
     def pack_params(self, params: GroupParams) -> Array:
@@ -179,12 +188,12 @@ class GroupTraits(Model):
         return np.append(params.items, params.focal)
 
     def unpack_params(self, params: GroupParams, packed: Array, n_samples: int) -> Any:
-        """Undo `packed`."""
+        """Undo `pack_params`."""
         return GroupParams(packed[:-2].reshape(-1, 2).copy(), packed[-2:].copy())
 
 
 def _weigh_nodes(focal: Array) -> Nodes:
-    """Weigh the nodes by the focal group's density."""
+    """Return the nodes weighted by the focal group's density."""
     mean, log_sd = focal
     x = _NODES.points[:, 0]
     log_ratio = (x**2 - ((x - mean) * np.exp(-log_sd)) ** 2) / 2 - log_sd
@@ -194,47 +203,44 @@ def _weigh_nodes(focal: Array) -> Nodes:
 def run_group_tests(
     column: str, groups: tuple[int, int], rows: RowSource, executor: Executor, progress: Progress
 ) -> tuple[GroupTestResults, Array]:
-    """Test every item by a fit of its own, all others being shared by the groups.
+    """Test each item by a fit in which only this item has its own parameters in each group.
 
     Parameters
     ----------
     column, groups
-        As of `GroupTraits`.
+        As for `GroupTraits`.
     rows, executor, progress
-        As of `pipeline.fitting.loop.fit_model`.
+        As for `pipeline.fitting.loop.fit_model`.
 
     Returns
     -------
-    tests, focal
-        The tests, and mean and standard deviation of the focal group's trait where all items are
-        shared.
+    tests
+        The results.
+    focal
+        Mean and standard deviation of the focal group's trait if the groups share all items, (2,).
     """
 
-    def fitted(model: GroupTraits, state: FitState) -> tuple[GroupParams, float]:
-        done = fit_model(model, rows, executor, state=state, progress=progress)
-        reached = collect_pass_statistics(model, done, rows, executor, 0, progress)
-        return done.params, float(reached.objective)
+    def fit(model: GroupTraits, state: FitState) -> tuple[GroupParams, float]:
+        state = fit_model(model, rows, executor, state=state, progress=progress)
+        statistics = collect_pass_statistics(model, state, rows, executor, 0, progress)
+        return state.params, float(statistics.objective)
 
-    shared = GroupTraits(column, groups)
-    begun = initialize_fit(shared, collect_first_statistics(shared, rows, executor, 0, progress), 0)
-    at, least = fitted(shared, begun)
-    chi2, own = np.zeros(len(at.items)), np.zeros((len(at.items), 2, 2))
-    for item, both in enumerate(at.items):
-        apart = FitState(replace(at, items=np.vstack([at.items, both])))
-        found, reached = fitted(replace(shared, item=item), apart)
-        chi2[item], own[item] = max(2 * (reached - least), 0.0), found.items[[item, -1]]
-    focal = np.array([at.focal[0], np.exp(at.focal[1])])
+    model = GroupTraits(column, groups)
+    start = initialize_fit(model, collect_first_statistics(model, rows, executor, 0, progress), 0)
+    shared, shared_objective = fit(model, start)
+    chi2, parameters = np.zeros(len(shared.items)), np.zeros((len(shared.items), 2, 2))
+    for item, both_groups in enumerate(shared.items):
+        start = FitState(replace(shared, items=np.vstack([shared.items, both_groups])))
+        separate, objective = fit(replace(model, item=item), start)
+        chi2[item] = max(2 * (objective - shared_objective), 0.0)
+        parameters[item] = separate.items[[item, -1]]
+    focal = np.array([shared.focal[0], np.exp(shared.focal[1])])
     p = scipy.stats.chi2.sf(chi2, _DF)
-    return GroupTestResults(chi2, p, own[:, :, 0], own[:, :, 1]), focal
-
-
-Counts = NDArray[np.int64]
-
-_ETS_DELTA_FACTOR, _SMALL_DELTA, _LARGE_DELTA, _SIGNIFICANCE_LEVEL = -2.35, 1.0, 1.5, 0.05
+    return GroupTestResults(chi2, p, parameters[:, :, 0], parameters[:, :, 1]), focal
 
 
 class ItemBias(NamedTuple):
-    """What the test finds of each item, (n_features,) each; α is 0 or ∞ where a cell is empty."""
+    """Mantel–Haenszel tests, (n_features,) each; odds ratios are 0 or ∞ if a cell is empty."""
 
     odds_ratio: Array
     chi2: Array
@@ -251,22 +257,22 @@ def count_by_score(column: str, groups: tuple[int, int], block: BinaryBlock) -> 
     column
         Per-row column that names the group.
     groups
-        Its value in the reference group and in the focal one.
+        Values of the column in the reference group and in the focal group.
     block
         The rows.
 
     Returns
     -------
     Sums
-        `rows` (2, n_features + 1) and `ones` (2, n_features + 1, n_features).
+        `rows`, (2, n_features + 1), and `ones`, (2, n_features + 1, n_features).
     """
     X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(column)
-    whole = np.ones(len(X), bool) if observed is None else observed.all(axis=1)
+    is_complete = np.ones(len(X), bool) if observed is None else observed.all(axis=1)
     n_features = block.n_features
     rows = np.zeros((2, n_features + 1), np.int64)
     ones = np.zeros((2, n_features + 1, n_features), np.int64)
     for g, value in enumerate(groups):
-        chosen = X[whole & (labels == value)]
+        chosen = X[is_complete & (labels == value)]
         scores = chosen.sum(axis=1, dtype=np.int64)
         rows[g] = np.bincount(scores, minlength=n_features + 1)
         for k in np.flatnonzero(rows[g]):
@@ -275,14 +281,14 @@ def count_by_score(column: str, groups: tuple[int, int], block: BinaryBlock) -> 
 
 
 def mantel_haenszel(rows: Counts, ones: Counts) -> ItemBias:
-    """Test every item, the scores being strata; the parameters are those of `count_by_score`."""
-    both = (rows > 0).all(axis=0)
-    n_0, n_1 = (rows[g, both, None].astype(np.float64) for g in (0, 1))
-    a, c = (ones[g, both].astype(np.float64) for g in (0, 1))
+    """Test each item, stratified by score, given the counts of `count_by_score`."""
+    in_both = (rows > 0).all(axis=0)
+    n_0, n_1 = (rows[g, in_both, None].astype(np.float64) for g in (0, 1))
+    a, c = (ones[g, in_both].astype(np.float64) for g in (0, 1))
     b, d, total = n_0 - a, n_1 - c, n_0 + n_1
-    has, lacks = a + c, b + d
-    expected = n_0 * has / total
-    variance = n_0 * n_1 * has * lacks / (total**2 * np.maximum(total - 1, 1))
+    n_ones, n_zeros = a + c, b + d
+    expected = n_0 * n_ones / total
+    variance = n_0 * n_1 * n_ones * n_zeros / (total**2 * np.maximum(total - 1, 1))
     excess = np.maximum(abs((a - expected).sum(axis=0)) - 0.5, 0.0)
     spread = variance.sum(axis=0)
     chi2 = np.divide(excess**2, spread, out=np.zeros(len(spread)), where=spread > 0)

@@ -1,8 +1,8 @@
-"""How well latent codes keep neighbourhoods: which rows are near each other, and their labels.
+"""How well latent codes preserve neighbourhoods and the labels of neighbouring rows.
 
-Distances of all pairs are compared, so of many rows some are drawn. Of bits they are Hamming
-distances, with missing values the share of those observed in both rows that differ; of codes
-Euclidean ones. Of rows that are equally near the earlier comes first.
+All pairs of rows are compared, so large datasets are sampled first. Distances between codes are
+Euclidean. Distances between bits are Hamming distances; if values are missing, they are the share
+of differing values among the features observed in both rows. Ties go to the earlier row.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ Indices = NDArray[np.int64]
 N_NEIGHBORS = 5
 MAX_QUERY_ROWS, MAX_REFERENCE_ROWS = 2000, 20_000
 NO_PART = -1
-"""Part of rows that may have any neighbour."""
+"""Part of a row that may have any other row as its neighbour."""
 _PAIRS_AT_ONCE = 1 << 20
 
 
 class SampledRows(NamedTuple):
-    """Rows drawn from all.
+    """Rows drawn from a dataset by (seed, stream, original row).
 
     Attributes
     ----------
     block
         The rows, in original order.
     segments
-        Indices of their segments, (n_drawn,).
+        Segment index of each row, (n_drawn,).
     labels
-        Texts that say what they are, where a column was asked for; else empty, (n_drawn,).
+        Label of each row as text, (n_drawn,); empty if no column was requested.
     n_rows
-        The rows that they were drawn from.
+        Number of rows that the sample was drawn from.
     """
 
     block: BinaryBlock
@@ -78,14 +78,9 @@ class SampledRows(NamedTuple):
 def draw_dataset_rows(
     rows: RowSource, size: int, executor: Executor, seed: int, progress: Progress = ignore_progress
 ) -> SampledRows:
-    """Draw so many rows, or all where there are fewer.
+    """Draw at most `size` rows; the seed determines which.
 
-    Parameters
-    ----------
-    rows, executor, seed, progress
-        As for `pipeline.passes.map_reduce.collect_statistics`; the seed decides which rows.
-    size
-        Rows to draw at the most.
+    The other parameters are those of `pipeline.passes.map_reduce.collect_statistics`.
 
     Raises
     ------
@@ -105,14 +100,14 @@ def draw_labelled_rows(
     seed: int,
     progress: Progress = ignore_progress,
 ) -> SampledRows:
-    """Draw from the rows that have a label; the parameters beside are those of `draw_dataset_rows`.
+    """Draw at most `size` rows that have a label; see `draw_dataset_rows`.
 
     Parameters
     ----------
     column
-        A per-row column, which the rows are read with, or `SEGMENT`.
+        Per-row column of the labels, which `rows` must read, or `SEGMENT`.
     data
-        The dataset of the rows.
+        The dataset, which names the labels.
 
     Raises
     ------
@@ -124,11 +119,13 @@ def draw_labelled_rows(
     values, places = np.unique(sample.labels, return_inverse=True)
     if not len(values):
         raise FitError(
-            f"The column {column!r} has no label in these rows. Choose another.", parameter="label"
+            f"Column {column!r} has no labels in these rows. Choose another column.",
+            parameter="label",
         )
     if (values != np.floor(values)).any():
         raise FitError(
-            f"Expected texts or whole numbers in column {column!r}, got fractions. Choose another.",
+            f"Column {column!r} holds fractions, but labels must be text or whole numbers. "
+            "Choose another column.",
             parameter="label",
         )
     labels = np.array(name_labels(values, column, data), np.str_)[places]
@@ -137,64 +134,58 @@ def draw_labelled_rows(
 
 def _draw_labelled_block(size: int, column: str, rng: RowRandom, block: BinaryBlock) -> RowSample:
     labels = convert_labels_to_numbers(get_labels(block, column))
-    at = np.flatnonzero(np.isfinite(labels))
-    return RowSample.from_block(block.take_rows(at), size, rng, labels[at])
+    labelled = np.flatnonzero(np.isfinite(labels))
+    return RowSample.from_block(block.take_rows(labelled), size, rng, labels[labelled])
 
 
 def _sort_sample(sample: RowSample, labels: NDArray[np.str_] | None = None) -> SampledRows:
-    at = np.argsort(sample.rows)
-    observed = None if sample.observed.all() else sample.observed[at]
-    block = replace(pack_block(sample.X[at], observed), rows=sample.rows[at])
-    told = np.empty(0, np.str_) if labels is None else labels[at]
-    return SampledRows(block, sample.segments[at], told, sample.n_samples)
+    order = np.argsort(sample.rows)
+    observed = None if sample.observed.all() else sample.observed[order]
+    block = replace(pack_block(sample.X[order], observed), rows=sample.rows[order])
+    labels = np.empty(0, np.str_) if labels is None else labels[order]
+    return SampledRows(block, sample.segments[order], labels, sample.n_samples)
 
 
 def code_rows(
     subject: EvaluatedModel,
-    drawn: SampledRows,
+    sample: SampledRows,
     executor: Executor,
     seed: int,
     progress: Progress = ignore_progress,
 ) -> Array:
-    """Return the codes of rows, (n_drawn, n_components), as `flows.transform` would.
+    """Compute the codes of a sample, (n_drawn, n_components), as `flows.transform` would.
 
-    Parameters
-    ----------
-    subject
-        The model; its `segments` are those of the dataset that the rows are of.
-    drawn
-        The rows.
-    executor, seed, progress
-        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is that of the codes.
+    `subject.segments` must refer to the dataset that the sample was drawn from.
 
     Raises
     ------
     FitError
         If a code is not finite.
     """
-    pieces = list(_split_by_segment(subject, drawn))
+    pieces = list(_split_by_segment(subject, sample))
     code = partial(_code_piece, subject.model, subject.params, RowRandom(seed))
-    codes, done = [], 0
+    codes, n_coded = [], 0
     for k, part in enumerate(executor.map(code, [piece for _, piece in pieces]), start=1):
         codes.append(part)
-        done += len(part)
-        progress("code rows", k, len(pieces), done)
-    places = np.concatenate([at for at, _ in pieces])
-    found: Array = np.concatenate(codes)[np.argsort(places)]
-    return found
+        n_coded += len(part)
+        progress("code rows", k, len(pieces), n_coded)
+    places = np.concatenate([places for places, _ in pieces])
+    in_order: Array = np.concatenate(codes)[np.argsort(places)]
+    return in_order
 
 
 def _split_by_segment(
-    subject: EvaluatedModel, drawn: SampledRows
+    subject: EvaluatedModel, sample: SampledRows
 ) -> Iterator[tuple[Indices, BinaryBlock]]:
-    """Cut rows into blocks of one segment of the model's, and say where each row belongs."""
-    own = (
-        subject.segments[drawn.segments] if len(subject.segments) else np.zeros_like(drawn.segments)
-    )
-    for segment in np.unique(own):
-        at = np.flatnonzero(own == segment)
-        for some in iter_portions(len(at), drawn.block.n_features):
-            yield at[some], replace(drawn.block.take_rows(at[some]), segment=int(segment))
+    """Yield blocks with one of the model's segments each, and their rows' places in the sample."""
+    segments = np.zeros_like(sample.segments)
+    if len(subject.segments):
+        segments = subject.segments[sample.segments]
+    for segment in np.unique(segments):
+        places = np.flatnonzero(segments == segment)
+        for part in iter_portions(len(places), sample.block.n_features):
+            rows = sample.block.take_rows(places[part])
+            yield places[part], replace(rows, segment=int(segment))
 
 
 def _code_piece(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -> Array:
@@ -204,17 +195,16 @@ def _code_piece(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -
 
 @dataclass(frozen=True)
 class NearestRowSearch:
-    """Folds one more block into the nearest neighbours of rows, for `pair_work.RowPairJob`.
+    """Searches a block for nearer neighbours of rows, for `pair_work.RowPairJob`.
 
     Attributes
     ----------
     metric
-        How far apart two rows are.
+        The distance.
     k
-        Neighbours of a row.
-    itself
-        Whether a row of the same number may be a neighbour: where the two blocks are of different
-        data.
+        Number of neighbours per row.
+    include_self
+        Whether a row with the same number counts as a neighbour, because it is in other data.
     """
 
     metric: Metric
@@ -222,32 +212,32 @@ class NearestRowSearch:
     include_self: bool
 
     def __call__(self, left: BinaryBlock, right: BinaryBlock, before: Arrays | None) -> Arrays:
-        """Return `distances` and `indices`, (n rows on the left, k), nearest first."""
+        """Return `distances` and `indices`, (n_left_rows, k), nearest first."""
         if before is None:
-            found = empty_nearest(left.n_samples, self.k)
+            nearest = empty_nearest(left.n_samples, self.k)
         else:
-            found = NearestRows(before["distances"], before["indices"])
-        own = left.rows if not self.include_self else np.full(left.n_samples, NO_PART)
-        rows = NumberedRows(left.to_packed_rows(), left.rows, own)
-        others = NumberedRows(right.to_packed_rows(), right.rows, right.rows)
-        merge_nearest(self.metric, rows, others, found)
-        return found._asdict()
+            nearest = NearestRows(before["distances"], before["indices"])
+        parts = np.full(left.n_samples, NO_PART) if self.include_self else left.rows
+        queries = NumberedRows(left.to_packed_rows(), left.rows, parts)
+        references = NumberedRows(right.to_packed_rows(), right.rows, right.rows)
+        merge_nearest(self.metric, queries, references, nearest)
+        return nearest._asdict()
 
 
 @dataclass(frozen=True)
 class NeighbourVote:
-    """Labels of rows, told by those of the nearest rows among others.
+    """Labels to predict by a majority vote of the nearest rows.
 
     Attributes
     ----------
     column
-        Which labels.
-    judged
-        Rows whose labels are told.
-    fitted
-        Rows whose labels are known.
-    apart
-        Whether rows of the same number are different ones: those of other data.
+        Column of the labels.
+    queries
+        Rows whose labels are predicted.
+    references
+        Rows that vote.
+    is_other_data
+        Whether the references are from other data, so that equal row numbers are different rows.
     """
 
     column: str
@@ -257,105 +247,104 @@ class NeighbourVote:
 
     @property
     def n_neighbors(self) -> int:
-        """Neighbours that vote.
+        """Number of neighbours that vote.
 
         Raises
         ------
         FitError
-            If there are not two rows that could be one.
+            If there are fewer than two references.
         """
-        n_fitted = self.references.block.n_samples
-        if n_fitted < 2:
+        n_references = self.references.block.n_samples
+        if n_references < 2:
             raise FitError(
-                f"At least 2 fitted rows need a label, but {n_fitted} have one. Choose another.",
+                f"Only {n_references} of the fitted rows have a label, but at least 2 need one. "
+                "Choose another column.",
                 parameter="label",
             )
-        return min(N_NEIGHBORS, n_fitted - 1)
+        return min(N_NEIGHBORS, n_references - 1)
 
     @cached_property
     def accuracy_by_bits(self) -> float:
-        """Share of labels that the rows with the nearest bits tell."""
+        """Share of labels predicted correctly from the rows with the nearest bits."""
         search = NearestRowSearch("hamming", self.n_neighbors, include_self=self.is_other_data)
-        found = search(self.queries.block, self.references.block, None)
-        return self._vote_accuracy(np.searchsorted(self.references.block.rows, found["indices"]))
+        nearest = search(self.queries.block, self.references.block, None)
+        return self._vote_accuracy(np.searchsorted(self.references.block.rows, nearest["indices"]))
 
-    def score_codes(self, judged: Array, fitted: Array) -> float:
+    def score_codes(self, query_codes: Array, reference_codes: Array) -> float:
         """Return the share of labels predicted correctly from the rows with the nearest codes.
 
-        Parameters
-        ----------
-        judged, fitted
-            Codes of the rows, (n_judged, n_components) and (n_fitted, n_components).
+        The codes are (n_queries, n_components) and (n_references, n_components).
         """
-        own, size = self._find_own_places(), max(1, _PAIRS_AT_ONCE // len(fitted))
-        cuts = [slice(start, start + size) for start in range(0, len(judged), size)]
-        parts = [
-            find_nearest_places(
-                cdist(judged[some], fitted, "sqeuclidean"), self.n_neighbors, own[some]
-            )
-            for some in cuts
-        ]
-        return self._vote_accuracy(np.concatenate(parts))
+        own_places = self._find_own_places()
+        size = max(1, _PAIRS_AT_ONCE // len(reference_codes))
+        neighbours = []
+        for start in range(0, len(query_codes), size):
+            part = slice(start, start + size)
+            distances = cdist(query_codes[part], reference_codes, "sqeuclidean")
+            neighbours.append(find_nearest_places(distances, self.n_neighbors, own_places[part]))
+        return self._vote_accuracy(np.concatenate(neighbours))
 
     def _find_own_places(self) -> Indices:
-        """Return the place of each row among those fitted."""
-        rows, among = self.queries.block.rows, self.references.block.rows
-        places = np.searchsorted(among, rows)
-        is_there = np.append(among, -1)[places] == rows
-        return np.where(is_there & (not self.is_other_data), places, NOT_AMONG_OTHERS)
+        """Return the place of each query among the references, if it is one of them."""
+        queries, references = self.queries.block.rows, self.references.block.rows
+        places = np.searchsorted(references, queries)
+        is_reference = np.append(references, -1)[places] == queries
+        return np.where(is_reference & (not self.is_other_data), places, NOT_AMONG_OTHERS)
 
     def _vote_accuracy(self, neighbours: Indices) -> float:
-        both = np.concatenate([self.queries.labels, self.references.labels])
-        labels = np.unique(both, return_inverse=True)[1]
-        own, others = np.split(labels, [len(self.queries.labels)])
-        return float((majority_label(others[neighbours]) == own).mean())
+        texts = np.concatenate([self.queries.labels, self.references.labels])
+        labels = np.unique(texts, return_inverse=True)[1]
+        truth, votes = np.split(labels, [len(self.queries.labels)])
+        return float((majority_label(votes[neighbours]) == truth).mean())
 
 
 def describe_code_quality(
     subject: EvaluatedModel,
-    there: EvaluatedModel,
-    judged: SampledRows,
+    reference_subject: EvaluatedModel,
+    sample: SampledRows,
     vote: NeighbourVote | None,
     executor: Executor,
     seed: int,
     progress: Progress = ignore_progress,
 ) -> dict[str, Any]:
-    """Describe how well the codes of a model keep neighbourhoods, and tell labels.
+    """Describe how well a model's codes preserve neighbourhoods and predict labels.
 
     Parameters
     ----------
-    subject
-        The model, among the segments of the rows to judge by.
-    there
-        The same among the segments of the rows that were fitted.
-    judged
-        The rows to judge by.
+    subject, reference_subject
+        The model, matched with the segments of the evaluated and of the fitted dataset.
+    sample
+        The rows to evaluate on.
     vote
-        Those with a label, if labels are to be told.
+        The labels to predict, if any.
     executor, seed, progress
-        As for `pipeline.evaluation.neighbourhoods.code_rows`.
+        As for `code_rows`.
 
     Returns
     -------
     dict
-        `neighbourhoods`, as `describe_neighbourhoods` has it; and `neighbour_labels`: the `column`,
-        `rows_without` a label, and what `describe_vote` has. Both are left out where empty.
+        `neighbourhoods`, from `describe_neighbourhoods`; and `neighbour_labels`: the `column`, the
+        number of `rows_without` a label, and the entries of `describe_vote`. Empty ones are left
+        out.
 
     Raises
     ------
     FitError
         If a code is not finite.
     """
-    how = (executor, seed, progress)
-    kept = describe_neighbourhoods(judged, code_rows(subject, judged, *how))
-    found = {"neighbourhoods": kept} if kept else {}
+    run = (executor, seed, progress)
+    description = {}
+    if neighbourhoods := describe_neighbourhoods(sample, code_rows(subject, sample, *run)):
+        description["neighbourhoods"] = neighbourhoods
     if vote is None:
-        return found
-    codes = code_rows(subject, vote.queries, *how), code_rows(there, vote.references, *how)
-    without = judged.n_rows - vote.queries.n_rows
-    told = describe_vote(vote, *codes)
-    labels = {"column": vote.column, "rows_without": without, **told}
-    return {**found, "neighbour_labels": labels} if told else found
+        return description
+    query_codes = code_rows(subject, vote.queries, *run)
+    reference_codes = code_rows(reference_subject, vote.references, *run)
+    if accuracy := describe_vote(vote, query_codes, reference_codes):
+        n_unlabelled = sample.n_rows - vote.queries.n_rows
+        labels = {"column": vote.column, "rows_without": n_unlabelled}
+        description["neighbour_labels"] = {**labels, **accuracy}
+    return description
 
 
 def has_distinct_codes(codes: Array) -> bool:
@@ -363,62 +352,66 @@ def has_distinct_codes(codes: Array) -> bool:
     return bool((codes != codes[:1]).any())
 
 
-def describe_neighbourhoods(drawn: SampledRows, codes: Array) -> dict[str, Any]:
-    """Describe how far neighbours in the codes are neighbours in the bits, and the other way.
+def describe_neighbourhoods(sample: SampledRows, codes: Array) -> dict[str, Any]:
+    """Compare the neighbourhoods in code space with those in the bits.
 
     Returns
     -------
     dict
-        `n_neighbors`; `rows` judged, and `of` how many; `trustworthiness`, 1 where no row that is a
-        neighbour in the codes is not one in the bits, and `continuity`, the same with codes and
-        bits exchanged; 0.5 is chance. Empty where all codes are the same or rows fewer than 11.
+        `n_neighbors`; the number of `rows` in the sample and the number `of` rows it was drawn
+        from; `trustworthiness`, 1 if all neighbours in code space are also neighbours in the bits,
+        0.5 by chance; `continuity`, the same with codes and bits exchanged. Empty if all codes are
+        equal or there are fewer than 11 rows.
     """
-    n = drawn.block.n_samples
+    n = sample.block.n_samples
     if n <= 2 * N_NEIGHBORS or not has_distinct_codes(codes):
         return {}
-    bits = drawn.block.to_packed_rows()
+    bits = sample.block.to_packed_rows()
     by_bits = squared_distances(bits, bits)
     by_codes = cdist(codes, codes, "sqeuclidean")
     return {
         "n_neighbors": N_NEIGHBORS,
         "rows": n,
-        "of": drawn.n_rows,
+        "of": sample.n_rows,
         "trustworthiness": trustworthiness(by_bits, by_codes, N_NEIGHBORS),
         "continuity": trustworthiness(by_codes, by_bits, N_NEIGHBORS),
     }
 
 
-def describe_vote(vote: NeighbourVote, judged: Array, fitted: Array) -> dict[str, Any]:
-    """Describe how well the labels of rows with near codes tell those of other rows.
+def describe_vote(
+    vote: NeighbourVote, query_codes: Array, reference_codes: Array
+) -> dict[str, Any]:
+    """Describe how well labels are predicted from the rows with the nearest codes.
 
     Parameters
     ----------
     vote
-        The rows.
-    judged, fitted
-        Their codes, (n_judged, n_components) and (n_fitted, n_components).
+        The labelled rows.
+    query_codes, reference_codes
+        Their codes, (n_queries, n_components) and (n_references, n_components).
 
     Returns
     -------
     dict
-        `n_neighbors` that vote, the nearest winning a tie; `rows` judged, and `of` how many;
-        `neighbours`, the rows that can be one, and `neighbours_of` how many; `accuracy` with its
-        `standard_error`; `accuracy_by_bits` with `standard_error_by_bits`, the same by Hamming
-        distances; and `commonest`, the share of the commonest label. Empty where all codes are the
-        same.
+        `n_neighbors` that vote, where the nearest one decides a tie; the number of query `rows` and
+        the number `of` rows they were drawn from; the number of reference rows (`neighbours`) and
+        the number of rows they were drawn from (`neighbours_of`); `accuracy` and its
+        `standard_error`; the same for Hamming distances between bits (`accuracy_by_bits`,
+        `standard_error_by_bits`); and the share of the most frequent label (`commonest`). Empty if
+        all codes are equal.
     """
-    if not has_distinct_codes(fitted):
+    if not has_distinct_codes(reference_codes):
         return {}
-    own, others = vote.queries, vote.references
-    n = own.block.n_samples
-    accuracy, by_bits = vote.score_codes(judged, fitted), vote.accuracy_by_bits
-    _, counts = np.unique(own.labels, return_counts=True)
+    queries, references = vote.queries, vote.references
+    n = queries.block.n_samples
+    accuracy, by_bits = vote.score_codes(query_codes, reference_codes), vote.accuracy_by_bits
+    _, counts = np.unique(queries.labels, return_counts=True)
     return {
         "n_neighbors": vote.n_neighbors,
         "rows": n,
-        "of": own.n_rows,
-        "neighbours": others.block.n_samples,
-        "neighbours_of": others.n_rows,
+        "of": queries.n_rows,
+        "neighbours": references.block.n_samples,
+        "neighbours_of": references.n_rows,
         "accuracy": accuracy,
         "standard_error": _standard_error(accuracy, n),
         "accuracy_by_bits": by_bits,

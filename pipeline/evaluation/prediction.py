@@ -1,6 +1,6 @@
-"""How well a model predicts the labels of rows: accuracy of categories, R² of numbers.
+"""How well a model predicts labels: accuracy for categories, R² for numbers.
 
-Categories are found by name, as segments are: the codes of texts depend on the dataset.
+Categories are matched by name, as segments are, because the codes of texts depend on the dataset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNSEEN_CATEGORY = -1
 
 
 class HasLabels(Protocol):
-    """What holds labels: a dataset."""
+    """A dataset with labels."""
 
     @property
     def segment_names(self) -> tuple[str, ...]:
@@ -40,21 +40,21 @@ class HasLabels(Protocol):
 
     @property
     def levels(self) -> Mapping[str, Iterable[str]]:
-        """Texts of those per-row columns that hold codes of texts, in the order of the codes."""
+        """Texts by code, for each per-row column that stores codes of texts."""
 
 
 @dataclass(frozen=True)
 class TargetLabels:
-    """The labels of a dataset, as a model was fitted to them.
+    """The labels of a dataset, matched with the categories of a fitted model.
 
     Attributes
     ----------
     column
-        Which labels.
+        Column of the labels.
     values
-        Those of the dataset that the model knows, rising, (n_known,).
+        The dataset's labels that the model was fitted to, increasing, (n_fitted,).
     categories
-        The model's index of each, (n_known,); None where the label is a number.
+        The model's category of each of these labels, (n_fitted,); None if labels are numbers.
     """
 
     column: str
@@ -63,30 +63,22 @@ class TargetLabels:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Per-row columns to read along."""
+        """Per-row columns that must be read with the rows."""
         return list_columns_to_read(self.column)
 
     def encode_labels(self, block: BinaryBlock) -> Array:
         """Return each row's category (-1 if not fitted) or number; NaN if missing."""
-        found = convert_labels_to_numbers(get_labels(block, self.column))
+        labels = convert_labels_to_numbers(get_labels(block, self.column))
         if self.categories is None:
-            return np.where(np.isfinite(found), found, np.nan)
-        places = np.searchsorted(self.values, found)
-        known = np.append(self.values, np.inf)[places] == found
-        categories = np.append(self.categories, _UNSEEN_CATEGORY)[np.where(known, places, -1)]
-        return np.where(np.isfinite(found), categories, np.nan)
+            return np.where(np.isfinite(labels), labels, np.nan)
+        places = np.searchsorted(self.values, labels)
+        is_fitted = np.append(self.values, np.inf)[places] == labels
+        categories = np.append(self.categories, _UNSEEN_CATEGORY)[np.where(is_fitted, places, -1)]
+        return np.where(np.isfinite(labels), categories, np.nan)
 
 
 def name_categories(model: Model, params: Any, data: HasLabels) -> tuple[str, ...]:
-    """Name the categories that a model was fitted to; none where it predicts none.
-
-    Parameters
-    ----------
-    model, params
-        What was fitted.
-    data
-        The dataset fitted.
-    """
+    """Return the names of a fitted model's categories in its dataset; empty if it has none."""
     values = model.categories(params) if isinstance(model, CanPredict) else None
     if values is None or not isinstance(model, CanPredict):
         return ()
@@ -94,44 +86,44 @@ def name_categories(model: Model, params: Any, data: HasLabels) -> tuple[str, ..
 
 
 def name_labels(values: Array, column: str, data: HasLabels) -> tuple[str, ...]:
-    """Name labels of a dataset, which are codes of texts, indices of segments or whole numbers.
+    """Return the names of labels: codes of texts, indices of segments or whole numbers.
 
     Parameters
     ----------
     values
         The labels, (n_labels,).
     column
-        The per-row column, or `SEGMENT`.
+        A per-row column, or `SEGMENT`.
     data
-        The dataset.
+        The dataset of the labels.
     """
     texts = _find_label_texts(column, data)
     if texts is None:
         return tuple(f"{value:.17g}" for value in values.tolist())
-    wanted = {int(value) for value in values}
-    found = {code: text for code, text in enumerate(texts) if code in wanted}
-    return tuple(found[int(value)] for value in values)
+    codes = {int(value) for value in values}
+    names = {code: text for code, text in enumerate(texts) if code in codes}
+    return tuple(names[int(value)] for value in values)
 
 
 def find_target_labels(
     model: Model, params: Any, names: Sequence[str], data: HasLabels
 ) -> TargetLabels | None:
-    """Find the labels that a model predicts in a dataset; None of a model that predicts none.
+    """Find the labels that a model predicts in a dataset; None if it predicts none.
 
     Parameters
     ----------
     model, params
-        What was fitted.
+        The fitted model.
     names
-        Of its categories, from `name_categories`.
+        Names of its categories, from `name_categories`.
     data
-        The dataset to judge it by, which has the column.
+        The dataset to evaluate on.
 
     Raises
     ------
     FitError
-        If the model predicts numbers and the dataset has texts, or the names are not as many as
-        its categories.
+        If the model predicts numbers but the dataset has texts, or if the names do not match the
+        model's categories.
     """
     if not isinstance(model, CanPredict):
         return None
@@ -140,19 +132,20 @@ def find_target_labels(
     if values is None:
         if texts is not None:
             raise FitError(
-                f"column {model.column!r}: Expected numbers, as were fitted, got texts. Keep the "
-                "column as numbers."
+                f"column {model.column!r}: the model was fitted to numbers, but this dataset has "
+                "texts. Ingest the column as numbers."
             )
         return TargetLabels(model.column, np.zeros(0), None)
     if not len(names) == len({*names}) == len(values):
         raise FitError(
-            f"Expected a name of each of {len(values)} categories, got {len({*names})}. Fit again."
+            f"The model has {len(values)} categories, but {len({*names})} different names for "
+            "them. Fit again."
         )
     index = {name: k for k, name in enumerate(names)}
-    found = _categories_by_number(index) if texts is None else _categories_by_code(index, texts)
-    known = sorted(found)
-    categories = np.array([found[value] for value in known], np.int64)
-    return TargetLabels(model.column, np.array(known, np.float64), categories)
+    by_label = _categories_by_number(index) if texts is None else _categories_by_code(index, texts)
+    labels = sorted(by_label)
+    categories = np.array([by_label[label] for label in labels], np.int64)
+    return TargetLabels(model.column, np.array(labels, np.float64), categories)
 
 
 def _find_label_texts(column: str, data: HasLabels) -> Iterable[str] | None:
@@ -165,51 +158,51 @@ def _categories_by_code(index: Mapping[str, int], texts: Iterable[str]) -> dict[
 
 
 def _categories_by_number(index: Mapping[str, int]) -> dict[float, int]:
-    """Return the numbers that names spell."""
-    found = {}
+    """Map numeric names to categories."""
+    categories = {}
     for name, category in index.items():
         with suppress(ValueError):
-            found[float(name)] = category
-    return found
+            categories[float(name)] = category
+    return categories
 
 
 def summarize_predictions(
     labels: TargetLabels | None, model: Model, params: Any, block: BinaryBlock, rng: RowRandom
 ) -> PredictionSums:
-    """Sum what tells how well labels are predicted; nothing of a model that predicts none."""
+    """Sum hits or squared errors over a block; empty if the model predicts no labels."""
     if labels is None or not isinstance(model, CanPredict):
         return {}
-    wanted = labels.encode_labels(block)
-    at = np.flatnonzero(~np.isnan(wanted))
-    taken, wanted = block.take_rows(at), wanted[at]
-    given = model.predict(params, taken, rng)
-    counts = {"labelled": np.array(len(at)), "unlabelled": np.array(block.n_samples - len(at))}
+    truth = labels.encode_labels(block)
+    rows = np.flatnonzero(~np.isnan(truth))
+    labelled, truth = block.take_rows(rows), truth[rows]
+    predicted = model.predict(params, labelled, rng)
+    counts = {"labelled": np.array(len(rows)), "unlabelled": np.array(block.n_samples - len(rows))}
     if labels.categories is None:
-        return {**counts, **_sum_squared_errors(wanted, given[:, 0])}
-    of_category = np.bincount(wanted[wanted >= 0].astype(np.int64), minlength=given.shape[1])
-    hits = wanted == given.argmax(axis=1)
+        return {**counts, **_sum_squared_errors(truth, predicted[:, 0])}
+    of_category = np.bincount(truth[truth >= 0].astype(np.int64), minlength=predicted.shape[1])
+    hits = truth == predicted.argmax(axis=1)
     return {**counts, "hits": np.array(hits.sum()), "of_category": of_category}
 
 
-def _sum_squared_errors(wanted: Array, given: Array) -> PredictionSums:
-    """Sum labels, their squares and the squared errors."""
-    sums = {"labels": wanted, "squares": wanted**2, "squared_errors": (wanted - given) ** 2}
+def _sum_squared_errors(truth: Array, predicted: Array) -> PredictionSums:
+    """Sum the labels, their squares and the squared errors."""
+    sums = {"labels": truth, "squares": truth**2, "squared_errors": (truth - predicted) ** 2}
     return {name: np.array(values.sum()) for name, values in sums.items()}
 
 
 def describe_prediction(
     labels: TargetLabels | None, sums: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
-    """Describe how well labels are predicted.
+    """Describe how well labels are predicted; empty if the model predicts none.
 
     Returns
     -------
     dict
-        `prediction`, where the model predicts: `column`; `rows` with a label, and `rows_without`
-        one, which are left out; of categories `accuracy` with its `standard_error`, `commonest`,
-        the share of the commonest label, and `unseen`, the rows whose label was not fitted, which
-        count as wrong; of numbers `r2`, 1 − Σ(y − ŷ)² / Σ(y − ȳ)², None where all y are the same,
-        and `rmse`.
+        `prediction`, with `column`; the number of `rows` with a label, and of `rows_without` one,
+        which are left out. For categories: `accuracy` and its `standard_error`; `commonest`, the
+        share of the most frequent label; and `unseen`, the number of rows whose label was not
+        fitted, which count as wrong. For numbers: `r2`, 1 − Σ(y − ŷ)² / Σ(y − ȳ)², None if all
+        labels are equal; and `rmse`.
 
     Raises
     ------
@@ -221,28 +214,26 @@ def describe_prediction(
     n = int(sums["labelled"])
     if not n:
         raise FitError(
-            f"column {labels.column!r}: Expected labels, got none in these rows. Choose others."
+            f"column {labels.column!r}: none of these rows has a label. Choose other rows."
         )
-    told = {"column": labels.column, "rows": n, "rows_without": int(sums["unlabelled"])}
-    found = (
-        _describe_number_fit(n, sums) if labels.categories is None else _describe_accuracy(n, sums)
-    )
-    return {"prediction": {**told, **found}}
+    counts = {"column": labels.column, "rows": n, "rows_without": int(sums["unlabelled"])}
+    describe = _describe_number_fit if labels.categories is None else _describe_accuracy
+    return {"prediction": {**counts, **describe(n, sums)}}
 
 
 def _describe_accuracy(n: int, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    accuracy, seen = float(sums["hits"]) / n, sums["of_category"]
+    accuracy, counts = float(sums["hits"]) / n, sums["of_category"]
     return {
         "accuracy": accuracy,
         "standard_error": float(np.sqrt(accuracy * (1 - accuracy) / n)),
-        "commonest": float(seen.max()) / n,
-        "unseen": n - int(seen.sum()),
+        "commonest": float(counts.max()) / n,
+        "unseen": n - int(counts.sum()),
     }
 
 
 def _describe_number_fit(n: int, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    lost = float(sums["squared_errors"])
+    errors = float(sums["squared_errors"])
     squares = float(sums["squares"])
     spread = squares - float(sums["labels"]) ** 2 / n
-    is_constant = spread <= 1e-12 * squares  # no more than rounding
-    return {"r2": None if is_constant else 1 - lost / spread, "rmse": float(np.sqrt(lost / n))}
+    is_constant = spread <= 1e-12 * squares  # up to rounding errors
+    return {"r2": None if is_constant else 1 - errors / spread, "rmse": float(np.sqrt(errors / n))}

@@ -1,4 +1,4 @@
-"""Load a fitted model from its artifact, whose content is checked because it comes from outside."""
+"""Load a fitted model from its artifact, and check the artifact's content."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ class LoadedModel:
 
     @property
     def segments(self) -> dict[str, int]:
-        """Index of each segment that has parameters of its own, by name."""
+        """Index of each segment with its own parameters, by name."""
         return map_fitted_segments(self.params, self.segment_names)
 
 
 def model_from_artifact(artifact: StoredArtifact) -> LoadedModel:
-    """Load hyperparameters and parameters, and check that they fit together.
+    """Load a model and its parameters, and check that they are consistent.
 
     Raises
     ------
     FitError
-        If the artifact is not of a fit, or of an unknown model or another version of the model, or
-        if its parts contradict each other.
+        If the artifact is not from a fit, its model is unknown or has another version, or its
+        parts contradict each other.
     """
     manifest = artifact.manifest
     if missing := [name for name in REQUIRED_KEYS if name not in manifest]:
         raise FitError(
-            f"This is not the artifact of a fit, or of another version: it has no "
+            "This artifact is not from a fit, or from another version of latentbits: it has no "
             f"{', '.join(missing)}. Fit again."
         )
     kind = find_models().get(manifest["model"])
@@ -94,10 +94,10 @@ def model_from_artifact(artifact: StoredArtifact) -> LoadedModel:
     return LoadedModel(artifact, _rebuild_model(kind, settings), params)
 
 
-def _check_no_difference(kind: type[Model], what: str, names: Collection[str]) -> None:
+def _check_no_difference(kind: type[Model], noun: str, names: Collection[str]) -> None:
     if names:
         raise FitError(
-            f"The artifact comes from another version of {kind.name}, whose {what} differ: "
+            f"The artifact comes from another version of {kind.name}, whose {noun} differ: "
             f"{', '.join(sorted(names))}. Fit again."
         )
 

@@ -1,4 +1,4 @@
-"""Rows drawn from a fitted model, run by run, the same wherever a run is drawn."""
+"""Draw rows from a fitted model in tasks whose results do not depend on where they run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_sample
 from pipeline.params import params_from_arrays
 
+Array = NDArray[np.float64]
+
 _CELLS_AT_ONCE = 1 << 21
 
 
 class SamplingTask(NamedTuple):
-    """The work of one task.
+    """A range of rows to draw.
 
     Attributes
     ----------
     key
-        Index of the run of rows; together with the seed it decides the draws.
+        Index of the range; key and seed determine the draws.
     n_rows
-        Rows of each segment of it, in order.
+        Number of rows in each segment, in order.
     segments
-        The model's indices of these segments; empty where it has none.
+        The model's indices of these segments; empty if it has none.
     """
 
     key: int
@@ -39,45 +41,45 @@ def draw_model_rows(
     model: Model,
     arrays: Callable[[], Mapping[str, NDArray[Any]]],
     seed: int,
-    draw: SamplingTask,
+    task: SamplingTask,
 ) -> NDArray[np.uint8]:
-    """Draw the rows of a run, packed in little bit order: (n_rows, n_bytes).
+    """Draw the rows of a task, packed in little bit order, (n_rows, n_bytes).
 
     Parameters
     ----------
     model
         Hyperparameters.
     arrays
-        Gives the parameters' arrays, where the task is.
+        Returns the arrays of the parameters on the worker.
     seed
-        Seed of all runs.
-    draw
-        The run.
+        Seed of all tasks.
+    task
+        The rows to draw.
 
     Raises
     ------
     FitError
-        If the model draws no rows.
+        If the model cannot draw rows.
     """
     params = params_from_arrays(model.params, arrays())
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(draw.key,)))
-    segments = np.repeat(draw.segments, draw.n_rows) if draw.segments else None
-    X = check_can_sample(model).sample(params, sum(draw.n_rows), rng, segments)
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(task.key,)))
+    segments = np.repeat(task.segments, task.n_rows) if task.segments else None
+    X = check_can_sample(model).sample(params, sum(task.n_rows), rng, segments)
     return np.packbits(X, axis=1, bitorder="little")
 
 
 def divide_among_segments(params: Any, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide rows among the segments of a fitted model as the rows fitted were.
+    """Divide rows among a fitted model's segments in proportion to the fitted rows.
 
     Returns
     -------
     tuple
-        Rows and index of each segment; all rows and no index where the model has none.
+        Number of rows and index of each segment; if the model has none, all rows and no index.
 
     Raises
     ------
     FitError
-        If there are fewer than two rows a segment.
+        If there are fewer than two rows per segment.
     """
     indices, fitted_rows = get_fitted_segments(params)
     if not len(indices):
@@ -88,38 +90,38 @@ def divide_among_segments(params: Any, n_rows: int) -> tuple[NDArray[np.int64], 
 def iter_sampling_tasks(
     n_rows: NDArray[np.int64], segments: NDArray[np.int64], n_features: int
 ) -> Iterator[SamplingTask]:
-    """Cut rows, segment after segment, into runs that do not depend on where they are drawn.
+    """Split rows, segment by segment, into tasks that depend only on these arguments.
 
     Parameters
     ----------
     n_rows
-        Rows of each segment, or of all as (1,).
+        Number of rows of each segment, (n_segments,), or of all rows, (1,).
     segments
-        The model's indices of the segments; empty where it has none.
+        The model's indices of the segments; empty if it has none.
     n_features
-        Number of features: it decides the length of a run.
+        Number of features, which determines the number of rows per task.
     """
     edges = np.concatenate([[0], np.cumsum(n_rows)])
     size = max(64, _CELLS_AT_ONCE // n_features)
     for key, start in enumerate(range(0, int(edges[-1]), size)):
-        inside = np.diff(np.clip(edges, start, start + size))
-        here = np.flatnonzero(inside)
-        indices = tuple(segments[here].tolist()) if len(segments) else ()
-        yield SamplingTask(key, tuple(inside[here].tolist()), indices)
+        counts = np.diff(np.clip(edges, start, start + size))
+        occupied = np.flatnonzero(counts)
+        indices = tuple(segments[occupied].tolist()) if len(segments) else ()
+        yield SamplingTask(key, tuple(counts[occupied].tolist()), indices)
 
 
 def count_rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[np.int64]:
-    """Divide rows among segments by their shares; each gets two at least, from the largest.
+    """Divide rows among segments by their shares, but give each segment at least two rows.
 
     Raises
     ------
     FitError
-        If there are fewer than two rows a segment.
+        If there are fewer than two rows per segment.
     """
     if n_rows < 2 * len(shares):
         raise FitError(
-            f"Expected at least {2 * len(shares)}, two for each of {len(shares)} segments, got "
-            f"{n_rows}. Ask for more.",
+            f"{n_rows} rows are too few: each of the {len(shares)} segments needs two. Draw at "
+            f"least {2 * len(shares)}.",
             parameter="rows",
         )
     edges = np.rint(n_rows * np.cumsum(shares / shares.sum())).astype(np.int64)
@@ -131,17 +133,24 @@ def count_rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[n
     return counts
 
 
-Array = NDArray[np.float64]
-
-
 def feature_probabilities_by_unit(strengths: Sequence[Array]) -> list[Array]:
-    """Return the probability that a unit alone turns a feature on, (n_features, n_units) a layer.
+    """Return, per layer, the probability that a unit alone turns a feature on.
 
-    Units between are turned on one by one, and turn features on one by one: exact for one layer and
-    two, an approximation beyond.
+    The result is exact for one and two layers. In deeper networks it is an approximation, which
+    treats the units in between as independent.
+
+    Parameters
+    ----------
+    strengths
+        Probability that a unit turns on a unit of the layer below, (n_below, n_units) per layer.
+
+    Returns
+    -------
+    list
+        Probabilities, (n_features, n_units) per layer.
     """
-    found = [strengths[0]]
-    for between in strengths[1:]:
-        off = [np.prod(1 - found[-1] * unit, axis=1) for unit in between.T]
-        found.append(1 - np.column_stack(off))
-    return found
+    by_layer = [strengths[0]]
+    for layer in strengths[1:]:
+        off = [np.prod(1 - by_layer[-1] * unit, axis=1) for unit in layer.T]
+        by_layer.append(1 - np.column_stack(off))
+    return by_layer

@@ -1,4 +1,4 @@
-"""Latent codes of all rows, and rows made of them again, a run of rows a task."""
+"""Compute the latent codes of all rows, and reconstruct rows from them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from pipeline.passes.row_ranges import (
 from pipeline.random import RowRandom
 
 Reconstruction = Literal["probabilities", "bits"]
-"""What rows are turned back into: P(x = 1 | codes), or whether it is above ½."""
+"""What to reconstruct: P(x = 1 | codes), or whether this probability exceeds ½."""
 
 _ROWS_PER_RANGE = 1 << 16
-_CELLS_AT_ONCE = 1 << 18  # seconds of work even where a row takes a millisecond
+_CELLS_AT_ONCE = 1 << 18  # a few seconds of work, even at a millisecond per row
 
 
 @dataclass(frozen=True)
 class TransformTask:
-    """What all tasks share; small enough to send with every one.
+    """Transforms a range of rows; small enough to send with every task.
 
     Attributes
     ----------
     model
         Hyperparameters.
     arrays
-        Gives the parameters' arrays, where the task is.
+        Returns the arrays of the parameters on the worker.
     rng
-        Draws, keyed by original rows.
+        Draws random numbers by original row.
     read
         Reads a chunk by its key.
     segments
-        The model's index of every segment of the data, (n_segments,).
+        The model's index of each segment of the data, (n_segments,).
     dtype
-        Type that fractions are stored in.
+        Type in which floats are stored.
     reconstruction
-        What to make of the codes beside them, under this name; None makes nothing.
+        What to reconstruct from the codes, if anything; also the name of its array.
     """
 
     model: Model
@@ -65,37 +65,36 @@ class TransformTask:
     dtype: str
     reconstruction: Reconstruction | None = None
 
-    def __call__(self, run: RowRange) -> dict[str, NDArray[Any]]:
-        """Return the codes of a run in original row order, and `row`, the original rows.
+    def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
+        """Return the codes of a range in original row order, and the row numbers as `row`.
 
-        With a reconstruction also its array, (n_samples, n_features).
+        A reconstruction is an array, (n_samples, n_features).
 
         Raises
         ------
         FitError
             If a code is not finite.
-        Unwanted
+        Cancelled
             If the run was interrupted.
         """
         params = params_from_arrays(self.model.params, self.arrays())
         codes: dict[str, NDArray[Any]] = {}
-        for block, places in self._iter_blocks(run):
+        for block, places in self._iter_blocks(row_range):
             check_cancelled()
-            rows = block.rows
             coded = _code_block(self.model, params, block, self.rng, self.reconstruction)
-            found = {ROW: rows, **coded}
             stored = {
-                name: cast_for_storage(name, a, rows, self.dtype) for name, a in found.items()
+                name: cast_for_storage(name, values, block.rows, self.dtype)
+                for name, values in {ROW: block.rows, **coded}.items()
             }
-            fill_places(codes, run, places, stored)
+            fill_places(codes, row_range, places, stored)
         return codes
 
-    def _iter_blocks(self, run: RowRange) -> Iterator[tuple[BinaryBlock, NDArray[np.int64]]]:
-        """Cut out the run's rows, few at a time, and say where each belongs."""
-        for block, at, places in iter_range_rows(self.read, run):
+    def _iter_blocks(self, row_range: RowRange) -> Iterator[tuple[BinaryBlock, NDArray[np.int64]]]:
+        """Yield the rows of a range in small blocks, and their places in the range."""
+        for block, rows, places in iter_range_rows(self.read, row_range):
             segment = int(self.segments[block.segment])
-            for some in iter_portions(len(at), block.n_features):
-                yield replace(block.take_rows(at[some]), segment=segment), places[some]
+            for part in iter_portions(len(rows), block.n_features):
+                yield replace(block.take_rows(rows[part]), segment=segment), places[part]
 
 
 def transform_rows(
@@ -124,16 +123,16 @@ def describe_codes(
     dtype: str,
     reconstruction: Reconstruction | None = None,
 ) -> ArrayDescriptions:
-    """Describe the arrays that `TransformTask` gives, without data."""
-    nothing = pack_block(np.empty((0, n_features), np.uint8))
-    found = _code_block(model, params, nothing, RowRandom(0), reconstruction)
+    """Describe the arrays that a `TransformTask` returns, without any data."""
+    empty = pack_block(np.empty((0, n_features), np.uint8))
+    codes = _code_block(model, params, empty, RowRandom(0), reconstruction)
     return {
         name: (
             ("feature",) if name == reconstruction else model.codes[name],
             values.shape[1:],
-            str(cast_for_storage(name, values, nothing.rows, dtype).dtype),
+            str(cast_for_storage(name, values, empty.rows, dtype).dtype),
         )
-        for name, values in found.items()
+        for name, values in codes.items()
     }
 
 
@@ -144,19 +143,19 @@ def _code_block(
     rng: RowRandom,
     reconstruction: Reconstruction | None,
 ) -> dict[str, NDArray[Any]]:
-    """Return the codes of a block's rows, and what they are turned back into."""
+    """Return the codes of a block's rows and the reconstruction, if any."""
     codes = dict(model.transform(params, block, rng))
     if reconstruction is None:
         return codes
     segments = np.full(block.n_samples, block.segment)
-    made: NDArray[Any] = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
+    values: NDArray[Any] = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
     if reconstruction == "bits":
-        made = (made > 0.5).astype(np.uint8)
-    return {**codes, reconstruction: made}
+        values = (values > 0.5).astype(np.uint8)
+    return {**codes, reconstruction: values}
 
 
 def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:
-    """Cut rows so that coding a portion takes seconds at the most."""
+    """Cut rows into portions that take at most a few seconds to transform."""
     size = max(64, _CELLS_AT_ONCE // n_features)
     for start in range(0, n_rows, size):
         yield slice(start, start + size)
@@ -170,16 +169,15 @@ def cast_for_storage(
     Raises
     ------
     FitError
-        If one is not finite.
+        If a value is not finite.
     """
     if values.dtype.kind != "f":
         return values
     with np.errstate(over="ignore"):
         stored = values.astype(dtype)
     if not (finite := np.isfinite(stored)).all():
-        at = int(np.argmin(finite.reshape(len(rows), -1).all(axis=1)))
+        k = int(np.argmin(finite.reshape(len(rows), -1).all(axis=1)))
         raise FitError(
-            f"row {rows[at] + 1}: Expected finite codes, got others in {name}. "
-            "Fit again with other settings."
+            f"row {rows[k] + 1}: the codes in {name} are not finite. Fit again with other settings."
         )
     return stored

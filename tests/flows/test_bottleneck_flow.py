@@ -233,8 +233,12 @@ def test_rows_without_labels_cannot_be_judged_by(cli, folder, fitted, tmp_path):
     texts = write_arrays(tmp_path / "texts.zarr", X, columns={"size": KINDS[kind]}).path
     for path, column, message in (
         (bare, "kind", "there is no per-row column 'kind'. It has: none."),
-        (empty, "kind", "column 'kind': Expected labels, got none in these rows"),
-        (texts, "size", "column 'size': Expected numbers, as were fitted, got texts"),
+        (empty, "kind", "column 'kind': none of these rows has a label"),
+        (
+            texts,
+            "size",
+            "column 'size': the model was fitted to numbers, but",
+        ),
     ):
         done = cli("evaluate", "--dataset", path, "--artifact", fitted(column), "--no-baselines")
         assert done.code == 2, path

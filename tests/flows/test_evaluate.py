@@ -272,6 +272,6 @@ def test_what_is_not_there_is_refused(refused, dataset, mixture):
     assert "--artifact" in refused("--dataset", dataset)
     message = "there is no per-row column 'knd'. Choose one of: split, kind, score, segment."
     assert refused(*here, "--label", "knd").endswith(message)
-    fractions = "--label: Expected texts or whole numbers in column 'score', got fractions."
+    fractions = "--label: Column 'score' holds fractions, but labels must be text or whole numbers."
     assert fractions in refused(*here, "--label", "score")
     assert "--seed" in refused(*here, "--seed", -1)

@@ -143,7 +143,7 @@ def test_the_table_ends_with_the_dataset(cli, fitted):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (("--rows", 5), "--rows: Expected at least 6"),
+        (("--rows", 5), "--rows: 5 rows are too few"),
         (("--rows", 1), "--rows is 1. Choose at least 2."),
         (("--rows", "many"), "--rows"),
         (("--seed", -1), "--seed"),

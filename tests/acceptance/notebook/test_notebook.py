@@ -93,7 +93,7 @@ def test_fits_and_their_numbers_are_those_of_the_same_calls(
     for cell, fitted in (("mixture", mixture), ("traits", traits)):
         shown = table(notebook, cell)
         assert shown["model"] == html.escape(repr(fitted.model))
-        assert shown["objective"] == f"{fitted.history[-1]:.6g} nats a row"
+        assert shown["objective"] == f"{fitted.history[-1]:.6g} nats per row"
         assert shown["converged"] == "yes"
     assert table(notebook, "traits")["weights"] == "feature 34 × component 2"
     found = {fitted.model.name: api.evaluate(fitted, digits) for fitted in (mixture, traits)}

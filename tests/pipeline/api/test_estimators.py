@@ -225,15 +225,15 @@ def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:
     [
         (lambda X: lb.ClippedPCA(n_components=0).fit(X), "^n_components must be at least 1"),
         (lambda X: lb.ClippedPCA(n_components=9).fit(X), "^n_components is 9, but the limit is 8"),
-        (lambda X: lb.ClippedPCA(n_components="x").fit(X), "^n_components: .* got 'x'"),
+        (lambda X: lb.ClippedPCA(n_components="x").fit(X), "^n_components: 'x' is neither a whole"),
         (lambda X: lb.ClippedPCA(random_state=-1).fit(X), "^random_state must be .*, but is -1"),
         (lambda X: lb.ClippedPCA(n_jobs=0).fit(X), "^n_jobs is 0"),
         (lambda X: lb.ClippedPCA(estimator="x").fit(X), "^estimator must be one of .*, but is 'x'"),
         (lambda X: lb.ClippedPCA().fit(X * 0), 'by constant_features="keep"'),
-        (lambda X: lb.ClippedPCA().fit(X + 1), r"^row 1 .*column 'x0': .* got .* Say binarize=T"),
-        (lambda X: lb.BLICA().fit(X), "BLICA requires y .* Give the segment of each row"),
+        (lambda X: lb.ClippedPCA().fit(X + 1), r"^row 1 .*column 'x0': .* got .* Use binarize=T"),
+        (lambda X: lb.BLICA().fit(X), "BLICA requires y .* Pass the segment of each row"),
         (lambda X: lb.BLICA().fit(X, X[:, 0] * 0), "but there are 1. .* each row by y, or"),
-        (lambda X: lb.Bottleneck(column="party").fit(X), "Give the party of each row"),
+        (lambda X: lb.Bottleneck(column="party").fit(X), "Pass the party of each row"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -249,7 +249,7 @@ def test_a_pseudo_likelihood_is_no_score(X: np.ndarray) -> None:
     made = lb.RestrictedBoltzmannMachine(n_components=2, max_iter=2, random_state=0).fit(X)
     assert np.isfinite(made.score(X))
     made.fitted_ = replace(made.fitted_, params=replace(made.fitted_.params, log_z=None))
-    with pytest.raises(FitError, match=r"a log-likelihood .*Boltzmann.* log Z is missing"):
+    with pytest.raises(FitError, match=r"Boltzmann.* no log-likelihood.* log Z is missing"):
         made.score(X)
 
 

@@ -121,7 +121,7 @@ def test_what_a_fit_says_is_text(dataset: BinaryDataset) -> None:
     fitted = api.fit(dataset, "latent-trait", max_iter=2)
     shown = replace(fitted, warnings=("constant: '<b>\x1b[31m'",))
     assert {"converged: no", "weights: feature 8 × component 2"} < said(shown)
-    assert f"objective: {fitted.history[-1]:.6g} nats a row" in said(shown)
+    assert f"objective: {fitted.history[-1]:.6g} nats per row" in said(shown)
     assert "warning: constant: '<b> [31m'" in said(shown)
     assert "<b>" not in shown._repr_html_()
     assert "&lt;b&gt;" in shown._repr_html_()
@@ -139,8 +139,8 @@ def test_why_there_is_no_likelihood_is_said() -> None:
     ("arguments", "message"),
     [
         ({"model": "latent-trai"}, "Did you mean 'latent-trait'"),
-        ({"components": "many"}, "components: Expected a whole number or 'auto', got 'many'"),
-        ({"estimatr": "arcsine"}, "got 'estimatr'. Did you mean 'estimator'"),
+        ({"components": "many"}, "components: 'many' is neither a whole number nor 'auto'"),
+        ({"estimatr": "arcsine"}, "has no setting 'estimatr'.* Did you mean 'estimator'"),
         ({"model": "blica", "split": "train", "min_rows": 10**6}, "at least 3 usable segments"),
         ({"model": "latent-trai"}, "^model: There is no model"),
         ({"components": 9}, "^components is 9, but the limit is 8"),
@@ -259,7 +259,7 @@ def test_segments_that_were_not_fitted_are_told(dataset: BinaryDataset) -> None:
 
 def test_what_codes_cannot_be_turned_into(dataset: BinaryDataset) -> None:
     fitted = api.fit(dataset, components=1)
-    with pytest.raises(FitError, match="Expected 'probabilities', 'bits' or None, got 'rows'"):
+    with pytest.raises(FitError, match="must be 'probabilities', 'bits' or None, not 'rows'"):
         api.transform(fitted, dataset, reconstruct="rows")  # type: ignore[arg-type]
 
 

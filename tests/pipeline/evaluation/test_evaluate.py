@@ -211,7 +211,7 @@ def test_segments_are_those_of_the_model() -> None:
 
 def test_a_row_without_a_finite_likelihood_is_named() -> None:
     rows = make_memory_rows(two_columns(np.zeros(20, np.int64)))
-    with pytest.raises(FitError, match="row 8: Expected a finite log_likelihood, got -inf"):
+    with pytest.raises(FitError, match="row 8: the log_likelihood is -inf"):
         score_rows(by_segment(Infinite, (0,)), "log_likelihood", rows, SERIAL, 0)
 
 

@@ -84,7 +84,7 @@ def test_codes_are_in_the_order_of_the_rows_by_the_segments_of_the_model() -> No
     ones = (DATA.X & DATA.mask).sum(axis=1)[rows]
     by_segment = 10 * np.array([2, 0, 1])[DATA.labels[rows]]
     np.testing.assert_array_equal(found, np.column_stack([ones, by_segment]))
-    with pytest.raises(FitError, match="Expected finite codes, got others in mean"):
+    with pytest.raises(FitError, match="the codes in mean are not finite"):
         code_rows(subject(np.nan), drawn, SERIAL, 0)
 
 

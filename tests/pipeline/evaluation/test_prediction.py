@@ -94,12 +94,12 @@ def test_segments_are_found_by_name() -> None:
 
 
 def test_names_must_be_as_many_as_categories() -> None:
-    with pytest.raises(FitError, match="Expected a name of each of 2 categories, got 1"):
+    with pytest.raises(FitError, match="has 2 categories, but 1 different names"):
         of(Told(known=(3, 5)), ("3",), Described())
 
 
 def test_numbers_are_not_texts() -> None:
-    with pytest.raises(FitError, match="column 'y': Expected numbers, as were fitted, got texts"):
+    with pytest.raises(FitError, match="column 'y': the model was fitted to numbers, but"):
         of(Told(), (), Described({"y": ["3"]}))
 
 
@@ -137,7 +137,7 @@ def test_equal_numbers_have_no_r2() -> None:
 
 
 def test_without_any_label_there_is_nothing_to_judge_by() -> None:
-    with pytest.raises(FitError, match="column 'y': Expected labels, got none in these rows"):
+    with pytest.raises(FitError, match="column 'y': none of these rows has a label"):
         summary(Told(says=np.zeros(3)), (), np.full(3, np.nan))
 
 

@@ -60,5 +60,7 @@ def test_units_below_the_first_layer_are_the_features(changes: dict[str, Any]) -
 def test_an_artifact_of_an_earlier_version_is_refused() -> None:
     manifest = recorded()
     del manifest["objective"]
-    with pytest.raises(FitError, match=r"another version: it has no objective\. Fit again\.$"):
+    with pytest.raises(
+        FitError, match=r"another version of latentbits: it has no objective\. Fit again\.$"
+    ):
         model_from_artifact(RecordedFit(manifest))

@@ -78,7 +78,7 @@ def test_codes_that_are_not_finite_are_refused_by_row() -> None:
     work = transform(Plain(limit=321), drawn(), [200, 300])
     runs = split_into_ranges([200, 300], 100)
     work(runs[2])
-    with pytest.raises(FitError, match=r"row 322: Expected finite codes, got others in mean\."):
+    with pytest.raises(FitError, match=r"row 322: the codes in mean are not finite\."):
         work(runs[3])
 
 
