@@ -61,6 +61,6 @@ def test_an_artifact_of_an_earlier_version_is_refused() -> None:
     manifest = recorded()
     del manifest["objective"]
     with pytest.raises(
-        FitError, match=r"another version of latentbits: it has no objective\. Fit again\.$"
+        FitError, match=r"version of latentbits: it has no objective\. Fit again\.$"
     ):
         model_from_artifact(RecordedFit(manifest))
