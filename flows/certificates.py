@@ -120,7 +120,7 @@ def _make_alternative_name(host: str) -> x509.GeneralName:
         try:
             return x509.DNSName(host)
         except ValueError as error:
-            raise DataError(f"--host: the name {host!r} is not ASCII.") from error
+            raise DataError(f"{{host}} is {host!r}, which is not ASCII.") from error
     return x509.IPAddress(address)
 
 
@@ -141,7 +141,7 @@ def main(
     """Write the files and print their paths."""
     for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
         if (folder / name).exists() and not overwrite:
-            raise DataError(f"{folder / name} exists already. Add --overwrite to replace it.")
+            raise DataError(f"{folder / name} exists already. Add {{overwrite}} to replace it.")
     # Valid at once, even for a clock that is a little behind.
     files = issue_certificates(host, datetime.now(UTC) - timedelta(minutes=5))
     folder.mkdir(parents=True, exist_ok=True)

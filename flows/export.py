@@ -14,8 +14,7 @@ from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
-from flows.data.datasets import open_dataset_or_example
-from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.data.datasets import LoadedModel, load_fitted_model, open_dataset_or_example
 from flows.exporting.formats import check_table_file, check_table_size
 from flows.running.flow import make_flow
 from pipeline.errors import FitError
@@ -104,10 +103,10 @@ def _check_options(options: ExportOptions) -> None:
     """Check that the needed options are given, and no others."""
     needed = "codes" if options.what == "codes" else "artifact"
     if getattr(options, needed) is None:
-        raise FitError(f"--what {options.what} needs --{needed}.")
+        raise FitError(f"{{what={options.what}}} needs {{{needed}}}.")
     for name in ("codes", "dataset"):
         if options.what != "codes" and getattr(options, name) is not None:
-            raise FitError(f"--{name} cannot be used with --what {options.what}. Leave it out.")
+            raise FitError(f"{{{name}}} cannot be used with {{what={options.what}}}. Leave it out.")
 
 
 def _check_same_fit(fitted: LoadedModel | None, codes: Codes) -> None:
@@ -115,7 +114,7 @@ def _check_same_fit(fitted: LoadedModel | None, codes: Codes) -> None:
     if fitted is not None and recorded != fitted.digest:
         raise DataError(
             f"{codes.path} was not computed with {fitted.artifact.path}. Give the artifact of the "
-            "codes, or leave out --artifact."
+            "codes, or leave out {artifact}."
         )
 
 

@@ -22,7 +22,7 @@ from flows.cli.options import (
     WholeNumber,
 )
 from flows.cli.summary import print_ingest
-from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.data.ingest import summarize_dataset
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
@@ -88,7 +88,7 @@ def prepare_sample(options: SampleOptions) -> SampleJob:
     open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
     if options.rows < 2:
-        raise FitError(f"--rows is {options.rows}. Choose at least 2.")
+        raise FitError(f"{{rows}} is {options.rows}. Choose at least 2.")
     output = parse_path(options.output)
     check_target_folder(output, DATASET_FORMAT, options.overwrite)
     fitted = load_fitted_model(parse_path(options.artifact))

@@ -24,8 +24,14 @@ from flows.cli.options import (
 )
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_summary
-from flows.data.datasets import make_row_source, open_dataset_or_example, resolve_split
-from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
+from flows.data.datasets import (
+    LoadedModel,
+    check_dataset_features,
+    load_fitted_model,
+    make_row_source,
+    open_dataset_or_example,
+    resolve_split,
+)
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint, describe_provenance
 from flows.running.executors import prepare_executor
@@ -138,7 +144,9 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
         return [int(n_rows) for n_rows in job.dataset.chunks[:, 1]]
     counts = count_rows_by_chunk(make_row_source(job.dataset, job.split), executor)
     if not any(counts):
-        raise DataError(f"{job.dataset.path}: --split: the split {job.split!r} has no rows.")
+        raise DataError(
+            f"{job.dataset.path}: the split {job.split!r} has no rows. Choose another {{split}}."
+        )
     check_table_size(job.output, sum(counts))
     return counts
 

@@ -190,4 +190,4 @@ def _to_tuple(values: Sequence[int] | Sequence[str]) -> Any:
 
 
 class ClusterLost(RuntimeError):
-    """The cluster was lost during a pass; the message, with `{resume}`, says how to continue."""
+    """The cluster was lost during a pass; the message may contain placeholders."""

@@ -16,8 +16,8 @@ from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTo
 from cyclopts.help.formatters import PlainFormatter
 
 from flows.cli.errors import format_error, is_bad_input, is_interruption
-from flows.cli.logs import configure_logging, is_logging_json, log
 from flows.cli.options import OUTPUT, Switch
+from flows.cli.progress import configure_logging, is_logging_json, log
 from flows.cli.startup import format_command, resume_garbage_collection, rewrite_commands
 from pipeline.errors import ClusterLost
 from pipeline.executors.cancellation import run_cancellable

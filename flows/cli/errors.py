@@ -17,11 +17,13 @@ from storage.errors import DataError
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OPTIONS = frozenset(
     (
-        *("append", "artifact", "components", "dataset", "dif", "drop", "drop_constant"),
-        *("duplicates", "executor", "features", "folds", "genotypes", "keep", "label", "layers"),
+        *("append", "artifact", "cluster", "codes", "components", "dataset", "dif", "dif_test"),
+        *("drop", "drop_constant", "duplicates", "executor", "features", "folds", "genotypes"),
+        *("host", "image_shape", "insecure", "keep", "label", "layers", "likelihood_ratio"),
         *("long", "map", "memory", "missing", "model", "new", "no", "output", "overwrite"),
-        *("queries", "reconstruct", "resume", "rows", "seed", "segment_by", "segments", "set"),
-        *("skip_corrupt", "split", "split_by", "threshold", "warm_start", "workers", "yes"),
+        *("performance_report", "queries", "reconstruct", "resume", "rows", "seed", "segment_by"),
+        *("segments", "set", "skip_corrupt", "split", "split_by", "threshold", "tls_ca"),
+        *("tls_cert", "tls_key", "truth", "warm_start", "what", "worker_memory", "workers", "yes"),
     )
 )
 """Parameters with an option of their own; all others are settings of models."""

@@ -72,7 +72,7 @@ def build_model(
         values["layers"] = _parse_layers(model, layers)
     for setting in settings:
         key, value = _split_setting(setting, list_hyperparameters(model))
-        values[key] = _convert_setting(f"--set {key}", value, hints[key])
+        values[key] = _convert_setting(key, value, hints[key])
     return model(**values)
 
 
@@ -136,38 +136,38 @@ def _parse_components(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        message = f"--components is {text!r}, but should be a whole number or auto."
+        message = f"{{components}} is {text!r}, but should be a whole number or auto."
         raise FitError(message) from None
 
 
 def _parse_layers(model: type[Model], text: str) -> Any:
     """Parse the setting `layers`, which has its own option."""
     if "layers" not in list_hyperparameters(model):
-        raise FitError(f"--layers: {model.name} has no layers, unlike stack. Leave it out.")
-    return _convert_setting("--layers", text, get_type_hints(model)["layers"])
+        raise FitError(f"{model.name} has no layers, unlike stack. Leave out {{layers}}.")
+    return _convert_setting("layers", text, get_type_hints(model)["layers"])
 
 
 def _split_setting(setting: str, known: Sequence[str]) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     if not equals:
-        raise FitError(f"--set: {setting!r} is not of the form NAME=VALUE.")
+        raise FitError(f"{{set}}: {setting!r} is not of the form NAME=VALUE.")
     if key not in known:
         raise FitError(
-            f"--set: {key!r} is not a setting of this model. Choose one of: {', '.join(known)}."
+            f"{{set}}: {key!r} is not a setting of this model. Choose one of: {', '.join(known)}."
             f"{format_suggestion(key, known)}"
         )
     return key, value
 
 
-def _convert_setting(option: str, value: str, kind: Any) -> Any:
+def _convert_setting(name: str, value: str, kind: Any) -> Any:
     if value == AUTO and NoneType in get_args(kind):
         return None
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    is_tuple = any(get_origin(one) is tuple for one in kinds)
+    is_tuple = any(get_origin(option) is tuple for option in kinds)
     parts = (value.split(",") if value else []) if is_tuple else value
     try:
         return TypeAdapter(kind).validate_python(parts)
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Input should be ")
         expected = message.partition(", unable to parse")[0]
-        raise FitError(f"{option} is {value!r}, but should be {expected}.") from None
+        raise FitError(f"{{{name}}} is {value!r}, but should be {expected}.") from None

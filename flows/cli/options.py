@@ -108,7 +108,7 @@ class ExecutorOptions(TypedDict, total=False):
 
 
 class SourcedValue(NamedTuple):
-    """A setting, and the option or variable that it comes from, for messages."""
+    """A setting and its source, for messages: an option such as `{workers}`, or a variable."""
 
     value: Any
     source: str

@@ -154,15 +154,15 @@ class ColumnRoles:
 
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
-            raise DataError(f"--segments is {self.segments}. Choose at least 1.")
+            raise DataError(f"{{segments}} is {self.segments}. Choose at least 1.")
         if self.segments is not None and self.segment_by is not None:
-            raise DataError("--segments and --segment-by cannot be combined.")
+            raise DataError("{segments} and {segment_by} cannot be combined.")
         if "split" in self.keep and self.split_by not in (None, "split"):
             raise DataError(
-                "--keep split and --split-by cannot be combined: both would be stored as `split`."
+                "{keep=split} and {split_by} cannot be combined: both would be stored as `split`."
             )
         if self.duplicates and not self.long:
-            raise DataError("--duplicates needs --long.")
+            raise DataError("{duplicates} needs {long}.")
         _ = self.read_options  # raises an error for invalid values
 
     @classmethod
@@ -207,7 +207,7 @@ def parse_roles(options: RoleOptions) -> ColumnRoles:
     roles: dict[str, Any] = {**options}
     if genotypes := roles.pop("genotypes", None):
         if roles.get("threshold") is not None:
-            raise DataError("--genotypes and --threshold cannot be combined.")
+            raise DataError("{genotypes} and {threshold} cannot be combined.")
         roles["threshold"] = _GENOTYPE_THRESHOLDS[genotypes]
     yes, no, maps = (tuple(roles.pop(name, ())) for name in ("yes", "no", "map"))
     return ColumnRoles.from_json({**roles, "maps": (*maps, *format_map(yes, no))})
@@ -248,7 +248,7 @@ def read_known_sources(base: BinaryDataset | None) -> dict[str, str]:
     return tags
 
 
-_REINGEST_REMEDY = "Ingest all rows again with --overwrite."
+_REINGEST_REMEDY = "Ingest all rows again with {overwrite}."
 
 
 def _drop_unset(roles: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,8 +264,8 @@ def check_stored_columns(roles: ColumnRoles, base: BinaryDataset) -> None:
     new = sorted(set(roles.per_row_columns) - set(base.column_names))
     if new:
         raise DataError(
-            f"--append: {base.path} does not store the columns {', '.join(new)}. To add a column, "
-            "ingest all rows again with --overwrite."
+            f"{{append}}: {base.path} does not store the columns {', '.join(new)}. To add a "
+            "column, ingest all rows again with {overwrite}."
         )
 
 
@@ -283,8 +283,8 @@ def make_segmenter(roles: ColumnRoles, n_rows: int | None, base: BinaryDataset |
     total = n_rows or 0
     if 2 * n_bins > total:
         raise DataError(
-            f"--segments is {n_bins}, but each segment needs two rows and there are only {total}. "
-            f"Choose at most {total // 2}."
+            f"{{segments}} is {n_bins}, but each segment needs two rows and there are only "
+            f"{total}. Choose at most {total // 2}."
         )
 
     def name_time_bins(batch: SourceBatch, first: int) -> NDArray[Any]:
@@ -300,7 +300,7 @@ def _read_segment_names(column: str, batch: SourceBatch, first: int) -> NDArray[
     if (names == "").any():
         row = first + int(np.argmax(names == "")) + 1
         raise DataError(
-            f"--segment-by {column}: row {row} of all rows read has no value. "
+            f"{{segment_by={column}}}: row {row} of all rows read has no value. "
             "Leave the row out or name its segment."
         )
     return names

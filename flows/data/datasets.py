@@ -14,10 +14,15 @@ from numpy.typing import NDArray
 from flows.data.ingest import ingest_sources
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
+from pipeline.data.features import check_same_features
+from pipeline.errors import FitError
+from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.statistics.labels import SEGMENT
+from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
+from storage.stores.locations import AnyPath
 
 ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
@@ -80,7 +85,7 @@ def check_label(dataset: BinaryDataset, name: str | None) -> None:
     columns = [*dataset.column_names, SEGMENT]
     if name is not None and name not in columns:
         raise DataError(
-            f"{dataset.path}: --label: there is no per-row column {name!r}. "
+            f"{{label}} is {name!r}, but {dataset.path} has no such per-row column. "
             f"Choose one of: {', '.join(columns)}."
         )
 
@@ -96,8 +101,8 @@ def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
     truth = dataset.attributes.get("truth")
     if not isinstance(truth, Mapping) or "mixing" not in truth:
         raise DataError(
-            f"--truth: {dataset.path} does not contain its true mixing matrix, as "
-            "example:nonstationary does. Leave out --truth."
+            f"{dataset.path} does not contain its true mixing matrix, as example:nonstationary "
+            "does. Leave out {truth}."
         )
     try:
         mixing = np.array(truth["mixing"], np.float64)
@@ -105,8 +110,8 @@ def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
         mixing = np.empty(0)
     if not np.isfinite(mixing).all() or mixing.ndim != 2 or len(mixing) != dataset.n_features:
         raise DataError(
-            f"--truth: the true mixing matrix of {dataset.path} has shape {mixing.shape}, which "
-            f"does not match its {dataset.n_features} features. Leave out --truth."
+            f"{dataset.path}: the true mixing matrix has shape {mixing.shape}, which does not "
+            f"match the {dataset.n_features} features. Leave out {{truth}}."
         )
     return mixing
 
@@ -144,3 +149,32 @@ def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:
     for table in (dataset.chunks[:n_chunks], blocks, dataset.checksums[:n_chunks]):
         digest.update(np.ascontiguousarray(table).tobytes())
     return digest.hexdigest()
+
+
+def load_fitted_model(path: str | AnyPath) -> LoadedModel:
+    """Load a fitted model, or the latest one in a folder of runs.
+
+    Raises
+    ------
+    DataError
+        If there is no complete artifact, or its model is unknown.
+    """
+    artifact = load_artifact(path)
+    try:
+        return model_from_artifact(artifact)
+    except FitError as error:
+        raise DataError(f"{artifact.path}: {error}") from None
+
+
+def check_dataset_features(fitted: LoadedModel, dataset: BinaryDataset) -> None:
+    """Check that a dataset has the features of the fit, in the same order.
+
+    Raises
+    ------
+    DataError
+        If it does not; the message names the first feature that differs.
+    """
+    try:
+        check_same_features(fitted.feature_names, dataset.feature_names, str(fitted.artifact.path))
+    except FitError as error:
+        raise DataError(f"{dataset.path}: {error}") from None

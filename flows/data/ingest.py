@@ -189,7 +189,7 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
             progress("ingest", done, n_rows or 0, done)
         if roles.maps and job.base is None and n_ones in (0, n_seen):
             raise DataError(
-                f"--map, --yes: all {n_seen:,} values mean {int(n_ones > 0)}, none means "
+                f"{{map}}, {{yes}}: all {n_seen:,} values mean {int(n_ones > 0)}, none means "
                 f"{int(n_ones == 0)}. Check the map: "
                 f"{'; '.join(map(format_plain_map, roles.maps))}."
             )
@@ -248,10 +248,11 @@ def _open_sources(
 
 def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
     """Refuse options that do not apply to example datasets."""
-    given = {"--map": options.maps, "--features": options.features, "--drop": options.drop}
-    for option, values in given.items():
-        if values and (examples := [n for n in names if n.startswith(EXAMPLE_PREFIX)]):
-            raise DataError(f"{option} cannot be used with {examples[0]}, only with files.")
+    example = next((name for name in names if name.startswith(EXAMPLE_PREFIX)), None)
+    values = {"map": options.maps, "features": options.features, "drop": options.drop}
+    for name, value in values.items():
+        if value and example:
+            raise DataError(f"{{{name}}} cannot be used with {example}, only with files.")
 
 
 def find_constant_features(sources: Sequence[Any]) -> tuple[str, ...]:

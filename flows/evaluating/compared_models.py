@@ -9,7 +9,7 @@ from typing import Any
 
 import scipy
 
-from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
+from flows.data.datasets import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.provenance import TrainingRows, find_training_rows
 from pipeline.data.segments import describe_unknown_segments
 from pipeline.errors import FitError
@@ -102,12 +102,12 @@ def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str
         If a fit has no maximised likelihood, or two are of different rows or not nested.
     """
     if len(models) < 2:
-        raise FitError("--likelihood-ratio needs at least two --artifact options.")
+        raise FitError("{likelihood_ratio} needs two or more artifacts. Repeat {artifact}.")
     for model in models:
         if "fit_statistics" not in model.manifest["diagnostics"]:
             raise FitError(
                 f"{model.name} is {_format_model(model)}, but only latent-trait fits by quadrature "
-                "maximise the likelihood. Leave out --likelihood-ratio."
+                "maximise the likelihood. Leave out {likelihood_ratio}."
             )
     ordered = sorted(models, key=lambda model: _get_fit_statistics(model)["n_parameters"])
     return [_run_test(small, large) for small, large in pairwise(ordered)]
@@ -127,7 +127,7 @@ def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
     if gain < -_MAX_DECREASE:
         raise FitError(
             f"{large.name}: the likelihood is {-gain:.2f} nats below that of its special case "
-            f"{small.name}, so the fit is not at its maximum. Fit it again with another --seed."
+            f"{small.name}, so the fit is not at its maximum. Fit it again with another {{seed}}."
         )
     chi2 = max(2 * gain, 0.0)
     p = float(scipy.stats.chi2.sf(chi2, df))

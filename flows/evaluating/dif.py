@@ -46,7 +46,7 @@ def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> Di
     """
     if column is None:
         if test == _LIKELIHOOD_RATIO:
-            raise FitError("--dif-test needs --dif. Name a column.")
+            raise FitError("{dif_test} needs {dif}. Name a column.")
         return None
     dataset.check_columns([column])
     columns = [dataset.read_row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
@@ -55,8 +55,8 @@ def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> Di
     values, counts = values[is_named], counts[is_named]
     if values.dtype.kind == "f" or len(values) != 2:
         raise DataError(
-            f"{dataset.path}: --dif: column {column!r} has {len(values):,} values, but two groups "
-            "are needed. Choose or store a column with two values."
+            f"{{dif}} is {column!r}, but this column of {dataset.path} has {len(values):,} values "
+            "instead of two. Choose or store a column with two values."
         )
     larger_first = np.argsort(-counts, kind="stable")
     values, counts = values[larger_first], counts[larger_first]
@@ -64,8 +64,8 @@ def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> Di
     for name, count in zip(names, counts, strict=True):
         if count < _MIN_GROUP_ROWS:
             raise DataError(
-                f"{dataset.path}: --dif: the group {column} = {name!r} has {count} rows, but "
-                f"{_MIN_GROUP_ROWS} are needed. Choose another column."
+                f"{{dif}} is {column!r}, but the group {name!r} has only {count} rows in "
+                f"{dataset.path}; {_MIN_GROUP_ROWS} are needed. Choose another column."
             )
     return DifGroups(column, test, (int(values[0]), int(values[1])), (names[0], names[1]))
 

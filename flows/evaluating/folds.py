@@ -98,14 +98,14 @@ def check_folds(n_folds: int, label: str | None, models: Sequence[Model]) -> Non
         If there are too few folds, or labels are involved.
     """
     if n_folds < _MIN_FOLDS:
-        raise FitError(f"--folds is {n_folds}. Choose at least {_MIN_FOLDS}.")
+        raise FitError(f"{{folds}} is {n_folds}. Choose at least {_MIN_FOLDS}.")
     if label is not None:
-        raise FitError("--folds and --label cannot be combined.")
+        raise FitError("{folds} and {label} cannot be combined.")
     for model in models:
         if isinstance(model, CanPredict):
             raise FitError(
-                f"--folds cannot be used with {model.name}, which predicts labels. "
-                "Evaluate it on rows that were not fitted: --split NAME."
+                f"{{folds}} cannot be used with {model.name}, which predicts labels. Evaluate it "
+                "on rows that were not fitted, with {split=NAME}."
             )
 
 
@@ -136,7 +136,7 @@ def cross_validate(
     n_rows, n_folds = sum(count_rows_by_chunk(rows.rows, rows.executor)), len(rows.folds)
     if n_folds > n_rows:
         raise FitError(
-            f"--folds is {n_folds}, but there are only {n_rows} rows. Choose at most {n_rows}."
+            f"{{folds}} is {n_folds}, but there are only {n_rows} rows. Choose at most {n_rows}."
         )
     models, warnings = [_cross_validate_model(refit, rows, stages) for refit in refits], []
     baselines = make_baseline_models(n_rows - -(-n_rows // n_folds)) if with_baselines else {}

@@ -20,7 +20,7 @@ from flows.cli.options import ExecutorOptions, Option, Seed, Split, Switch, pars
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_json
 from flows.data.datasets import make_row_source, open_dataset_or_example
-from flows.report.figures.image_layout import find_image_layout
+from flows.report.figures.images import find_image_layout
 from flows.running.executors import check_executor_options, open_executor
 from flows.running.flow import Summary
 from flows.running.server import run_with_server

@@ -42,7 +42,7 @@ from flows.experiments.drawing import (
     save_images,
 )
 from flows.experiments.linear_pca import LinearPCA
-from flows.report.figures.image_layout import ImageLayout, find_image_layout
+from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.running.flow import make_lazy_flow, run_task
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.clipped_pca import ClippedPCAParams

@@ -22,7 +22,7 @@ from flows.experiments.drawing import (
     save_images,
 )
 from flows.experiments.linear_pca import fit_linear_pca
-from flows.report.figures.image_layout import ImageLayout
+from flows.report.figures.images import ImageLayout
 from pipeline.data.blocks import pack_block
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import fit_model

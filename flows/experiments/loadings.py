@@ -14,7 +14,7 @@ from flows.experiments.drawing import (
     check_figure_suffix,
     save_images,
 )
-from flows.report.figures.image_layout import find_image_layout
+from flows.report.figures.images import find_image_layout
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 

@@ -37,7 +37,7 @@ from flows.experiments.tipping_trial import (
     draw_noisy_prototypes,
     run_tipping_trial,
 )
-from flows.report.figures.image_layout import find_image_layout
+from flows.report.figures.images import find_image_layout
 from flows.running.executors import open_executor
 from flows.running.flow import make_lazy_flow, run_task
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block

@@ -29,7 +29,7 @@ import scipy
 
 from flows.experiments.drawing import open_figure
 from flows.experiments.tipping_trial import fine_posterior, make_trial_model, plane_posterior
-from flows.report.figures.image_layout import ImageLayout
+from flows.report.figures.images import ImageLayout
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
 

@@ -10,8 +10,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flows.cli.errors import format_warnings
-from flows.exporting.columns import Array, ArrayGroup, iter_columns, list_segment_names
-from flows.exporting.files import BatchedTable, make_table
+from flows.exporting.files import (
+    Array,
+    ArrayGroup,
+    BatchedTable,
+    iter_columns,
+    list_segment_names,
+    make_table,
+)
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from storage.artifacts.artifacts import Artifact
 from storage.codes.codes import Codes

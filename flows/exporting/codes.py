@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from flows.data.datasets import digest_leading_chunks
 from flows.data.readahead import read_ahead
-from flows.exporting.columns import Array, ArrayGroup, iter_columns
-from flows.exporting.files import BatchedTable
+from flows.exporting.files import Array, ArrayGroup, BatchedTable, iter_columns
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.passes.row_ranges import ROW
 from storage.codes.codes import Codes
@@ -36,7 +35,8 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
     try:
         dataset = open_dataset(recorded["path"]) if dataset is None else dataset
     except DataError as error:
-        raise DataError(f"{error} Give --dataset, to which {codes.path} belongs.") from None
+        remedy = f"Set {{dataset}} to the dataset that {codes.path} belongs to."
+        raise DataError(f"{error.text} {remedy}") from None
     n_chunks = int(recorded["n_chunks"])
     is_shorter = dataset.n_chunks < n_chunks
     if is_shorter or digest_leading_chunks(dataset, n_chunks) != recorded["chunks_digest"]:

@@ -31,7 +31,7 @@ def check_table_file(output: str, overwrite: bool) -> Path:
     file = parse_local_path(output)
     if not has_table_suffix(output):
         raise DataError(
-            f"--output: {output!r} does not end in {', '.join(TABLE_SUFFIXES[:-1])} or "
+            f"{{output}} is {output!r}, but must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
             f"{TABLE_SUFFIXES[-1]}."
         )
     check_target_file(file, overwrite)

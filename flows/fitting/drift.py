@@ -6,8 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from flows.data.datasets import digest_leading_chunks
-from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.data.datasets import LoadedModel, digest_leading_chunks, load_fitted_model
 from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import FitJob
 from flows.fitting.provenance import describe_artifact

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from flows.cli.hyperparameters import AUTO, build_model
 from flows.data.datasets import (
     TRAIN,
+    LoadedModel,
+    check_dataset_features,
+    load_fitted_model,
     make_row_source,
     open_dataset_or_example,
     read_true_mixing,
     resolve_split,
 )
-from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_provenance
@@ -163,17 +165,17 @@ def _check_labels(model: Model, dataset: BinaryDataset) -> None:
     dataset.check_columns(model.list_required_columns())
     is_of_segments = isinstance(model, CanPredict) and model.column == SEGMENT
     if is_of_segments and dataset.n_segments < 2:
-        have = ", ".join(dataset.column_names) or "none"
+        names = ", ".join(dataset.column_names) or "none"
         raise FitError(
             f"{dataset.path} has only one segment, so segments cannot be predicted. Choose a "
-            f"per-row column by --set column=NAME. It has: {have}."
+            f"per-row column by {{column=NAME}}. It has: {names}."
         )
 
 
 def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
     truth = read_true_mixing(dataset)
     if all(param.name != "mixing" for param in fields(model.params)):
-        raise FitError(f"--truth: {model.name} has no mixing matrix. Leave out --truth.")
+        raise FitError(f"{model.name} has no mixing matrix. Leave out {{truth}}.")
     return truth
 
 
@@ -209,25 +211,25 @@ def find_warm_start(
             sorted(name for name, kind in find_models().items() if issubclass(kind, CanWarmStart))
         )
         raise FitError(
-            f"--warm-start: {model.name} does not iterate and needs no start, unlike {known}. "
-            "Leave it out."
+            f"{model.name} does not iterate and needs no start, unlike {known}. Leave out "
+            "{warm_start}."
         )
     if not (runs / LATEST_NAME).is_file():
         raise DataError(
-            f"--warm-start: {runs} contains no latest artifact. Fit once without --warm-start."
+            f"{runs} contains no latest artifact to start from. Fit once without {{warm_start}}."
         )
     latest = load_fitted_model(runs)
     if latest.model.name != model.name:
         raise FitError(
-            f"--warm-start: the latest artifact, {latest.artifact.path}, is of "
-            f"{latest.model.name}, not of {model.name}. Fit once without --warm-start."
+            f"The latest artifact, {latest.artifact.path}, is of {latest.model.name}, not of "
+            f"{model.name}. Fit once without {{warm_start}}."
         )
     check_dataset_features(latest, dataset)
     n_components = int(latest.artifact.manifest["n_components"])
     if components not in (None, AUTO) and model.n_components != n_components:
         raise FitError(
-            f"--warm-start: {latest.artifact.path} has {n_components} components, not "
-            f"{model.n_components}. Set --components {n_components}, or leave out --warm-start."
+            f"The latest artifact, {latest.artifact.path}, has {n_components} components, not "
+            f"{model.n_components}. Set {{components={n_components}}}, or leave out {{warm_start}}."
         )
     if getattr(model, "layers", None) is not None:
         return model, latest  # its warm start compares the layers

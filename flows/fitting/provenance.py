@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any, Literal
 
-from flows.data.datasets import digest_leading_chunks, make_row_source
-from flows.data.fitted import LoadedModel
+from flows.data.datasets import LoadedModel, digest_leading_chunks, make_row_source
 from pipeline.data.blocks import RowSource
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories

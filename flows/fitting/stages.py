@@ -335,9 +335,9 @@ def _make_manifest(job: FitJob, state: FitState, n_samples: int) -> dict[str, An
 def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
     """Write the report into the artifact, and publish it on a configured Prefect server."""
     with _warn_on_error("The report could not be drawn"):
+        from flows.report.flow import publish_report
         from flows.report.inputs import REPORT_FILE
         from flows.report.page import build_report_from_artifact, write_report
-        from flows.report.server import publish_report
 
         output = parse_path(artifact) / REPORT_FILE
         report = build_report_from_artifact(artifact, dataset=dataset)

@@ -1,4 +1,4 @@
-"""Writes the report of a fit: `python -m flows.report --artifact PATH --output report.html`."""
+"""Write the report of a fit: `python -m flows.report --artifact PATH --output report.html`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.app import make_app, run_app
+from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import OUTPUT
 from flows.cli.startup import pause_garbage_collection
 from flows.report.figures.text import make_unique_slugs
-from flows.report.inputs import check_page_path, load_report_inputs
-from flows.report.options import ReportOptions
+from flows.report.inputs import ReportOptions, check_page_path, load_report_inputs
 from storage.stores.locations import AnyPath, check_target_file, parse_path
 
 if TYPE_CHECKING:
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
 HELP = """Write the report of a fitted model: one HTML file that needs no network.
 
-If the dataset of the fit is still where it was, or `--dataset` gives one, the report also shows
-some of its rows: their latent codes, and pairs of features whose joint frequency the model misses.
+If the dataset of the fit still exists, or `--dataset` names another one, the report also shows
+some of its rows: their latent codes, and how well the model reproduces pairs of features.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
 
     python -m flows.report --artifact runs/votes --output votes.html
     python -m flows.report --artifact runs/usps --image-shape 16x16 --overwrite
     python -m flows.report --artifact runs/votes --pictures figures --picture-format pdf
 
-`flows.fit` already writes a report into the artifact. Exit codes: 0 done, 2 bad arguments or input,
-1 failure, 130 interrupted.
-"""
+`flows.fit` already writes a report into the artifact.
+
+{EXIT_CODES}"""
 app = make_app("report", HELP, EXAMPLES)
 
 
@@ -48,7 +47,7 @@ def main(
         Literal["png", "svg", "pdf"],
         Parameter(
             group=OUTPUT,
-            help="svg and pdf are as wide as one or two columns of a journal.",
+            help="Format of the pictures; svg and pdf are one or two journal columns wide.",
         ),
     ] = "png",
 ) -> None:
@@ -56,7 +55,7 @@ def main(
     page = check_page_path(options.output, options.overwrite)
     inputs = load_report_inputs(parse_path(options.artifact), options.figure_options)
     with pause_garbage_collection():
-        from flows.report.page import build_report, write_report  # models take a while to import
+        from flows.report.page import build_report, write_report  # models are slow to import
 
     report = build_report(inputs)
     figures = _name_pictures(report, parse_path(pictures), picture_format) if pictures else {}
@@ -81,7 +80,7 @@ def _name_pictures(report: Report, folder: AnyPath, suffix: str) -> dict[AnyPath
 
 def _write_pictures(figures: Mapping[AnyPath, Figure]) -> None:
     if figures:
-        from flows.report.print.picture import render_picture  # Matplotlib takes a while to import
+        from flows.report.pictures import render_picture  # Matplotlib is slow to import
     for path, figure in figures.items():
         path.write_bytes(render_picture(figure, path.suffix[1:]))
 

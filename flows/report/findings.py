@@ -1,18 +1,18 @@
-"""The findings with which a report opens, in a few sentences."""
+"""The findings at the top of a report, in a few sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.fitted import LoadedModel
+from flows.data.datasets import LoadedModel
 from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
-from flows.report.tables.facts import format_dataset_name
+from flows.report.tables import format_dataset_name
 from pipeline.learning.convergence import describe_ending
 from storage.artifacts.artifacts import Artifact
 
@@ -26,15 +26,15 @@ _SIGNIFICANCE_LEVEL = 0.05
 
 
 def summarize_findings(fitted: LoadedModel, correlations: Array | None) -> list[str]:
-    """Summarize what was found and how well the model fits, as sentences.
+    """Summarize the components and the fit of the model, as sentences.
 
     Parameters
     ----------
     fitted
         The fitted model.
     correlations
-        Of features with components, (n_features, n_components), if rows were read. They describe
-        components whose features cannot be read from the parameters.
+        Correlations of features with components, (n_features, n_components), if rows were read.
+        They describe the components of models without loadings or weights.
     """
     artifact, causes = fitted.artifact, find_causes(fitted)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
@@ -54,24 +54,24 @@ def _format_fit(manifest: Mapping[str, Any]) -> str:
     components = f"{q:,} {'component' if q == 1 else 'components'}"
     rows = f"{manifest.get('n_samples', manifest['dataset']['n_rows']):,} rows"
     rows += f" (split {manifest['split']})" if manifest["split"] else ""
-    when = f" on {manifest['created'][:10]}" if manifest.get("created") else ""
-    ended = "" if manifest["converged"] else f"; it {describe_ending(False)}"
-    of = f"{rows} of {n:,} features of {format_dataset_name(manifest)}"
-    return f"{manifest['model']} was fitted with {components} to {of}{when}{ended}."
+    date = f" on {manifest['created'][:10]}" if manifest.get("created") else ""
+    ending = "" if manifest["converged"] else f"; it {describe_ending(False)}"
+    data = f"{rows} of {n:,} features of {format_dataset_name(manifest)}"
+    return f"{manifest['model']} was fitted with {components} to {data}{date}{ending}."
 
 
 def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
     """Describe how much the components explain, or how many rows belong to them."""
-    q = artifact.manifest["n_components"]
+    n_shown = min(artifact.manifest["n_components"], _MAX_COMPONENTS)
     if "eigenvalues" in artifact and "loadings" in artifact:
-        share = np.asarray(artifact["eigenvalues"])[:q] / len(artifact.manifest["feature_names"])
-        listed = _join_words([f"{one:.0%}" for one in share[:_MAX_COMPONENTS]])
-        first = "The first explains" if len(share[:_MAX_COMPONENTS]) == 1 else "The first explain"
-        yield f"{first} {listed} of the variance of the correlations."
+        eigenvalues, n_features = artifact["eigenvalues"], len(artifact.manifest["feature_names"])
+        shares = np.asarray(eigenvalues)[:n_shown] / n_features
+        verb = "explains" if len(shares) == 1 else "explain"
+        yield f"The first {verb} {_join_shares(shares)} of the variance of the correlations."
     elif _is_mixture(artifact):
-        share = np.sort(np.asarray(artifact["weights"]))[::-1][:_MAX_COMPONENTS]
-        holds = "The largest holds" if len(share) == 1 else "The largest hold"
-        yield f"{holds} {_join_words([f'{one:.0%}' for one in share])} of the rows."
+        shares = np.sort(np.asarray(artifact["weights"]))[::-1][:_MAX_COMPONENTS]
+        verb = "holds" if len(shares) == 1 else "hold"
+        yield f"The largest {verb} {_join_shares(shares)} of the rows."
 
 
 def _iter_component_sentences(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
@@ -88,9 +88,9 @@ def _iter_component_sentences(artifact: Artifact, correlations: Array | None) ->
         column = values * bounded  # unbounded weights do not lead
         order = np.argsort(-abs(column), kind="stable")[:_MAX_FEATURES]
         leading = [i for i in order if abs(column[i]) > _MIN_LEADING_SHARE * abs(column[order[0]])]
-        named = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
-        if named:
-            yield f"Component {k} {verb} {_join_words(named)}."
+        texts = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
+        if texts:
+            yield f"Component {k} {verb} {_join_words(texts)}."
 
 
 def _is_mixture(artifact: Artifact) -> bool:
@@ -103,10 +103,10 @@ def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterato
     """Describe each component by the features that differ most from all rows."""
     p = np.asarray(artifact["probabilities"])[:_MAX_COMPONENTS]
     margins = np.asarray(artifact["weights"]) @ np.asarray(artifact["probabilities"])
-    for k, own in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
-        most = np.argsort(-abs(own - margins), kind="stable")[:_MAX_FEATURES]
-        named = [f"{names[i]} ({own[i]:.2f}, in all rows {margins[i]:.2f})" for i in most]
-        yield f"Component {k} differs most in {_join_words(named)}."
+    for k, shares in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
+        leading = np.argsort(-abs(shares - margins), kind="stable")[:_MAX_FEATURES]
+        texts = [f"{names[i]} ({shares[i]:.2f}, in all rows {margins[i]:.2f})" for i in leading]
+        yield f"Component {k} differs most in {_join_words(texts)}."
 
 
 def _find_component_columns(artifact: Artifact) -> list[Array]:
@@ -126,12 +126,12 @@ def _iter_fit_sentences(statistics: Mapping[str, Any]) -> Iterator[str]:
         well = "closely" if size <= _CLOSE_RMSEA else well
         interval = " to ".join(format_number(bound, 2) for bound in statistics["rmsea_interval"])
         rmsea, srmsr = format_number(size, 2), format_number(statistics["srmsr"], 2)
-        of = f"RMSEA {rmsea}, 90 % interval {interval}; SRMSR {srmsr}"
-        yield f"The model fits pairs of features {well} ({of})."
+        indices = f"RMSEA {rmsea}, 90 % interval {interval}; SRMSR {srmsr}"
+        yield f"The model fits pairs of features {well} ({indices})."
     elif "m2_missing" in statistics:
         yield f"The fit of pairs of features is unknown: {statistics['m2_missing']}."
     if "reliability" in statistics:
-        shares = _join_words([f"{one:.0%}" for one in statistics["reliability"]])
+        shares = _join_shares(statistics["reliability"])
         code = "code explains" if len(statistics["reliability"]) == 1 else "codes explain"
         yield f"A row's {code} {shares} of the variance of the components (reliability)."
 
@@ -141,12 +141,16 @@ def _iter_misfit_sentences(artifact: Artifact) -> Iterator[str]:
     if "s_x2_p" not in artifact:
         return
     names, p = artifact.manifest["feature_names"], np.asarray(artifact["s_x2_p"])
-    beyond = [i for i in np.argsort(p, kind="stable") if p[i] < _SIGNIFICANCE_LEVEL / len(p)]
-    if beyond:
-        named = _join_words([names[i] for i in beyond[:_MAX_FEATURES]])
-        more = f" and {len(beyond) - _MAX_FEATURES:,} more" if len(beyond) > _MAX_FEATURES else ""
-        verb = "misfits" if len(beyond) == 1 else "misfit"
-        yield f"By sum score {named}{more} {verb} beyond chance (S-X²)."
+    misfits = [i for i in np.argsort(p, kind="stable") if p[i] < _SIGNIFICANCE_LEVEL / len(p)]
+    if misfits:
+        listed, n_more = misfits[:_MAX_FEATURES], len(misfits) - _MAX_FEATURES
+        text = _join_words([names[i] for i in listed]) + (f" and {n_more:,} more" * (n_more > 0))
+        verb = "misfits" if len(misfits) == 1 else "misfit"
+        yield f"By sum score {text} {verb} beyond chance (S-X²)."
+
+
+def _join_shares(shares: Iterable[float]) -> str:
+    return _join_words([f"{share:.0%}" for share in shares])
 
 
 def _join_words(texts: Sequence[str]) -> str:

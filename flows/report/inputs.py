@@ -1,12 +1,13 @@
-"""Inputs of a report, loaded and checked before anything is drawn."""
+"""Options and inputs of a report, checked before anything is drawn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from flows.data.datasets import check_label
-from flows.data.fitted import LoadedModel, load_fitted_model
-from flows.report.figures.image_layout import ImageLayout, find_image_layout
+from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite
+from flows.data.datasets import LoadedModel, check_label, load_fitted_model
+from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
@@ -18,17 +19,7 @@ REPORT_FILE = "report.html"
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """Options of the figures.
-
-    Attributes
-    ----------
-    dataset
-        Dataset whose rows are shown; None stands for that of the fit, if it is still unchanged.
-    image_shape
-        `HEIGHTxWIDTH` of features that are pixels; not needed for names such as r0c0.
-    label
-        Per-row column that colours rows; None chooses one.
-    """
+    """Options of the figures; the fields of `ReportOptions` explain them."""
 
     dataset: str | None = None
     image_shape: str | None = None
@@ -36,6 +27,42 @@ class FigureOptions:
 
 
 DEFAULT_FIGURE_OPTIONS = FigureOptions()
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of `python -m flows.report`, except those of pictures."""
+
+    artifact: ArtifactPath
+    output: Annotated[str, Option(group=OUTPUT, help="HTML file to write.")] = REPORT_FILE
+    dataset: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            help="Dataset whose rows are shown. [default: the dataset of the fit, if unchanged]",
+        ),
+    ] = None
+    image_shape: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            help="HEIGHTxWIDTH of images; not needed if features are named r0c0, r0c1, …",
+        ),
+    ] = None
+    label: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            help="Per-row column, or segment, that colours rows. [default: one with few values]",
+        ),
+    ] = None
+    overwrite: Overwrite = False
+
+    @property
+    def figure_options(self) -> FigureOptions:
+        """Options of the figures."""
+        return FigureOptions(self.dataset, self.image_shape, self.label)
 
 
 @dataclass(frozen=True)
@@ -53,7 +80,7 @@ class ReportInputs:
     label
         Per-row column that colours rows; None chooses one.
     notes
-        Warnings about what is omitted.
+        Warnings about omitted figures.
     """
 
     fitted: LoadedModel
@@ -95,16 +122,10 @@ def load_report_inputs(
 
 
 def check_page_path(output: str, overwrite: bool) -> AnyPath:
-    """Return the path of a page to write.
-
-    Raises
-    ------
-    DataError
-        If its name does not end in .html, or if it exists and must not be replaced.
-    """
+    """Return the path of the page; raise DataError if it is not .html or must not be replaced."""
     page = parse_path(output)
     if page.suffix != ".html":
-        raise DataError(f"--output: the name must end in .html, but is {output!r}.")
+        raise DataError(f"{{output}} is {output!r}, but must end in .html.")
     check_target_file(page, overwrite)
     return page
 

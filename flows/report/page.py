@@ -1,22 +1,22 @@
-"""Builds the report and writes it as one HTML file that makes no request."""
+"""Build the report, lay out its figures, and write it as one HTML file that makes no request."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any
+from itertools import compress, groupby, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from flows.cli.errors import format_warnings
-from flows.data.fitted import LoadedModel
+from flows.data.datasets import LoadedModel
 from flows.report.figures.causes import TextTable, find_causes, make_unit_table
-from flows.report.figures.labels import choose_labels
 from flows.report.figures.latent import plot_calibration, plot_latent_space
 from flows.report.figures.marks import Figure
 from flows.report.figures.parameters import (
@@ -24,6 +24,7 @@ from flows.report.figures.parameters import (
     plot_correlations,
     plot_parameters,
 )
+from flows.report.figures.row_plots import choose_labels
 from flows.report.figures.rows import DatasetSample, read_dataset_sample
 from flows.report.findings import summarize_findings
 from flows.report.inputs import (
@@ -32,24 +33,30 @@ from flows.report.inputs import (
     ReportInputs,
     load_report_inputs,
 )
-from flows.report.layout import arrange_figures
 from flows.report.svg import MARKER_PATHS, render_plot
-from flows.report.tables.facts import (
+from flows.report.tables import (
     describe_arrays,
     describe_drift,
     describe_fit,
     describe_stages,
     drop_fit_statistics,
+    explain_facts,
     format_title,
     format_values,
     list_provenance,
     make_fit_statistics_table,
+    make_parameter_table,
 )
-from flows.report.tables.items import make_parameter_table
-from flows.report.tables.words import explain_facts
 from pipeline.executors.base import limit_blas_threads
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import AnyPath, write_text
+
+NARROW_WIDTH, FULL_WIDTH = 520, 1060
+"""Pixels of a figure in one of two columns, and of one that fills the page."""
+_TITLE_HEIGHT, _LINE_HEIGHT = 80, 24  # pixels
+_LETTERS_PER_LINE = 62
+_MAX_SEARCHED = 12  # figures for which all arrangements are tried
+PlacedFigure = tuple[int, Figure]
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,10 @@ class Report:
     tables
         Tables of text that follow the figures.
     notes
-        Warnings about what was left out.
+        Warnings about omitted figures.
     correlations
-        Of features with components, (n_features, n_components); None if no rows were read.
+        Correlations of features with components, (n_features, n_components); None if no rows were
+        read.
     """
 
     fitted: LoadedModel
@@ -82,13 +90,7 @@ def build_report_from_artifact(
     options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
     dataset: BinaryDataset | None = None,
 ) -> Report:
-    """Build the report of an artifact; see `load_report_inputs` for the parameters.
-
-    Raises
-    ------
-    DataError, FitError
-        If the artifact or the dataset cannot be used.
-    """
+    """Build the report of an artifact; see `load_report_inputs` for parameters and errors."""
     return build_report(load_report_inputs(artifact, options, dataset))
 
 
@@ -179,3 +181,58 @@ def _hash_script(script: str) -> str:
     """Return the source expression of a content security policy that allows only this script."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+class FigureGroup(NamedTuple):
+    """Figures that are laid out together.
+
+    Attributes
+    ----------
+    kind
+        "pair" for two columns of narrow figures, "wide" for one that fills the page, or "alone" for
+        a square one with its text beside it.
+    columns
+        Columns of figures, each with its index in the report.
+    """
+
+    kind: str
+    columns: tuple[tuple[PlacedFigure, ...], ...]
+
+
+def arrange_figures(figures: Sequence[Figure]) -> Iterator[FigureGroup]:
+    """Group consecutive figures of the same width; a single narrow one is widened."""
+    for is_narrow, placed_figures in groupby(enumerate(figures), _is_narrow):
+        group = tuple(placed_figures)
+        if is_narrow and len(group) > 1:
+            yield FigureGroup("pair", _split_into_columns(group))
+            continue
+        for place, figure in group:
+            kind = "alone" if _is_square(figure) else "wide"
+            yield FigureGroup(kind, (((place, replace(figure, width=FULL_WIDTH)),),))
+
+
+def _is_narrow(placed: PlacedFigure) -> bool:
+    return placed[1].width <= NARROW_WIDTH
+
+
+def _is_square(figure: Figure) -> bool:
+    return figure.plot is not None and figure.plot.height is None
+
+
+def _split_into_columns(group: Sequence[PlacedFigure]) -> tuple[tuple[PlacedFigure, ...], ...]:
+    """Split figures into two columns of similar height; the first figure is in the first."""
+    heights = [_estimate_height(figure) for _, figure in group[:_MAX_SEARCHED]]
+    total = sum(heights)
+    choices = product((0,), *[(0, 1)] * (len(heights) - 1))
+    second = min(choices, key=lambda mask: abs(total - 2 * sum(compress(heights, mask))))
+    second += tuple(k % 2 for k in range(len(group) - len(second)))
+    first = tuple(1 - chosen for chosen in second)
+    return tuple(compress(group, first)), tuple(compress(group, second))
+
+
+def _estimate_height(figure: Figure) -> int:
+    """Estimate the height of a figure with its text, in pixels."""
+    lines = 1 + len(figure.note + figure.hint) // _LETTERS_PER_LINE
+    n_legends = sum(map(bool, (figure.keys, figure.ramp, figure.choices)))
+    height = (figure.plot and figure.plot.height) or figure.width
+    return height + _TITLE_HEIGHT + _LINE_HEIGHT * (lines + n_legends)

@@ -6,7 +6,7 @@ const create = (tag, properties, ...children) => {
   return element;
 };
 
-// Pointing at a mark, or right beside one, shows its facts.
+// Show the facts of the mark under the pointer, or right next to it.
 const tip = document.body.appendChild(create("div", { className: "tip", hidden: true }));
 const around = [[0, 0], ...[4, 8].flatMap((r) => [[r, 0], [-r, 0], [0, r], [0, -r], [r, r], [-r, r], [r, -r], [-r, -r]])];
 const readFacts = (element, x) => {

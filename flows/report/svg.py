@@ -1,7 +1,7 @@
-"""Renders plots as HTML and SVG for the page.
+"""Render plots as HTML and SVG for the page.
 
 Positions are percentages of the plot's area, so a plot fits any width without a script, while text
-and marks keep their size. What `script.js` needs for tooltips and other axes is returned as data.
+and marks keep their size. Tooltips and other axes are returned as data for `script.js`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flows.report.figures.text import shorten_text
 Array = NDArray[np.float64]
 
 MAX_NAME_LENGTH = 18
-"""Letters of a name beside an axis. Longer names are cut; their tooltip has the whole name."""
+"""Letters of a name next to an axis. Longer names are cut; their tooltip has the whole name."""
 MARKER_PATHS = {
     "circle": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z",
     "square": "M-1-1h2v2h-2z",
@@ -47,7 +47,7 @@ MARKER_PATHS = {
     "dash": "M-1.5 0h1M.5 0h1",
 }
 """SVG paths of markers, 2 wide and centred on 0."""
-_HALF_ON_PHONE, _THIRD_ON_PHONE = 8, 16  # with more names below, a telephone shows fewer of them
+_HALF_ON_PHONE, _THIRD_ON_PHONE = 8, 16  # if there are more names, phones show fewer of them
 _EDGE = 90.0  # percent: names closer to an edge are aligned with it
 _PLACE_STEPS = 9999  # resolution of the positions that are sent to the script
 _LINE_UNITS = 1000  # width of the view box of lines
@@ -102,9 +102,9 @@ def _render_names(axis: Axis, side: str) -> str:
         for place, tick in zip(places, axis.ticks, strict=True)
     )
     n = len(axis.ticks) if side == "x" else 0
-    fewer = " third" if n > _THIRD_ON_PHONE else " half" if n > _HALF_ON_PHONE else ""
+    share = " third" if n > _THIRD_ON_PHONE else " half" if n > _HALF_ON_PHONE else ""
     label = f'<span class="{side} label">{escape(axis.label)}</span>'
-    return f'{label}<div class="{side} names{fewer}">{names}</div>'
+    return f'{label}<div class="{side} names{share}">{names}</div>'
 
 
 def _render_title(text: str) -> str:
@@ -123,12 +123,12 @@ def _iter_grid_lines(axis: Axis, side: str) -> Iterator[str]:
         yield _render_line_across(axis, side, tick.place)
 
 
-def _render_line_across(axis: Axis, side: str, place: float, more: str = "") -> str:
+def _render_line_across(axis: Axis, side: str, place: float, style: str = "") -> str:
     """Render a line across the whole plot at a value of an axis."""
     share = float(_compute_shares(axis, place))
-    at = f"{share if side == 'x' else 100 - share:.2f}%"
+    percent = f"{share if side == 'x' else 100 - share:.2f}%"
     other = "y" if side == "x" else "x"
-    return f'<line {side}1="{at}" {side}2="{at}" {other}1="0" {other}2="100%"{more}/>'
+    return f'<line {side}1="{percent}" {side}2="{percent}" {other}1="0" {other}2="100%"{style}/>'
 
 
 def _render_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, str]) -> str:
@@ -235,9 +235,9 @@ def _describe_choice(plot: Plot, choice: AxisChoice) -> dict[str, Any]:
 
 def _describe_places(marks: Sequence[Mark], axis: Axis, places: Sequence[Array]) -> list[list[int]]:
     """Return positions as whole steps from the low to the high end of an axis."""
-    found = []
+    steps = []
     for mark, values in zip(marks, places, strict=True):
         edges = values - 0.5 if isinstance(mark, CellMarks) else values
-        steps = _compute_shares(axis, edges) * (_PLACE_STEPS / 100)
-        found.append(np.rint(steps).astype(int).tolist())
-    return found
+        shares = _compute_shares(axis, edges) * (_PLACE_STEPS / 100)
+        steps.append(np.rint(shares).astype(int).tolist())
+    return steps

@@ -65,7 +65,7 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
         If a setting is invalid. Nothing has been started or connected yet.
     """
     from_options = {
-        name: SourcedValue(value, f"--{name.replace('_', '-')}")
+        name: SourcedValue(value, f"{{{name}}}")
         for name, value in options.items()
         if value is not None and value is not False
     }
@@ -77,14 +77,15 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
     tls = {name: settings[name] for name in _TLS_SETTING_NAMES if name in settings}
     if address is None or address.scheme == "tcp":
         _refuse_settings(
-            [tls[name] for name in _TLS_SETTING_NAMES if name in from_options], "--cluster tls://…"
+            [tls[name] for name in _TLS_SETTING_NAMES if name in from_options],
+            "{cluster=tls://HOST:PORT}",
         )
     workers, worker_memory = _parse_workers(settings), _parse_worker_memory(settings)
     if address is None:
         if "cluster" in settings:
             workers = workers or _count_cores()
         if workers is None and worker_memory is not None:
-            _refuse_settings([settings["worker_memory"]], "--workers or --cluster")
+            _refuse_settings([settings["worker_memory"]], "{workers} or {cluster}")
         return ClusterSettings(None, workers, worker_memory)
     security = _make_security(address, tls) if address.scheme == "tls" else None
     return ClusterSettings(address.geturl(), workers, worker_memory, security)
@@ -161,7 +162,7 @@ def _parse_address(settings: Mapping[str, SourcedValue]) -> SplitResult | None:
     if parts.scheme == "tcp" and not _is_loopback(parts.hostname) and not _is_insecure(settings):
         raise FitError(
             f"{source}: {value} is not encrypted, so others on the network could read data and run "
-            "code. Start the cluster with certificates and use tls://, or allow it by --insecure."
+            "code. Start the cluster with certificates and use tls://, or allow it by {insecure}."
         )
     return parts
 

@@ -16,7 +16,7 @@ from distributed.security import Security
 
 from flows.running.cluster_settings import ClusterSettings
 from flows.running.tls import CONNECT_SECONDS, check_scheduler
-from pipeline.errors import ClusterLost, FitError
+from pipeline.errors import ClusterLost, FitError, keep_placeholder
 from pipeline.executors.dask import DaskExecutor, check_workers
 
 _REQUESTED_WORKERS_SECONDS = 60.0
@@ -54,9 +54,9 @@ def _write_performance_report(client: Client, path: str | None) -> Iterator[None
         yield
 
 
-def _make_client(cluster: Any, **more: Any) -> Client:
+def _make_client(cluster: Any, **options: Any) -> Client:
     """Connect, without becoming the default client for the caller's own Dask collections."""
-    return Client(cluster, set_as_default=False, **more)
+    return Client(cluster, set_as_default=False, **options)
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _reconnect(cluster: ClusterSettings) -> Client:
     try:
         return _connect_and_check(cluster)
     except FitError as error:
-        raise ClusterLost(f"{error} Then continue with --resume.") from error
+        raise ClusterLost(error.message.render(spell=keep_placeholder)) from error
 
 
 def _connect(address: str, security: Security | None) -> Client:
@@ -104,7 +104,7 @@ def _connect(address: str, security: Security | None) -> Client:
         return _make_client(address, timeout=CONNECT_SECONDS, security=security)
     except OSError as error:
         raise FitError(
-            f"--cluster: the server at {address} is not a Dask scheduler "
+            f"{{cluster}}: the server at {address} is not a Dask scheduler "
             f"({type(error).__name__}). Check the address."
         ) from error
 
@@ -117,19 +117,19 @@ def _wait_for_workers(client: Client, cluster: ClusterSettings) -> None:
         client.wait_for_workers(n_workers, timeout=seconds)
     except TimeoutError as error:
         raise FitError(
-            f"--cluster: {cluster.address} had only {len(client.scheduler_info()['workers'])} of "
+            f"{{cluster}}: {cluster.address} had only {len(client.scheduler_info()['workers'])} of "
             f"{n_workers} workers after {seconds:.0f} s. Start more."
         ) from error
     for address, worker in client.scheduler_info()["workers"].items():
         if worker["memory_limit"] and worker["memory_limit"] < (cluster.worker_memory or 0):
             raise FitError(
-                f"--worker-memory is {cluster.worker_memory:,} bytes, but the worker {address} has "
-                f"{worker['memory_limit']:,}. Start it with more, or require less."
+                f"{{worker_memory}} is {cluster.worker_memory:,} bytes, but the worker {address} "
+                f"has {worker['memory_limit']:,}. Start it with more, or require less."
             )
 
 
 def _silence_dask_logs() -> None:
-    """Silence Dask's logs: the command reports failures, and a lost worker is none."""
+    """Silence Dask's logs: the command reports failures, and a lost worker is not a failure."""
     for name in list(logging.root.manager.loggerDict):
         if name.split(".")[0] in ("distributed", "asyncio", "tornado"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -155,9 +155,9 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
     )
 
 
-def _make_worker(*where: Any, dashboard: bool, **settings: Any) -> Worker:
+def _make_worker(*arguments: Any, dashboard: bool, **settings: Any) -> Worker:
     """Start a worker without a dashboard, which would import Bokeh."""
-    return Worker(*where, dashboard=False, **settings)
+    return Worker(*arguments, dashboard=False, **settings)
 
 
 @contextmanager

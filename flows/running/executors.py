@@ -87,21 +87,22 @@ def check_executor_options(
         If options contradict each other, or a cluster setting is invalid.
     """
     if workers is not None and workers < 1:
-        raise FitError(f"--workers is {workers}. Choose at least 1.")
+        raise FitError(f"{{workers}} is {workers}. Choose at least 1.")
     if cluster == "":
-        raise FitError("--cluster is empty. Is a shell variable unset?")
+        raise FitError("{cluster} is empty. Is a shell variable unset?")
     if name == "dask":
         if more.get("performance_report") and find_spec("bokeh") is None:
             raise FitError(
-                "--performance-report: needs Bokeh. Run: pip install 'latentbits[dashboard]'"
+                "{performance_report} needs the package Bokeh. Install it by "
+                "pip install 'latentbits[dashboard]'."
             )
         return resolve_cluster_settings({"workers": workers, "cluster": cluster, **more})
     for option, value in {"cluster": cluster, **more}.items():
         if value:
             raise FitError(
-                f"--{option.replace('_', '-')} needs --executor dask and cannot be combined with "
-                f"--executor {name}. Leave out one of them."
+                f"{{{option}}} needs {{executor=dask}} and cannot be combined with "
+                f"{{executor={name}}}. Leave out one of them."
             )
     if workers and name == "serial":
-        raise FitError("--workers cannot be combined with --executor serial. Use threads or dask.")
+        raise FitError("{workers} cannot be combined with {executor=serial}. Use threads or dask.")
     return None

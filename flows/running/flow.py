@@ -144,19 +144,19 @@ def _make_signature(kind: type[Any]) -> Signature:
     hints = get_type_hints(kind, include_extras=True)
     return Signature(
         Parameter(
-            one.name,
+            option.name,
             Parameter.POSITIONAL_OR_KEYWORD,
-            default=_get_default(one),
-            annotation=hints[one.name],
+            default=_get_default(option),
+            annotation=hints[option.name],
         )
-        for one in fields(kind)
+        for option in fields(kind)
     )
 
 
-def _get_default(one: Any) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return Parameter.empty if one.default is MISSING else one.default
+def _get_default(option: Any) -> Any:
+    if option.default_factory is not MISSING:
+        return option.default_factory()
+    return Parameter.empty if option.default is MISSING else option.default
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class StageRunner:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds that each stage took."""
-        return {name: used["seconds"] for name, used in self.usage.items()}
+        return {name: usage["seconds"] for name, usage in self.usage.items()}
 
 
 def run_stages(
@@ -225,13 +225,16 @@ def run_stages(
     steps
         Runs the stages and returns the summary.
     claim
-        Keeps other processes out of the output folder meanwhile.
+        Keeps other processes out of the work folder meanwhile; None if a run cannot be resumed.
     """
     start = time.perf_counter()
     with claim or nullcontext(), open_executor() as executor, report_progress() as progress:
         stages = StageRunner(executor, *names)
         try:
             summary = steps(stages, progress)
+        except ClusterLost as error:
+            remedy = "repeat the command" if claim is None else "continue with {resume}"
+            raise ClusterLost(f"{error} Then {remedy}.") from error
         finally:
             clear_chunk_cache()
     seconds = round(time.perf_counter() - start, 3)

@@ -40,7 +40,7 @@ def find_memory_limit(size: str | None = None) -> int:
     except ValueError:
         n_bytes = 0
     if n_bytes <= 0:
-        raise FitError(f"--memory: {size!r} is not a size such as 4GB.")
+        raise FitError(f"{{memory}} is {size!r}, which is not a size such as 4GB.")
     return n_bytes
 
 
@@ -65,7 +65,7 @@ def check_memory(need: int, n_features: int, limit: int, is_option: bool = False
     """
     if need <= limit:
         return
-    allowance = f"--memory allows {limit / 1e9:.1f} GB"
+    allowance = f"{{memory}} allows {limit / 1e9:.1f} GB"
     remedy = "Allow more, or use a larger machine"
     if not is_option:
         allowance, remedy = f"{limit / 1e9:.1f} GB of memory are free", "Use a larger machine"

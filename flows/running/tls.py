@@ -21,7 +21,7 @@ from pipeline.errors import FitError
 
 CONNECT_SECONDS = 10.0
 _GREETING_SECONDS = 2.0
-_FILE_OPTIONS = {"tls_ca": "--tls-ca", "tls_cert": "--tls-cert", "tls_key": "--tls-key"}
+_FILE_NAMES = ("tls_ca", "tls_cert", "tls_key")
 
 
 def make_security(address: str, files: Mapping[str, SourcedValue]) -> Security:
@@ -32,12 +32,10 @@ def make_security(address: str, files: Mapping[str, SourcedValue]) -> Security:
     FitError
         If a file is missing or unreadable or has expired, or the key does not fit the certificate.
     """
-    for name, option in _FILE_OPTIONS.items():
+    for name in _FILE_NAMES:
         if name not in files:
-            raise FitError(
-                f"{address} needs {option}. Give {option} or set LATENTBITS_{name.upper()}."
-            )
-    ca, certificate, key = (files[name] for name in _FILE_OPTIONS)
+            raise FitError(f"{address} needs {{{name}}}. Set it, or LATENTBITS_{name.upper()}.")
+    ca, certificate, key = (files[name] for name in _FILE_NAMES)
     _read_certificates(ca)
     if _read_certificates(certificate)[0].public_key() != _read_private_key(key).public_key():
         raise FitError(
@@ -64,9 +62,9 @@ def _read_certificates(file: SourcedValue) -> list[x509.Certificate]:
     now = datetime.now(UTC)
     for certificate in certificates:
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+            start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
             raise FitError(
-                f"{file.source}: {file.value} is not valid now, but valid from {begin:%Y-%m-%d} "
+                f"{file.source}: {file.value} is not valid now, but valid from {start:%Y-%m-%d} "
                 f"to {end:%Y-%m-%d}. Use a new certificate."
             )
     return certificates
@@ -116,8 +114,8 @@ def _connect(address: str) -> socket.socket:
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            left = max(deadline - time.monotonic(), 0.1)
-            return socket.create_connection((parts.hostname, parts.port), timeout=left)
+            timeout = max(deadline - time.monotonic(), 0.1)
+            return socket.create_connection((parts.hostname, parts.port), timeout=timeout)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise _make_no_answer_error(address, error.strerror or "timed out") from error
@@ -126,7 +124,7 @@ def _connect(address: str) -> socket.socket:
 
 def _make_no_answer_error(address: str, reason: str) -> FitError:
     return FitError(
-        f"--cluster: no Dask scheduler answered at {address} within {CONNECT_SECONDS:.0f} s "
+        f"{{cluster}}: no Dask scheduler answered at {address} within {CONNECT_SECONDS:.0f} s "
         f"({reason}). Check the address."
     )
 
@@ -139,8 +137,8 @@ def _check_unencrypted(address: str, connected: socket.socket) -> None:
             return
     if _is_tls_server(address):
         raise FitError(
-            f"--cluster: the scheduler at {address} uses TLS. Give it as "
-            f"{address.replace('tcp', 'tls', 1)}, with --tls-ca, --tls-cert and --tls-key."
+            f"{{cluster}}: the scheduler at {address} uses TLS. Give it as "
+            f"{address.replace('tcp', 'tls', 1)}, with {{tls_ca}}, {{tls_cert}} and {{tls_key}}."
         )
 
 
@@ -169,18 +167,18 @@ def _check_encrypted(address: str, connected: socket.socket, context: ssl.SSLCon
         reason = "connection closed"
     except ssl.SSLCertVerificationError as error:
         raise FitError(
-            f"--tls-ca: the certificate of {address} is not valid for this CA "
+            f"{{tls_ca}}: the certificate of {address} is not valid for this CA "
             f"({error.verify_message}). Use the cluster's files."
         ) from error
     except (ssl.SSLError, ConnectionError) as error:
         reason = str(getattr(error, "reason", None) or error.strerror).lower().replace("_", " ")
         if isinstance(error, ssl.SSLError) and "alert" not in reason:
             raise FitError(
-                f"--cluster: the scheduler at {address} does not use TLS ({reason}). "
+                f"{{cluster}}: the scheduler at {address} does not use TLS ({reason}). "
                 "Start it with --tls-ca-file, --tls-cert and --tls-key."
             ) from error
     raise FitError(
-        f"--tls-cert: the scheduler at {address} rejected the certificate ({reason}). "
+        f"{{tls_cert}}: the scheduler at {address} rejected the certificate ({reason}). "
         "Use a certificate of the cluster's CA."
     )
 

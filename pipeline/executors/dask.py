@@ -131,10 +131,7 @@ class DaskExecutor:
 
 def _make_cluster_lost(error: BaseException) -> ClusterLost:
     reason = " ".join(str(error).split())[:200]
-    return ClusterLost(
-        f"The cluster or its workers were lost ({reason}). Start the cluster again, then continue "
-        "with {resume}."
-    )
+    return ClusterLost(f"The cluster or its workers were lost ({reason}). Start the cluster again.")
 
 
 def check_workers(client: Client, packages: Sequence[str]) -> None:

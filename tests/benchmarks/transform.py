@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flows.cli.options import ExecutorOptions
-from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.running.server import run_with_server
 from flows.transform import transform
 from pipeline.data.blocks import BinaryBlock, pack_block

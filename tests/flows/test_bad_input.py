@@ -171,7 +171,7 @@ def test_layers_that_are_none(refused, dataset, layers, said):
 
 def test_layers_of_a_model_without_any(refused, dataset):
     message = refused("fit", "--dataset", dataset, "--layers", "8,4")
-    assert "--layers: clipped-pca has no layers, unlike stack" in message
+    assert "clipped-pca has no layers, unlike stack. Leave out --layers." in message
 
 
 def test_an_unknown_model_gets_a_suggestion(refused, dataset):

@@ -270,7 +270,7 @@ def test_what_is_not_there_is_refused(refused, dataset, mixture):
     assert "--split: there is no split 'valid'" in refused(*here, "--split", "valid")
     assert "nowhere" in refused("--dataset", dataset, "--artifact", "nowhere")
     assert "--artifact" in refused("--dataset", dataset)
-    message = "there is no per-row column 'knd'. Choose one of: split, kind, score, segment."
+    message = "has no such per-row column. Choose one of: split, kind, score, segment."
     assert refused(*here, "--label", "knd").endswith(message)
     fractions = "--label: Column 'score' holds fractions, but labels must be text or whole numbers."
     assert fractions in refused(*here, "--label", "score")

@@ -396,7 +396,7 @@ def test_codes_of_other_fits_and_rows_are_refused(transformed, cli, artifact, tm
         (("--what", "codes", "--output", "t.csv"), "--what codes needs --codes."),
         (
             ("--what", "fit", "--output", "t.tsv"),
-            "'t.tsv' does not end in .csv, .parquet or .xlsx.",
+            "--output is 't.tsv', but must end in .csv, .parquet or .xlsx.",
         ),
         (
             ("--what", "fit", "--output", "s3://b/t.csv"),

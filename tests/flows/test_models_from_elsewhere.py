@@ -112,7 +112,7 @@ def arrays_of(artifact):
 
 @pytest.mark.parametrize("model", [CODER])
 def test_settings_survive_the_artifact(artifact):
-    from flows.data.fitted import load_fitted_model
+    from flows.data.datasets import load_fitted_model
 
     found = load_fitted_model(artifact).model
     assert (found.layers, found.denoise, found.rate) == ((5, 4), True, 0.5)

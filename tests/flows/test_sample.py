@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.data.fitted import load_fitted_model
+from flows.data.datasets import load_fitted_model
 from pipeline.models.capabilities import CanSample
 from pipeline.models.registry import find_models
 from storage import load_artifact, open_dataset

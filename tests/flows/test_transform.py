@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.data.fitted import load_fitted_model
+from flows.data.datasets import load_fitted_model
 from pipeline.data.blocks import pack_block
 from pipeline.data.segments import UNKNOWN_SEGMENT
 from pipeline.models.capabilities import CanReconstruct

@@ -98,7 +98,7 @@ def test_a_dataset_without_truth_is_refused(cli, plain):
     done = cli("fit", "--dataset", plain, "--truth")
     assert done.code == 2
     assert done.message == (
-        f"error: --truth: {plain} does not contain its true mixing matrix, as "
+        f"error: {plain} does not contain its true mixing matrix, as "
         "example:nonstationary does. Leave out --truth."
     )
     assert not Path("runs").exists()
@@ -107,7 +107,7 @@ def test_a_dataset_without_truth_is_refused(cli, plain):
 def test_a_model_without_mixing_is_refused(cli):
     done = cli("fit", "--dataset", SMALL, "--model", "clipped-pca", "--truth")
     assert done.code == 2
-    assert done.message == ("error: --truth: clipped-pca has no mixing matrix. Leave out --truth.")
+    assert done.message == "error: clipped-pca has no mixing matrix. Leave out --truth."
     assert not Path("runs").exists()
 
 
@@ -118,7 +118,7 @@ def test_a_truth_of_other_features_is_refused(tmp_path, mixing):
         writer.add(ArrayBatch(np.eye(3, dtype=np.uint8)))
     with pytest.raises(
         DataError,
-        match=r"--truth: the true mixing matrix of .*d.zarr .* does not match its 3 features",
+        match=r"d.zarr: the true mixing matrix .* does not match the 3 features. Leave out truth",
     ):
         read_true_mixing(open_dataset(tmp_path / "d.zarr"))
 

@@ -99,7 +99,10 @@ def test_options_that_errors_name_are_options_of_commands() -> None:
     import importlib
 
     names = set()
-    for command in ("ingest", "fit", "evaluate", "sample", "neighbours", "transform"):
+    for command in (
+        *("ingest", "fit", "evaluate", "sample", "neighbours", "transform", "export"),
+        *("report.__main__", "certificates"),
+    ):
         app = importlib.import_module(f"flows.{command}").app
         names |= {
             name for argument in app.assemble_argument_collection() for name in argument.names

@@ -1,20 +1,36 @@
-"""Axes with round ticks, and the plot of a single curve."""
+"""Axes with round ticks, the plot of a single curve, and heat maps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.colours import COLOURS
-from flows.report.figures.marks import Axis, HoverColumns, LineMarks, Mark, Plot, PointMarks, Tick
+from flows.report.figures.colours import COLOURS, choose_scale
+from flows.report.figures.marks import (
+    Axis,
+    AxisChoice,
+    AxisOption,
+    CellMarks,
+    HoverColumns,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    Tick,
+)
 from flows.report.figures.text import format_number
 
 Array = NDArray[np.float64]
 
 _MAX_INTERVALS = 8  # between ticks
 _MARGIN_SHARE = 0.05  # of the range of values, left free at each end
+LARGEST_TEXT = ", those with the largest values"
+MAX_COLUMNS = 50
+_MAX_ROWS = 80
+_MIN_ORDERED_ROWS = 4  # fewer rows need no ordering
 
 
 def make_axis(low: float, high: float, label: str = "") -> Axis:
@@ -59,18 +75,9 @@ def fit_square_axes(
 def make_name_axis(
     names: Sequence[str], label: str = "", every: int = 1, is_down: bool = False
 ) -> Axis:
-    """Return an axis with names at 0, 1, 2, …
+    """Return an axis with names at 0, 1, 2, …; `is_down` puts the first name at the top.
 
-    Parameters
-    ----------
-    names
-        The names, in order.
-    label
-        Label of the axis.
-    every
-        Show only every so many names.
-    is_down
-        Whether the first name is at the top.
+    With `every=3`, only every third name is shown.
     """
     ends = (-0.5, len(names) - 0.5)
     low, high = ends[::-1] if is_down else ends
@@ -91,11 +98,11 @@ def _format_tick(value: float, step: float) -> str:
     """Write a multiple of `step` with as many decimals as `step` needs."""
     decimals = max(0, -int(np.floor(np.log10(step) + 1e-9)))
     if decimals > 6 or step >= 1e9:
-        written = f"{value:.4g}"
+        text = f"{value:.4g}"
     else:
-        written = f"{value:,.{decimals}f}"
-        written = written.rstrip("0").rstrip(".") if decimals else written
-    return written.replace("-", "−") if float(value) else "0"
+        text = f"{value:,.{decimals}f}"
+        text = text.rstrip("0").rstrip(".") if decimals else text
+    return text.replace("-", "−") if float(value) else "0"
 
 
 def plot_curve(values: Array, labels: tuple[str, str], *marks: Mark) -> Plot:
@@ -113,3 +120,89 @@ def plot_curve(values: Array, labels: tuple[str, str], *marks: Mark) -> Plot:
         (*marks, curve, points, HoverColumns(x, facts)),
         height=300,
     )
+
+
+Array = NDArray[np.float64]
+
+
+def plot_heat_map(
+    values: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    kinds: tuple[str, str],
+    is_signed: bool,
+    more_facts: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Any]:
+    """Plot a matrix as coloured cells.
+
+    Parameters
+    ----------
+    values
+        (n_rows, n_columns).
+    rows, columns
+        Names of the rows and columns.
+    kinds
+        Nouns for a row and for a column, such as feature and component.
+    is_signed
+        Whether zero is the middle of the colour scale.
+    more_facts
+        Further texts for the tooltip of each cell, row by row, by their name.
+
+    Returns
+    -------
+    dict
+        Keyword arguments for `Figure`: `plot`, `ramp`, `choices` and `width`.
+    """
+    n, m = values.shape
+    scale = choose_scale(values, is_signed)
+    row_height = max(5, min(18, 900 // max(n, 1)))
+    facts = [
+        (kinds[0], np.repeat(np.asarray(rows, object), m).tolist()),
+        (kinds[1], np.tile(np.asarray(columns, object), n).tolist()),
+        ("value", [format_number(value) for value in values.ravel()]),
+        *(more_facts or {}).items(),
+    ]
+    every = -(-14 // row_height)
+    y = make_name_axis(rows, "", every, is_down=True)
+    cells = CellMarks(values, scale, facts)
+    x = make_name_axis(columns, kinds[1], -(-m // 26))
+    return {
+        "plot": Plot(x, y, (cells,), row_height * n + 60),
+        "ramp": scale.make_ramp(),
+        "choices": _make_row_choices(kinds[0], rows, order_by_similarity(values), every),
+        "width": 520 if m <= 8 else min(1060, 180 + 46 * m),
+    }
+
+
+def select_largest_rows(values: Array, n_rows: int = _MAX_ROWS) -> NDArray[np.intp]:
+    """Return the indices of the rows with the largest absolute values, in ascending order."""
+    return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:n_rows])
+
+
+def order_by_similarity(values: Array) -> NDArray[np.intp]:
+    """Order rows so that neighbours are similar: the leaves of an average-linkage tree."""
+    if len(values) < _MIN_ORDERED_ROWS:
+        return np.arange(len(values))
+    from scipy.cluster.hierarchy import leaves_list, linkage  # slow to import
+
+    tree = linkage(np.nan_to_num(values), "average", optimal_ordering=True)
+    order: NDArray[np.intp] = leaves_list(tree).astype(np.intp)
+    return order
+
+
+def _make_row_choices(
+    kind: str, names: Sequence[str], similar: NDArray[np.intp], every: int
+) -> tuple[AxisChoice, ...]:
+    """Offer to order rows by similarity, if there are enough rows."""
+    if len(names) < _MIN_ORDERED_ROWS:
+        return ()
+    orders = {"as in the data": np.arange(len(names)), "by similarity": similar}
+    options = (
+        AxisOption(
+            title,
+            make_name_axis([names[i] for i in order], "", every, is_down=True),
+            (np.argsort(order).astype(np.float64),),
+        )
+        for title, order in orders.items()
+    )
+    return (AxisChoice(f"{kind} order", "y", tuple(options)),)

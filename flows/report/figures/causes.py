@@ -1,4 +1,4 @@
-"""Hidden units and what they turn on, layer by layer: a table, sentences and figures."""
+"""Hidden units and the features that they turn on, layer by layer: table, sentences, figures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.fitted import LoadedModel
-from flows.report.figures.heat_maps import (
+from flows.data.datasets import LoadedModel
+from flows.report.figures.axes import (
     LARGEST_TEXT,
     MAX_COLUMNS,
     plot_heat_map,
     select_largest_rows,
 )
-from flows.report.figures.image_layout import ImageLayout
-from flows.report.figures.images import MAX_IMAGES, render_images
+from flows.report.figures.images import MAX_IMAGES, ImageLayout, render_images
 from flows.report.figures.marks import Figure
 from flows.report.figures.text import format_shown_count
 from pipeline.inference.sample import feature_probabilities_by_unit
@@ -24,7 +23,8 @@ from pipeline.models.capabilities import HasHiddenCauses, HiddenCauses
 
 Array = NDArray[np.float64]
 
-_MIN_PROBABILITY, _MIN_SHARE, _MAX_NAMED = 0.01, 0.2, 8  # of what the table lists
+# The table lists probabilities of at least 0.01 and a fifth of the largest, up to eight per cell.
+_MIN_PROBABILITY, _MIN_SHARE, _MAX_NAMES = 0.01, 0.2, 8
 _DEEP_COLUMNS = ("by units below", "turned on by")
 _NOTE = (
     "Units are named layer.number; layer 1 is next to the data, and numbers follow the components "
@@ -43,7 +43,7 @@ class TextTable(NamedTuple):
 
 
 def find_causes(fitted: LoadedModel) -> HiddenCauses | None:
-    """Return the hidden units of the model and what they turn on, if it has any."""
+    """Return the hidden causes of the model, if it has any."""
     return (
         fitted.model.get_hidden_causes(fitted.params)
         if isinstance(fitted.model, HasHiddenCauses)
@@ -60,20 +60,22 @@ def name_units(causes: HiddenCauses) -> list[list[str]]:
 def plot_causes(
     causes: HiddenCauses, features: Sequence[str], layout: ImageLayout | None
 ) -> Iterator[Figure]:
-    """Plot what units turn on: pixels as images, other features and lower units as heat maps."""
+    """Plot the pixels that units turn on as images, other features and lower units as heat maps."""
     names, shares = name_units(causes), iter(_format_shares(causes))
-    for k, caused in enumerate(feature_probabilities_by_unit(causes.strengths)):
+    for k, probabilities in enumerate(feature_probabilities_by_unit(causes.strengths)):
         captions = [f"{unit}: {share}" for unit, share in zip(names[k], shares, strict=False)]
         if layout:
-            yield _plot_images(k + 1, captions, caused, layout)
+            yield _plot_images(k + 1, captions, probabilities, layout)
         if k or not layout:
             yield _plot_map(k + 1, names[k], names[k - 1] if k else features, causes.strengths[k])
 
 
-def _plot_images(layer: int, captions: Sequence[str], caused: Array, layout: ImageLayout) -> Figure:
-    """Plot the probabilities that units turn pixels on."""
+def _plot_images(
+    layer: int, captions: Sequence[str], probabilities: Array, layout: ImageLayout
+) -> Figure:
+    """Plot the probabilities that units turn pixels on, (n_features, n_units)."""
     title = f"Pixels that units of layer {layer} turn on"
-    shown = caused.T[:MAX_IMAGES]
+    shown = probabilities.T[:MAX_IMAGES]
     ones = np.ones(len(shown))
     images = render_images(layout.arrange_images(shown), captions[:MAX_IMAGES], ones, False)
     through = ", through units below it" if layer > 1 else ""
@@ -88,66 +90,73 @@ def _plot_images(layer: int, captions: Sequence[str], caused: Array, layout: Ima
 
 def _plot_map(layer: int, units: Sequence[str], below: Sequence[str], strengths: Array) -> Figure:
     """Plot the probabilities that units turn on the layer below them."""
-    kind, kinds = "feature", "features"
+    target, targets = "feature", "features"
     if layer > 1:
-        kind, kinds = f"unit of layer {layer - 1}", f"units of layer {layer - 1}"
+        target, targets = f"unit of layer {layer - 1}", f"units of layer {layer - 1}"
     rows = select_largest_rows(strengths)
     shown, names = strengths[rows, :MAX_COLUMNS], [below[i] for i in rows]
-    by = f"unit of layer {layer}"
-    drawn = plot_heat_map(shown, names, units[:MAX_COLUMNS], (kind, by), is_signed=False)
-    title = f"{kinds.capitalize()} that units of layer {layer} turn on"
-    note = f"Probability that a {by} alone turns a {kind} on. "
-    note += format_shown_count(kinds, len(rows), len(below), LARGEST_TEXT)
+    unit = f"unit of layer {layer}"
+    heat_map = plot_heat_map(shown, names, units[:MAX_COLUMNS], (target, unit), is_signed=False)
+    title = f"{targets.capitalize()} that units of layer {layer} turn on"
+    note = f"Probability that a {unit} alone turns a {target} on. "
+    note += format_shown_count(targets, len(rows), len(below), LARGEST_TEXT)
     note += format_shown_count("units", shown.shape[1], len(units), "")
     alt = f"{title}: {len(below)} x {len(units)} probabilities up to {strengths.max():.2f}."
-    return Figure(title, alt, note=note.strip(), **drawn)
+    return Figure(title, alt, note=note.strip(), **heat_map)
 
 
 def make_unit_table(causes: HiddenCauses, features: Sequence[str]) -> TextTable:
     """List for each hidden unit how often it is on, what it turns on and what turns it on."""
     strengths, layers = causes.strengths, [[], *name_units(causes), []]
-    caused, shares = feature_probabilities_by_unit(strengths), iter(_format_shares(causes))
-    nothing, rows = np.zeros(0), []
-    is_deep = len(strengths) > 1
+    probabilities, shares = feature_probabilities_by_unit(strengths), iter(_format_shares(causes))
+    is_deep, rows = len(strengths) > 1, []
     for k in range(1, len(layers) - 1):
         for i, unit in enumerate(layers[k]):
-            below = strengths[k - 1][:, i] if k > 1 else nothing
-            above = strengths[k][i] if k < len(strengths) else nothing
-            near = (
-                _format_strongest(below, layers[k - 1]),
-                _format_strongest(above, layers[k + 1]),
-            )
-            turned_on = _format_strongest(caused[k - 1][:, i], features)
-            rows.append((unit, next(shares), turned_on, *(near if is_deep else ())))
+            row = [unit, next(shares), _format_strongest(probabilities[k - 1][:, i], features)]
+            if is_deep:
+                below = strengths[k - 1][:, i] if k > 1 else np.zeros(0)
+                above = strengths[k][i] if k < len(strengths) else np.zeros(0)
+                row.append(_format_strongest(below, layers[k - 1]))
+                row.append(_format_strongest(above, layers[k + 1]))
+            rows.append(tuple(row))
     columns = ("unit", "on in", "turns on", *(_DEEP_COLUMNS if is_deep else ()))
     return TextTable("Hidden units", columns, tuple(rows), _NOTE)
 
 
-def iter_unit_sentences(causes: HiddenCauses, features: Sequence[str], most: int) -> Iterator[str]:
-    """Describe in a sentence each what the most active units of the first layer turn on."""
-    names, caused = name_units(causes)[0], feature_probabilities_by_unit(causes.strengths)[0]
+def iter_unit_sentences(
+    causes: HiddenCauses, features: Sequence[str], max_length: int
+) -> Iterator[str]:
+    """Yield a sentence for each of the most active units of the first layer.
+
+    `max_length` limits the number of sentences, and of features in each.
+    """
+    names = name_units(causes)[0]
+    probabilities = feature_probabilities_by_unit(causes.strengths)[0]
     shares = _format_shares(causes)
-    often = np.zeros(len(names)) if causes.activity is None else causes.activity[: len(names)]
-    for i in np.argsort(-np.asarray(often), kind="stable")[:most]:
-        turned_on = _format_strongest(caused[:, i], features, most, "")
+    activity = np.zeros(len(names)) if causes.activity is None else causes.activity[: len(names)]
+    for i in np.argsort(-np.asarray(activity), kind="stable")[:max_length]:
+        turned_on = _format_strongest(probabilities[:, i], features, max_length, "")
         share = "" if causes.activity is None else f"is on in {shares[i]} of the rows and "
         yield f"Unit {names[i]} {share}turns on {turned_on}."
 
 
 def _format_shares(causes: HiddenCauses) -> list[str]:
-    """Write the share of rows in which each unit is on."""
+    """Format the share of rows in which each unit is on."""
     if causes.activity is None:
         return ["–"] * sum(strengths.shape[1] for strengths in causes.strengths)
     return [f"{share:.1%}" for share in causes.activity]
 
 
 def _format_strongest(
-    strengths: Array, names: Sequence[str], most: int = _MAX_NAMED, beyond: str = " and {:,} more"
+    strengths: Array,
+    names: Sequence[str],
+    max_names: int = _MAX_NAMES,
+    more: str = " and {:,} more",
 ) -> str:
     """List the names with the largest probabilities, without those that are much smaller."""
     order = np.argsort(-strengths.round(2), kind="stable")
     least = max(_MIN_PROBABILITY, _MIN_SHARE * strengths.max(initial=0.0))
     order = order[strengths[order] >= least]
-    named = ", ".join(f"{names[i]} {strengths[i]:.2f}" for i in order[:most])
-    more = len(order) - most
-    return named + beyond.format(more) if more > 0 else named or "–"
+    text = ", ".join(f"{names[i]} {strengths[i]:.2f}" for i in order[:max_names])
+    n_more = len(order) - max_names
+    return text + more.format(n_more) if n_more > 0 else text or "–"

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 # Okabe & Ito's colours; yellow is too pale for white paper, black too dark for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MORE_COLOURS = ("#9B51E0", "#7F5539", "#D81B60", "#999933")
-"""For the seventh to tenth label; as distinct from the first six as those are from each other."""
+"""For the seventh to tenth label; as distinct from the first six as these are from each other."""
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus")
 NEGATIVE, POSITIVE = COLOURS[:2]
 SIGNS_TEXT = "orange is positive, blue negative"
@@ -66,11 +66,11 @@ class ColourScale:
 
     def make_ramp(self) -> ColourRamp:
         """Return the legend of this scale."""
-        beyond = (" or less", " or more") if self.is_cut else ("", "")
-        high = format_number(self.top, 2) + beyond[1]
+        or_less, or_more = (" or less", " or more") if self.is_cut else ("", "")
+        high = format_number(self.top, 2) + or_more
         if not self.is_signed:
             return ColourRamp("0", high, (f"{NEGATIVE}00", f"{NEGATIVE}ff"))
-        low = format_number(-self.top, 2) + beyond[0]
+        low = format_number(-self.top, 2) + or_less
         return ColourRamp(low, high, (f"{NEGATIVE}ff", f"{POSITIVE}00", f"{POSITIVE}ff"))
 
 
@@ -78,10 +78,10 @@ def choose_scale(values: Array, is_signed: bool) -> ColourScale:
     """Choose a scale for values; a few values much larger than all others are cut off."""
     sizes = np.abs(values)
     top = float(sizes.max(initial=0.0)) or 1.0
-    few = sizes.size < _MIN_VALUES
-    most = top if few else float(np.quantile(sizes, _SCALE_SHARE, method="lower"))
-    is_cut = 0 < most < top / 1.5
-    return ColourScale(most if is_cut else top, is_signed, is_cut)
+    has_few = sizes.size < _MIN_VALUES
+    limit = top if has_few else float(np.quantile(sizes, _SCALE_SHARE, method="lower"))
+    is_cut = 0 < limit < top / 1.5
+    return ColourScale(limit if is_cut else top, is_signed, is_cut)
 
 
 def blend_colours(first: str, last: str, share: float) -> str:

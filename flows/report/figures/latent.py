@@ -1,27 +1,20 @@
-"""Figures of the latent space: codes of rows, what the model expects there, and its calibration."""
+"""Figures of the latent space: codes of rows, expected features there, and calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from contourpy import contour_generator
 from numpy.typing import NDArray
 
-from flows.data.fitted import LoadedModel
+from flows.data.datasets import LoadedModel
 from flows.exporting.artifacts import find_unbounded_weights
-from flows.report.figures.axes import fit_axis, make_axis
+from flows.report.figures.axes import fit_axis, make_axis, plot_heat_map
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
-from flows.report.figures.heat_maps import plot_heat_map
-from flows.report.figures.image_layout import ImageLayout
-from flows.report.figures.labels import ColourLabels, group_rows_by_label
-from flows.report.figures.lines import (
-    EvenOddsLine,
-    choose_name_places,
-    choose_names_with_room,
-    find_even_odds_lines,
-)
+from flows.report.figures.images import ImageLayout
 from flows.report.figures.marks import (
     Figure,
     LegendKey,
@@ -32,7 +25,13 @@ from flows.report.figures.marks import (
     RasterMark,
     TextMarks,
 )
-from flows.report.figures.row_plots import plot_plane, plot_strip
+from flows.report.figures.row_plots import (
+    ColourLabels,
+    choose_names_with_room,
+    group_rows_by_label,
+    plot_plane,
+    plot_strip,
+)
 from flows.report.figures.rows import CodedRows, DatasetSample
 from flows.report.figures.text import format_number
 from pipeline.evaluation.calibration import ShareComparison
@@ -44,6 +43,10 @@ _GRID_SIZE, _N_TILES = 61, 9
 _MAX_PAIRS, _N_WORST_PAIRS = 2000, 300
 _MAX_LINES = 40
 _ASPECT_RATIO = 2.0  # of a plot of curves, width by height
+_NAME_POSITIONS = np.linspace(0.05, 0.95, 37)
+_NAME_DISTANCE = 0.02  # of a name from its line, as a share of the plane's width
+_INNER_SHARE = np.array([0.4, 0.46])  # of the plane's width and height
+_VERTICAL_WEIGHT = 3.0  # names are wide, so vertical distances count three times
 
 
 def plot_latent_space(
@@ -51,16 +54,7 @@ def plot_latent_space(
 ) -> Iterator[Figure]:
     """Plot the codes of rows, then the features that the model expects at such codes.
 
-    Parameters
-    ----------
-    fitted
-        The fitted model.
-    coded
-        The rows.
-    labels
-        What colours them.
-    layout
-        Positions of the features in an image, if they are pixels.
+    `labels` colours the rows; `layout` has the positions of features that are pixels.
     """
     n_components = coded.codes.shape[1]
     if n_components > 1 and _is_compositional(coded.codes):
@@ -87,15 +81,15 @@ def _is_compositional(codes: Array) -> bool:
 
 def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     """Plot the mean share of each component among the rows of each label."""
-    kinds, _ = group_rows_by_label(labels, len(coded.codes))
-    names = [kind.key.name or "all rows" for kind in kinds]
-    means = np.array([coded.codes[kind.rows].mean(axis=0) for kind in kinds])
-    of = labels.name if labels else "rows"
+    groups, _ = group_rows_by_label(labels, len(coded.codes))
+    names = [group.key.name or "all rows" for group in groups]
+    means = np.array([coded.codes[group.rows].mean(axis=0) for group in groups])
+    label_name = labels.name if labels else "rows"
     columns = [str(k + 1) for k in range(means.shape[1])]
-    drawn = plot_heat_map(means, names, columns, (of, "component"), is_signed=False)
-    by = f", by {of}" if labels else ""
-    alt = f"Mean share of {len(columns)} components among {len(coded.codes):,} rows{by}."
-    return Figure("Share of components", alt, note=alt, **drawn)
+    heat_map = plot_heat_map(means, names, columns, (label_name, "component"), is_signed=False)
+    grouping = f", by {label_name}" if labels else ""
+    alt = f"Mean share of {len(columns)} components among {len(coded.codes):,} rows{grouping}."
+    return Figure("Share of components", alt, note=alt, **heat_map)
 
 
 def _reconstruct_over_component(fitted: LoadedModel, coded: CodedRows) -> tuple[Array, Array]:
@@ -112,75 +106,70 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
     unbounded = find_unbounded_weights(fitted.artifact)
     information[:, unbounded] = 0.0
-    drawn = np.flatnonzero(~unbounded)
-    shown = np.sort(drawn[np.argsort(-information[:, drawn].max(axis=0), kind="stable")])
-    whole, shown = information.sum(axis=1), shown[:_MAX_LINES]
+    bounded = np.flatnonzero(~unbounded)
+    order = np.argsort(-information[:, bounded].max(axis=0), kind="stable")
+    shown = np.sort(bounded[order[:_MAX_LINES]])
+    total = information.sum(axis=1)
     names = [fitted.feature_names[i] for i in shown]
     curves, keys, hint = _plot_curves(z, information[:, shown], names)
-    total = LineMarks([np.column_stack([z, whole])], [GREY], 2.5)
-    x, y = fit_axis(z, "component 1"), fit_axis(np.append(0.0, whole), "information")
-    plot = Plot(x, y, (curves, total), height=340)
-    most, at = format_number(whole.max(), 3), format_number(z[whole.argmax()], 2)
-    error = format_number(whole.max() ** -0.5, 2)
+    total_curve = LineMarks([np.column_stack([z, total])], [GREY], 2.5)
+    x, y = fit_axis(z, "component 1"), fit_axis(np.append(0.0, total), "information")
+    plot = Plot(x, y, (curves, total_curve), height=340)
+    maximum, place = format_number(total.max(), 3), format_number(z[total.argmax()], 2)
+    error = format_number(total.max() ** -0.5, 2)
     note = (
-        f"Rows are distinguished best where information is high. The features together have at "
-        f"most {most}, at {at}: a standard error of {error}."
+        "Rows are distinguished best where information is high. The information of all features "
+        f"together is largest at {place}: {maximum}, a standard error of {error}."
     )
     if unbounded.any():
-        steep = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
-        note += f" Omitted because their weights are unbounded: {_join_names(steep)}."
+        omitted = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
+        note += f" Omitted because their weights are unbounded: {_join_names(omitted)}."
     alt = f"Information of {len(shown)} features and of all over component 1. {note}"
-    told: Any = {
-        "note": note,
-        "hint": hint,
-        "keys": (LegendKey("all features", GREY, "line"), *keys),
-    }
-    return Figure("Information over the component", alt, plot, **told)
+    keys = (LegendKey("all features", GREY, "line"), *keys)
+    return Figure("Information over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
 def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
     """Plot P(x_i = 1) over the component, for the features that change most."""
-    z, probabilities = _reconstruct_over_component(fitted, coded)
-    moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MAX_LINES])
-    names, values = [fitted.feature_names[i] for i in moved], probabilities[:, moved]
-    curves, keys, hint = _plot_curves(z, values, names)
+    z, P = _reconstruct_over_component(fitted, coded)
+    shown = np.sort(np.argsort(-np.ptp(P, axis=0), kind="stable")[:_MAX_LINES])
+    names, probabilities = [fitted.feature_names[i] for i in shown], P[:, shown]
+    curves, keys, hint = _plot_curves(z, probabilities, names)
     x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, "P(feature = 1)")
-    named = () if keys else (_label_curves(z, values.T, names, curves.colours),)
-    plot = Plot(x, y, (curves, *named), height=340)
-    alt = f"Probability of 1 over component 1, of {len(moved)} features: {_join_names(names)}."
-    shown, total = len(moved), probabilities.shape[1]
-    note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
+    texts = () if keys else (_label_curves(z, probabilities.T, names, curves.colours),)
+    plot = Plot(x, y, (curves, *texts), height=340)
+    alt = f"Probability of 1 over component 1, of {len(shown)} features: {_join_names(names)}."
+    n_features = P.shape[1]
+    is_part = len(shown) < n_features
+    note = f"{len(shown)} of {n_features:,} features, those that change most." if is_part else ""
     return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
 def _plot_curves(
     z: Array, values: Array, names: list[str]
 ) -> tuple[LineMarks, tuple[LegendKey, ...], str]:
-    """Plot a curve per name.
-
-    Returns the curves, a legend if there are few, and a hint if there are many.
-    """
-    looks = tuple(LegendKey(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
+    """Plot a curve per name; return a legend if there are few curves, and else a hint."""
+    keys = tuple(LegendKey(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
     curves = LineMarks(
         [np.column_stack([z, column]) for column in values.T],
-        [look.colour for look in looks],
+        [key.colour for key in keys],
         1.6,
         facts=[("feature", names)],
     )
-    if len(looks) <= len(COLOURS):
-        return curves, looks, ""
+    if len(keys) <= len(COLOURS):
+        return curves, keys, ""
     return curves, (), "Point at a curve for its name."
 
 
 def _label_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequence[str]) -> Mark:
     """Write the name of each curve beside it, in its colour, if there is room."""
     low, unit = z[0], (z[-1] - z[0]) / _ASPECT_RATIO
-    above = np.array([0.0, 1.0])
+    upwards = np.array([0.0, 1.0])
     scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
-    places = choose_name_places([EvenOddsLine(k, points, above) for k, points in enumerate(scaled)])
-    kept = choose_names_with_room(places, names, _ASPECT_RATIO)
-    x, y = low + unit * places[kept, 0], places[kept, 1]
-    return TextMarks(x, y, [names[k] for k in kept], [colours[k] for k in kept])
+    places = choose_name_places([EvenOddsLine(k, line, upwards) for k, line in enumerate(scaled)])
+    chosen = choose_names_with_room(places, names, _ASPECT_RATIO)
+    x, y = low + unit * places[chosen, 0], places[chosen, 1]
+    return TextMarks(x, y, [names[k] for k in chosen], [colours[k] for k in chosen])
 
 
 def _join_names(names: list[str]) -> str:
@@ -192,7 +181,7 @@ def _make_plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
     """Return a square grid around the codes: both axes, (n,) each, and its points, (n², 2)."""
     low, high = coded.codes.min(axis=0), coded.codes.max(axis=0)
     middle, half = (low + high) / 2, 0.55 * max(float((high - low).max()), 1e-3)
-    x, y = (np.linspace(at - half, at + half, n) for at in middle)
+    x, y = (np.linspace(centre - half, centre + half, n) for centre in middle)
     return x, y, np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
@@ -200,31 +189,34 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
     """Plot the lines on which features are 1 with probability ½."""
     x, y, points = _make_plane_grid(coded, _GRID_SIZE)
     probabilities = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
-    found = find_even_odds_lines(x, y, probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE))[
-        :_MAX_LINES
+    grids = probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE)
+    lines = find_even_odds_lines(x, y, grids)[:_MAX_LINES]
+    names = [fitted.feature_names[line.feature] for line in lines]
+    marks: list[Mark] = [
+        PointMarks(*coded.codes.T, COLOURS[5], size=3, opacity=0.5),
+        LineMarks(
+            [line.points for line in lines], [GREY] * len(lines), 1.0, facts=[("feature", names)]
+        ),
     ]
-    rows = PointMarks(*coded.codes.T, COLOURS[5], size=3, opacity=0.5)
-    names = [fitted.feature_names[line.feature] for line in found]
-    points, facts = [line.points for line in found], [("feature", names)]
-    marks: list[Mark] = [rows, LineMarks(points, [GREY] * len(found), 1.0, facts=facts)]
-    if found:
-        places = choose_name_places(found)
-        kept = choose_names_with_room(places, names, x[-1] - x[0])
-        shown = [names[k] for k in kept]
-        marks.append(TextMarks(*places[kept].T, shown, [COLOURS[1]] * len(kept)))
+    if lines:
+        places = choose_name_places(lines)
+        chosen = choose_names_with_room(places, names, x[-1] - x[0])
+        chosen_names = [names[k] for k in chosen]
+        marks.append(TextMarks(*places[chosen].T, chosen_names, [COLOURS[1]] * len(chosen)))
     axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
-    plot = Plot(*axes, tuple(marks))
-    alt = f"Lines on which features are 1 with probability ½, over {len(coded.codes):,} rows: "
     note = (
         "On its line, a feature is 1 with probability ½; its name is on the side where 1 is more "
         "likely. Dots are rows."
     )
     n_features = len(fitted.feature_names)
-    if len(found) < n_features:
-        note += f" {len(found)} of {n_features} features have a line here."
+    if len(lines) < n_features:
+        note += f" {len(lines)} of {n_features} features have a line here."
+    alt = (
+        f"Lines on which features are 1 with probability ½, over {len(coded.codes):,} rows: "
+        f"{_join_names(names)}."
+    )
     hint = "Point at a line for its name."
-    alt += f"{_join_names(names)}."
-    return Figure("Features in latent space", alt, plot, note=note, hint=hint)
+    return Figure("Features in latent space", alt, Plot(*axes, tuple(marks)), note=note, hint=hint)
 
 
 def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout) -> Figure:
@@ -238,13 +230,13 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
     tiles = tiles.reshape(_N_TILES, _N_TILES, height + 1, width + 1)
     # The grid starts at the bottom, images at the top.
-    whole = tiles[::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
+    mosaic = tiles[::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
     scale, half = ColourScale(1.0, is_signed=False), (x[1] - x[0]) / 2
     axes = (
-        replace(make_axis(at[0] - half, at[-1] + half, f"component {k}"), has_lines=False)
-        for k, at in enumerate((x, y), 1)
+        replace(make_axis(grid[0] - half, grid[-1] + half, f"component {k}"), has_lines=False)
+        for k, grid in enumerate((x, y), 1)
     )
-    plot = Plot(*axes, (RasterMark(whole, scale),))
+    plot = Plot(*axes, (RasterMark(mosaic, scale),))
     alt = f"P(feature = 1) as {_N_TILES}x{_N_TILES} images over components 1 and 2."
     note = "Each image shows the probability of 1 of every pixel for a row with these codes."
     return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())
@@ -254,24 +246,26 @@ def plot_calibration(
     sample: DatasetSample, pairs: ShareComparison, feature_names: tuple[str, ...]
 ) -> Figure:
     """Plot joint frequencies of pairs in the data against those in the model."""
-    at = _choose_pairs(pairs.z)
-    top = float(max(pairs.observed[at].max(), pairs.implied[at].max(), 1e-3)) * 1.03
+    shown = _choose_pairs(pairs.z)
+    top = float(max(pairs.observed[shown].max(), pairs.implied[shown].max(), 1e-3)) * 1.03
     x = make_axis(-0.02 * top, top, "joint frequency in the model")
     y = make_axis(-0.02 * top, top, "joint frequency in the data")
     diagonal = LineMarks([np.array([[0.0, 0.0], [top, top]])], [GREY], 1.0, dash=(6, 6))
-    first, second = pairs.features[at].T
+    first, second = pairs.features[shown].T
     facts = [
         ("feature", [feature_names[sample.features[i]] for i in first]),
         ("and", [feature_names[sample.features[i]] for i in second]),
-        ("model", [format_number(value, 3) for value in pairs.implied[at]]),
-        ("data", [format_number(value, 3) for value in pairs.observed[at]]),
-        ("standard errors apart", [format_number(value, 2) for value in pairs.z[at]]),
+        ("model", [format_number(value, 3) for value in pairs.implied[shown]]),
+        ("data", [format_number(value, 3) for value in pairs.observed[shown]]),
+        ("standard errors apart", [format_number(value, 2) for value in pairs.z[shown]]),
     ]
-    points = PointMarks(pairs.implied[at], pairs.observed[at], COLOURS[0], opacity=0.5, facts=facts)
+    points = PointMarks(
+        pairs.implied[shown], pairs.observed[shown], COLOURS[0], opacity=0.5, facts=facts
+    )
     rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
-    n_shown = f"{len(at):,} of " if len(at) < len(pairs.z) else ""
+    count = f"{len(shown):,} of " if len(shown) < len(pairs.z) else ""
     note = (
-        f"{n_shown}{len(pairs.z):,} pairs of features in {sample.n_rows:,} rows and in "
+        f"{count}{len(pairs.z):,} pairs of features in {sample.n_rows:,} rows and in "
         f"{sample.n_drawn:,} rows drawn from the model. The root mean square difference is {rmse}; "
         f"if the model were right, it would be about {chance}."
     )
@@ -286,3 +280,86 @@ def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
     worst = np.argsort(-np.abs(z), kind="stable")[:_N_WORST_PAIRS]
     even = np.linspace(0, len(z) - 1, _MAX_PAIRS - _N_WORST_PAIRS).round().astype(np.intp)
     return np.union1d(worst, even)
+
+
+Array = NDArray[np.float64]
+
+
+class EvenOddsLine(NamedTuple):
+    """The line on which a feature is 1 with probability ½.
+
+    Attributes
+    ----------
+    feature
+        Index of the feature.
+    points
+        Of the line, (n, 2).
+    direction
+        Unit vector across the line to the side where 1 is more likely, (2,).
+    """
+
+    feature: int
+    points: Array
+    direction: Array
+
+
+def find_even_odds_lines(x: Array, y: Array, probabilities: Array) -> list[EvenOddsLine]:
+    """Find the lines with probability ½, steepest features first.
+
+    Parameters
+    ----------
+    x, y
+        Coordinates of a grid, (n_x,) and (n_y,).
+    probabilities
+        P(feature = 1) on the grid, (n_features, n_y, n_x).
+    """
+    lines = []
+    for i in np.argsort(-np.ptp(probabilities, axis=(1, 2)), kind="stable"):
+        pieces: Any = contour_generator(x, y, probabilities[i]).lines(0.5)
+        if pieces:
+            points = max(pieces, key=len)
+            direction = _find_direction(x, y, probabilities[i], points)
+            lines.append(EvenOddsLine(int(i), points, direction))
+    return lines
+
+
+def _find_direction(x: Array, y: Array, probability: Array, points: Array) -> Array:
+    """Return the unit gradient at the middle of the line."""
+    down, across = np.asarray(np.gradient(probability, y, x))
+    middle = points[len(points) // 2]
+    index = np.abs(y - middle[1]).argmin(), np.abs(x - middle[0]).argmin()
+    gradient = np.array([across[index], down[index]])
+    unit: Array = gradient / max(float(np.linalg.norm(gradient)), 1e-300)
+    return unit
+
+
+def choose_name_places(lines: Sequence[EvenOddsLine]) -> Array:
+    """Choose a place beside each line, far from other lines and earlier names: (n_lines, 2)."""
+    ends = np.vstack([line.points for line in lines])
+    middle, size = (ends.min(axis=0) + ends.max(axis=0)) / 2, float(np.ptp(ends)) or 1.0
+    samples = [_sample_line(line) for line in lines]
+    chosen = np.zeros((0, 2))
+    for k, line in enumerate(lines):
+        places = samples[k] + _NAME_DISTANCE * size * line.direction
+        other_lines = np.vstack([*samples[:k], *samples[k + 1 :], np.full((1, 2), np.inf)])
+        room = np.minimum(
+            _compute_distances(places, chosen), 3 * _compute_distances(places, other_lines)
+        )
+        # Near the edge, a name would be cut off.
+        is_outer = (np.abs(places - middle) > _INNER_SHARE * np.ptp(ends, axis=0)).any(axis=1)
+        room[is_outer] -= 9 * size
+        chosen = np.vstack([chosen, places[int(np.argmax(room))]])
+    return chosen
+
+
+def _sample_line(line: EvenOddsLine) -> Array:
+    positions = _NAME_POSITIONS * (len(line.points) - 1)
+    steps = np.arange(len(line.points))
+    return np.column_stack([np.interp(positions, steps, line.points[:, axis]) for axis in (0, 1)])
+
+
+def _compute_distances(places: Array, others: Array) -> Array:
+    """Return the weighted distance of each place to the nearest of `others`."""
+    differences = (places[:, None] - others) * np.array([1.0, _VERTICAL_WEIGHT])
+    distances: Array = np.linalg.norm(differences, axis=2).min(axis=1, initial=np.inf)
+    return distances

@@ -9,19 +9,29 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.axes import fit_axis, make_axis, make_count_axis, plot_curve
-from flows.report.figures.causes import plot_causes
-from flows.report.figures.colours import COLOURS, SIGNS_TEXT
-from flows.report.figures.heat_maps import (
+from flows.report.figures.axes import (
     LARGEST_TEXT,
     MAX_COLUMNS,
+    fit_axis,
+    make_axis,
+    make_count_axis,
+    make_name_axis,
+    plot_curve,
     plot_heat_map,
     select_largest_rows,
 )
-from flows.report.figures.image_layout import ImageLayout
-from flows.report.figures.images import MAX_IMAGES, render_images
-from flows.report.figures.intervals import format_interval, plot_intervals
-from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, RuleMark
+from flows.report.figures.causes import plot_causes
+from flows.report.figures.colours import COLOURS, MARKERS, SIGNS_TEXT
+from flows.report.figures.images import MAX_IMAGES, ImageLayout, render_images
+from flows.report.figures.marks import (
+    Figure,
+    LegendKey,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RuleMark,
+)
 from flows.report.figures.rows import CodedRows
 from flows.report.figures.text import format_number, format_shown_count
 from pipeline.learning.convergence import describe_ending
@@ -39,6 +49,10 @@ FEATURE_DIMS = (
 )
 _SEGMENT_DIMS = {"segment", "component"}
 _NORMAL_QUANTILE = 1.96  # of 97.5 %
+_ROW_HEIGHT, _MARK_SIZE = 14, 5
+# The axis covers all intervals but a tenth at either end, and 0.75 of their range beyond them.
+_TAIL_SHARE, _REACH_SHARE, _MARGIN_SHARE = 0.1, 0.75, 0.04
+_SPREAD_SHARE = 0.7  # of a feature's row, over which its components are spread
 
 
 def plot_parameters(
@@ -46,14 +60,8 @@ def plot_parameters(
 ) -> Iterator[Figure]:
     """Plot the convergence, the spectrum and the arrays of an artifact.
 
-    Parameters
-    ----------
-    artifact
-        The artifact.
-    layout
-        Positions of the features in an image, if they are pixels.
-    causes
-        Hidden causes of the model; if given, they are plotted instead of its weights.
+    `layout` has the positions of features that are pixels; `causes`, the hidden causes of the
+    model, are plotted instead of its weights.
     """
     yield from _plot_history(artifact)
     yield from _plot_spectrum(artifact)
@@ -85,13 +93,14 @@ def plot_feature_array(
 
 def _list_distinct_arrays(artifact: Artifact, dims: set[str]) -> list[str]:
     """List the arrays with these two dimensions, without standard errors and duplicates."""
-    found: list[str] = []
+    names: list[str] = []
     for name in artifact:
+        has_dims = len(artifact.dims(name)) == 2 and set(artifact.dims(name)) == dims
         is_error = name.endswith("_error") and name.removesuffix("_error") in artifact
-        if len(artifact.dims(name)) == 2 and set(artifact.dims(name)) == dims and not is_error:
-            same = (np.array_equal(artifact[name], artifact[other]) for other in found)
-            found += [] if any(same) else [name]
-    return found
+        is_candidate = has_dims and not is_error
+        if is_candidate and not any(np.array_equal(artifact[name], artifact[n]) for n in names):
+            names.append(name)
+    return names
 
 
 def _orient_array(artifact: Artifact, name: str, first: str) -> Array:
@@ -103,16 +112,17 @@ def _plot_history(artifact: Artifact) -> Iterator[Figure]:
     history = np.array(artifact.manifest["history"], np.float64)
     if len(history) < 2:
         return
-    named = artifact.manifest["diagnostics"].get("objective_is", "objective")
-    plot = plot_curve(history, ("pass", f"{named}, nats per row"))
+    measure = artifact.manifest["diagnostics"].get("objective_is", "objective")
+    plot = plot_curve(history, ("pass", f"{measure}, nats per row"))
     first, last = format_number(history[0], 6), format_number(history[-1], 6)
-    ended = describe_ending(artifact.manifest["converged"])
-    alt = f"The {named} went from {first} to {last} nats per row in {len(history)} passes; {ended}."
-    note = f"{first} → {last} nats per row; {ended}."
-    kept = artifact.manifest.get("objective")
-    if kept is not None and kept > history[-1]:
+    ending = describe_ending(artifact.manifest["converged"])
+    alt = f"The {measure} went from {first} to {last} nats per row in {len(history)} passes; "
+    alt += f"{ending}."
+    note = f"{first} → {last} nats per row; {ending}."
+    objective = artifact.manifest.get("objective")
+    if objective is not None and objective > history[-1]:
         best = int(history.argmax()) + 1
-        note += f" The parameters are from pass {best}, with {format_number(kept, 6)}."
+        note += f" The parameters are from pass {best}, with {format_number(objective, 6)}."
     n_passes = artifact.manifest["iterations"]
     if n_passes > len(history):
         note += f" {len(history)} of {n_passes} passes; others were rejected or of earlier stages."
@@ -126,7 +136,7 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
     if not len(values):
         return
     null = by_dims.get(("null_eigenvalue",), np.zeros(0))
-    n_kept = int(artifact.manifest["n_components"])
+    n_components = int(artifact.manifest["n_components"])
     marks: list[Mark] = []
     keys: list[LegendKey] = []
     if len(null):
@@ -136,8 +146,8 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
         keys.append(
             LegendKey("95 % of independent features (parallel analysis)", COLOURS[1], "dash")
         )
-    if is_cut := n_kept < len(values):
-        marks.append(RuleMark("x", n_kept + 0.5, dash=(2, 4)))
+    if is_cut := n_components < len(values):
+        marks.append(RuleMark("x", n_components + 0.5, dash=(2, 4)))
     plot = plot_curve(values, ("rank", "eigenvalue"), *marks)
     low = min(0.0, float(values.min())) - 0.03 * float(values.max())
     high = fit_axis(np.concatenate([values, null])).high
@@ -146,8 +156,8 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
         x=make_count_axis(max(len(values), len(null)), "rank"),
         y=make_axis(low, high, "eigenvalue"),
     )
-    why = "their eigenvalues exceed the dashed line" if len(null) else "as requested"
-    note = f"{n_kept} components{', left of the dotted line' * is_cut}; {why}."
+    reason = "their eigenvalues exceed the dashed line" if len(null) else "as requested"
+    note = f"{n_components} components{', left of the dotted line' * is_cut}; {reason}."
     span = f"from {format_number(values[0], 3)} down to {format_number(values[-1], 3)}"
     alt = f"The {len(values)} leading eigenvalues, {span}. {note}"
     yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))
@@ -170,7 +180,7 @@ def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> 
     n_features, n_components = values.shape
     rows, columns = select_largest_rows(values), slice(MAX_COLUMNS)
     shown, ends = values[rows, columns], _find_intervals(artifact, name)
-    drawn = plot_heat_map(
+    heat_map = plot_heat_map(
         shown,
         [features[i] for i in rows],
         _number_components(shown),
@@ -182,7 +192,7 @@ def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> 
     note += format_shown_count("components", shown.shape[1], n_components, "")
     alt = f"{title} of {n_features} features on {n_components} components. "
     alt += _format_leading(shown, rows, features)
-    return Figure(title, alt, note=note, **drawn)
+    return Figure(title, alt, note=note, **heat_map)
 
 
 def _find_intervals(artifact: Artifact, name: str) -> Array | None:
@@ -196,8 +206,8 @@ def _find_intervals(artifact: Artifact, name: str) -> Array | None:
         )
     else:
         return None
-    is_turned = artifact.dims(name) == ("component", "feature")
-    return np.swapaxes(ends, 1, 2) if is_turned else ends
+    is_transposed = artifact.dims(name) == ("component", "feature")
+    return np.swapaxes(ends, 1, 2) if is_transposed else ends
 
 
 def _format_intervals(ends: Array) -> list[str]:
@@ -217,8 +227,8 @@ def _format_leading(values: Array, rows: NDArray[np.intp], features: Sequence[st
     leading = []
     for k in range(min(3, values.shape[1])):
         order = np.argsort(-np.abs(values[:, k]), kind="stable")[:3]
-        named = ", ".join(f"{features[rows[i]]} {format_number(values[i, k], 2)}" for i in order)
-        leading.append(f"component {k + 1}: {named}")
+        texts = (f"{features[rows[i]]} {format_number(values[i, k], 2)}" for i in order)
+        leading.append(f"component {k + 1}: {', '.join(texts)}")
     return "Largest of " + "; ".join(leading) + "."
 
 
@@ -252,7 +262,7 @@ def _plot_segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
     shown = values[:, :MAX_COLUMNS]
     signed = bool(values.min() < 0)
-    drawn = plot_heat_map(
+    heat_map = plot_heat_map(
         shown,
         [names[int(u)] for u in indices],
         _number_components(shown),
@@ -264,7 +274,7 @@ def _plot_segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     alt += f"from {low} to {high}."
     note = format_shown_count("components", shown.shape[1], values.shape[1], "")
     title = f"{_format_title(name)} by segment"
-    return Figure(title, alt, note=note, **drawn)
+    return Figure(title, alt, note=note, **heat_map)
 
 
 def plot_correlations(
@@ -272,16 +282,7 @@ def plot_correlations(
 ) -> Iterator[Figure]:
     """Plot correlations of features with codes, unless an array relates features to components.
 
-    Parameters
-    ----------
-    artifact
-        The artifact.
-    coded
-        Rows with their codes.
-    values
-        What `correlate_features_with_codes` returns.
-    layout
-        Positions of the features in an image, if they are pixels.
+    `values` are the result of `correlate_features_with_codes`, (n_features, n_components).
     """
     related = {frozenset(dims) for dims, _ in FEATURE_DIMS}
     if not any(frozenset(artifact.dims(name)) in related for name in artifact):
@@ -294,11 +295,80 @@ def plot_correlations(
 def correlate_features_with_codes(coded: CodedRows) -> Array:
     """Return correlations of observed values with codes, (n_features, n_codes); 0 if constant."""
     X, codes = coded.values.astype(np.float64), coded.codes
-    seen = np.isfinite(X).astype(np.float64)
-    n = np.maximum(seen.sum(axis=0), 1.0)[:, None]
-    X = np.where(seen == 1, X, 0.0)
-    share, mean = X.sum(axis=0)[:, None] / n, seen.T @ codes / n
+    observed = np.isfinite(X).astype(np.float64)
+    n = np.maximum(observed.sum(axis=0), 1.0)[:, None]
+    X = np.where(observed == 1, X, 0.0)
+    share, mean = X.sum(axis=0)[:, None] / n, observed.T @ codes / n
     covariance = X.T @ codes / n - share * mean
-    variances = share * (1 - share), np.maximum(seen.T @ codes**2 / n - mean**2, 0.0)
+    variances = share * (1 - share), np.maximum(observed.T @ codes**2 / n - mean**2, 0.0)
     scale = np.sqrt(variances[0] * variances[1])
     return np.divide(covariance, scale, out=np.zeros_like(scale), where=scale > 1e-12)
+
+
+def plot_intervals(
+    title: str, values: Array, ends: Array, features: Sequence[str], note: str = ""
+) -> Figure:
+    """Plot the intervals of the leading components, as many as there are colours.
+
+    Parameters
+    ----------
+    title
+        Name of the parameter.
+    values
+        (n_features, n_components).
+    ends
+        Lower and upper ends, (2, n_features, n_components).
+    features
+        Their names.
+    note
+        Text on what was left out.
+    """
+    n, n_shown = len(values), min(values.shape[1], len(COLOURS))
+    (low, high), n_beyond = _choose_view(values[:, :n_shown], ends[:, :, :n_shown])
+    may_be_zero = bool(values.min() < 0 or values.max() > 1)  # not probabilities
+    marks: list[Mark] = [RuleMark("x", 0.0)] if may_be_zero else []
+    for k in range(n_shown):
+        heights = np.arange(n) + _SPREAD_SHARE * ((k + 0.5) / n_shown - 0.5)
+        marks += _plot_component(heights, values[:, k], ends[:, :, k], features, k)
+    height = _ROW_HEIGHT * n * max(1, n_shown // 2) + 60
+    plot = Plot(make_axis(low, high), make_name_axis(features, is_down=True), tuple(marks), height)
+    excludes_zero = (ends[0] > 0) | (ends[1] < 0)
+    note += format_shown_count("components", n_shown, values.shape[1])
+    if may_be_zero:
+        note += f"{int(excludes_zero.sum())} of {excludes_zero.size} intervals exclude 0. "
+    note += f"{n_beyond} of {n_shown * n} extend beyond the axis. " if n_beyond else ""
+    note = note.strip()
+    keys = tuple(LegendKey(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(n_shown))
+    alt = f"{title} of {n} features with their 95 % intervals. {note}"
+    return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
+
+
+def _choose_view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
+    """Choose the ends of the axis, and count the intervals that exceed them."""
+    low, high = (np.where(np.isfinite(end), end, values) for end in ends)
+    bottom, top = np.quantile(low, _TAIL_SHARE), np.quantile(high, 1 - _TAIL_SHARE)
+    reach = _REACH_SHARE * max(float(top - bottom), 1e-9)
+    bottom, top = max(low.min(), bottom - reach), min(high.max(), top + reach)
+    margin = _MARGIN_SHARE * (top - bottom)
+    return (bottom - margin, top + margin), int(((low < bottom) | (high > top)).sum())
+
+
+def _plot_component(
+    heights: Array, values: Array, ends: Array, features: Sequence[str], k: int
+) -> tuple[Mark, Mark]:
+    low, high = ends
+    lines = np.stack([np.column_stack([low, heights]), np.column_stack([high, heights])], axis=1)
+    facts = [
+        ("feature", features),
+        ("value", [format_number(value) for value in values]),
+        ("interval", [format_interval(a, b) for a, b in zip(low, high, strict=True)]),
+    ]
+    marks = PointMarks(values, heights, COLOURS[k], MARKERS[k], _MARK_SIZE, facts=facts)
+    return LineMarks([*lines], [COLOURS[k]] * len(lines)), marks
+
+
+def format_interval(low: float, high: float) -> str:
+    """Write the ends of an interval; infinite or missing ends are unknown."""
+    if not np.isfinite(low + high):
+        return "not determined by the data"
+    return f"{format_number(low)} to {format_number(high)}"

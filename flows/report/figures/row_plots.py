@@ -1,17 +1,23 @@
-"""Scatter plots of rows by their latent codes."""
+"""Scatter plots of rows by their latent codes, and the labels that colour the rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.report.figures.axes import fit_axis, fit_square_axes
-from flows.report.figures.colours import COLOURS
-from flows.report.figures.labels import ColourLabels, group_rows_by_label, has_too_many_labels
-from flows.report.figures.lines import choose_names_with_room
+from flows.report.figures.colours import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    MORE_COLOURS,
+    ColourRamp,
+    blend_colours,
+)
 from flows.report.figures.marks import (
     Axis,
     AxisChoice,
@@ -33,13 +39,20 @@ Array = NDArray[np.float64]
 _MAX_HOVER_COLUMNS, _MAX_CHOICES = 6, 12
 _POINT_SIZE, _MAX_POINT_SIZE = 6.0, 26.0
 _MAX_NAME_LENGTH, _RANGE_PADDING = 24, 0.125
+MAX_COLOURED_LABELS = 12
+"""Maximum number of labels with their own colour and marker."""
+_MAX_COLOUR_STEPS, _MAX_NAMED_ROWS = 24, 400
+_COLOURS = (*COLOURS, *MORE_COLOURS)
+_FIRST_COLOUR, _LAST_COLOUR = COLOURS[0], COLOURS[4]
+# Pixels: width of a plot on a phone, where names have the least room; size of a letter.
+_PLOT_WIDTH, _LETTER_SIZE = 290.0, np.array([6.5, 13.0])
 
 
 def plot_strip(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     """Plot rows along the only component."""
     heights = np.random.default_rng(0).uniform(-1, 1, len(coded.codes))
-    spread = " The vertical spread only keeps rows apart."
-    return _scatter_rows(np.column_stack([coded.codes[:, 0], heights]), coded, labels, spread)
+    note = " The vertical spread only keeps rows apart."
+    return _scatter_rows(np.column_stack([coded.codes[:, 0], heights]), coded, labels, note)
 
 
 def plot_plane(coded: CodedRows, labels: ColourLabels | None) -> Figure:
@@ -50,36 +63,42 @@ def plot_plane(coded: CodedRows, labels: ColourLabels | None) -> Figure:
 def _scatter_rows(
     points: Array, coded: CodedRows, labels: ColourLabels | None, note: str
 ) -> Figure:
-    named = labels if has_too_many_labels(labels) else None
-    kinds, ramp = group_rows_by_label(None if named else labels, len(points))
-    placed = [
-        _plot_rows(points[kind.rows], _describe_rows(coded, kind.rows), kind.key) for kind in kinds
+    written_labels = labels if has_too_many_labels(labels) else None
+    groups, ramp = group_rows_by_label(None if written_labels else labels, len(points))
+    placed_marks = [
+        _plot_rows(points[group.rows], _describe_rows(coded, group.rows), group.key)
+        for group in groups
     ]
-    if named:
-        names, told = _label_rows(points, named)
-        placed, note = [*placed, names], note + told
-    marks, places = tuple(mark for mark, _ in placed), [at for _, at in placed]
+    if written_labels:
+        names, names_note = _label_rows(points, written_labels)
+        placed_marks, note = [*placed_marks, names], note + names_note
+    marks, places = tuple(mark for mark, _ in placed_marks), [place for _, place in placed_marks]
     n_components = coded.codes.shape[1]
-    room = _RANGE_PADDING if named else 0.05
+    room = _RANGE_PADDING if written_labels else 0.05
     if n_components == 1:
         x, y = fit_axis(points[:, 0], "component 1", room), Axis(-1.3, 1.3, has_lines=False)
         plot = Plot(x, y, marks, height=220)
     else:
         plot = Plot(*fit_square_axes(points[:, :2], ("component 1", "component 2"), room), marks)
-    which = "component 1" if n_components == 1 else f"components 1 and 2 of {n_components}"
-    by = f", by {labels.name}" if labels else ""
-    alt = f"Codes of {len(points):,} rows{by}: {which}."
-    keys = () if ramp or named or labels is None else tuple(kind.key for kind in kinds)
+    components = "component 1" if n_components == 1 else f"components 1 and 2 of {n_components}"
+    subject = f"Codes of {len(points):,} rows" + (f", by {labels.name}" if labels else "")
+    alt = f"{subject}: {components}."
     choices = _make_axis_choices(points, places, room) if n_components > 2 else ()
-    said = f"Codes of {len(points):,} rows{by}." if choices else alt
-    more: Any = {"note": said + note, "keys": keys, "ramp": ramp, "choices": choices}
-    return Figure("Rows in latent space", alt, plot, **more)
+    return Figure(
+        "Rows in latent space",
+        alt,
+        plot,
+        note=(f"{subject}." if choices else alt) + note,
+        keys=() if ramp or written_labels or labels is None else tuple(g.key for g in groups),
+        ramp=ramp,
+        choices=choices,
+    )
 
 
 def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple[AxisChoice, ...]:
     """Offer the components for both axes."""
     options = tuple(
-        AxisOption(name, fit_axis(points[:, k], name, room), tuple(at[:, k] for at in places))
+        AxisOption(name, fit_axis(points[:, k], name, room), tuple(place[:, k] for place in places))
         for k, name in enumerate(f"component {k + 1}" for k in range(points.shape[1]))
     )
     return (AxisChoice("across", "x", options, 0), AxisChoice("up", "y", options, 1))
@@ -91,12 +110,13 @@ def _plot_rows(points: Array, facts: HoverFacts, key: LegendKey) -> tuple[Mark, 
     The area of a mark is proportional to its number of rows.
     """
     _, first, counts = np.unique(points.round(9), axis=0, return_index=True, return_counts=True)
-    shown = [(name, [values[i] for i in first]) for name, values in facts]
+    mark_facts = [(name, [values[i] for i in first]) for name, values in facts]
     if counts.max(initial=1) > 1:
-        shown.append(("identical rows", [str(count) for count in counts]))
+        mark_facts.append(("identical rows", [str(count) for count in counts]))
     sizes = np.minimum(_POINT_SIZE * np.sqrt(counts), _MAX_POINT_SIZE)
-    at = points[first]
-    return PointMarks(at[:, 0], at[:, 1], key.colour, key.marker, sizes, 0.7, shown), at
+    places = points[first]
+    x, y = places[:, :2].T
+    return PointMarks(x, y, key.colour, key.marker, sizes, 0.7, mark_facts), places
 
 
 def _describe_rows(coded: CodedRows, rows: NDArray[np.intp]) -> HoverFacts:
@@ -112,14 +132,149 @@ def _label_rows(points: Array, labels: ColourLabels) -> tuple[tuple[Mark, Array]
     """Write labels at the median of their rows if there is room, frequent labels first."""
     texts = np.array([str(value) for value in labels.values], object)
     names = [name for name, _ in Counter(texts.tolist()).most_common()]
-    middles = np.array([np.median(points[texts == name], axis=0) for name in names])
-    written = [shorten_text(name, _MAX_NAME_LENGTH) for name in names]
-    kept = choose_names_with_room(
-        middles[:, :2], written, float(np.ptp(middles[:, :2], axis=0).max())
-    )
-    at, shown = middles[kept], [written[i] for i in kept]
-    mark = TextMarks(at[:, 0], at[:, 1], shown, [COLOURS[1]] * len(kept), is_above=True)
+    medians = np.array([np.median(points[texts == name], axis=0) for name in names])
+    short_names = [shorten_text(name, _MAX_NAME_LENGTH) for name in names]
+    width = float(np.ptp(medians[:, :2], axis=0).max())
+    chosen = choose_names_with_room(medians[:, :2], short_names, width)
+    places, chosen_names = medians[chosen], [short_names[i] for i in chosen]
+    colours = [COLOURS[1]] * len(chosen)
+    mark = TextMarks(places[:, 0], places[:, 1], chosen_names, colours, is_above=True)
     note = " Each name is at the median of its rows."
-    if len(kept) < len(names):
-        note += f" {len(kept):,} of {len(names):,} names have room."
-    return (mark, at), note
+    if len(chosen) < len(names):
+        note += f" {len(chosen):,} of {len(names):,} names have room."
+    return (mark, places), note
+
+
+class ColourLabels(NamedTuple):
+    """Labels that colour rows.
+
+    Attributes
+    ----------
+    name
+        Name of the column.
+    values
+        Label of each row, (n_rows,).
+    order
+        The distinct values in order, if they have a meaningful order such as time; else empty.
+    """
+
+    name: str
+    values: NDArray[Any]
+    order: Sequence[Any] = ()
+
+
+class RowGroup(NamedTuple):
+    """Rows with the same colour and marker."""
+
+    key: LegendKey
+    rows: NDArray[np.intp]
+
+
+def choose_labels(
+    coded: CodedRows, segments: Sequence[str], name: str | None
+) -> ColourLabels | None:
+    """Return the column `name`, or choose labels if it is None.
+
+    The first choice is a column with few values, then the segments in the order of the data. If
+    there are few rows, the last choice is a column of texts, which probably names the rows.
+    """
+    by_segment = ColourLabels(SEGMENT, coded.segments, segments)
+    if name in coded.columns:
+        values = coded.columns[name]
+        is_number = values.dtype.kind in "iuf"
+        return ColourLabels(name, values, np.unique(values).tolist() if is_number else ())
+    if name is not None:
+        return by_segment
+    for column, values in coded.columns.items():
+        if column != "split" and 2 <= len(set(values.tolist())) <= MAX_COLOURED_LABELS:
+            return ColourLabels(column, values)
+    if len(segments) > 1:
+        return by_segment
+    if len(coded.codes) <= _MAX_NAMED_ROWS:
+        for column, values in coded.columns.items():
+            if column != "split" and values.dtype.kind in "OUT":
+                return ColourLabels(column, values)
+    return None
+
+
+def has_too_many_labels(labels: ColourLabels | None) -> bool:
+    """Return whether labels are unordered and too many to distinguish by colour."""
+    if labels is None or labels.order:
+        return False
+    return len({str(value) for value in labels.values}) > MAX_COLOURED_LABELS
+
+
+def group_rows_by_label(
+    labels: ColourLabels | None, n_rows: int
+) -> tuple[list[RowGroup], ColourRamp | None]:
+    """Group rows by label; many ordered labels share a colour ramp, which is returned too."""
+    if labels is None:
+        return [RowGroup(LegendKey("", COLOURS[0]), np.arange(n_rows))], None
+    if len(labels.order) > MAX_COLOURED_LABELS:
+        return _group_by_order(labels)
+    return _group_by_frequency(labels), None
+
+
+def _group_by_order(labels: ColourLabels) -> tuple[list[RowGroup], ColourRamp]:
+    parts = np.array_split(np.asarray(labels.order), min(_MAX_COLOUR_STEPS, len(labels.order)))
+    colours = [
+        blend_colours(_FIRST_COLOUR, _LAST_COLOUR, k / (len(parts) - 1)) for k in range(len(parts))
+    ]
+    groups = [
+        RowGroup(
+            LegendKey("", colour), np.flatnonzero(np.isin(labels.values.astype(part.dtype), part))
+        )
+        for part, colour in zip(parts, colours, strict=True)
+    ]
+    first, last = str(labels.order[0]), str(labels.order[-1])
+    return groups, ColourRamp(f"{labels.name} {first}", last, (_FIRST_COLOUR, _LAST_COLOUR))
+
+
+def _group_by_frequency(labels: ColourLabels) -> list[RowGroup]:
+    """Give frequent labels a colour and marker each; all others are one grey group below."""
+    texts = np.array([str(value) for value in labels.values], object)
+    counts = Counter(texts.tolist())
+    n_named = MAX_COLOURED_LABELS - (len(counts) > MAX_COLOURED_LABELS)
+    names = sorted((name for name, _ in counts.most_common(n_named)), key=_make_sort_key)
+    groups = [
+        RowGroup(_choose_key(name, k), np.flatnonzero(texts == name))
+        for k, name in enumerate(names)
+    ]
+    if len(counts) > n_named:
+        grey_rows = np.flatnonzero([text not in names for text in texts])
+        groups.insert(0, RowGroup(LegendKey(f"{len(counts) - n_named} others", GREY), grey_rows))
+    return groups
+
+
+def _make_sort_key(name: str) -> tuple[float, str]:
+    """Return a key that sorts numbers by value, before other names."""
+    return (float(name), "") if name.isdecimal() else (np.inf, name)
+
+
+def _choose_key(name: str, k: int) -> LegendKey:
+    turn, colour = divmod(k, len(_COLOURS))
+    return LegendKey(name, _COLOURS[colour], MARKERS[(colour + 3 * turn) % len(MARKERS)])
+
+
+def choose_names_with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
+    """Return the indices of the names that do not overlap an earlier chosen name.
+
+    Parameters
+    ----------
+    places
+        Centres of the names, (n_names, 2).
+    names
+        The names.
+    width
+        Width of the plot in the units of `places`.
+    """
+    lengths = [len(name) for name in names]
+    halves = (
+        width / _PLOT_WIDTH * _LETTER_SIZE * np.column_stack([lengths, np.ones(len(names))]) / 2
+    )
+    chosen: list[int] = []
+    for i, place in enumerate(places):
+        is_separate = abs(places[chosen] - place) > halves[chosen] + halves[i]
+        if is_separate.any(axis=1).all():
+            chosen.append(i)
+    return chosen

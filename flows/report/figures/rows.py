@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.fitted import LoadedModel, check_dataset_features
+from flows.data.datasets import LoadedModel, check_dataset_features
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.data.segments import find_segment_indices
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
@@ -88,12 +88,12 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
     fitted
         The fitted model.
     path
-        Path of the dataset; None stands for that of the fit, if it is still there and unchanged.
+        Path of the dataset; None stands for the dataset of the fit, if it is unchanged.
 
     Returns
     -------
     tuple
-        The dataset or None, and a note for the reader unless it is the dataset of the fit.
+        The dataset or None, and a note for the reader, empty for the dataset of the fit.
 
     Raises
     ------
@@ -104,9 +104,8 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
     if path is not None:
         dataset = open_dataset(path)
         check_dataset_features(fitted, dataset)
-        same = dataset.digest == recorded["digest"]
-        other = f"The rows shown are from {path}, which is not the dataset of the fit."
-        return dataset, "" if same else other
+        note = f"The rows shown are from {path}, which is not the dataset of the fit."
+        return dataset, "" if dataset.digest == recorded["digest"] else note
     remedy = "Figures of rows are omitted; use --dataset PATH to get them."
     try:
         dataset = open_dataset(recorded["path"])
@@ -121,23 +120,23 @@ def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetS
     """Encode some rows, and count pairs of features in more of them, all of the fitted split."""
     indices = find_segment_indices(fitted.segments, dataset.segment_names)
     features = _choose_evenly(dataset.n_features, _MAX_PAIRED_FEATURES)
-    n_wanted = _choose_row_count(fitted, dataset.n_features)
+    n_coded = _choose_row_count(fitted, dataset.n_features)
     keys = _choose_evenly(dataset.n_chunks, _MAX_CHUNKS)
-    step = max(1.0, dataset.chunks[keys, 1].sum() / n_wanted)
+    step = max(1.0, dataset.chunks[keys, 1].sum() / n_coded)
     coded, counts, segment_rows = [], [], np.zeros(dataset.n_segments, np.int64)
     for block in _iter_blocks(fitted, dataset, keys):
         counts.append(PairCounts.from_block(_select_features(block, features), pooled=True))
-        some = block.take_rows(_choose_block_rows(block, step))
-        coded.append(_encode_rows(fitted, dataset, some, int(indices[block.segment])))
+        chosen = block.take_rows(_choose_block_rows(block, step))
+        coded.append(_encode_rows(fitted, dataset, chosen, int(indices[block.segment])))
         segment_rows[block.segment] += block.n_samples
     if not coded:
         raise DataError(f"{dataset.path} has no rows of the fitted split.")
     observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
     if not isinstance(fitted.model, CanSample):
         return DatasetSample(rows, None, features, observed.n_samples, 0)
-    drawn = _count_drawn_pairs(fitted, segment_rows, indices, features)
-    pairs = compare_pairs(observed, drawn)
-    return DatasetSample(rows, pairs, features, observed.n_samples, drawn.n_samples)
+    implied = _count_drawn_pairs(fitted, segment_rows, indices, features)
+    pairs = compare_pairs(observed, implied)
+    return DatasetSample(rows, pairs, features, observed.n_samples, implied.n_samples)
 
 
 def _choose_row_count(fitted: LoadedModel, n_features: int) -> int:
@@ -145,9 +144,9 @@ def _choose_row_count(fitted: LoadedModel, n_features: int) -> int:
     return max(100, min(_MAX_CODED_ROWS, _MAX_CODED_WORK // (n_features * n_components)))
 
 
-def _choose_evenly(n: int, most: int) -> NDArray[np.intp]:
-    """Choose at most so many of n indices, evenly spaced."""
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.intp))
+def _choose_evenly(n: int, max_chosen: int) -> NDArray[np.intp]:
+    """Choose at most `max_chosen` of n indices, evenly spaced."""
+    return np.unique(np.linspace(0, n - 1, min(n, max_chosen)).round().astype(np.intp))
 
 
 def _iter_blocks(
@@ -178,8 +177,8 @@ def _choose_block_rows(block: BinaryBlock, step: float) -> NDArray[np.int64]:
 def _encode_rows(
     fitted: LoadedModel, dataset: BinaryDataset, block: BinaryBlock, index: int
 ) -> CodedRows:
-    here = replace(block, segment=index)
-    codes = fitted.model.transform(fitted.params, here, RowRandom(0))["mean"]
+    own_block = replace(block, segment=index)
+    codes = fitted.model.transform(fitted.params, own_block, RowRandom(0))["mean"]
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
     columns = {name: block.column(name) for name in dataset.column_names}
     return CodedRows(codes, _read_values(block), block.rows, names, columns)

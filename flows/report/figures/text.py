@@ -10,7 +10,7 @@ from slugify import slugify
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Write a number with so many significant digits."""
+    """Format a number with `digits` significant digits."""
     if not np.isfinite(value):
         return str(value)
     if float(value).is_integer() and abs(value) < 1e15:
@@ -18,19 +18,19 @@ def format_number(value: float, digits: int = 4) -> str:
     size = int(np.floor(np.log10(abs(value))))
     if not -4 <= size < 9:
         return f"{value:.{digits - 1}e}".replace("-", "−")
-    written = f"{round(value, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
-    written = written.rstrip("0").rstrip(".") if "." in written else written
-    return written.replace("-", "−")
+    text = f"{round(value, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text.replace("-", "−")
 
 
-def shorten_text(text: str, most: int) -> str:
-    """Cut a text to at most so many letters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shorten_text(text: str, max_length: int) -> str:
+    """Shorten a text to at most `max_length` letters, with an ellipsis at the end."""
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-def format_shown_count(noun: str, shown: int, total: int, which: str = "") -> str:
-    """Write how many of how many are shown, or nothing if all are."""
-    return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{which}. "
+def format_shown_count(noun: str, shown: int, total: int, selection: str = "") -> str:
+    """Return `3 of 9 features are shown. `, or nothing if all are; `selection` says which."""
+    return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{selection}. "
 
 
 def make_slug(text: str) -> str:
@@ -39,10 +39,10 @@ def make_slug(text: str) -> str:
 
 
 def make_unique_slugs(texts: Iterable[str]) -> list[str]:
-    """Convert texts to distinct slugs: the second of equal ones ends in `-2`."""
-    seen: Counter[str] = Counter()
-    found = []
-    for short in map(make_slug, texts):
-        seen[short] += 1
-        found.append(short if seen[short] == 1 else f"{short}-{seen[short]}")
-    return found
+    """Convert texts to distinct slugs; a repeated slug ends in `-2`, `-3`, …"""
+    counts: Counter[str] = Counter()
+    slugs = []
+    for slug in map(make_slug, texts):
+        counts[slug] += 1
+        slugs.append(slug if counts[slug] == 1 else f"{slug}-{counts[slug]}")
+    return slugs

@@ -8,8 +8,8 @@ from datetime import datetime
 
 import pytest
 
-from flows.cli.logs import JsonLineFormatter, configure_logging
-from flows.cli.logs import log as logger
+from flows.cli.progress import JsonLineFormatter, configure_logging
+from flows.cli.progress import log as logger
 
 
 @pytest.fixture(autouse=True)

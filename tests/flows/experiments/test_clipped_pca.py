@@ -21,7 +21,7 @@ from flows.experiments.base import draw_rows
 from flows.experiments.clipped_pca import compare_on_images
 from flows.experiments.drawing import ImageRow, save_images
 from flows.experiments.linear_pca import LinearPCA, fit_linear_pca
-from flows.report.figures.image_layout import find_image_layout
+from flows.report.figures.images import find_image_layout
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.statistics.counts import PairCounts
@@ -304,8 +304,11 @@ def test_loadings_are_drawn(call: Call, artifact: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--image-shape", "3x3"), "the 6 features, got 3x3 = 9"),
-        ((), "--image-shape"),
+        (
+            ("--image-shape", "3x3"),
+            "--image-shape is 3x3, which has 9 pixels",
+        ),
+        ((), "Set --image-shape 2x3."),
         (("--image-shape", "2x3", "--output", "l.txt"), "must end in .png, .svg, .pdf"),
         (
             ("--image-shape", "2x3", "--components", "0"),
@@ -335,7 +338,7 @@ def test_an_artifact_without_loadings(refused: Callable[..., str], tmp_path: Pat
     [
         (("--rows", "0"), "rows must be a positive integer, not '0'"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
+        (("--image-shape", "7x8"), "--image-shape is 7x8, but the names of the features need"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (("--sede", "1"), "--sede"),
     ],

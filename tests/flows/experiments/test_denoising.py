@@ -131,7 +131,7 @@ def test_json_and_the_table_say_what_was_found(
         (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
         (("--split", "2"), "--split needs --dataset"),
-        (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
+        (("--image-shape", "7x8"), "need at least --image-shape 8x7"),
         (("--components", "34"), "--components is 34, but must lie between 1 and 33"),
         (("--components", "0"), "--components"),
     ],

@@ -218,7 +218,7 @@ def test_json_and_the_table_say_what_was_found(
         (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
         (("--split", "2"), "--split needs --dataset"),
-        (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
+        (("--image-shape", "7x8"), "need at least --image-shape 8x7"),
         (("--sede", "1"), "--sede"),
     ],
 )

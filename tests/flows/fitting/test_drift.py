@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flows.cli.summary import format_drift
-from flows.report.server import format_markdown
-from flows.report.tables.facts import describe_drift
+from flows.report.flow import format_markdown
+from flows.report.tables import describe_drift
 from storage import load_artifact
 from storage.dataset.writer import append_dataset
 from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays

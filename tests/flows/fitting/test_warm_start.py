@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.data.fitted import load_fitted_model
+from flows.data.datasets import load_fitted_model
 from flows.fitting.provenance import compute_fingerprint, describe_provenance
 from storage import load_artifact
 from storage.artifacts.artifacts import NamedArray, write_artifact

@@ -229,7 +229,7 @@ def test_memory_that_no_strips_fit_into_is_refused_with_the_least(cli: Any, data
     message = cli("fit", "--dataset", data, "--memory", "1kB").check_refused()
     assert "but --memory allows 0.0 GB. Allow more" in message
     message = cli("fit", "--dataset", data, "--memory", "much").check_refused()
-    assert message == "error: --memory: 'much' is not a size such as 4GB."
+    assert message == "error: --memory is 'much', which is not a size such as 4GB."
     assert not Path("runs").exists()
 
 

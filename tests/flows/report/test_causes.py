@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from flows.cli.hyperparameters import build_model
-from flows.data.fitted import load_fitted_model
+from flows.data.datasets import load_fitted_model
 from flows.report.figures.causes import find_causes, make_unit_table, plot_causes
-from flows.report.figures.image_layout import find_image_layout
+from flows.report.figures.images import find_image_layout
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
-from flows.report.print.picture import render_picture
+from flows.report.pictures import render_picture
 from pipeline.inference.sample import feature_probabilities_by_unit
 from pipeline.models.capabilities import HiddenCauses
 from storage.dataset.dataset import open_dataset

@@ -11,8 +11,7 @@ import pytest
 from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.findings import summarize_findings
 from flows.report.page import Report, build_report_from_artifact
-from flows.report.tables.items import make_parameter_table
-from flows.report.tables.words import explain_columns, explain_facts
+from flows.report.tables import explain_columns, explain_facts, make_parameter_table
 from pipeline.models.registry import find_models
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
@@ -37,7 +36,7 @@ def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
     table = make_parameter_table(report.fitted.artifact, report.correlations)
     assert table is not None
     assert "D = 1" in table.note
-    untold = [name for name, cells in table.rows if cells[0].beside == "(unknown)"]
+    untold = [name for name, cells in table.rows if cells[0].uncertainty == "(unknown)"]
     assert untold == ["f0", "f5"]
 
 

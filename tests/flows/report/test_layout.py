@@ -7,12 +7,11 @@ import pytest
 
 from flows.report.figures.axes import fit_axis, make_axis, place_ticks
 from flows.report.figures.colours import choose_scale
-from flows.report.figures.intervals import plot_intervals
-from flows.report.figures.labels import choose_labels
 from flows.report.figures.marks import Figure, Plot, TextMarks
-from flows.report.figures.row_plots import plot_plane
+from flows.report.figures.parameters import plot_intervals
+from flows.report.figures.row_plots import choose_labels, plot_plane
 from flows.report.figures.rows import CodedRows
-from flows.report.layout import NARROW_WIDTH, arrange_figures
+from flows.report.page import NARROW_WIDTH, arrange_figures
 
 
 @pytest.mark.parametrize("widths", [(520, 520, 1060, 520), (1060, 520, 520, 520), (520,)])

@@ -21,9 +21,8 @@ from matplotlib.figure import Figure as Sheet
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
-from flows.report.figures.axes import fit_axis, make_axis, plot_curve
+from flows.report.figures.axes import fit_axis, make_axis, plot_curve, plot_heat_map
 from flows.report.figures.colours import COLOURS, ColourRamp, ColourScale
-from flows.report.figures.heat_maps import plot_heat_map
 from flows.report.figures.images import render_images
 from flows.report.figures.marks import (
     Figure,
@@ -38,8 +37,7 @@ from flows.report.figures.marks import (
 from flows.report.figures.text import make_slug, make_unique_slugs
 from flows.report.inputs import FigureOptions
 from flows.report.page import build_report_from_artifact
-from flows.report.print.picture import render_picture
-from flows.report.print.plot import render_plot_in_axes
+from flows.report.pictures import render_picture, render_plot_in_axes
 from pipeline.models.registry import find_models
 from storage import load_artifact
 from storage.dataset.dataset import open_dataset

@@ -17,16 +17,16 @@ import pytest
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
-from flows.data.fitted import load_fitted_model
-from flows.report.figures.image_layout import find_image_layout
-from flows.report.figures.labels import MAX_COLOURED_LABELS, ColourLabels, group_rows_by_label
-from flows.report.figures.lines import choose_name_places, find_even_odds_lines
+from flows.data.datasets import load_fitted_model
+from flows.report.figures.images import find_image_layout
+from flows.report.figures.latent import choose_name_places, find_even_odds_lines
 from flows.report.figures.parameters import correlate_features_with_codes, plot_parameters
+from flows.report.figures.row_plots import MAX_COLOURED_LABELS, ColourLabels, group_rows_by_label
 from flows.report.figures.rows import CodedRows, read_dataset_sample
 from flows.report.figures.text import format_number
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
-from flows.report.print.picture import render_picture
+from flows.report.pictures import render_picture
 from pipeline.data.blocks import pack_block
 from pipeline.models.capabilities import CanSample, HasHiddenCauses
 from pipeline.models.registry import find_models
@@ -314,11 +314,11 @@ def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
     Path("there.html").write_text("mine")
     refused = [
         (["--output", "there.html"], "Use --overwrite"),
-        (["--output", "page.pdf"], "the name must end in .html"),
-        (["--image-shape", "4x4"], "--image-shape: Expected a height times width"),
+        (["--output", "page.pdf"], "--output is 'page.pdf', but must end in .html"),
+        (["--image-shape", "4x4"], "--image-shape is 4x4, which has 16 pixels"),
         (["--dataset", tmp_path / "named.zarr"], "Feature 1 is 'g0', but 'f0'"),
         (["--dataset", tmp_path / "none.zarr"], "there is no"),
-        (["--label", "groop"], "--label: there is no per-row column 'groop'"),
+        (["--label", "groop"], "--label is 'groop', but"),
     ]
     for options, message in refused:
         done = cli("report", "--artifact", fitted, *options)

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows.report.figures.axes import make_axis, make_name_axis, plot_curve
+from flows.report.figures.axes import make_axis, make_name_axis, plot_curve, plot_heat_map
 from flows.report.figures.colours import COLOURS, ColourScale
-from flows.report.figures.heat_maps import plot_heat_map
 from flows.report.figures.marks import (
     Figure,
     LineMarks,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from dask.system import CPU_COUNT
 
+from flows.cli.errors import format_error
 from flows.running.cluster_block import DaskCluster
 from flows.running.cluster_settings import ClusterSettings
 from flows.running.executors import check_executor_options
@@ -36,7 +37,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
 def refusal(**where: object) -> str:
     with pytest.raises(FitError) as refused:
         check_executor_options(**where)
-    message = str(refused.value)
+    message = format_error(refused.value)
     assert "\n" not in message
     return message
 

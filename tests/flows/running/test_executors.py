@@ -150,5 +150,5 @@ def test_dask_writes_an_account_where_asked(tmp_path):
     with open_executor(performance_report=str(path)) as executor:
         assert list(executor.map(abs, [-1, 2])) == [1, 2]
     assert "abs" in path.read_text()
-    with pytest.raises(FitError, match="--performance-report needs --executor dask"):
+    with pytest.raises(FitError, match='performance_report needs executor="dask"'):
         check_executor_options("threads", performance_report=str(path))

@@ -19,7 +19,7 @@ from flows import evaluate, export, fit, ingest, neighbours, sample, transform
 from flows.evaluating.stages import EvaluateOptions
 from flows.fitting.options import FitOptions
 from flows.report.flow import report
-from flows.report.options import ReportOptions
+from flows.report.inputs import ReportOptions
 from pipeline.models.registry import find_models
 from storage.errors import DataError
 

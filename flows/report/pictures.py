@@ -1,8 +1,8 @@
-"""Renders figures as PNG, SVG or PDF with Matplotlib.
+"""Render figures as PNG, SVG or PDF with Matplotlib.
 
 A picture has the same parts as a figure on the page, on white: title, plot or images, legend and
-note. Lengths are pixels of the page. SVG and PDF are as wide as one or two columns of a journal;
-their text stays text.
+note. Lengths are pixels of the page; in a plot, one pixel is one point of Matplotlib. SVG and PDF
+are as wide as one or two columns of a journal, and their text stays text.
 """
 
 from __future__ import annotations
@@ -13,30 +13,42 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis as MatplotlibAxis
 from matplotlib.backends.backend_pdf import Op, PdfFile, RendererPdf
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure as Sheet
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import Stroke
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import NullLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from flows.report.figures.colours import ColourRamp
-from flows.report.figures.marks import CaptionedImage, Figure, LegendKey, Plot, TextMarks
-from flows.report.print.plot import (
-    MATPLOTLIB_MARKERS,
-    RULE_COLOUR,
-    SOFT_TEXT_COLOUR,
-    TEXT_COLOUR,
-    render_plot_in_axes,
+from flows.report.figures.colours import GREY, ColourRamp
+from flows.report.figures.marks import (
+    Axis,
+    CaptionedImage,
+    CellMarks,
+    Figure,
+    HoverColumns,
+    LegendKey,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RasterMark,
+    RuleMark,
+    TextMarks,
 )
+from flows.report.figures.text import shorten_text
 
 _RC_PARAMS: Any = {
     "axes.formatter.limits": (-4, 9),
@@ -58,13 +70,29 @@ _MAX_TEXT_WIDTH = 704.0
 _KEY_WIDTH, _KEY_GAP, _MAX_KEY_LENGTH = 18.0, 18.0, 60
 _TILE_WIDTH, _TILE_GAP = 104.0, 14.0
 _NARROW_WIDTH = 520.0
-_MAX_NARROW_IMAGES = 4  # that fit in a narrow picture
+_MAX_NARROW_IMAGES = 4  # images that fit in a narrow picture
 _ONE_COLUMN_MM, _TWO_COLUMNS_MM = 89.0, 183.0  # as in Nature and Science
 _POINTS_PER_PIXEL = 7 / 12  # the smallest letters have 7 points in print
-_POINTS_PER_MM = 72 / 25.4  # of a mm
+_POINTS_PER_MM = 72 / 25.4
 _INVALID_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _FONT_FALLBACK = "'DejaVu Sans', Verdana, sans-serif"  # Verdana has the same widths
 _RAMP_SIZE = (160.0, 10.0)
+# Colours of the page's style sheet on light paper.
+TEXT_COLOUR, SOFT_TEXT_COLOUR, RULE_COLOUR, GRID_COLOUR = "#1d2329", "#5b6570", "#dde1e5", "#eceff1"
+MATPLOTLIB_MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "triangle": "^",
+    "diamond": "d",
+    "inverted_triangle": "v",
+    "plus": "+",
+}
+_MAX_NAME_LENGTH = 18  # letters next to an axis
+# A name on a line is drawn above white letters, so that it stays text.
+_HALO = Stroke(linewidth=3, foreground="white")
+_CELL_GAP = 1.5
+_TEXT_SIZE = 11
+_EDGE_SHARE = 0.9  # of the width: names closer to an edge are aligned with it
 
 
 class _SheetPart(NamedTuple):
@@ -78,13 +106,7 @@ PictureFormat = Literal["png", "svg", "pdf"]
 
 
 def render_picture(figure: Figure, kind: PictureFormat = "png") -> bytes:
-    """Render a figure; equal figures give equal bytes.
-
-    Raises
-    ------
-    FitError
-        If its plot holds what cannot be drawn.
-    """
+    """Render a figure; equal figures give equal bytes."""
     with rc_context(_RC_PARAMS), _ignore_missing_glyphs():
         width = _NARROW_WIDTH if 0 < len(figure.images) <= _MAX_NARROW_IMAGES else figure.width
         if kind == "png":
@@ -98,7 +120,7 @@ def render_picture(figure: Figure, kind: PictureFormat = "png") -> bytes:
 
 
 def _has_names(plot: Plot | None) -> bool:
-    """Return whether there are names among the marks, for which narrow pictures have no room."""
+    """Return whether a plot has names among its marks, which need a wide picture."""
     return plot is not None and any(isinstance(mark, TextMarks) for mark in plot.marks)
 
 
@@ -131,7 +153,7 @@ def _encode_svg(sheet: Sheet) -> bytes:
 
 
 def _encode_pdf(sheet: Sheet) -> bytes:
-    """Return a PDF page on which a pixel is smaller than the point of Matplotlib's own pages."""
+    """Return a PDF page on which a pixel is `_POINTS_PER_PIXEL` points, not one as usual."""
     file, (width, height) = BytesIO(), sheet.get_size_inches()
     page = PdfFile(file, metadata={"CreationDate": None})
     page.newPage(width * _POINTS_PER_PIXEL, height * _POINTS_PER_PIXEL)
@@ -198,7 +220,7 @@ def _measure_text(text: str, size: float, weight: str = "normal") -> float:
 
 
 def _flow_items(widths: Sequence[float], gap: float, room: float) -> list[tuple[int, float]]:
-    """Lay out items in rows of a width; return row and left edge of each."""
+    """Lay out items in rows no wider than `room`; return row and left edge of each."""
     places, row, x = [], 0, 0.0
     for width in widths:
         if x and x + width > room:
@@ -251,11 +273,11 @@ def _set_position(axes: Axes, place: Bbox) -> None:
 def _leave_room_for_ticks(axes: Axes, place: Bbox) -> Bbox:
     """Shrink a place, in pixels of the picture, by the room that tick labels need."""
     axes.apply_aspect()
-    drawn = [axis.get_tightbbox() for axis in (axes.xaxis, axes.yaxis) if axis.get_visible()]
-    own, whole = axes.bbox, Bbox.union([axes.bbox, *(box for box in drawn if box is not None)])
-    left, below = place.p0 + own.p0 - whole.p0
-    right, above = place.p1 + own.p1 - whole.p1
-    return Bbox.from_extents(left, below, right, above)
+    boxes = [axis.get_tightbbox() for axis in (axes.xaxis, axes.yaxis) if axis.get_visible()]
+    inner, outer = axes.bbox, Bbox.union([axes.bbox, *(box for box in boxes if box is not None)])
+    lower_corner = place.p0 + inner.p0 - outer.p0
+    upper_corner = place.p1 + inner.p1 - outer.p1
+    return Bbox.from_extents(*lower_corner, *upper_corner)
 
 
 def _make_keys_part(keys: Sequence[LegendKey], room: float) -> _SheetPart:
@@ -274,14 +296,8 @@ def _make_keys_part(keys: Sequence[LegendKey], room: float) -> _SheetPart:
             else:
                 style = {"color": key.colour, "ms": 8, "mew": 2 if key.marker == "plus" else 1}
                 paper.plot(x + 6, middle, MATPLOTLIB_MARKERS[key.marker], **style)
-            paper.text(
-                x + _KEY_WIDTH,
-                middle,
-                name,
-                size=_NOTE_SIZE,
-                color=TEXT_COLOUR,
-                va="center_baseline",
-            )
+            text_style: Any = {"size": _NOTE_SIZE, "color": TEXT_COLOUR, "va": "center_baseline"}
+            paper.text(x + _KEY_WIDTH, middle, name, **text_style)
 
     return _SheetPart(_GAP_ABOVE + (places[-1][0] + 1) * _LINE_HEIGHT, draw)
 
@@ -301,7 +317,7 @@ def _make_ramp_part(ramp: ColourRamp) -> _SheetPart:
         paper.text(left + width + 10, middle, high, **style)
         colours = _blend_on_white(to_rgba_array(ramp.colours))
         shares = np.linspace(0, len(colours) - 1, 256)
-        shades = [np.interp(shares, np.arange(len(colours)), part) for part in colours.T]
+        shades = [np.interp(shares, np.arange(len(colours)), channel) for channel in colours.T]
         _render_tile(
             paper, np.stack(shades, axis=-1)[None], (left, middle - height / 2), (width, height)
         )
@@ -341,21 +357,17 @@ def _make_images_part(images: Sequence[CaptionedImage], room: float) -> _SheetPa
             row, column = divmod(k, n_columns)
             x, y = column * (width + _TILE_GAP), top + _GAP_ABOVE + row * step
             _render_tile(paper, picture, (x, y), (width, height))
-            below: Any = {
-                "size": _CAPTION_SIZE,
-                "color": SOFT_TEXT_COLOUR,
-                "ha": "center",
-                "va": "top",
-            }
-            paper.text(x + width / 2, y + height + 4, image.caption, **below)
+            style: Any = {"size": _CAPTION_SIZE, "color": SOFT_TEXT_COLOUR}
+            middle, below = x + width / 2, y + height + 4
+            paper.text(middle, below, image.caption, ha="center", va="top", **style)
 
     return _SheetPart(_GAP_ABOVE + -(-len(images) // n_columns) * step - _TILE_GAP, draw)
 
 
 def _count_columns(n_images: int, room: float) -> int:
-    """Fill as few rows as may be, all but the last alike."""
-    most = int((room + _TILE_GAP) // (_TILE_WIDTH + _TILE_GAP))
-    n_rows = -(-n_images // most)
+    """Return the number of columns that fills as few rows as possible, as evenly as possible."""
+    max_columns = int((room + _TILE_GAP) // (_TILE_WIDTH + _TILE_GAP))
+    n_rows = -(-n_images // max_columns)
     return -(-n_images // n_rows)
 
 
@@ -363,3 +375,76 @@ def _decode_data_uri(uri: str) -> NDArray[np.float64]:
     """Read a picture from a data URI, on white: red, green and blue from 0 to 1."""
     file = BytesIO(base64.b64decode(uri.partition(",")[2]))
     return _blend_on_white(np.asarray(Picture.open(file).convert("RGBA"), np.float64) / 255)
+
+
+def render_plot_in_axes(axes: Axes, plot: Plot) -> None:
+    """Draw a plot into empty axes."""
+    for order, mark in enumerate(plot.marks, 3):
+        _render_mark(axes, plot, mark, order)
+    axes.set(xlim=(plot.x.low, plot.x.high), ylim=(plot.y.low, plot.y.high))
+    axes.set_axisbelow(True)
+    _format_axis(axes, axes.xaxis, plot.x, "bottom")
+    _format_axis(axes, axes.yaxis, plot.y, "left")
+    axes.spines[["top", "right"]].set_visible(False)
+    if plot.height is None:
+        axes.set_box_aspect(1)
+
+
+def _render_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
+    match mark:
+        case PointMarks():
+            sizes = np.broadcast_to(np.asarray(mark.size, np.float64), len(mark.x))
+            style: Any = {"marker": MATPLOTLIB_MARKERS[mark.marker], "zorder": order}
+            marks = axes.scatter(mark.x, mark.y, sizes**2, **style)
+            marks.set(color=(mark.colour, mark.opacity))
+            marks.set_linewidth(2 if mark.marker == "plus" else 0)
+        case LineMarks():
+            style = {
+                "linewidths": mark.width,
+                "linestyles": [_make_line_style(mark.dash)],
+                "zorder": order,
+            }
+            axes.add_collection(LineCollection(mark.points, colors=mark.colours, **style))
+        case HoverColumns():
+            pass
+        case CellMarks():
+            n_rows, n_columns = mark.values.shape
+            edges = np.arange(n_columns + 1) - 0.5, np.arange(n_rows + 1) - 0.5
+            style = {"edgecolor": "white", "linewidth": _CELL_GAP, "zorder": order}
+            axes.pcolormesh(*edges, mark.scale.paint(mark.values) / 255, **style)
+        case RasterMark():
+            extent = (plot.x.low, plot.x.high, plot.y.low, plot.y.high)
+            style = {"aspect": "auto", "interpolation": "nearest", "zorder": order}
+            axes.imshow(mark.scale.paint(mark.values), extent=extent, **style)
+        case TextMarks():
+            style = {"clip_on": True, "size": _TEXT_SIZE, "zorder": order}
+            style["va"] = "bottom" if mark.is_above else "center"
+            for x, y, text, colour in zip(mark.x, mark.y, mark.texts, mark.colours, strict=True):
+                share = (x - plot.x.low) / (plot.x.high - plot.x.low)
+                is_left, is_right = share < 1 - _EDGE_SHARE, share > _EDGE_SHARE
+                style["ha"] = "right" if is_right else "left" if is_left else "center"
+                axes.text(x, y, text, path_effects=[_HALO], **style)
+                axes.text(x, y, text, color=colour, **style)
+        case RuleMark():
+            across = axes.axvline if mark.axis == "x" else axes.axhline
+            across(mark.place, color=GREY, linewidth=1, linestyle=_make_line_style(mark.dash))
+        case _:
+            assert_never(mark)
+
+
+def _make_line_style(lengths: tuple[int, ...]) -> Any:
+    return (0.0, lengths) if lengths else "solid"
+
+
+def _format_axis(axes: Axes, side: MatplotlibAxis, axis: Axis, spine: str) -> None:
+    """Label an axis, with its ticks and lines across the plot."""
+    side.set_label_text(axis.label, color=SOFT_TEXT_COLOUR)
+    side.set_ticks([tick.place for tick in axis.ticks])
+    side.set_ticklabels([shorten_text(tick.text, _MAX_NAME_LENGTH) for tick in axis.ticks])
+    side.set_minor_locator(NullLocator())
+    length = 5 if axis.has_lines else 0
+    side.set_tick_params(length=length, color=RULE_COLOUR, labelcolor=TEXT_COLOUR)
+    if axis.has_lines:
+        side.grid(color=GRID_COLOUR, linewidth=1)
+    axes.spines[spine].set_visible(axis.has_lines)
+    axes.spines[spine].set_color(RULE_COLOUR)

@@ -1,1 +1,0 @@
-"""Figures as still pictures: PNG, SVG and PDF."""

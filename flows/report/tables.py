@@ -1,0 +1,402 @@
+"""The tables of a report: facts about the fit, parameters of features, and their explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.cli.summary import format_row_count
+from flows.exporting.artifacts import read_item_columns
+from flows.report.figures.causes import TextTable
+from flows.report.figures.text import format_number, format_shown_count
+from pipeline.learning.convergence import describe_ending
+from pipeline.models.registry import find_models
+from storage.artifacts.artifacts import Artifact
+
+FactRows = list[tuple[str, str]]
+Manifest = Mapping[str, Any]
+_MAX_NAMES = 5
+_MAX_ROWS, _MAX_COLUMNS = 500, 10  # of the table of parameters
+_NOTE = (
+    "RMSEA, SRMSR, CFI and TLI compare the frequencies of ones of features and pairs of features "
+    "with those of the model (M₂ of Maydeu-Olivares and Joe)."
+)
+_MEANINGS = {
+    "log-likelihood": "in nats; higher is better",
+    "parameters": "number of parameters estimated from the data",
+    "AIC, BIC": "lower is better, for fits to the same rows",
+    "M₂": "far above its degrees of freedom if the model does not describe the pairs",
+    "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
+    "SRMSR": "root mean square of residual correlations: close up to 0.05",
+    "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
+    "reliability": "share of a component's variance that the codes explain",
+}
+
+_FACT_EXPLANATIONS = {
+    "nats per row": "A nat is the unit of natural logarithms: with 0.01 nats per row more, rows "
+    "are 1 % more likely.",
+    "regularization": "Regularization is added to the variances of the features, so that a few "
+    "rows cannot dominate; the stronger it is, the weaker the correlations that the model sees.",
+    "stability of starts": "Stability is the similarity of the mixing of two fits, from 0 to 1: of "
+    "the two best starts (below 1, there is more than one solution)",
+    "stability of halves": "and of two halves of the rows.",
+    "likelihood error": "The likelihood error is how far the objective may be off, in nats per "
+    "row.",
+    "half agrees": "Kernel lost is the share of the kernel that the landmarks do not span. Half "
+    "agrees is how well half of the landmarks reproduce the codes; 1 is perfect.",
+    "unmixed": "Unmixed is the share of rows whose two chains of draws disagree.",
+    "vertices": "Vertices are the distinct rows in the graph; parts are its connected components.",
+    "before fine tuning": "Before fine tuning is the objective after the layers were trained one "
+    "by one.",
+}
+_COLUMN_EXPLANATIONS = {
+    "difficulty": "Weights are the slopes a and offsets the intercepts d of logistic curves, "
+    "1 / (1 + exp(−a x − d)), so D = 1. At the difficulty b = −d / a, the curve is at ½.",
+    "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
+    "information: about 1 if the model holds, larger if answers are more erratic.",
+    "s_x2": "S-X² compares the frequencies of ones at each sum score with those of the model; a "
+    "small p means that they differ by more than chance.",
+}
+
+
+class StageUsage(NamedTuple):
+    """Resources that a stage used; `share` is its percentage of all seconds."""
+
+    name: str
+    seconds: str
+    share: float
+    cpu_seconds: str
+    read: str
+    memory: str
+    worker_memory: str
+
+
+def format_title(manifest: Manifest) -> str:
+    """Return the title of the report."""
+    return f"{manifest['model']} of {format_dataset_name(manifest)}"
+
+
+def format_dataset_name(manifest: Manifest) -> str:
+    """Return the name of the dataset's folder, without its suffix."""
+    return Path(manifest["dataset"]["path"]).name.removesuffix(".zarr")
+
+
+def describe_fit(manifest: Manifest) -> FactRows:
+    """Describe the fit in a few names and values."""
+    split = manifest["split"]
+    facts = [
+        ("model", manifest["model"]),
+        ("dataset", format_dataset_name(manifest)),
+        ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
+        ("features", f"{len(manifest['feature_names']):,}"),
+        ("segments", f"{len(manifest['segment_names']):,}"),
+        ("components", f"{manifest['n_components']:,}"),
+        ("passes", f"{manifest['iterations']:,}, {describe_ending(manifest['converged'])}"),
+    ]
+    if objective := manifest.get("objective"):
+        measure = manifest["diagnostics"].get("objective_is", "objective")
+        facts.append((measure, f"{format_number(objective, 7)} nats per row"))
+    model, values = find_models().get(manifest["model"]), manifest["diagnostics"]
+    names = model.summary_diagnostics if model else ()
+    return facts + [
+        (name.replace("_", " "), _format_value(values[name])) for name in names if name in values
+    ]
+
+
+def describe_drift(manifest: Manifest) -> FactRows:
+    """Describe the changes since the last fit; empty if there was none to compare with."""
+    drift = manifest.get("drift")
+    if not drift:
+        return []
+    facts = [
+        ("last fit", f"{drift['created']}, {drift['path']}"),
+        ("rows", f"{drift['rows_then']:,} then, {drift['rows_new']:,} new"),
+    ]
+    for name in ("new_segments", "settings_changed"):
+        if drift[name]:
+            facts.append((name, _shorten_names(drift[name])))
+    changes = drift["parameters"]
+    if "similarity" in changes:
+        facts.append((f"similarity of {changes['array']}", format_number(changes["similarity"], 5)))
+    if largest := changes.get("largest_move"):
+        text = f"{largest['feature']}: {_format_change(largest['before'], largest['now'])}"
+        facts.append((f"largest change of {largest['array']}", text))
+    return facts + _describe_correlation_shift(drift) + _describe_likelihood_change(drift)
+
+
+def _describe_correlation_shift(drift: Manifest) -> FactRows:
+    shift = drift.get("correlations", {})
+    if "note" in shift:
+        return [("correlations", shift["note"])]
+    if not shift:
+        return []
+    rms, chance = format_number(shift["rms"], 3), format_number(shift["rms_by_chance"], 3)
+    text = f"{rms} root mean square, {chance} by chance, of {shift['pairs']:,} pairs"
+    pairs = (
+        f"{', '.join(pair['features'])}: {_format_change(pair['before'], pair['new'])}, "
+        f"z = {format_number(pair['z'], 2)}"
+        for pair in shift["largest"]
+    )
+    return [
+        ("correlations of new rows minus earlier ones", text),
+        ("chance", shift["chance"]),
+        *(("moved most", pair) for pair in pairs),
+    ]
+
+
+def _describe_likelihood_change(drift: Manifest) -> FactRows:
+    scores = drift.get("likelihood", {})
+    if "note" in scores:
+        return [("likelihood of new rows", scores["note"])]
+    if not scores:
+        return []
+    measure = f"{scores['measure']} of {scores['rows']:,} new rows"
+    text = f"{_format_change(scores['before'], scores['now'], 5)} {scores['unit']}"
+    return [(f"{measure}, by the last fit and this one", text)]
+
+
+def _format_change(before: float, now: float, digits: int = 3) -> str:
+    return f"{format_number(before, digits)} → {format_number(now, digits)}"
+
+
+def _shorten_names(names: Sequence[str]) -> str:
+    n_more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {n_more:,} more" if n_more > 0 else "")
+
+
+def list_provenance(artifact: Artifact) -> FactRows:
+    """List the artifact, the dataset, the seed and the versions behind the fit."""
+    manifest, dataset = artifact.manifest, artifact.manifest["dataset"]
+    versions = (f"{name} {version}" for name, version in manifest["versions"].items())
+    start = manifest.get("warm_start")
+    warm_start = [("warm start", f"{start['path']}, digest {start['digest']}")] if start else []
+    return [
+        ("artifact", str(artifact.path)),
+        ("artifact digest", manifest["manifest_digest"]),
+        ("dataset", dataset["path"]),
+        ("dataset digest", dataset["digest"]),
+        ("dataset rows, chunks", f"{dataset['n_rows']:,}, {dataset['n_chunks']:,}"),
+        *warm_start,
+        ("seed", str(manifest["seed"])),
+        ("versions", ", ".join(versions)),
+        ("code digest", manifest["code"]),
+    ]
+
+
+def drop_fit_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drop the fit statistics, which have their own table."""
+    return {name: value for name, value in diagnostics.items() if name != "fit_statistics"}
+
+
+def format_values(values: Mapping[str, Any]) -> FactRows:
+    """Format settings or diagnostics as text."""
+    return [(name, _format_value(value)) for name, value in values.items()]
+
+
+def _format_value(value: Any) -> str:
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return format_number(value, 6)
+    if isinstance(value, list):
+        return ", ".join(map(_format_value, value)) or "none"
+    return str(value)
+
+
+def describe_arrays(artifact: Artifact) -> list[tuple[str, str, str]]:
+    """List name, dimensions and shape of every array."""
+    return [
+        (name, ", ".join(artifact.dims(name)) or "–", " × ".join(map(str, values.shape)) or "1")
+        for name, values in artifact.items()
+    ]
+
+
+def describe_stages(manifest: Manifest) -> list[StageUsage]:
+    """List the resources that each stage used."""
+    by_stage = manifest.get("usage_by_stage", {})
+    total = sum(usage["seconds"] for usage in by_stage.values()) or 1.0
+    return [
+        StageUsage(
+            name,
+            format_number(usage["seconds"], 3),
+            100 * usage["seconds"] / total,
+            format_number(usage["cpu_seconds"], 3),
+            _format_megabytes(usage["bytes_read"]),
+            _format_megabytes(usage["peak_memory"]),
+            _format_megabytes(usage["peak_memory_of_largest_worker"]),
+        )
+        for name, usage in by_stage.items()
+    ]
+
+
+def _format_megabytes(n_bytes: int | None) -> str:
+    return "" if n_bytes is None else f"{n_bytes / 1e6:,.0f} MB"
+
+
+def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
+    """Return the table of fit statistics, if the fit has any."""
+    statistics = manifest["diagnostics"].get("fit_statistics")
+    if not statistics:
+        return None
+    rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(statistics))
+    note = (
+        _NOTE
+        if "m2" in statistics
+        else f"M₂ and its indices are unknown: {statistics['m2_missing']}."
+    )
+    return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, note)
+
+
+def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
+    yield "log-likelihood", f"{statistics['log_likelihood']:,.2f}".replace("-", "−")
+    yield "parameters", f"{statistics['n_parameters']:,}"
+    yield "AIC, BIC", f"{statistics['aic']:,.1f}, {statistics['bic']:,.1f}"
+    if "m2" in statistics:
+        p = "< 0.0001" if statistics["m2_p"] < 1e-4 else f"= {statistics['m2_p']:.4f}"
+        m2, df = format_number(statistics["m2"], 5), f"{statistics['m2_df']:,}"
+        yield "M₂", f"{m2} of {df} degrees of freedom, p {p}"
+        interval = " to ".join(f"{bound:.3f}" for bound in statistics["rmsea_interval"])
+        yield "RMSEA", f"{statistics['rmsea']:.3f}, 90 % interval {interval}"
+        yield "SRMSR", f"{statistics['srmsr']:.3f}"
+        yield "CFI, TLI", f"{statistics['cfi']:.3f}, {statistics['tli']:.3f}"
+    yield "reliability", ", ".join(f"{share:.3f}" for share in statistics["reliability"])
+
+
+class ItemCell(NamedTuple):
+    """A cell: its text, the text of its uncertainty, and the value that sorts the column."""
+
+    text: str
+    uncertainty: str
+    value: float
+
+
+class ItemTable(NamedTuple):
+    """A table of numbers that the page can sort.
+
+    Attributes
+    ----------
+    title
+        Title of the table.
+    columns
+        Names of the columns.
+    rows
+        A feature and its cells, one per column, for each row.
+    note
+        Explanation of the uncertainties and columns, and of omitted rows.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[ItemCell, ...]], ...]
+    note: str
+
+
+Columns = Mapping[str, np.ndarray]
+
+
+def make_parameter_table(
+    artifact: Artifact, correlations: NDArray[np.float64] | None
+) -> ItemTable | None:
+    """Return the parameters of features, or else their correlations with components, if known.
+
+    `correlations` are those of features with components, (n_features, n_components).
+    """
+    columns, title = read_item_columns(artifact), "Parameters"
+    if not columns and correlations is not None:
+        columns = {f"correlation_{k}": values for k, values in enumerate(correlations.T, 1)}
+        title = "Correlations of features with components"
+    base_columns = [*_iter_base_columns(columns)]
+    if not base_columns:
+        return None
+    shown, names = base_columns[:_MAX_COLUMNS], artifact.manifest["feature_names"]
+    size = np.abs(np.nan_to_num(columns[shown[0]].astype(np.float64)))
+    indices = np.sort(np.argsort(-size, kind="stable")[:_MAX_ROWS])
+    decimals = {name: _count_decimals(columns[name]) for name in shown}
+    rows = tuple(
+        (names[i], tuple(_make_cell(columns, name, i, decimals[name]) for name in shown))
+        for i in indices
+    )
+    note = ""
+    if any(_insert_suffix(name, "_error") in columns for name in shown):
+        note += "± is the standard error. "
+    if any(
+        _insert_suffix(name, "_low") in columns and _insert_suffix(name, "_error") not in columns
+        for name in shown
+    ):
+        note += "The 95 % interval is in brackets. "
+    largest = f", those with the largest {_format_column(shown[0])}"
+    note += format_shown_count("features", len(indices), len(names), largest)
+    note += format_shown_count("columns", len(shown), len(base_columns))
+    note = f"{note.strip()} {explain_columns(shown)}".strip()
+    return ItemTable(title, tuple(map(_format_column, shown)), rows, note)
+
+
+def _iter_base_columns(columns: Columns) -> Iterator[str]:
+    """List columns that are neither an uncertainty of another column nor a duplicate."""
+    suffixes = ("_error", "_low", "_high")
+    uncertainties = {_insert_suffix(name, suffix) for name in columns for suffix in suffixes}
+    earlier: list[str] = []
+    for name, values in columns.items():
+        is_new = not any(np.array_equal(values, columns[other]) for other in earlier)
+        if is_new and name not in uncertainties and values.dtype.kind in "fiub":
+            earlier.append(name)
+            yield name
+
+
+def _count_decimals(values: np.ndarray) -> int:
+    """Return the decimals that show four digits of the largest value; 0 for integers."""
+    values = values[np.isfinite(values)].astype(np.float64)
+    largest = abs(values).max(initial=0.0)
+    if (values == np.rint(values)).all():
+        return 0
+    return int(np.clip(3 - np.floor(np.log10(largest)), 0, 6))
+
+
+def _make_cell(columns: Columns, name: str, i: int, decimals: int) -> ItemCell:
+    value = float(columns[name][i])
+    uncertainty = _format_uncertainty(columns, name, i, decimals)
+    return ItemCell(_format_decimals(value, decimals), uncertainty, value)
+
+
+def _format_uncertainty(columns: Columns, name: str, i: int, decimals: int) -> str:
+    error, low, high = (
+        columns.get(_insert_suffix(name, suffix)) for suffix in ("_error", "_low", "_high")
+    )
+    if error is not None:
+        is_known = np.isfinite(error[i])
+        return f"± {_format_decimals(float(error[i]), decimals)}" if is_known else "(unknown)"
+    if low is not None and high is not None:
+        bounds = (_format_decimals(float(bound[i]), decimals) for bound in (low, high))
+        return f"({' to '.join(bounds)})"
+    return ""
+
+
+def _format_decimals(value: float, decimals: int) -> str:
+    return f"{value:,.{decimals}f}".replace("-", "−")
+
+
+def _insert_suffix(column: str, suffix: str) -> str:
+    """Insert a suffix before the number of a column: `weights_1` becomes `weights_error_1`."""
+    name, _, number = column.rpartition("_")
+    return f"{name}{suffix}_{number}" if name and number.isdigit() else f"{column}{suffix}"
+
+
+def _format_column(column: str) -> str:
+    return column.replace("s_x2", "S-X²").replace("_", " ")
+
+
+def explain_facts(facts: Sequence[tuple[str, str]]) -> str:
+    """Explain the terms that occur in facts."""
+    text = " ".join(word for fact in facts for word in fact)
+    return " ".join(meaning for term, meaning in _FACT_EXPLANATIONS.items() if term in text)
+
+
+def explain_columns(columns: Sequence[str]) -> str:
+    """Explain the columns of the table of parameters."""
+    return " ".join(meaning for name, meaning in _COLUMN_EXPLANATIONS.items() if name in columns)
