@@ -1,37 +1,31 @@
-"""The command line of the experiments: one file and one line here per experiment."""
+"""The command line of the experiments."""
 
 from __future__ import annotations
 
 from flows.cli.app import make_app, run_app
 from flows.cli.startup import rewrite_commands
-from flows.experiments import binary_ica_identifiability as blica_identifiability
-from flows.experiments import binary_ica_samples as blica_samples
-from flows.experiments import binary_ica_scaling as blica_scaling
-from flows.experiments import clipped_pca, denoising, loadings, noisy_or
-from flows.experiments import tipping as tipping
+from flows.experiments import binary_ica, clipped_pca, denoising, loadings, noisy_or, tipping
 
-HELP = "Reproduce published figures, and look at fitted models."
+HELP = "Reproduce published figures, and draw the loadings of fitted models."
 EXAMPLES = "`python -m flows.experiments NAME --help` explains each."
 
-_MODULES = {
-    "clipped-pca": clipped_pca,
-    "blica-identifiability": blica_identifiability,
-    "blica-samples": blica_samples,
-    "blica-scaling": blica_scaling,
-    "denoising": denoising,
-    "loadings": loadings,
-    "noisy-or": noisy_or,
-    "tipping": tipping,
+EXPERIMENTS = {
+    "clipped-pca": clipped_pca.EXPERIMENT,
+    "blica-identifiability": binary_ica.IDENTIFIABILITY,
+    "blica-samples": binary_ica.SAMPLES,
+    "blica-scaling": binary_ica.SCALING,
+    "denoising": denoising.EXPERIMENT,
+    "noisy-or": noisy_or.EXPERIMENT,
+    "tipping": tipping.EXPERIMENT,
+}
+_COMMANDS = {
+    **{name: (e.make_command(name), e.help, e.examples) for name, e in EXPERIMENTS.items()},
+    "loadings": (loadings.main, loadings.HELP, loadings.EXAMPLES),
 }
 
 app = make_app("experiments", HELP, EXAMPLES)
-for _name, _module in _MODULES.items():
-    app.command(
-        _module.main,
-        name=_name,
-        help=_module.HELP,
-        help_epilogue=rewrite_commands(_module.EXAMPLES),
-    )
+for _name, (_main, _help, _examples) in _COMMANDS.items():
+    app.command(_main, name=_name, help=_help, help_epilogue=rewrite_commands(_examples))
 
 if __name__ == "__main__":
     run_app(app)

@@ -1,31 +1,38 @@
-"""Shared by all experiments: options, one-pass fits, samples of rows, tables.
+"""Shared by all experiments: options, commands, rows in memory, one-pass fits, linear PCA, tables.
 
-This module does not postpone annotations: other modules build command lines from the annotated
-fields of `ExperimentOptions`.
+This module does not postpone annotations, because command lines are built from the annotations of
+`ExperimentOptions` and `Experiment.make_command`.
 """
 
 import csv
 import json
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
+import scipy
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 from flows.cli.errors import spell_option
-from flows.cli.options import ExecutorOptions, Option, Seed, Split, Switch, parse_local_path
+from flows.cli.options import ExecutorOptions, Json, Option, Seed, Split, Switch, parse_local_path
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_json
 from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.report.figures.images import find_image_layout
 from flows.running.executors import check_executor_options, open_executor
-from flows.running.flow import Summary
+from flows.running.flow import Summary, make_lazy_flow
 from flows.running.server import run_with_server
-from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
+from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks, pack_block
 from pipeline.errors import FitError
+from pipeline.executors.base import limit_blas_threads
 from pipeline.fitting.loop import (
     check_seed,
     collect_first_statistics,
@@ -34,11 +41,19 @@ from pipeline.fitting.loop import (
     initialize_fit,
 )
 from pipeline.models.base import Model
+from pipeline.numerics.spectra.linalg import leading_eigenpairs
+from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
 
+T = TypeVar("T")
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
 TableRow = Mapping[str, Any]
 
 EXAMPLE_DATASET = "example:digits"
+_CONSOLE_WIDTH = 1000
+"""A wide console breaks long lines instead of truncating numbers."""
+_MIN_VARIANCE = 1e-3
 
 ImageShape = Annotated[
     str | None, Option(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name.")
@@ -57,13 +72,7 @@ class ExperimentOptions:
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
 
     def check(self) -> None:
-        """Check the options before any work starts.
-
-        Raises
-        ------
-        DataError, FitError
-            If an option cannot be used, or contradicts another.
-        """
+        """Check the options before any work; raise DataError or FitError if one cannot be used."""
         check_seed(self.seed)
         check_executor_options(**self.where)
         parse_local_path(self.output)
@@ -82,40 +91,51 @@ class ImageExperimentOptions(ExperimentOptions):
     image_shape: ImageShape = None
 
     def check(self) -> None:
-        """Check also the dataset, the image shape and the split.
-
-        Raises
-        ------
-        DataError, FitError
-            If an option cannot be used, or contradicts another.
-        """
+        """Check also the dataset, the image shape and the split."""
         super().check()
         if self.split is not None and self.dataset is None:
-            raise FitError("{split} needs {dataset}: the example has no splits.", parameter="split")
-        find_image_layout(
-            open_dataset_or_example(self.dataset or EXAMPLE_DATASET).feature_names, self.image_shape
-        )
+            raise FitError("{split} needs {dataset}: the example has no splits.")
+        find_image_layout(self.open_dataset().feature_names, self.image_shape)
+
+    def open_dataset(self) -> BinaryDataset:
+        """Open the dataset, or the example if none is named."""
+        return open_dataset_or_example(self.dataset or EXAMPLE_DATASET)
 
 
-def run_experiment(
-    experiment: Callable[..., Summary],
-    options: ExperimentOptions,
-    json: bool,
-    show: Callable[[Summary], None],
-) -> None:
-    """Check the options, run a flow and print its summary.
+class Experiment(NamedTuple):
+    """An experiment that is a command.
 
-    Raises
-    ------
-    DataError, FitError
-        If an option cannot be used.
+    Attributes
+    ----------
+    help, examples
+        Text above and below the options on the help page.
+    options
+        Class of its options.
+    run
+        Does the work, as a flow; takes the options and returns the summary.
+    print_summary
+        Prints the summary for people.
     """
-    options.check()
-    summary = run_with_server(lambda: experiment(**vars(options)))
-    if json:
-        print_json(summary)
-    else:
-        show(summary)
+
+    help: str
+    examples: str
+    options: type[ExperimentOptions]
+    run: Callable[[Any], Summary]
+    print_summary: Callable[[Summary], None]
+
+    def make_command(self, name: str) -> Callable[..., None]:
+        """Make the command: it checks the options, runs the flow and prints the summary."""
+        default = self.options()
+        flow = make_lazy_flow(f"experiment-{name}", self.options)(self.run)
+
+        def main(*, options: self.options = default, json: Json = False) -> None:
+            options.check()
+            start = time.perf_counter()
+            summary = run_with_server(lambda: flow(**vars(options)))
+            summary["seconds"] = round(time.perf_counter() - start, 3)
+            (print_json if json else self.print_summary)(summary)
+
+        return main
 
 
 @dataclass(frozen=True)
@@ -130,13 +150,7 @@ class OnePassFit:
 def fit_one_pass(
     model: Model, dataset: BinaryDataset, seed: int, where: ExecutorOptions
 ) -> OnePassFit:
-    """Fit a one-pass model as `flows.fit` does, and return its statistics too.
-
-    Raises
-    ------
-    FitError
-        If the data cannot be used; features are named.
-    """
+    """Fit a one-pass model as `flows.fit` does, and return its statistics too."""
     rows = make_row_source(dataset)
     names = (dataset.feature_names, dataset.segment_names)
     try:
@@ -145,11 +159,11 @@ def fit_one_pass(
                 model, collect_first_statistics(model, rows, executor, seed, progress), seed
             )
             statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
-            done = fit_model(model, rows, executor, seed, state=state, statistics=statistics)
+            state = fit_model(model, rows, executor, seed, state=state, statistics=statistics)
     except FitError as error:
         raise error.with_names(*names) from error
-    warnings = tuple(notice.render(*names, spell=spell_option) for notice in done.warnings)
-    return OnePassFit(done.params, statistics, warnings)
+    warnings = tuple(warning.render(*names, spell=spell_option) for warning in state.warnings)
+    return OnePassFit(state.params, statistics, warnings)
 
 
 def draw_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) -> BinaryBlock:
@@ -161,6 +175,95 @@ def draw_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) -> 
     masks = [mask for block in blocks if (mask := block.unpack_mask()) is not None]
     observed = np.concatenate(masks) if masks else None
     return pack_block(np.concatenate([block.unpack_values() for block in blocks]), observed)
+
+
+class _MemoryChunk(NamedTuple):
+    """All rows, in memory."""
+
+    words: NDArray[np.uint64]
+    blocks: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    observed: NDArray[np.uint64] | None = None
+    columns: Mapping[str, NDArray[Any]] = {}
+    keep: NDArray[np.bool_] | None = None
+
+
+def pack_rows_in_memory(X: Bits, n_segments: int) -> RowSource:
+    """Pack rows (n_rows, n_features) sorted by segment, with equally many rows per segment."""
+    words = [pack_block(rows).words for rows in np.split(X, n_segments)]
+    height, width = len(X) // n_segments, words[0].shape[1]
+    blocks = [(segment, segment * width, height) for segment in range(n_segments)]
+    chunk = _MemoryChunk(np.hstack(words), np.array(blocks), np.arange(len(X)))
+    return RowSource((chunk,).__getitem__, 1, X.shape[1], n_segments)
+
+
+@dataclass(frozen=True)
+class LinearPCA:
+    """Linear PCA of the bits, the baseline of the experiments.
+
+    As a model of bits it is a Gaussian with the means of the bits, the leading components, and
+    independent noise that restores each feature's variance; a bit is 1 if the Gaussian exceeds ½.
+
+    Attributes
+    ----------
+    mean, variance
+        Mean and variance of each bit, (n_features,).
+    eigenvalues, vectors
+        Largest first, (k,) and (n_features, k).
+    """
+
+    mean: Array
+    variance: Array
+    eigenvalues: Array
+    vectors: Array
+
+    def reconstruct(self, X: Bits, observed: Bits | None, n_components: int) -> Array:
+        """Project rows on the leading components and return P(s = 1), (n_samples, n_features).
+
+        Missing values are replaced by the mean of their feature.
+        """
+        projected = self.project(X, observed, n_components)
+        probabilities: Array = scipy.special.ndtr(
+            (projected - 0.5) / np.sqrt(self._noise_variance(n_components))
+        )
+        return probabilities
+
+    def project(self, X: Bits, observed: Bits | None, n_components: int) -> Array:
+        """Project rows on the leading components, and back: (n_samples, n_features)."""
+        leading = self.vectors[:, :n_components]
+        centred = X - self.mean
+        if observed is not None:
+            centred = centred * observed
+        projected: Array = self.mean + centred @ leading @ leading.T
+        return projected
+
+    def sample(self, n_components: int, n_samples: int, rng: np.random.Generator) -> Bits:
+        """Draw rows: (n_samples, n_features)."""
+        scales = np.sqrt(np.maximum(self.eigenvalues[:n_components], 0.0))
+        codes = rng.standard_normal((n_samples, n_components)) * scales
+        noise = rng.standard_normal((n_samples, len(self.mean)))
+        latent = self.mean + codes @ self.vectors[:, :n_components].T
+        return (latent + noise * np.sqrt(self._noise_variance(n_components)) > 0.5).astype(np.uint8)
+
+    def _noise_variance(self, n_components: int) -> Array:
+        """Compute the variance of each bit that the leading components do not explain."""
+        leading = self.vectors[:, :n_components]
+        explained = (leading**2 * self.eigenvalues[:n_components]).sum(axis=1)
+        noise: Array = np.maximum(self.variance - explained, _MIN_VARIANCE)
+        return noise
+
+
+def fit_linear_pca(counts: PairCounts, n_components: int) -> LinearPCA:
+    """Compute linear PCA exactly from pooled pair counts, without reading the rows again.
+
+    `n_components` is a minimum; with few features, all components are returned.
+    """
+    table = counts.table(0)
+    n = np.maximum(np.broadcast_to(table.n, table.joint.shape), 1)
+    covariance = table.joint / n - (table.ones_i / n) * (table.ones_j / n)
+    with limit_blas_threads():
+        values, vectors = leading_eigenpairs(covariance, n_components)
+    return LinearPCA(np.diag(table.joint) / np.diag(n), np.diag(covariance), values, vectors)
 
 
 def write_table(stem: Path, rows: Sequence[TableRow]) -> None:
@@ -191,24 +294,43 @@ def group_medians(
 
 
 def _column_medians(trials: Sequence[TableRow], values: Sequence[str]) -> TableRow:
-    found = {name: [row[name] for row in trials if row[name] is not None] for name in values}
-    return {name: float(np.median(some)) if some else None for name, some in found.items()}
+    columns = {name: [row[name] for row in trials if row[name] is not None] for name in values}
+    return {name: float(np.median(known)) if known else None for name, known in columns.items()}
 
 
 def write_results(
-    output: str, name: str, trials: Sequence[TableRow], middle: Sequence[TableRow]
+    output: str, name: str, trials: Sequence[TableRow], medians: Sequence[TableRow]
 ) -> tuple[Path, Path]:
     """Write tables of all trials and of medians; return the paths for the figure."""
     stem = Path(output, name)
     write_table(stem, trials)
-    write_table(stem.with_name(f"{name}_medians"), middle)
+    write_table(stem.with_name(f"{name}_medians"), medians)
     return stem.with_suffix(".png"), stem.with_suffix(".svg")
 
 
-def summarize_run(
-    output: str, name: str, middle: Sequence[TableRow], begun: float
-) -> dict[str, Any]:
-    """Return the medians, the files and the seconds since the start of a run."""
-    files = sorted(map(str, Path(output).glob(f"{name}*.*")))
-    seconds = round(time.perf_counter() - begun, 3)
-    return {"medians": list(middle), "files": files, "seconds": seconds}
+def summarize_run(output: str, name: str, medians: Sequence[TableRow]) -> Summary:
+    """Return the medians and the files of a run."""
+    return {"medians": list(medians), "files": list_files(output, name)}
+
+
+def list_files(output: str, *names: str) -> list[str]:
+    """List the files in the output folder whose names begin with one of `names`."""
+    return sorted(str(path) for name in names for path in Path(output).glob(f"{name}*.*"))
+
+
+def track_progress(results: Iterable[T], label: str, total: int) -> Iterator[T]:
+    """Yield the results, and show a progress bar on a terminal."""
+    console = Console(stderr=True)
+    yield from track(results, label, total, console=console, disable=not sys.stderr.isatty())
+
+
+def make_printed_table(*columns: str, title: str | None = None) -> Table:
+    """Make an empty table without lines."""
+    return Table(*columns, title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+
+
+def print_results(summary: Summary, *parts: Table | str) -> None:
+    """Print tables and lines, then the paths of the files."""
+    console = Console(soft_wrap=True, highlight=False, width=_CONSOLE_WIDTH)
+    for part in (*parts, *summary["files"]):
+        console.print(part, markup=False)

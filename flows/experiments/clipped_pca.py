@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
-from flows.cli.options import ExecutorOptions
+from flows.cli.options import ExecutorOptions, Option, WholeNumber
 from flows.data.datasets import open_dataset_or_example
-from flows.experiments.base import draw_rows, fit_one_pass, write_table
+from flows.experiments import base
+from flows.experiments.base import (
+    Array,
+    Bits,
+    Experiment,
+    LinearPCA,
+    draw_rows,
+    fit_linear_pca,
+    fit_one_pass,
+    list_files,
+    make_printed_table,
+    print_results,
+    write_table,
+)
 from flows.experiments.drawing import (
+    ImageRow,
+    figure_paths,
     open_figure,
     plot_bars,
     plot_curves,
     plot_strips,
+    save_images,
     set_log_scales,
 )
-from flows.experiments.linear_pca import fit_linear_pca
-from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
-from pipeline.numerics.gaussian.tetrachoric import sign_correlation
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Annotated
-
-from rich.console import Console
-from rich.table import Table
-
-from flows.cli.options import Json, Option, WholeNumber
-from flows.experiments import base
-from flows.experiments.base import run_experiment
-from flows.experiments.drawing import (
-    ImageRow,
-    save_images,
-)
-from flows.experiments.linear_pca import LinearPCA
 from flows.report.figures.images import ImageLayout, find_image_layout
-from flows.running.flow import make_lazy_flow, run_task
+from flows.running.flow import run_task
 from pipeline.data.blocks import BinaryBlock
-from pipeline.models.clipped_pca import ClippedPCAParams
+from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams
+from pipeline.numerics.gaussian.tetrachoric import sign_correlation
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.random import RowRandom
 
-Array = NDArray[np.float64]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The ring
 
 _SPINS, _CLIPPED = "spins (linear PCA)", "clipped PCA"
 _N_ROWS_SHOWN, _N_BARS = 24, 12
@@ -63,21 +63,20 @@ def compare_on_ring(
     name = f"example:ring:rows={n_rows},features={n_features},seed={seed}"
     dataset = open_dataset_or_example(name)
     model = ClippedPCA(n_components=2, estimator="arcsine")
-    found = fit_one_pass(model, dataset, seed, where)
-    # Spins are ±1, so their covariance is four times that of the bits.
-    spins = 4 * fit_linear_pca(found.statistics, n_features).eigenvalues
+    fit = fit_one_pass(model, dataset, seed, where)
+    # Spins are ±1, so their covariance is four times the covariance of the bits.
+    spins = 4 * fit_linear_pca(fit.statistics, n_features).eigenvalues
     spectra = {
         "spins": spins,
-        "clipped_pca": found.params.eigenvalues,
+        "clipped_pca": fit.params.eigenvalues,
         **_limit_spectra(n_features),
     }
     table = _ring_spectrum_rows(spectra)
     write_table(Path(output, "ring_spectrum"), table)
     rng = np.random.default_rng(seed)
     rows = draw_rows(dataset, _N_ROWS_SHOWN, rng).unpack_values()
-    _plot_figure(
-        Path(output), rows, model.sample(found.params, _N_ROWS_SHOWN, rng), spectra, n_rows
-    )
+    samples = model.sample(fit.params, _N_ROWS_SHOWN, rng)
+    _plot_figure(Path(output), rows, samples, spectra, n_rows)
     return {"dataset": name, "n_rows": n_rows, "n_features": n_features, "leading": table[:4]}
 
 
@@ -98,24 +97,25 @@ def _ring_spectrum_rows(spectra: Mapping[str, Array]) -> list[dict[str, Any]]:
 
 def _plot_figure(
     output: Path,
-    rows: NDArray[np.uint8],
-    drawn: NDArray[np.uint8],
+    rows: Bits,
+    samples: Bits,
     spectra: Mapping[str, Array],
     n_rows: int,
 ) -> None:
     n_features = rows.shape[1]
     title = f"Spins on a ring: {n_features} features, {n_rows:,} rows"
     note = (
-        "Black: spin +1. The edges of drawn rows flicker because clipped PCA in use keeps a noise "
-        f"of {MIN_NOISE:g}. Eigenvalues of clipped PCA beyond the second are sampling error. Those "
-        "below 10⁻⁶, negative ones with them, are not drawn: half of the spins' are 0, because "
-        "opposite spins differ in sign only."
+        f"Black: spin +1. The edges of drawn rows flicker because clipped PCA adds a noise of "
+        f"{MIN_NOISE:g}. Eigenvalues of clipped PCA beyond the second are sampling error. "
+        "Eigenvalues below 10⁻⁶ are not drawn, including negative ones; half of the spins' "
+        "eigenvalues are 0, because opposite spins differ only in sign."
     )
-    paths = (output / "ring.png", output / "ring.svg")
-    with open_figure(*paths, size=(10, 7.2), title=title, note=note) as figure:
+    with open_figure(
+        *figure_paths(output, "ring"), size=(10, 7.2), title=title, note=note
+    ) as figure:
         (data, model), (bars, curves) = figure.subplots(2, 2)
         plot_strips(data, rows, f"{len(rows)} rows of the data")
-        plot_strips(model, drawn, f"{len(drawn)} rows drawn from clipped PCA, two components")
+        plot_strips(model, samples, f"{len(samples)} rows drawn from clipped PCA, two components")
         _plot_leading(bars, spectra, n_features)
         _plot_all(curves, spectra)
 
@@ -131,20 +131,23 @@ def _plot_leading(axes: Axes, spectra: Mapping[str, Array], n_features: int) -> 
 
 
 def _plot_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
-    drawn = {name: _rank_series(values) for name, values in spectra.items()}
-    series = {_SPINS: drawn["spins"], _CLIPPED: drawn["clipped_pca"]}
-    title = "All eigenvalues: those of the spins form a continuum"
+    ranked = {name: _rank_values(values) for name, values in spectra.items()}
+    series = {_SPINS: ranked["spins"], _CLIPPED: ranked["clipped_pca"]}
+    title = "All eigenvalues: the spins have a continuum"
     plot_curves(axes, series, ("rank", "eigenvalue"), title, lines=False)
-    axes.plot(*drawn["spins_limit"], color="black", linewidth=0.8, label="limit of many rows")
-    axes.plot(*drawn["clipped_pca_limit"], color="black", linewidth=0.8)
+    axes.plot(*ranked["spins_limit"], color="black", linewidth=0.8, label="limit of many rows")
+    axes.plot(*ranked["clipped_pca_limit"], color="black", linewidth=0.8)
     set_log_scales(axes, len(spectra["spins"]))
     axes.legend(loc="upper right")
 
 
-def _rank_series(values: Array) -> tuple[Array, Array]:
-    drawn = values[values > _MIN_PLOTTED_VALUE]
-    return np.arange(1.0, len(drawn) + 1), drawn
+def _rank_values(values: Array, minimum: float = _MIN_PLOTTED_VALUE) -> tuple[Array, Array]:
+    """Return the ranks of the values above a minimum, and these values."""
+    plotted = values[values > minimum]
+    return np.arange(1.0, len(plotted) + 1), plotted
 
+
+# The images
 
 Reconstructions = Mapping[int, Mapping[str, Array]]
 
@@ -153,7 +156,6 @@ _BOTH = (LINEAR, CLIPPED)
 _COMPONENTS, _QUICK_COMPONENTS = (5, 10, 20, 50), (5, 20)
 _N_SAMPLE_ROWS, _N_QUICK_SAMPLE_ROWS = 500, 100
 _SAMPLED_COMPONENTS, _N_SHOWN, _N_IMAGE_BARS = 20, 10, 12
-# A wrong answer given with certainty would have an infinite cost.
 _MIN_PLOTTED_SHARE = 1e-4
 
 
@@ -205,31 +207,31 @@ def compare_on_images(
     """Fit both models; compare spectra, components, samples and reconstructions."""
     opened = open_dataset_or_example(dataset)
     layout = find_image_layout(opened.feature_names, image_shape)
-    wanted = _QUICK_COMPONENTS if quick else _COMPONENTS
-    numbers = sorted({min(p, opened.n_features) for p in wanted})
+    components = _QUICK_COMPONENTS if quick else _COMPONENTS
+    numbers = sorted({min(p, opened.n_features) for p in components})
     clipped = ClippedPCA(numbers[-1], empty_cells="half", constant_features="keep")
-    found = fit_one_pass(clipped, opened, seed, where)
-    models = PCAPair(fit_linear_pca(found.statistics, numbers[-1]), clipped, found.params)
+    fit = fit_one_pass(clipped, opened, seed, where)
+    models = PCAPair(fit_linear_pca(fit.statistics, numbers[-1]), clipped, fit.params)
     rng = np.random.default_rng(seed)
     rows = draw_rows(opened, _N_QUICK_SAMPLE_ROWS if quick else _N_SAMPLE_ROWS, rng)
-    codes = {p: models.reconstruct(rows, p) for p in numbers}
-    errors = _error_rows(rows, models.linear.mean, codes)
+    reconstructions = {p: models.reconstruct(rows, p) for p in numbers}
+    errors = _error_rows(rows, models.linear.mean, reconstructions)
     folder, name = Path(output), opened.path.name.removesuffix(".zarr")
     write_table(folder / "images_spectrum", _image_spectrum_rows(models))
     write_table(folder / "images_errors", errors)
-    pictures = ImageFigures(folder, name, layout)
-    pictures.plot_spectra(models)
-    pictures.plot_components(models)
-    pictures.plot_samples(models, rows, rng)
-    pictures.plot_reconstructions(rows, codes)
-    pictures.plot_errors(errors, rows.n_samples)
+    figures = ImageFigures(folder, name, layout)
+    figures.plot_spectra(models)
+    figures.plot_components(models)
+    figures.plot_samples(models, rows, rng)
+    figures.plot_reconstructions(rows, reconstructions)
+    figures.plot_errors(errors, rows.n_samples)
     return {
         "dataset": dataset,
         "n_rows": opened.n_rows,
         "n_features": opened.n_features,
         "n_reconstructed": rows.n_samples,
         "errors": errors,
-        "warnings": list(found.warnings),
+        "warnings": list(fit.warnings),
     }
 
 
@@ -248,21 +250,22 @@ def _image_spectrum_rows(models: PCAPair) -> list[dict[str, Any]]:
     ]
 
 
-def _error_rows(rows: BinaryBlock, mean: Array, found: Reconstructions) -> list[dict[str, Any]]:
+def _error_rows(
+    rows: BinaryBlock, mean: Array, reconstructions: Reconstructions
+) -> list[dict[str, Any]]:
     X, observed = _values_and_mask(rows)
-    answers = [(0, MARGINS, np.broadcast_to(mean, X.shape))]
-    answers += _list_reconstructions(found)
+    margins = (0, MARGINS, np.broadcast_to(mean, X.shape))
     return [
         {"components": p, "model": name, **reconstruction_losses(X, observed, probabilities)}
-        for p, name, probabilities in answers
+        for p, name, probabilities in (margins, *_list_reconstructions(reconstructions))
     ]
 
 
-def _list_reconstructions(found: Reconstructions) -> list[tuple[int, str, Array]]:
-    return [(p, name, both[name]) for p, both in found.items() for name in _BOTH]
+def _list_reconstructions(reconstructions: Reconstructions) -> list[tuple[int, str, Array]]:
+    return [(p, name, both[name]) for p, both in reconstructions.items() for name in _BOTH]
 
 
-def _values_and_mask(rows: BinaryBlock) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+def _values_and_mask(rows: BinaryBlock) -> tuple[Bits, NDArray[np.bool_]]:
     X, observed = rows.unpack_values(), rows.unpack_mask()
     return X, np.ones(X.shape, bool) if observed is None else observed == 1
 
@@ -276,7 +279,7 @@ class ImageFigures:
     layout: ImageLayout
 
     def _paths(self, name: str) -> tuple[Path, Path]:
-        return self.folder / f"images_{name}.png", self.folder / f"images_{name}.svg"
+        return figure_paths(self.folder, f"images_{name}")
 
     def plot_spectra(self, models: PCAPair) -> None:
         """Draw both spectra: leading eigenvalues, then all on a logarithmic scale."""
@@ -293,8 +296,7 @@ class ImageFigures:
             label = "eigenvalue / total variance"
             leading = {name: values[:_N_IMAGE_BARS] for name, values in shares.items()}
             plot_bars(bars, leading, label, "Leading eigenvalues")
-            drawn = {name: values[values > _MIN_PLOTTED_SHARE] for name, values in shares.items()}
-            series = {name: (np.arange(1, len(v) + 1), v) for name, v in drawn.items()}
+            series = {name: _rank_values(v, _MIN_PLOTTED_SHARE) for name, v in shares.items()}
             plot_curves(curves, series, ("rank", label), "All eigenvalues")
             set_log_scales(curves, len(shares[LINEAR]))
 
@@ -313,8 +315,8 @@ class ImageFigures:
             if first < values.shape[1]
         ]
         note = (
-            "Eigenvectors of linear PCA, loadings of clipped PCA, each to its own scale: red "
-            "positive, white 0, blue negative. Under each: its share of the variance."
+            "Eigenvectors of linear PCA and loadings of clipped PCA. Each image has its own scale: "
+            "red positive, white 0, blue negative. Under each: its share of the variance."
         )
         title = f"Leading components of {self.name}"
         paths = self._paths("components")
@@ -323,40 +325,38 @@ class ImageFigures:
     def plot_samples(self, models: PCAPair, rows: BinaryBlock, rng: np.random.Generator) -> None:
         """Draw rows of the data and of both models."""
         p = min(_SAMPLED_COMPONENTS, models.params.loadings.shape[1])
-        shown = [
-            ImageRow(
-                "data", self.layout.arrange_images(rows.unpack_values()[_choose_spread_rows(rows)])
-            )
-        ]
-        for name, X in models.sample(p, 2 * _N_SHOWN, rng).items():
-            images = self.layout.arrange_images(X)
-            shown += [ImageRow(name, images[:_N_SHOWN]), ImageRow("", images[_N_SHOWN:])]
+        X = rows.unpack_values()[_choose_spread_rows(rows)]
+        image_rows = [ImageRow("data", self.layout.arrange_images(X))]
+        for name, samples in models.sample(p, 2 * _N_SHOWN, rng).items():
+            images = self.layout.arrange_images(samples)
+            image_rows += [ImageRow(name, images[:_N_SHOWN]), ImageRow("", images[_N_SHOWN:])]
         note = (
             f"{p} components. Linear PCA: a Gaussian with the bits' means and variances, "
             "thresholded at ½. Clipped PCA: Gaussians, each thresholded to give its pixel's mean."
         )
         title = f"Images drawn from models of {self.name}"
-        save_images(*self._paths("samples"), rows=shown, title=title, note=note)
+        save_images(*self._paths("samples"), rows=image_rows, title=title, note=note)
 
-    def plot_reconstructions(self, rows: BinaryBlock, found: Reconstructions) -> None:
+    def plot_reconstructions(self, rows: BinaryBlock, reconstructions: Reconstructions) -> None:
         """Plot the rows reconstructed by each model, and count their wrong bits."""
-        at = _choose_spread_rows(rows)
-        X, observed = (values[at] for values in _values_and_mask(rows))
-        shown = [ImageRow("data", self.layout.arrange_images(np.where(observed, X, np.nan)))]
-        for p, name, answers in _list_reconstructions(found):
-            bits = answers[at] > 0.5
+        shown = _choose_spread_rows(rows)
+        X, observed = (values[shown] for values in _values_and_mask(rows))
+        image_rows = [ImageRow("data", self.layout.arrange_images(np.where(observed, X, np.nan)))]
+        for p, name, probabilities in _list_reconstructions(reconstructions):
+            bits = probabilities[shown] > 0.5
             wrong = ((bits != (X == 1)) & observed).sum(axis=1)
             images = self.layout.arrange_images(bits)
-            shown.append(ImageRow(f"{name}\n{p} components", images, list(map(str, wrong))))
-        note = "Black: P(bit = 1 | components) > ½. Under each: its wrong bits."
+            image_rows.append(ImageRow(f"{name}\n{p} components", images, list(map(str, wrong))))
+        note = "Black: P(bit = 1 | components) > ½. Under each image: its number of wrong bits."
         title = f"Reconstructions of {self.name}"
-        save_images(*self._paths("reconstructions"), rows=shown, title=title, note=note)
+        save_images(*self._paths("reconstructions"), rows=image_rows, title=title, note=note)
 
     def plot_errors(self, errors: Sequence[Mapping[str, Any]], n_rows: int) -> None:
         """Plot both errors over the number of components."""
         note = (
-            f"{n_rows} rows, among those fitted. Linear PCA: P(bit = 1) = Φ((projection − ½) / σ), "
-            "σ² the variance that the components leave. Margins alone: every bit by its mean."
+            f"{n_rows} of the fitted rows. Linear PCA: P(bit = 1) = Φ((projection − ½) / σ), where "
+            "σ² is the variance that the components do not explain. Margins alone: every bit by "
+            "its mean."
         )
         title, paths = f"Reconstruction errors of {self.name}", self._paths("errors")
         measures = {"wrong_bits": "share of wrong bits", "nll_per_bit": "−log P per bit (nats)"}
@@ -369,17 +369,17 @@ class ImageFigures:
 
 
 def _format_negative_note(shares: Array) -> str:
-    below = shares[shares < 0]
-    if not below.size:
+    negative = shares[shares < 0]
+    if not negative.size:
         return ""
     return (
-        f" Estimated pair by pair, they give {len(below)} negative shares, in sum "
-        f"−{abs(below.sum()):.2f}; the others exceed 1 by as much."
+        f" Because they are estimated pair by pair, {len(negative)} shares are negative. Their sum "
+        f"is −{abs(negative.sum()):.2f}; the sum of the others exceeds 1 by as much."
     )
 
 
 def _choose_spread_rows(rows: BinaryBlock) -> NDArray[np.intp]:
-    """Choose rows at equal distances; rows are sorted by segment, so all kinds appear."""
+    """Choose evenly spaced rows; rows are sorted by segment, so all segments appear."""
     n = min(_N_SHOWN, rows.n_samples)
     return ((np.arange(n) + 0.5) * rows.n_samples / n).astype(np.intp)
 
@@ -387,22 +387,12 @@ def _choose_spread_rows(rows: BinaryBlock) -> NDArray[np.intp]:
 def _component_series(
     errors: Sequence[Mapping[str, Any]], model: str, measure: str
 ) -> tuple[list[int], list[float]]:
-    chosen = [row for row in errors if row["model"] == model]
-    return [row["components"] for row in chosen], [row[measure] for row in chosen]
+    rows = [row for row in errors if row["model"] == model]
+    return [row["components"] for row in rows], [row[measure] for row in rows]
 
 
-HELP = """Compare clipped PCA with linear PCA (Lee & Sompolinsky 1999).
+# The command
 
-First on translation-invariant spins of a ring (the paper's figure 3), where two hidden Gaussians
-lie behind all spins; then on images of digits: spectra, components, samples, reconstructions and
-their errors. Writes tables (CSV and JSON) and figures (PNG and SVG). The ring also works with a
-million rows: `--rows 1000000`.
-"""
-EXAMPLES = """Examples:
-
-    python -m flows.experiments clipped-pca
-    python -m flows.experiments clipped-pca --dataset usps.zarr --image-shape 16x16
-"""
 _ROWS, _FEATURES = 100_000, 256
 _QUICK_ROWS, _QUICK_FEATURES = 5_000, 64
 
@@ -423,63 +413,63 @@ class ClippedPCAOptions(base.ExperimentOptions):
     image_shape: base.ImageShape = None
 
     def check(self) -> None:
-        """Check also the images and their shape.
-
-        Raises
-        ------
-        DataError, FitError
-            If an option cannot be used, or contradicts another.
-        """
+        """Check also the images and their shape."""
         super().check()
         find_image_layout(open_dataset_or_example(self.dataset).feature_names, self.image_shape)
 
 
-@make_lazy_flow("experiment-clipped-pca", ClippedPCAOptions)
-def clipped_pca(options: ClippedPCAOptions) -> dict[str, Any]:
-    """Run both parts; `python -m flows.experiments clipped-pca --help` explains the parameters."""
-    begun, output, quick = time.perf_counter(), options.output, options.quick
+def run_clipped_pca(options: ClippedPCAOptions) -> dict[str, Any]:
+    """Run both parts."""
+    output, quick = options.output, options.quick
     n_features = _QUICK_FEATURES if quick else _FEATURES
     n_rows = (_QUICK_ROWS if quick else _ROWS) if options.rows is None else options.rows
     ring = (output, n_rows, n_features, options.seed, options.where)
     images = (output, options.dataset, options.image_shape, quick, options.seed, options.where)
-    summary = {
+    return {
         "ring": run_task("ring", partial(compare_on_ring, *ring)),
         "images": run_task("images", partial(compare_on_images, *images)),
+        "files": list_files(output, "ring", "images"),
     }
-    written = (path for name in ("ring", "images") for path in Path(output).glob(f"{name}*.*"))
-    files = sorted(map(str, written))
-    return {**summary, "files": files, "seconds": round(time.perf_counter() - begun, 3)}
 
 
-def print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: dict[str, Any]) -> None:
     """Print the ring's leading eigenvalues, the images' errors, and the paths."""
-    console = Console(soft_wrap=True, highlight=False)
     ring, images = summary["ring"], summary["images"]
-    console.print(_format_ring_table(ring))
-    console.print(_format_errors_table(images))
-    for warning in images["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
-    for path in summary["files"]:
-        console.print(path, markup=False)
+    warnings = [f"warning: {warning}" for warning in images["warnings"]]
+    print_results(summary, _make_ring_table(ring), _make_errors_table(images), *warnings)
 
 
-def _format_ring_table(ring: Mapping[str, Any]) -> Table:
+def _make_ring_table(ring: Mapping[str, Any]) -> Table:
     title = f"ring: {ring['n_rows']:,} rows, {ring['n_features']} features"
-    table = Table("rank", "spins", "clipped PCA", title=title, title_justify="left")
+    table = make_printed_table("rank", "spins", "clipped PCA", title=title)
     for row in ring["leading"]:
         table.add_row(str(row["rank"]), f"{row['spins']:.4g}", f"{row['clipped_pca']:.4g}")
     return table
 
 
-def _format_errors_table(images: Mapping[str, Any]) -> Table:
+def _make_errors_table(images: Mapping[str, Any]) -> Table:
     title = f"{images['dataset']}: {images['n_rows']:,} rows, {images['n_features']} features"
-    table = Table("components", "model", "wrong bits", "nats per bit", title=title)
+    table = make_printed_table("components", "model", "wrong bits", "nats per bit", title=title)
     for row in images["errors"]:
         losses = (f"{row['wrong_bits']:.2%}", f"{row['nll_per_bit']:.4f}")
         table.add_row(str(row["components"]), row["model"], *losses)
     return table
 
 
-def main(*, options: ClippedPCAOptions = ClippedPCAOptions(), json: Json = False) -> None:
-    """Run the flow and print its summary."""
-    run_experiment(clipped_pca, options, json, print_summary)
+EXPERIMENT = Experiment(
+    """Compare clipped PCA with linear PCA (Lee & Sompolinsky 1999).
+
+The first part uses translation-invariant spins on a ring (the paper's figure 3), which depend on
+two hidden Gaussians. The second part compares spectra, components, samples, reconstructions and
+their errors on images of digits. Writes tables (CSV and JSON) and figures (PNG and SVG). The ring
+also works with a million rows: `--rows 1000000`.
+""",
+    """Examples:
+
+    python -m flows.experiments clipped-pca
+    python -m flows.experiments clipped-pca --dataset usps.zarr --image-shape 16x16
+""",
+    ClippedPCAOptions,
+    run_clipped_pca,
+    print_summary,
+)

@@ -5,58 +5,56 @@ M. Sugiyama, "Introduction to statistical machine learning", 2016, figures 36.11
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flows.experiments.binary_ica_trials import pack_rows_in_memory
+from flows.cli.options import ExecutorOptions, Option, WholeNumber
+from flows.experiments import base
+from flows.experiments.base import (
+    Array,
+    Bits,
+    Experiment,
+    fit_linear_pca,
+    group_medians,
+    make_printed_table,
+    pack_rows_in_memory,
+    print_results,
+    summarize_run,
+    track_progress,
+    write_results,
+)
 from flows.experiments.drawing import (
     COLOURS,
     MARKERS,
     ImageRow,
+    figure_paths,
     open_figure,
     save_images,
 )
-from flows.experiments.linear_pca import fit_linear_pca
+from flows.experiments.tipping import open_images
+from flows.experiments.tipping_figures import BinaryImages
 from flows.report.figures.images import ImageLayout
+from flows.running.executors import open_executor
+from flows.running.flow import run_task
 from pipeline.data.blocks import pack_block
+from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_reconstruct
+from pipeline.models.registry import find_model_class
 from pipeline.numerics.metrics import MIN_PROBABILITY
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-import sys
-import time
-from collections.abc import Iterator
-from functools import partial
-from typing import Annotated
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from flows.cli.options import ExecutorOptions, Json, Option, WholeNumber
-from flows.data.datasets import open_dataset_or_example
-from flows.experiments import base
-from flows.experiments.base import group_medians, run_experiment, summarize_run, write_results
-from flows.experiments.tipping import open_images
-from flows.experiments.tipping_figures import BinaryImages
-from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow, run_task
-from pipeline.errors import FitError
-from pipeline.models.registry import find_model_class
-
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 BitScore = Callable[[Bits], Array]
 """Scores each bit; bits with a score above a threshold are set to 1."""
 
@@ -123,26 +121,21 @@ def wrong_share(bits: Bits, clean: Bits) -> float:
 
 
 def run_denoising_trial(trial: DenoisingTrial) -> DenoisingResult:
-    """Fit clean rows in memory and denoise the noisy ones.
-
-    Raises
-    ------
-    FitError
-        If the rows cannot be fitted, or the model does not turn codes back into probabilities.
-    """
+    """Fit clean rows in memory and denoise the noisy ones."""
     if isinstance(trial.model, int):
         bits, probabilities = _denoise_by_linear_pca(trial, trial.model)
     else:
         probabilities = _fit_reconstruction(trial, trial.model)
         bits = _cut_scores(probabilities(trial.noisy), 0.5)
     weighed = _weigh_noisy_bits(probabilities, trial.noisy)
-    wrong, wrong_weighed = (wrong_share(found, trial.test) for found in (bits, weighed))
-    return DenoisingResult(wrong, wrong_weighed, bits, weighed)
+    return DenoisingResult(
+        wrong_share(bits, trial.test), wrong_share(weighed, trial.test), bits, weighed
+    )
 
 
 def _fit_reconstruction(trial: DenoisingTrial, model: Model) -> BitScore:
     """Return a function that encodes rows and decodes the codes to P(x = 1)."""
-    made = check_can_reconstruct(model)
+    decoder = check_can_reconstruct(model)
     params = fit_model(
         model, pack_rows_in_memory(trial.train, 1), SerialExecutor(), trial.seed
     ).params
@@ -150,7 +143,7 @@ def _fit_reconstruction(trial: DenoisingTrial, model: Model) -> BitScore:
     def probabilities(X: Bits) -> Array:
         with limit_blas_threads():
             codes = model.transform(params, pack_block(X), RowRandom(trial.seed))["mean"]
-            return made.reconstruct(params, codes)
+            return decoder.reconstruct(params, codes)
 
     return probabilities
 
@@ -158,18 +151,18 @@ def _fit_reconstruction(trial: DenoisingTrial, model: Model) -> BitScore:
 def _denoise_by_linear_pca(trial: DenoisingTrial, n_components: int) -> tuple[Bits, BitScore]:
     """Project on the leading components; the threshold is the best one for noisy training rows."""
     counts = PairCounts.from_block(pack_block(trial.train), pooled=True)
-    found = fit_linear_pca(counts, n_components)
+    pca = fit_linear_pca(counts, n_components)
 
     def probabilities(X: Bits) -> Array:
         with limit_blas_threads():
-            return found.reconstruct(X, None, n_components)
+            return pca.reconstruct(X, None, n_components)
 
     def projected(X: Bits) -> Array:
         with limit_blas_threads():
-            return found.project(X, None, n_components)
+            return pca.project(X, None, n_components)
 
-    tried = projected(add_noise(trial.train, trial.seed + 1))
-    wrong = [wrong_share(_cut_scores(tried, t), trial.train) for t in _THRESHOLDS]
+    scores = projected(add_noise(trial.train, trial.seed + 1))
+    wrong = [wrong_share(_cut_scores(scores, t), trial.train) for t in _THRESHOLDS]
     best = _THRESHOLDS[int(np.argmin(wrong))]
     return _cut_scores(projected(trial.noisy), best), probabilities
 
@@ -180,11 +173,11 @@ def _weigh_noisy_bits(probabilities: BitScore, noisy: Bits) -> Bits:
     Iterated conditional modes (J. Besag, J. R. Stat. Soc. B 48, 1986): noise changes a bit of
     either value with probability `NOISE`, so a noisy bit has log-odds of ± log((1 − r) / r).
     """
-    seen = np.log((1 - NOISE) / NOISE) * (2.0 * noisy - 1)
+    noisy_log_odds = np.log((1 - NOISE) / NOISE) * (2.0 * noisy - 1)
     bits = noisy
     for _ in range(_N_STEPS):
         p = np.clip(probabilities(bits), MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-        bits = _cut_scores(np.log(p) - np.log1p(-p) + seen, 0.0)
+        bits = _cut_scores(np.log(p) - np.log1p(-p) + noisy_log_odds, 0.0)
     return bits
 
 
@@ -207,17 +200,17 @@ class DenoisingFigures:
     n_components: int
 
     def _paths(self, name: str) -> tuple[Path, Path]:
-        return self.folder / f"denoising_{name}.png", self.folder / f"denoising_{name}.svg"
+        return figure_paths(self.folder, f"denoising_{name}")
 
     def plot_errors(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Plot the shares of wrong bits of all fits, one panel per number of images."""
         numbers = list(dict.fromkeys(row["images"] for row in rows))
         names = [name for name in dict.fromkeys(row["model"] for row in rows) if name != NOISY]
         note = (
-            "A mark a seed, bars at medians; dotted: the noisy images themselves, median. From "
-            "codes: bits that the codes of noisy images are turned back into. Weighed: the "
-            "likeliest bits given codes and noisy bits. Linear PCA from codes: cut at the "
-            "threshold that is best for training images with noise."
+            "One mark per seed, bars at medians. Dotted: median of the noisy images themselves. "
+            "From codes: bits decoded from the codes of noisy images. Weighed: the likeliest bits "
+            "given codes and noisy bits. Linear PCA from codes: cut at the threshold that is best "
+            "for training images with noise."
         )
         title = f"Denoising {self.name}, {self.n_components} components"
         size = (10, 1.9 + 0.42 * len(names))
@@ -238,21 +231,21 @@ class DenoisingFigures:
         cleaned: Mapping[str, DenoisingResult],
     ) -> None:
         """Plot some images: clean, noisy, and reconstructed by each model."""
-        at = ((np.arange(_N_SHOWN) + 0.5) * len(clean) / _N_SHOWN).astype(np.intp)
-        drawn = {CLEAN: clean, NOISY: noisy, **{name: one.bits for name, one in cleaned.items()}}
-        shown = []
-        for name, bits in drawn.items():
-            wrong = (bits[at] != clean[at]).sum(axis=1)
-            captions = [""] * len(at) if name == CLEAN else [str(count) for count in wrong]
-            shown.append(ImageRow(name, layout.arrange_images(bits[at]), captions))
+        shown = ((np.arange(_N_SHOWN) + 0.5) * len(clean) / _N_SHOWN).astype(np.intp)
+        images = {CLEAN: clean, NOISY: noisy, **{name: r.bits for name, r in cleaned.items()}}
+        rows = []
+        for name, bits in images.items():
+            wrong = (bits[shown] != clean[shown]).sum(axis=1)
+            captions = [""] * len(shown) if name == CLEAN else [str(count) for count in wrong]
+            rows.append(ImageRow(name, layout.arrange_images(bits[shown]), captions))
         note = (
-            f"Images of the last third. A random 10 % of the pixels set to 1, another 10 % to 0. "
-            f"Models of {self.n_components} components; bits that codes of noisy images are turned "
-            "back into. Under each: its wrong bits."
+            "Images of the last third, with a random 10 % of the pixels set to 1 and another 10 % "
+            f"to 0. Models have {self.n_components} components; their bits are decoded from the "
+            "codes of the noisy images. Under each image: its number of wrong bits."
         )
         title = f"Denoising {self.name}, fitted to {n_images:,} clean images"
         paths = self._paths(f"images_{n_images}")
-        save_images(*paths, rows=shown, title=title, note=note)
+        save_images(*paths, rows=rows, title=title, note=note)
 
 
 def _plot_errors(axes: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -285,25 +278,6 @@ def _plot_spread(
 
 
 NAME = "denoising"
-OUTPUT = "runs/experiments/denoising"
-HELP = """Denoise images by models of clean images (Sugiyama 2016, figures 36.11 and 36.15).
-
-The images are the 2s of `example:digits`, or the rows of `--dataset`. Models are fitted to 100 of
-the first two thirds of the images, another 100 for each seed, and to all of them. In the last
-third a random 10 % of the pixels are set to 1, and another 10 % to 0. A model turns these into
-codes and decodes the codes to bits; the threshold of linear PCA is the best one for training images
-with noise of their own.
-
-`wrong_bits` is the share of wrong bits after decoding. `wrong_bits_weighed` also uses the noisy
-pixels, each of which is wrong with a probability of 10 %: bits and codes are estimated in turn.
-Writes tables of all fits and of medians over 5 seeds (CSV and JSON) and figures (PNG and SVG).
-"""
-EXAMPLES = """Examples:
-
-    python -m flows.experiments denoising --quick
-    python -m flows.ingest usps.npz --dataset usps.zarr --split-by y
-    python -m flows.experiments denoising --dataset usps.zarr --split 2 --image-shape 16x16
-"""
 _LONG_FIT = {"batch": 10, "max_iter": 500, "patience": 500}
 _MODELS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("clipped PCA", "clipped-pca", {"constant_features": "keep"}),
@@ -330,7 +304,7 @@ class DenoisingCell(NamedTuple):
 
 
 class DenoisingResults(NamedTuple):
-    """Rows of the table of all fits, and the first seed's results by number of images and model."""
+    """Rows of the table of all fits; results of the first seed, by number of images and model."""
 
     rows: list[dict[str, Any]]
     cleaned: dict[tuple[int, str], DenoisingResult]
@@ -341,7 +315,7 @@ class DenoisingResults(NamedTuple):
 class DenoisingOptions(base.ImageExperimentOptions):
     """Options of `denoising`."""
 
-    output: base.Output = OUTPUT
+    output: base.Output = f"runs/experiments/{NAME}"
     components: Annotated[WholeNumber, Option(help="Number of components of each model.")] = (
         _COMPONENTS
     )
@@ -349,32 +323,31 @@ class DenoisingOptions(base.ImageExperimentOptions):
     def check(self) -> None:
         """Check also the number of components."""
         super().check()
-        most = open_dataset_or_example(self.dataset or base.EXAMPLE_DATASET).n_features - 1
-        if not 1 <= self.components <= most:
+        limit = self.open_dataset().n_features - 1
+        if not 1 <= self.components <= limit:
             raise FitError(
-                f"{{components}} is {self.components}, but must lie between 1 and {most}, below "
+                f"{{components}} is {self.components}, but must lie between 1 and {limit}, below "
                 "the number of features."
             )
 
 
-@make_lazy_flow("experiment-denoising", DenoisingOptions)
-def denoising(options: DenoisingOptions) -> dict[str, Any]:
-    """Fit, clean and draw; `python -m flows.experiments denoising --help` says more."""
-    begun, output, seed = time.perf_counter(), options.output, options.seed
-    most = _QUICK_ROWS if options.quick else None
-    images = open_images(options.dataset, options.split, options.image_shape, most)
+def run_denoising(options: DenoisingOptions) -> dict[str, Any]:
+    """Fit clean images, denoise noisy ones, and draw the figures."""
+    output, seed = options.output, options.seed
+    max_rows = _QUICK_ROWS if options.quick else None
+    images = open_images(options.dataset, options.split, options.image_shape, max_rows)
     n_seeds = _QUICK_SEEDS if options.quick else _SEEDS
     train, test = split_images(images)
-    given = (train, test, options.components, range(seed, seed + n_seeds), options.where)
-    found = run_task("trials", partial(run_denoising_trials, *given))
-    middle = group_medians(found.rows, ("images", "model"), _VALUES)
-    write_results(output, NAME, found.rows, middle)
-    pictures = DenoisingFigures(Path(output), images.name, options.components)
-    pictures.plot_errors(found.rows)
-    for n_images in dict.fromkeys(row["images"] for row in found.rows):
-        cleaned = {name: one for (n, name), one in found.cleaned.items() if n == n_images}
-        pictures.plot_images(images.layout, n_images, test, add_noise(test, seed), cleaned)
-    return summarize_run(output, NAME, middle, begun)
+    arguments = (train, test, options.components, range(seed, seed + n_seeds), options.where)
+    results = run_task("trials", partial(run_denoising_trials, *arguments))
+    medians = group_medians(results.rows, ("images", "model"), _VALUES)
+    write_results(output, NAME, results.rows, medians)
+    figures = DenoisingFigures(Path(output), images.name, options.components)
+    figures.plot_errors(results.rows)
+    for n_images in dict.fromkeys(row["images"] for row in results.rows):
+        cleaned = {name: result for (n, name), result in results.cleaned.items() if n == n_images}
+        figures.plot_images(images.layout, n_images, test, add_noise(test, seed), cleaned)
+    return summarize_run(output, NAME, medians)
 
 
 def split_images(images: BinaryImages) -> tuple[Bits, Bits]:
@@ -397,40 +370,40 @@ def run_denoising_trials(
     train: Bits, test: Bits, n_components: int, seeds: Sequence[int], where: ExecutorOptions
 ) -> DenoisingResults:
     """Fit every model to each number of images from every seed."""
-    cells = list(_iter_cells(train, test, n_components, seeds))
-    found, console = DenoisingResults([], {}), Console(stderr=True)
+    cells, rows = list(_iter_cells(train, test, n_components, seeds)), []
+    cleaned: dict[tuple[int, str], DenoisingResult] = {}
     with open_executor(**where) as executor:
-        tried = executor.map(run_denoising_trial, (cell.trial for cell in cells))
-        shown = track(tried, "fits", len(cells), console=console, disable=not sys.stderr.isatty())
-        for cell, cleaned in zip(cells, shown, strict=True):
-            found.cleaned.setdefault((cell.n_images, cell.model), cleaned)
-            found.rows.append(_make_row(cell, cleaned.wrong_bits, cleaned.wrong_bits_weighed))
-    return found._replace(rows=list(_iter_rows_with_noisy(found.rows, cells)))
+        results = executor.map(run_denoising_trial, (cell.trial for cell in cells))
+        tracked_results = track_progress(results, "fits", len(cells))
+        for cell, result in zip(cells, tracked_results, strict=True):
+            cleaned.setdefault((cell.n_images, cell.model), result)
+            rows.append(_make_row(cell, result.wrong_bits, result.wrong_bits_weighed))
+    return DenoisingResults(list(_iter_rows_with_noisy(rows, cells)), cleaned)
 
 
 def _iter_cells(
     train: Bits, test: Bits, n_components: int, seeds: Sequence[int]
 ) -> Iterator[DenoisingCell]:
-    built = {
+    models = {
         name: find_model_class(kind)(n_components=n_components, **settings)  # type: ignore[call-arg]
         for name, kind, settings in _MODELS
     }
     for n_images in sorted({min(_N_TRAIN_IMAGES, len(train)), len(train)}):
-        for name, model in {LINEAR: n_components, **built}.items():
+        for name, model in {LINEAR: n_components, **models}.items():
             for seed in seeds:
-                learnt = train[_draw_row_indices(len(train), n_images, seed)]
-                trial = DenoisingTrial(model, learnt, test, add_noise(test, seed), seed)
+                chosen = train[_draw_row_indices(len(train), n_images, seed)]
+                trial = DenoisingTrial(model, chosen, test, add_noise(test, seed), seed)
                 yield DenoisingCell(name, n_images, trial)
 
 
-def _draw_row_indices(n_rows: int, n_wanted: int, seed: int) -> Any:
+def _draw_row_indices(n_rows: int, n_drawn: int, seed: int) -> Any:
     """Draw row indices without replacement, in ascending order."""
-    return np.sort(np.random.default_rng(seed).choice(n_rows, n_wanted, replace=False))
+    return np.sort(np.random.default_rng(seed).choice(n_rows, n_drawn, replace=False))
 
 
 def _make_row(cell: DenoisingCell, *shares: float) -> dict[str, Any]:
-    about = {"images": cell.n_images, "model": cell.model, "seed": cell.trial.seed}
-    return {**about, **dict(zip(_VALUES, shares, strict=True))}
+    keys = {"images": cell.n_images, "model": cell.model, "seed": cell.trial.seed}
+    return {**keys, **dict(zip(_VALUES, shares, strict=True))}
 
 
 def _iter_rows_with_noisy(
@@ -445,20 +418,36 @@ def _iter_rows_with_noisy(
         yield from (row for row in rows if row["images"] == n_images)
 
 
-def print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: dict[str, Any]) -> None:
     """Print the medians over seeds and the paths."""
-    console = Console(soft_wrap=True, highlight=False)
     title = "medians: share of wrong bits"
-    style: Any = {"box": None, "padding": (0, 2, 0, 0), "title_justify": "left"}
-    table = Table("images", "model", "from codes", "weighed", title=title, **style)
+    table = make_printed_table("images", "model", "from codes", "weighed", title=title)
     for row in summary["medians"]:
         shares = (f"{row[name]:.2%}" for name in _VALUES)
         table.add_row(str(row["images"]), row["model"], *shares)
-    console.print(table)
-    for path in summary["files"]:
-        console.print(path, markup=False)
+    print_results(summary, table)
 
 
-def main(*, options: DenoisingOptions = DenoisingOptions(), json: Json = False) -> None:
-    """Run the flow and print its summary."""
-    run_experiment(denoising, options, json, print_summary)
+EXPERIMENT = Experiment(
+    """Denoise images by models of clean images (Sugiyama 2016, figures 36.11 and 36.15).
+
+The images are the 2s of `example:digits`, or the rows of `--dataset`. Models are fitted to 100 of
+the first two thirds of the images, another 100 for each seed, and to all of them. In the last
+third, a random 10 % of the pixels are set to 1, and another 10 % to 0. A model encodes these images
+and decodes the codes to bits; the threshold of linear PCA is the best one for noisy training
+images.
+
+`wrong_bits` is the share of wrong bits after decoding. `wrong_bits_weighed` also uses the noisy
+pixels, each of which is wrong with a probability of 10 %: bits and codes are estimated in turn.
+Writes tables of all fits and of medians over 5 seeds (CSV and JSON) and figures (PNG and SVG).
+""",
+    """Examples:
+
+    python -m flows.experiments denoising --quick
+    python -m flows.ingest usps.npz --dataset usps.zarr --split-by y
+    python -m flows.experiments denoising --dataset usps.zarr --split 2 --image-shape 16x16
+""",
+    DenoisingOptions,
+    run_denoising,
+    print_summary,
+)

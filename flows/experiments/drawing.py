@@ -46,17 +46,16 @@ _INCHES_PER_UNIT, _GAP, _CAPTION_HEIGHT, _LABEL_WIDTH = 0.72, 0.12, 0.42, 1.7
 
 
 def check_figure_suffix(path: Path) -> None:
-    """Check, before any work starts, that the suffix is a supported figure format.
-
-    Raises
-    ------
-    FitError
-        If its suffix is not one of `FIGURE_SUFFIXES`.
-    """
+    """Raise FitError if the suffix is not one of `FIGURE_SUFFIXES`."""
     if path.suffix not in FIGURE_SUFFIXES:
         raise FitError(
-            f"{{output}} must end in {', '.join(FIGURE_SUFFIXES)}, but is {str(path)!r}."
+            f"{{output}} is {str(path)!r}, but must end in {', '.join(FIGURE_SUFFIXES)}."
         )
+
+
+def figure_paths(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return the paths of a figure as PNG and as SVG."""
+    return folder / f"{name}.png", folder / f"{name}.svg"
 
 
 @contextmanager
@@ -73,11 +72,6 @@ def open_figure(
         Width and height in inches.
     title, note
         Text above the figure and, smaller, below it.
-
-    Raises
-    ------
-    FitError
-        As `check_figure_suffix`.
     """
     for path in paths:
         check_figure_suffix(path)
@@ -94,8 +88,8 @@ def open_figure(
         yield figure
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            dated = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, metadata=dated)
+            # Without the date, equal figures are equal files.
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _wrap_text(text: str, inches: float) -> str:
@@ -123,18 +117,10 @@ class ImageRow(NamedTuple):
 def save_images(
     *paths: Path, rows: Sequence[ImageRow], title: str, note: str, signed: bool = False
 ) -> None:
-    """Draw rows of images.
+    """Draw rows of images, with text above and below.
 
-    Parameters
-    ----------
-    paths
-        Files to write.
-    rows
-        The images.
-    title, note
-        Text above and below.
-    signed
-        Use blue, white and red around zero, scaled per image; otherwise white is 0 and black is 1.
+    If `signed`, colours are blue, white and red around zero, scaled per image; otherwise white is 0
+    and black is 1.
     """
     height = rows[0].images.shape[1] / rows[0].images.shape[2]
     step = height + (_CAPTION_HEIGHT if any(row.captions for row in rows) else _GAP)
@@ -155,19 +141,18 @@ def save_images(
 def _plot_image_row(axes: Axes, row: ImageRow, top: float, height: float, signed: bool) -> None:
     axes.text(-_GAP, top + height / 2, row.label, ha="right", va="center")
     for c, image in enumerate(row.images):
-        _plot_image(axes, image, (c * (1 + _GAP), top), height, signed)
+        plot_image(axes, image, (c * (1 + _GAP), top), signed)
     for c, caption in enumerate(row.captions):
         middle = c * (1 + _GAP) + 0.5
         axes.text(middle, top + height + 0.04, caption, ha="center", va="top", size=8)
 
 
-def _plot_image(
-    axes: Axes, image: Array, corner: tuple[float, float], height: float, signed: bool
-) -> None:
+def plot_image(axes: Axes, image: Array, corner: tuple[float, float], signed: bool = False) -> None:
+    """Plot an image of unit width, with a thin frame, below and to the right of a corner."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
-    x, y = corner
+    (x, y), height = corner, image.shape[0] / image.shape[1]
     colours = colormaps["RdBu_r" if signed else "Greys"].with_extremes(bad=_MISSING_COLOUR)
     top = max(float(np.nanmax(np.abs(image))), 1e-12) if signed else 1.0
     axes.imshow(
@@ -195,8 +180,8 @@ def plot_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -
     width = 0.8 / len(series)
     for k, (name, values) in enumerate(series.items()):
         ranks = np.arange(1, len(values) + 1)
-        at = ranks + (k - (len(series) - 1) / 2) * width
-        axes.bar(at, values, width, color=COLOURS[k], label=name)
+        places = ranks + (k - (len(series) - 1) / 2) * width
+        axes.bar(places, values, width, color=COLOURS[k], label=name)
     axes.set(title=title, xlabel="rank", ylabel=label, xticks=ranks)
     axes.legend()
 

@@ -9,16 +9,19 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
+from flows.cli.options import WholeNumber
+from flows.experiments.base import ImageShape
 from flows.experiments.drawing import (
     ImageRow,
     check_figure_suffix,
     save_images,
 )
 from flows.report.figures.images import find_image_layout
+from flows.report.tables import format_title
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 
-HELP = """Draw the leading loadings of a fitted model as images, with their eigenvalues."""
+HELP = "Draw the leading loadings of a fitted model as images, with their eigenvalues."
 EXAMPLES = """Example:
 
     python -m flows.ingest usps.npz --dataset usps.zarr
@@ -31,13 +34,7 @@ _COLUMNS = 5
 def draw_loadings(
     artifact: Artifact, image_shape: str | None, output: Path, n_components: int
 ) -> int:
-    """Draw the leading loadings and return their number.
-
-    Raises
-    ------
-    FitError
-        If the artifact has no loadings or an option does not suit it.
-    """
+    """Draw the leading loadings and return their number."""
     check_figure_suffix(output)
     if "loadings" not in artifact or not artifact["loadings"].shape[1]:
         raise FitError(
@@ -47,23 +44,19 @@ def draw_loadings(
         raise FitError(f"{{components}} is {n_components}, but must be at least 1.")
     layout = find_image_layout(artifact.manifest["feature_names"], image_shape)
     images = layout.arrange_images(artifact["loadings"].T[:n_components])
-    captions = _captions(artifact, len(images))
-    cuts = range(0, len(images), _COLUMNS)
+    captions = _make_captions(artifact, len(images))
+    starts = range(0, len(images), _COLUMNS)
     save_images(
         output,
-        rows=[ImageRow("", images[k : k + _COLUMNS], captions[k : k + _COLUMNS]) for k in cuts],
-        title=f"Loadings: {artifact.manifest['model']} of {_dataset_name(artifact)}",
-        note="Each image to its own scale: red positive, white 0, blue negative. λ: eigenvalue.",
+        rows=[ImageRow("", images[k : k + _COLUMNS], captions[k : k + _COLUMNS]) for k in starts],
+        title=f"Loadings: {format_title(artifact.manifest)}",
+        note="Each image has its own scale: red positive, white 0, blue negative. λ: eigenvalue.",
         signed=True,
     )
     return len(images)
 
 
-def _dataset_name(artifact: Artifact) -> str:
-    return Path(artifact.manifest["dataset"]["path"]).name.removesuffix(".zarr")
-
-
-def _captions(artifact: Artifact, n_images: int) -> list[str]:
+def _make_captions(artifact: Artifact, n_images: int) -> list[str]:
     if "eigenvalues" not in artifact:
         return [f"{k + 1}" for k in range(n_images)]
     values = np.asarray(artifact["eigenvalues"])[:n_images]
@@ -75,13 +68,10 @@ def main(
     artifact: Annotated[
         str, Parameter(help="Artifact, or a folder of runs to use its latest one.")
     ],
-    image_shape: Annotated[
-        str | None,
-        Parameter(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name."),
-    ] = None,
+    image_shape: ImageShape = None,
     output: Annotated[str, Parameter(help="Picture: .png, .svg or .pdf.")] = "loadings.png",
-    components: Annotated[int, Parameter(help="Maximum number of images.")] = 25,
+    components: Annotated[WholeNumber, Parameter(help="Maximum number of images.")] = 25,
 ) -> None:
     """Draw the loadings and print the path of the figure."""
-    drawn = draw_loadings(load_artifact(artifact), image_shape, Path(output), components)
-    Console(soft_wrap=True, highlight=False).print(f"{drawn} loadings: {output}", markup=False)
+    n_drawn = draw_loadings(load_artifact(artifact), image_shape, Path(output), components)
+    Console(soft_wrap=True, highlight=False).print(f"{n_drawn} loadings: {output}", markup=False)

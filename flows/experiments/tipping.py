@@ -5,28 +5,25 @@ M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data", NI
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from flows.cli.options import ExecutorOptions, Json, Option
+from flows.cli.options import ExecutorOptions, Option
 from flows.data.datasets import open_dataset_or_example
 from flows.experiments import base
 from flows.experiments.base import (
-    EXAMPLE_DATASET,
+    Experiment,
     TableRow,
     group_medians,
-    run_experiment,
+    make_printed_table,
+    print_results,
     summarize_run,
+    track_progress,
     write_results,
 )
 from flows.experiments.tipping_figures import BinaryImages, SyntheticRows, TippingFigures
@@ -39,33 +36,13 @@ from flows.experiments.tipping_trial import (
 )
 from flows.report.figures.images import find_image_layout
 from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow, run_task
+from flows.running.flow import run_task
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.errors import FitError
 from pipeline.models.latent_trait.em import LatentTraitParams
 from storage.dataset.dataset import BinaryDataset
 
 NAME = "tipping"
-OUTPUT = "runs/experiments/tipping"
-HELP = """Compare the variational latent-trait model with sampling and quadrature (Tipping 1998).
-
-Fits two components to noisy copies of three random 16-bit prototypes, their bits flipped with a
-probability of 0.05 and of 0.15, and to images of bits: the digit 2 of `example:digits`, or the rows
-of `--dataset`. Writes tables of all fits and of medians over seeds (CSV and JSON) and figures (PNG
-and SVG): the copies of the prototypes in the latent plane, the images that the model expects over
-the plane, the observed images in it, and posteriors of single rows.
-
-Errors are negative log-likelihoods in nats per row, integrated in four ways: on the 500 draws that
-sampling is fitted with (shared), on 500 others (fresh), on the 41 x 41 Gauss–Hermite nodes of the
-quadrature fit, and on a grid fine enough to be exact. Times run until the objective is within 0.01
-nats per row of its final value, also relative to the variational fit; fits run one at a time.
-"""
-EXAMPLES = """Examples:
-
-    python -m flows.experiments tipping --quick
-    python -m flows.ingest usps.npz --dataset usps.zarr --split-by y
-    python -m flows.experiments tipping --dataset usps.zarr --split 2 --image-shape 16x16
-"""
 _EXAMPLE_SEGMENT = "2"
 _FLIPS = (0.05, 0.15)
 _COPIES, _SEEDS = 200, 5
@@ -96,67 +73,62 @@ class TippingTable(NamedTuple):
 class TippingOptions(base.ImageExperimentOptions):
     """Options of `tipping`."""
 
-    output: base.Output = OUTPUT
+    output: base.Output = f"runs/experiments/{NAME}"
 
 
-@make_lazy_flow("experiment-tipping", TippingOptions)
-def tipping(options: TippingOptions) -> dict[str, Any]:
-    """Fit all data; `python -m flows.experiments tipping --help` says more."""
-    begun, output, seed = time.perf_counter(), options.output, options.seed
-    most = _QUICK_ROWS if options.quick else None
-    images = open_images(options.dataset, options.split, options.image_shape, most)
+def run_tipping(options: TippingOptions) -> dict[str, Any]:
+    """Fit all data with all estimators, and draw the figures."""
+    output, seed = options.output, options.seed
+    max_rows = _QUICK_ROWS if options.quick else None
+    images = open_images(options.dataset, options.split, options.image_shape, max_rows)
     n_copies, n_seeds = (_QUICK_COPIES, _QUICK_SEEDS) if options.quick else (_COPIES, _SEEDS)
-    given = (images, n_copies, range(seed, seed + n_seeds), options.where)
-    found = run_task("trials", partial(run_tipping_trials, *given))
+    arguments = (images, n_copies, range(seed, seed + n_seeds), options.where)
+    fits = run_task("trials", partial(run_tipping_trials, *arguments))
     keys = ("data", "rows", "features", "estimator")
-    middle = group_medians(found.rows, keys, ("objective", *_ERRORS, *_TIMES))
-    write_results(output, NAME, found.rows, middle)
-    copies, pictures = (
-        draw_synthetic_rows(n_copies, seed),
-        TippingFigures(Path(output), found.params),
-    )
-    pictures.plot_synthetic_codes(copies)
-    pictures.plot_expected_images(images)
-    pictures.plot_image_codes(images)
-    pictures.plot_posteriors([*copies, images])
-    return summarize_run(output, NAME, middle, begun)
+    medians = group_medians(fits.rows, keys, ("objective", *_ERRORS, *_TIMES))
+    write_results(output, NAME, fits.rows, medians)
+    copies, figures = draw_synthetic_rows(n_copies, seed), TippingFigures(Path(output), fits.params)
+    figures.plot_synthetic_codes(copies)
+    figures.plot_expected_images(images)
+    figures.plot_image_codes(images)
+    figures.plot_posteriors([*copies, images])
+    return summarize_run(output, NAME, medians)
 
 
 def draw_synthetic_rows(n_copies: int, seed: int) -> list[SyntheticRows]:
     """Draw the datasets of noisy prototypes; all share the same prototypes."""
-    drawn = {flip: draw_noisy_prototypes(flip, n_copies, seed) for flip in _FLIPS}
+    copies = {flip: draw_noisy_prototypes(flip, n_copies, seed) for flip in _FLIPS}
     return [
-        SyntheticRows(f"{flip:.0%} flipped", pack_block(found.X), found.prototype)
-        for flip, found in drawn.items()
+        SyntheticRows(f"{flip:.0%} flipped", pack_block(rows.X), rows.prototype)
+        for flip, rows in copies.items()
     ]
 
 
 def open_images(
-    dataset: str | None, split: str | None, image_shape: str | None, most: int | None
+    dataset: str | None, split: str | None, image_shape: str | None, max_rows: int | None
 ) -> BinaryImages:
     """Read the images, optionally only the first ones; by default the digit 2 of the example.
 
     Raises
     ------
-    DataError
-        If there is no such dataset or split.
-    FitError
-        If the shape does not suit the features, or the rows cannot be fitted.
+    DataError, FitError
+        If there is no such dataset or split, or the rows cannot be fitted.
     """
-    opened = open_dataset_or_example(dataset or EXAMPLE_DATASET)
+    opened, segment = open_dataset_or_example(dataset or base.EXAMPLE_DATASET), None
     layout = find_image_layout(opened.feature_names, image_shape)
-    chosen = split if dataset else _EXAMPLE_SEGMENT
-    parts = [opened.path.name.removesuffix(".zarr"), *([chosen] if chosen else [])]
-    block = _read_rows(
-        opened, split, None if dataset else opened.segment_names.index(_EXAMPLE_SEGMENT)
-    )
-    if most is not None:
-        block = block.take_rows(np.arange(min(most, block.n_samples)))
+    name = opened.path.name.removesuffix(".zarr")
+    if dataset is None:
+        name, segment = f"{name} {_EXAMPLE_SEGMENT}", opened.segment_names.index(_EXAMPLE_SEGMENT)
+    elif split:
+        name = f"{name} {split}"
+    block = _read_rows(opened, split, segment)
+    if max_rows is not None:
+        block = block.take_rows(np.arange(min(max_rows, block.n_samples)))
     try:
         check_rows(block)
     except FitError as error:
         raise error.with_names(opened.feature_names) from error
-    return BinaryImages(" ".join(parts), block, layout)
+    return BinaryImages(name, block, layout)
 
 
 def _read_rows(dataset: BinaryDataset, split: str | None, segment: int | None) -> BinaryBlock:
@@ -174,11 +146,11 @@ def _read_rows(dataset: BinaryDataset, split: str | None, segment: int | None) -
     X = np.concatenate([block.unpack_values() for block in blocks])
     if all(mask is None for mask in masks):
         return pack_block(X)
-    seen = [
+    full_masks = [
         np.ones((block.n_samples, block.n_features), np.uint8) if mask is None else mask
         for block, mask in zip(blocks, masks, strict=True)
     ]
-    return pack_block(X, np.concatenate(seen))
+    return pack_block(X, np.concatenate(full_masks))
 
 
 def run_tipping_trials(
@@ -186,18 +158,17 @@ def run_tipping_trials(
 ) -> TippingTable:
     """Fit every dataset with every estimator from every seed, one fit at a time."""
     n_fits = (len(_FLIPS) + 1) * len(ESTIMATORS) * len(seeds)
-    console = Console(stderr=True)
-    hidden = not sys.stderr.isatty()
-    found = TippingTable([], {})
+    rows: list[dict[str, Any]] = []
+    params: dict[tuple[str, str], LatentTraitParams] = {}
     with open_executor(**where) as executor:
-        cells = _iter_trials(images, n_copies, seeds)
-        for name, trial in track(cells, "fits", n_fits, console=console, disable=hidden):
-            (tried,) = executor.map(run_tipping_trial, [trial])
-            found.params.setdefault((name, trial.estimator), tried.params)
+        trials = _iter_trials(images, n_copies, seeds)
+        for name, trial in track_progress(trials, "fits", n_fits):
+            (result,) = executor.map(run_tipping_trial, [trial])
+            params.setdefault((name, trial.estimator), result.params)
             size = {"rows": trial.block.n_samples, "features": trial.block.n_features}
-            told = {"data": name, **size, "estimator": trial.estimator, "seed": trial.seed}
-            found.rows.append({**told, **tried.values})
-    return found._replace(rows=[_add_cpu_ratio(row, found.rows) for row in found.rows])
+            keys = {"data": name, **size, "estimator": trial.estimator, "seed": trial.seed}
+            rows.append({**keys, **result.values})
+    return TippingTable([_add_cpu_ratio(row, rows) for row in rows], params)
 
 
 def _iter_trials(
@@ -216,21 +187,17 @@ def _iter_trials(
 def _add_cpu_ratio(row: TableRow, rows: Sequence[TableRow]) -> dict[str, Any]:
     """Add the CPU time as a multiple of the variational fit's."""
     same = {"data": row["data"], "seed": row["seed"], "estimator": ESTIMATORS[0]}
-    (base,) = (other for other in rows if same.items() <= other.items())
-    return {**row, "cpu_ratio": row["cpu_seconds"] / base["cpu_seconds"]}
+    (variational,) = (other for other in rows if same.items() <= other.items())
+    return {**row, "cpu_ratio": row["cpu_seconds"] / variational["cpu_seconds"]}
 
 
-def print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: dict[str, Any]) -> None:
     """Print the medians over seeds and the paths."""
-    console = Console(soft_wrap=True, highlight=False)
-    title = "medians: errors in nats a row, and time"
-    style: Any = {"box": None, "padding": (0, 1, 0, 0), "title_justify": "left"}
-    table = Table(*_PRINTED.values(), title=title, **style)
+    title = "medians: errors in nats per row, and time"
+    table = make_printed_table(*_PRINTED.values(), title=title)
     for row in summary["medians"]:
         table.add_row(*(_format_value(row[name]) for name in _PRINTED))
-    console.print(table)
-    for path in summary["files"]:
-        console.print(path, markup=False)
+    print_results(summary, table)
 
 
 def _format_value(value: str | float) -> str:
@@ -240,6 +207,27 @@ def _format_value(value: str | float) -> str:
     return f"{value:.3f}" if value >= 1 else f"{value:.3g}"
 
 
-def main(*, options: TippingOptions = TippingOptions(), json: Json = False) -> None:
-    """Run the flow and print its summary."""
-    run_experiment(tipping, options, json, print_summary)
+EXPERIMENT = Experiment(
+    """Compare the variational latent-trait model with sampling and quadrature (Tipping 1998).
+
+Fits two components to noisy copies of three random 16-bit prototypes, whose bits are flipped with a
+probability of 0.05 or 0.15, and to binary images: the digit 2 of `example:digits`, or the rows of
+`--dataset`. Writes tables of all fits and of medians over seeds (CSV and JSON) and figures (PNG and
+SVG): the noisy copies in the latent plane, the images that the model expects over the plane, the
+observed images in it, and posteriors of single rows.
+
+Errors are negative log-likelihoods in nats per row, integrated in four ways: on the 500 draws that
+sampling is fitted with (shared), on 500 others (fresh), on the 41 x 41 Gauss–Hermite nodes of the
+quadrature fit, and on a grid fine enough to be exact. Times run until the objective is within 0.01
+nats per row of its final value, also relative to the variational fit; fits run one at a time.
+""",
+    """Examples:
+
+    python -m flows.experiments tipping --quick
+    python -m flows.ingest usps.npz --dataset usps.zarr --split-by y
+    python -m flows.experiments tipping --dataset usps.zarr --split 2 --image-shape 16x16
+""",
+    TippingOptions,
+    run_tipping,
+    print_summary,
+)

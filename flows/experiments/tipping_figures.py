@@ -6,37 +6,26 @@ M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data", NI
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.errors import FitError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import scipy
-
-from flows.experiments.drawing import open_figure
+from flows.experiments.base import Array
+from flows.experiments.drawing import figure_paths, open_figure
 from flows.experiments.tipping_trial import fine_posterior, make_trial_model, plane_posterior
 from flows.report.figures.images import ImageLayout
 from pipeline.data.blocks import BinaryBlock
+from pipeline.errors import FitError
 from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 # Okabe and Ito's colours, safe for colour-blind readers; yellow is too pale on white paper.
@@ -44,7 +33,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY, _LINE, _PALE = "#999999", "#777777", "#bbbbbb"
 MAX_LABEL_STYLES = 2 * len(_COLOURS)
-"""Number of labels with a colour and marker of their own."""
+"""Number of labels with their own colour and marker."""
 _ROW_AREA, _MAX_AREA, _MIN_AREA = 18.0, 450.0, 3.0  # square points: area of one row, and bounds
 _MAX_NAMED_LINES = 24
 _NAME_POSITIONS = np.linspace(0.04, 0.96, 47)
@@ -70,7 +59,7 @@ class _Glyphs(NamedTuple):
 def plot_codes(
     axes: Axes, codes: ArrayLike, labels: Sequence[str] | None = None, title: str = ""
 ) -> None:
-    """Plot latent codes. Rows with the same code share one glyph, whose area is their number.
+    """Plot latent codes. Rows with the same code share one glyph, with an area per row.
 
     The `MAX_LABEL_STYLES` most frequent labels have their own colour and marker; others are grey.
     The view is square and contains all codes.
@@ -89,30 +78,22 @@ def plot_codes(
     Raises
     ------
     FitError
-        If the codes are not pairs of finite numbers, or there are not as many labels.
+        If the codes are not pairs of finite numbers, or the number of labels differs.
     """
     points = _check_codes(codes)
-    kinds = _group_rows(labels, len(points))
-    glyphs = [_merge_points(points[kind.rows]) for kind in kinds]
-    most = max(int(found.counts.max()) for found in glyphs)
-    for kind, found in zip(kinds, glyphs, strict=True):
-        areas = _compute_areas(found.counts, most)
-        x, y = found.places.T
-        axes.scatter(
-            x,
-            y,
-            s=areas,
-            c=kind.colour,
-            marker=kind.marker,
-            alpha=0.75,
-            edgecolors="white",
-            # An outline would hide small glyphs.
-            linewidths=np.where(areas < _ROW_AREA / 2, 0.0, 0.4).tolist(),
-            label=kind.name,
-        )
+    groups = _group_rows(labels, len(points))
+    glyphs = [_merge_points(points[group.rows]) for group in groups]
+    max_count = max(int(glyph.counts.max()) for glyph in glyphs)
+    for group, glyph in zip(groups, glyphs, strict=True):
+        areas = _compute_areas(glyph.counts, max_count)
+        # An outline would hide small glyphs.
+        widths = np.where(areas < _ROW_AREA / 2, 0.0, 0.4).tolist()
+        style: Any = {"c": group.colour, "marker": group.marker, "label": group.name}
+        outline: Any = {"alpha": 0.75, "edgecolors": "white", "linewidths": widths}
+        axes.scatter(*glyph.places.T, s=areas, **style, **outline)
     _set_square_view(axes, points)
     axes.set(title=title, xlabel="latent dimension 1", ylabel="latent dimension 2")
-    _add_legends(axes, kinds, most)
+    _add_legends(axes, groups, max_count)
 
 
 def _check_codes(codes: ArrayLike) -> Array:
@@ -135,17 +116,16 @@ def _group_rows(labels: Sequence[str] | None, n_rows: int) -> list[_RowGroup]:
         raise FitError(f"There are {len(labels)} labels for {n_rows} rows. Pass one label per row.")
     names = np.asarray(labels).astype(str)
     counts = Counter(names.tolist())
-    own = {name for name, _ in counts.most_common(MAX_LABEL_STYLES)}
-    others = sorted(set(counts) - own)
-    shown = [name for name in counts if name in own]
-    kinds = [
+    frequent = {name for name, _ in counts.most_common(MAX_LABEL_STYLES)}
+    others = sorted(set(counts) - frequent)
+    groups = [
         _RowGroup(name, np.flatnonzero(names == name), *_choose_style(k))
-        for k, name in enumerate(shown)
+        for k, name in enumerate(name for name in counts if name in frequent)
     ]
     if others:
         rows = np.flatnonzero(np.isin(names, others))
-        kinds.insert(0, _RowGroup(f"{len(others)} other labels", rows, _GREY, _MARKERS[0]))
-    return kinds
+        groups.insert(0, _RowGroup(f"{len(others)} other labels", rows, _GREY, _MARKERS[0]))
+    return groups
 
 
 def _choose_style(k: int) -> tuple[str, str]:
@@ -161,9 +141,9 @@ def _merge_points(points: Array) -> _Glyphs:
     return _Glyphs(places[order], counts[order])
 
 
-def _compute_areas(counts: ArrayLike, most: int) -> Array:
+def _compute_areas(counts: ArrayLike, max_count: int) -> Array:
     """Compute areas in square points; glyphs that are too small to see are enlarged."""
-    unit = min(_ROW_AREA, _MAX_AREA / most)
+    unit = min(_ROW_AREA, _MAX_AREA / max_count)
     return np.maximum(unit * np.asarray(counts), _MIN_AREA)
 
 
@@ -176,20 +156,20 @@ def _set_square_view(axes: Axes, points: Array) -> None:
     axes.set_aspect("equal")
 
 
-def _add_legends(axes: Axes, kinds: Sequence[_RowGroup], most: int) -> None:
+def _add_legends(axes: Axes, groups: Sequence[_RowGroup], max_count: int) -> None:
     """Add legends for labels (top) and areas (bottom) to the right of the view."""
-    if kinds[0].name:
+    if groups[0].name:
         # In the legend, grey comes last.
-        order = sorted(range(len(kinds)), key=lambda k: kinds[k].colour == _GREY)
-        marks = [_make_mark(kinds[k].colour, kinds[k].marker, _ROW_AREA * 2) for k in order]
-        names = [f"{kinds[k].name} (n = {len(kinds[k].rows):,})" for k in order]
-        named = axes.legend(marks, names, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        axes.add_artist(named)
+        ordered = sorted(groups, key=lambda group: group.colour == _GREY)
+        marks = [_make_mark(group.colour, group.marker, _ROW_AREA * 2) for group in ordered]
+        names = [f"{group.name} (n = {len(group.rows):,})" for group in ordered]
+        legend = axes.legend(marks, names, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes.add_artist(legend)
         # The layout makes room for everything that the axes do not clip.
-        named.set_clip_on(False)
-    if most > 1:
-        counts = sorted({1, round(most**0.5), most})
-        marks = [_make_mark(_GREY, "o", area) for area in _compute_areas(counts, most)]
+        legend.set_clip_on(False)
+    if max_count > 1:
+        counts = sorted({1, round(max_count**0.5), max_count})
+        marks = [_make_mark(_GREY, "o", area) for area in _compute_areas(counts, max_count)]
         names = [f"{count:,} row{'s' * (count > 1)}" for count in counts]
         style: Any = {"labelspacing": 1.1, "handletextpad": 1.0, "borderpad": 0.8}
         axes.legend(marks, names, loc="lower left", bbox_to_anchor=(1.0, 0.0), **style)
@@ -208,8 +188,8 @@ def plot_item_lines(
 ) -> Indices:
     """Plot the lines w_i·x + b_i = 0, where P(t_i = 1 | x) = ½, of all items in view.
 
-    Each name stands on the side where 1 is more likely. More than 24 lines are paler and have no
-    names. The view does not change.
+    Each name is on the side where 1 is more likely. If there are more than 24 lines, they are paler
+    and have no names. The view does not change.
 
     Parameters
     ----------
@@ -227,14 +207,15 @@ def plot_item_lines(
     """
     view = np.array([axes.get_xlim(), axes.get_ylim()])
     ends = [_clip_line(w, float(b), view) for w, b in zip(weights, offsets, strict=True)]
-    drawn = np.array([i for i, pair in enumerate(ends) if pair is not None], np.intp)
-    few = len(drawn) <= _MAX_NAMED_LINES
-    style: Any = {"color": _LINE if few else _PALE, "linewidth": 0.7 if few else 0.5}
-    for i in drawn:
+    plotted = np.array([i for i, pair in enumerate(ends) if pair is not None], np.intp)
+    are_few = len(plotted) <= _MAX_NAMED_LINES
+    style: Any = {"color": _LINE if are_few else _PALE, "linewidth": 0.7 if are_few else 0.5}
+    for i in plotted:
         axes.plot(*ends[i].T, **style, zorder=0.5, scalex=False, scaley=False)
-    if names is not None and few and len(drawn):
-        _label_lines(axes, np.array([ends[i] for i in drawn]), weights[drawn], names, drawn)
-    return drawn
+    if names is not None and are_few and len(plotted):
+        plotted_names = [names[i] for i in plotted]
+        _label_lines(axes, np.array([ends[i] for i in plotted]), weights[plotted], plotted_names)
+    return plotted
 
 
 def _clip_line(weight: Array, offset: float, view: Array) -> Array | None:
@@ -253,33 +234,23 @@ def _clip_line(weight: Array, offset: float, view: Array) -> Array | None:
     return None if first >= last else point + np.array([[first], [last]]) * along
 
 
-def _label_lines(
-    axes: Axes, ends: Array, weights: Array, names: Sequence[str], drawn: Indices
-) -> None:
+def _label_lines(axes: Axes, ends: Array, weights: Array, names: Sequence[str]) -> None:
     """Put each name next to its line, far from other names and lines."""
     from matplotlib.patheffects import withStroke
 
-    taken = np.zeros((0, 2))
+    earlier = np.zeros((0, 2))
     units = weights / np.linalg.norm(weights, axis=1, keepdims=True)
     shifts = (units * ends[:, 0]).sum(axis=1)
     for k, (first, last) in enumerate(ends):
         places = first + _NAME_POSITIONS[:, None] * (last - first)
-        names_away = np.linalg.norm(places[:, None] - taken, axis=2).min(axis=1, initial=np.inf)
-        gaps = np.abs(places @ units.T - shifts)
-        gaps[:, k] = np.inf
-        place = places[np.argmax(np.minimum(names_away, 3 * gaps.min(axis=1)))]
-        taken = np.vstack([taken, place])
-        axes.annotate(
-            names[drawn[k]],
-            place,
-            xytext=7 * units[k],
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            size=7,
-            color="#333333",
-            path_effects=[withStroke(linewidth=1.6, foreground="white")],
-        )
+        to_names = np.linalg.norm(places[:, None] - earlier, axis=2).min(axis=1, initial=np.inf)
+        to_lines = np.abs(places @ units.T - shifts)
+        to_lines[:, k] = np.inf
+        place = places[np.argmax(np.minimum(to_names, 3 * to_lines.min(axis=1)))]
+        earlier = np.vstack([earlier, place])
+        style: Any = {"ha": "center", "va": "center", "size": 7, "color": "#333333"}
+        style["path_effects"] = [withStroke(linewidth=1.6, foreground="white")]
+        axes.annotate(names[k], place, xytext=7 * units[k], textcoords="offset points", **style)
 
 
 def plot_posteriors(
@@ -317,9 +288,9 @@ def _compute_levels(density: Array) -> list[float]:
     """Compute the densities above which the given shares of the mass lie, ascending."""
     falling = np.sort(density.ravel())[::-1]
     sums = np.cumsum(falling) / falling.sum()
-    found = np.searchsorted(sums, _MASS_SHARES[::-1])
+    indices = np.searchsorted(sums, _MASS_SHARES[::-1])
     # A posterior that the grid hardly resolves has fewer levels.
-    return sorted(set(falling[np.minimum(found, falling.size - 1)].tolist()))
+    return sorted(set(falling[np.minimum(indices, falling.size - 1)].tolist()))
 
 
 def _compute_ellipse(mean: Array, covariance: Array, share: float) -> Array:
@@ -368,14 +339,14 @@ def plot_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title
     axes.hlines(np.arange(n_y + 1), 0, n_x, color="#999999", linewidth=0.5)
     axes.vlines(np.arange(n_x + 1), 0, n_y, color="#999999", linewidth=0.5)
     for ticks, values in ((axes.set_xticks, x), (axes.set_yticks, y)):
-        named = [f"{value:.2g}".replace("-", "−") for value in np.asarray(values)]
-        ticks(np.arange(len(named)) + 0.5, named)
+        texts = [f"{value:.2g}".replace("-", "−") for value in np.asarray(values)]
+        ticks(np.arange(len(texts)) + 0.5, texts)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set(title=title, xlabel="latent dimension 1", ylabel="latent dimension 2")
 
 
-def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14) -> Indices:
+def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, n_across: int = 14) -> Indices:
     """Plot images at their codes, as many as fit without overlap, in the square view of the axes.
 
     Parameters
@@ -386,8 +357,8 @@ def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14
         (n_rows, height, width); NaN is left blank.
     codes
         (n_rows, 2).
-    across
-        Images that would fit side by side.
+    n_across
+        Number of images that would fit side by side.
 
     Returns
     -------
@@ -397,7 +368,7 @@ def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14
     points = np.asarray(codes, np.float64)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     _, height, width = images.shape
-    half = (right - left) / across / 2 * np.array([width, height]) / max(width, height)
+    half = (right - left) / n_across / 2 * np.array([width, height]) / max(width, height)
     chosen = _choose_separate_rows(points, 2.1 * half)
     for row in chosen:
         (x0, y0), (x1, y1) = points[row] - half, points[row] + half
@@ -406,11 +377,11 @@ def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14
     return chosen
 
 
-def _choose_separate_rows(points: Array, apart: Array) -> Indices:
-    """Choose rows in order, each separate from all earlier ones along at least one axis."""
+def _choose_separate_rows(points: Array, distance: Array) -> Indices:
+    """Choose rows in order, each `distance` from all earlier ones along at least one axis."""
     chosen: list[int] = []
     for row, point in enumerate(points):
-        if (np.abs(points[chosen] - point) >= apart).any(axis=1).all():
+        if (np.abs(points[chosen] - point) >= distance).any(axis=1).all():
             chosen.append(row)
     return np.array(chosen, np.intp)
 
@@ -443,36 +414,36 @@ class TippingFigures:
     params: Mapping[tuple[str, str], LatentTraitParams]
 
     def _paths(self, name: str) -> tuple[Path, Path]:
-        return self.folder / f"tipping_{name}.png", self.folder / f"tipping_{name}.svg"
+        return figure_paths(self.folder, f"tipping_{name}")
 
     def plot_synthetic_codes(self, data: Sequence[SyntheticRows]) -> None:
         """Plot figure 1: codes of the synthetic data by the variational fit and by sampling."""
         note = (
-            "Posterior means of all rows, their area the number of rows. Lines: where a bit is 0 "
-            "or 1 with probability ½; the number of the bit stands on the side of 1. Variational: "
-            "means of its own Gaussians; sampling: exact means, axes turned to match."
+            "Posterior means of all rows; areas are numbers of rows. Lines: where a bit is 1 with "
+            "probability ½; the number of the bit is on the side of 1. Variational: means of the "
+            "Gaussian approximations. Sampling: exact means, with axes rotated to match."
         )
         title = "Noisy copies of three prototypes in the latent plane"
         size = (12, 4.9 * len(data))
         with open_figure(*self._paths("synthetic"), size=size, title=title, note=note) as figure:
             figure.set_layout_engine("compressed")
             panels = figure.subplots(len(data), 2, squeeze=False)
-            for row, found in zip(panels, data, strict=True):
-                self._plot_synthetic_panels(row, found)
+            for row, rows in zip(panels, data, strict=True):
+                self._plot_synthetic_panels(row, rows)
 
     def _plot_synthetic_panels(self, row: Sequence[Axes], data: SyntheticRows) -> None:
         variational = self.params[data.name, _VARIATIONAL]
         sampling = self.params[data.name, _SAMPLING]
-        turn, _ = scipy.linalg.orthogonal_procrustes(sampling.weights, variational.weights)
+        rotation, _ = scipy.linalg.orthogonal_procrustes(sampling.weights, variational.weights)
         exact = fine_posterior(data.block, sampling.weights, sampling.offsets)
         gaussian = variational_posterior(variational, data.block)
-        drawn = {
+        panels = {
             _VARIATIONAL: (gaussian.mean, variational.weights, variational.offsets),
-            _SAMPLING: (exact.mean @ turn, sampling.weights @ turn, sampling.offsets),
+            _SAMPLING: (exact.mean @ rotation, sampling.weights @ rotation, sampling.offsets),
         }
         labels = [f"prototype {k + 1}" for k in data.prototype]
         names = [str(i + 1) for i in range(data.block.n_features)]
-        for axes, (name, (codes, weights, offsets)) in zip(row, drawn.items(), strict=True):
+        for axes, (name, (codes, weights, offsets)) in zip(row, panels.items(), strict=True):
             plot_codes(axes, codes, labels, f"{data.name}, {name}")
             plot_item_lines(axes, weights, offsets, names)
 
@@ -481,14 +452,14 @@ class TippingFigures:
         axis = np.linspace(-_EXTENT, _EXTENT, _IMAGES_PER_AXIS)
         points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
         model, params = make_trial_model("variational"), self.params[images.name, _VARIATIONAL]
-        found = images.layout.arrange_images(model.reconstruct(params, points))
+        expected = images.layout.arrange_images(model.reconstruct(params, points))
         note = (
             "Probability that a pixel is 1 at points of the plane, white 0, black 1; variational "
             "fit. Latent dimensions have mean 0 and variance 1."
         )
-        title = f"What the model of {images.name} expects over the latent plane"
+        title = f"Images that the model of {images.name} expects over the latent plane"
         with open_figure(*self._paths("expected"), size=(7.5, 8), title=title, note=note) as figure:
-            grid = found.reshape(_IMAGES_PER_AXIS, _IMAGES_PER_AXIS, *found.shape[1:])
+            grid = expected.reshape(_IMAGES_PER_AXIS, _IMAGES_PER_AXIS, *expected.shape[1:])
             plot_image_grid(figure.subplots(), grid, axis, axis)
 
     def plot_image_codes(self, images: BinaryImages) -> None:
@@ -498,31 +469,31 @@ class TippingFigures:
         pictures = images.layout.arrange_images(_values_with_gaps(block))
         note = (
             f"Left: posterior means of {block.n_samples:,} images, variational fit. Right: some of "
-            "the images, the middle of each at its own mean; the first that found room."
+            "the images, centred on their means; the first ones that fit without overlap."
         )
         title = f"Images of {images.name} in the latent plane"
         with open_figure(*self._paths("codes"), size=(12, 6.9), title=title, note=note) as figure:
             left, right = figure.subplots(1, 2, sharex=True, sharey=True)
             plot_codes(left, codes, title="all images")
             right.set_aspect("equal")
-            drawn = plot_images_at(right, pictures, codes)
-            right.set(title=f"{len(drawn)} of them", xlabel="latent dimension 1")
+            plotted = plot_images_at(right, pictures, codes)
+            right.set(title=f"{len(plotted)} of them", xlabel="latent dimension 1")
 
     def plot_posteriors(self, data: Sequence[SyntheticRows | BinaryImages]) -> None:
         """Plot figure 4: exact posteriors of single rows and their variational Gaussians."""
         note = (
             "Outlines hold 50, 90 and 99 % of the posterior of one row, under the weights of the "
-            "variational fit; marks are means. Exact: prior times likelihood on a grid. Above: the "
-            "row whose bound on log P(t) is as loose as that of the median row; below: the row "
-            "with the loosest bound. Gap: log P(t) less the bound, in nats."
+            "variational fit; marks are means. Exact: prior times likelihood on a grid. Gap: log "
+            "P(t) minus its bound, in nats. Above: the row with the median gap; below: the row "
+            "with the largest gap."
         )
         title = "Posteriors in the latent plane, exact and variational"
         size = (4 * len(data) + 1.2, 8.2)
         with open_figure(*self._paths("posteriors"), size=size, title=title, note=note) as figure:
             figure.set_layout_engine("compressed")
             panels = figure.subplots(2, len(data), squeeze=False)
-            for column, found in zip(panels.T, data, strict=True):
-                self._plot_posterior_panels(column, found)
+            for column, rows in zip(panels.T, data, strict=True):
+                self._plot_posterior_panels(column, rows)
             add_posterior_legend(panels[0, -1])
 
     def _plot_posterior_panels(
@@ -536,10 +507,10 @@ class TippingFigures:
         X, observed = block.unpack_values(), block.unpack_mask()
         for axes, row in zip(column, (order[len(order) // 2], order[-1]), strict=True):
             mask = None if observed is None else observed[row]
-            found = plane_posterior(X[row], mask, params.weights, params.offsets)
+            posterior = plane_posterior(X[row], mask, params.weights, params.offsets)
             title = f"{data.name}, row {row + 1}: gap {gaps[row]:.2g}"
-            outlines = (found.x, found.y, found.density)
-            plot_posteriors(axes, *outlines, bound.mean[row], bound.covariance[row], title)
+            grid = (posterior.x, posterior.y, posterior.density)
+            plot_posteriors(axes, *grid, bound.mean[row], bound.covariance[row], title)
 
 
 def _values_with_gaps(block: BinaryBlock) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from flows.experiments.binary_ica_trials import pack_rows_in_memory
+from flows.experiments.base import Array, Bits, pack_rows_in_memory
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
@@ -32,11 +32,20 @@ from pipeline.numerics.logistic.latent_nodes import (
     node_posterior,
 )
 
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
+Estimator = Literal["variational", "sampling", "quadrature"]
 
+ESTIMATORS: tuple[Estimator, ...] = ("variational", "sampling", "quadrature")
+N_DRAWS, NODES_PER_AXIS = 500, 41
+NEAR_NATS = 0.01
+"""Nats per row: a fit is timed until its objective is this close to its final value."""
+_N_NODES: Mapping[Estimator, int | None] = {
+    "variational": None,
+    "sampling": N_DRAWS,
+    "quadrature": NODES_PER_AXIS,
+}
+_TOL, _MAX_ITER = 1e-8, 2000
 _STEP, _REACH = 0.05, 6.0
-_N_PIECES = 16  # rows per part: the grid of one part must fit in memory
+_N_PIECES = 16  # of the grid, so that the densities of one piece fit in memory
 _REACH_IN_DEVIATIONS, _POINTS_PER_AXIS = 6.0, 161
 
 
@@ -76,22 +85,14 @@ def make_fine_nodes() -> Nodes:
 
 
 def fine_posterior(block: BinaryBlock, weights: Array, offsets: Array) -> FinePosterior:
-    """Integrate over the fine grid for each row.
-
-    Parameters
-    ----------
-    block
-        The rows.
-    weights, offsets
-        w (n_features, 2) and b (n_features,).
-    """
+    """Integrate over the fine grid for each row; w (n_features, 2) and b (n_features,)."""
     X, observed, nodes = block.unpack_values(), block.unpack_mask(), make_fine_nodes()
     pieces = map(Nodes, *(np.array_split(array, _N_PIECES) for array in nodes))
     with limit_blas_threads():
-        found = [node_posterior(X, observed, weights, offsets, piece) for piece in pieces]
-    logs = np.array([part.log_likelihood for part in found])
+        posteriors = [node_posterior(X, observed, weights, offsets, piece) for piece in pieces]
+    logs = np.array([posterior.log_likelihood for posterior in posteriors])
     total = scipy.special.logsumexp(logs, axis=0)
-    means = np.array([part.mean for part in found])
+    means = np.array([posterior.mean for posterior in posteriors])
     return FinePosterior((np.exp(logs - total)[:, :, None] * means).sum(axis=0), total)
 
 
@@ -121,9 +122,9 @@ def plane_posterior(
     reach = _REACH_IN_DEVIATIONS * np.sqrt(np.diagonal(near.covariance[0]))
     x, y = np.linspace(near.mean[0] - reach, near.mean[0] + reach, _POINTS_PER_AXIS).T
     points = _grid_points(x, y)
-    seen = np.ones(len(row)) if observed is None else observed
+    mask_row = np.ones(len(row)) if observed is None else observed
     eta = points @ weights.T + offsets
-    logs = scipy.special.log_expit((2.0 * row - 1) * eta) @ seen - (points**2).sum(axis=1) / 2
+    logs = scipy.special.log_expit((2.0 * row - 1) * eta) @ mask_row - (points**2).sum(axis=1) / 2
     shares = np.exp(logs - scipy.special.logsumexp(logs))
     mean = shares @ points
     covariance = (points - mean).T @ (shares[:, None] * (points - mean))
@@ -134,20 +135,6 @@ def plane_posterior(
 def _grid_points(x: Array, y: Array) -> Array:
     """List all points of a grid, (n_x n_y, 2); x varies slowest."""
     return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-
-
-Estimator = Literal["variational", "sampling", "quadrature"]
-
-ESTIMATORS: tuple[Estimator, ...] = ("variational", "sampling", "quadrature")
-N_DRAWS, NODES_PER_AXIS = 500, 41
-NEAR_NATS = 0.01
-"""Nats per row: a fit is timed until its objective is this close to its final value."""
-_N_NODES: Mapping[Estimator, int | None] = {
-    "variational": None,
-    "sampling": N_DRAWS,
-    "quadrature": NODES_PER_AXIS,
-}
-_TOL, _MAX_ITER = 1e-8, 2000
 
 
 class NoisyPrototypes(NamedTuple):
@@ -193,9 +180,8 @@ class TippingResult(NamedTuple):
         `error_grid`, the mean negative log-likelihood of a row in nats: on the 500 draws that
         sampling is fitted with, on 500 others, by 41 x 41 Gauss–Hermite nodes and on a fine grid;
         `passes` of the fit; `cpu_seconds` and `wall_seconds` until the objective is within
-        `NEAR_NATS`
-        of its end; `converged`; `pinned`, the number of constant features; `steepest`, the largest
-        entry of the weights in size.
+        `NEAR_NATS` of its end; `converged`; `pinned`, the number of constant features;
+        `steepest`, the largest absolute weight.
     params
         Final parameters, rotated to principal axes.
     """
@@ -227,13 +213,7 @@ def draw_noisy_prototypes(
 
 
 def check_rows(block: BinaryBlock) -> None:
-    """Check, before any work starts, that the rows can be fitted.
-
-    Raises
-    ------
-    FitError
-        If a feature is never observed, or there are fewer than three features.
-    """
+    """Raise FitError if a feature is never observed, or there are fewer than three features."""
     model = make_trial_model("variational")
     initialize_fit(model, model.first_statistics.from_block(block), 0)
 
@@ -242,11 +222,6 @@ def run_tipping_trial(trial: TippingTrial) -> TippingResult:
     """Fit two components in memory until convergence; measure errors and time.
 
     CPU seconds are those of this thread, which does all the work. Kernels are already compiled.
-
-    Raises
-    ------
-    FitError
-        If the rows cannot be fitted.
     """
     _warm_up()
     return _run_trial(trial)
@@ -268,26 +243,26 @@ def _run_trial(trial: TippingTrial) -> TippingResult:
     state = initialize_fit(model, first, seed)
     cpu, wall = time.thread_time(), time.perf_counter()
 
-    def note(state: FitState) -> None:
+    def record(state: FitState) -> None:
         passes.append(_TimedPass(time.thread_time() - cpu, time.perf_counter() - wall, state))
 
-    done = fit_model(model, rows, executor, seed, state=state, checkpoint=note)
-    near = next(p for p in passes if p.state.history[-1] >= done.history[-1] - NEAR_NATS)
-    # The last objective is of these. Then axes are turned, and fixed draws with other axes are
-    # other draws.
+    end = fit_model(model, rows, executor, seed, state=state, checkpoint=record)
+    near_end = next(p for p in passes if p.state.history[-1] >= end.history[-1] - NEAR_NATS)
+    # The last objective belongs to these parameters. Afterwards the axes are rotated, which would
+    # change the fixed draws of x.
     last = passes[-2].state.params if len(passes) > 1 else state.params
     shared = initialize_fit(make_trial_model("sampling"), first, seed).working
     values = {
-        "objective": done.history[-1],
+        "objective": end.history[-1],
         **_integration_errors(block, last, Nodes(shared["points"], shared["log_weights"]), seed),
-        "passes": done.iteration,
-        "cpu_seconds": near.cpu,
-        "wall_seconds": near.wall,
-        "converged": model.get_convergence_criterion(done).has_converged(done.history),
+        "passes": end.iteration,
+        "cpu_seconds": near_end.cpu,
+        "wall_seconds": near_end.wall,
+        "converged": model.get_convergence_criterion(end).has_converged(end.history),
         "pinned": len(state.auxiliary["constant"]),
-        "steepest": float(np.abs(done.params.weights).max()),
+        "steepest": float(np.abs(end.params.weights).max()),
     }
-    return TippingResult(values, done.params)
+    return TippingResult(values, end.params)
 
 
 def make_trial_model(estimator: Estimator) -> LatentTrait:
@@ -324,9 +299,9 @@ def _integration_errors(
     model = (params.weights, params.offsets)
     X, observed = block.unpack_values(), block.unpack_mask()
     with limit_blas_threads():
-        found = {
-            name: node_posterior(X, observed, *model, those).log_likelihood
-            for name, those in nodes.items()
+        likelihoods = {
+            name: node_posterior(X, observed, *model, points).log_likelihood
+            for name, points in nodes.items()
         }
-    found["error_grid"] = fine_posterior(block, *model).log_likelihood
-    return {name: -float(values.mean()) for name, values in found.items()}
+    likelihoods["error_grid"] = fine_posterior(block, *model).log_likelihood
+    return {name: -float(values.mean()) for name, values in likelihoods.items()}

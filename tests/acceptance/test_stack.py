@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
-from flows.experiments.linear_pca import fit_linear_pca
+from flows.experiments.base import fit_linear_pca
 from pipeline.data.blocks import pack_block
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model

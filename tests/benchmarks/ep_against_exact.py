@@ -10,7 +10,7 @@ mixings are, and how alike each is to the truth.
 
 import numpy as np
 
-from flows.experiments.binary_ica_trials import pack_rows_in_memory
+from flows.experiments.base import pack_rows_in_memory
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import BinaryICALikelihood

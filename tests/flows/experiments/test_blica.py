@@ -20,12 +20,10 @@ from matplotlib.image import imread
 
 from flows.cli.app import run_app
 from flows.cli.options import ExecutorOptions
-from flows.experiments import binary_ica_identifiability as blica_identifiability
-from flows.experiments import binary_ica_samples as blica_samples
-from flows.experiments import binary_ica_scaling as blica_scaling
+from flows.experiments import binary_ica
 from flows.experiments.__main__ import app
-from flows.experiments.base import group_medians
-from flows.experiments.binary_ica_common import (
+from flows.experiments.base import group_medians, pack_rows_in_memory
+from flows.experiments.binary_ica import (
     ProblemShape,
     describe_left_out,
     draw_simulated_rows,
@@ -33,13 +31,12 @@ from flows.experiments.binary_ica_common import (
     print_summary,
     run_shape_trials,
 )
-from flows.experiments.binary_ica_methods import (
+from flows.experiments.binary_ica_trials import (
     METHODS,
     ICAMethod,
     run_sample_trial,
     run_timed_trial,
 )
-from flows.experiments.binary_ica_trials import pack_rows_in_memory
 from pipeline.data.blocks import iter_blocks
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.fastica import FastICA
@@ -55,16 +52,16 @@ NAMES = ("identifiability", "samples", "scaling")
 def small() -> Iterator[None]:
     """Make quick runs quicker still."""
     with pytest.MonkeyPatch.context() as patched, limit_blas_threads():
-        patched.setattr(blica_identifiability, "_QUICK_FEATURES", (2, 7))
-        patched.setattr(blica_identifiability, "_QUICK_SEGMENTS", (4,))
-        patched.setattr(blica_samples, "_QUICK_MODELS", 1)
-        patched.setattr(blica_samples, "_QUICK_SHAPES", ((5, 2), (6, 2)))
-        patched.setattr(blica_samples, "_SEGMENTS", 6)
-        patched.setattr(blica_samples, "_QUICK_ROWS", (64, 2000))
-        patched.setattr(blica_scaling, "_BASE", SMALL)
-        patched.setattr(blica_scaling, "_QUICK_FEATURES", (4, 8))
-        patched.setattr(blica_scaling, "_QUICK_SEGMENTS", (5, 10))
-        patched.setattr(blica_scaling, "_QUICK_COMPONENTS", (1, 2))
+        patched.setattr(binary_ica, "_QUICK_EXACT_FEATURES", (2, 7))
+        patched.setattr(binary_ica, "_QUICK_EXACT_SEGMENTS", (4,))
+        patched.setattr(binary_ica, "_QUICK_SAMPLE_MODELS", 1)
+        patched.setattr(binary_ica, "_QUICK_SAMPLE_SHAPES", ((5, 2), (6, 2)))
+        patched.setattr(binary_ica, "_SAMPLE_SEGMENTS", 6)
+        patched.setattr(binary_ica, "_QUICK_SAMPLE_ROWS", (64, 2000))
+        patched.setattr(binary_ica, "_BASE", SMALL)
+        patched.setattr(binary_ica, "_QUICK_FEATURES", (4, 8))
+        patched.setattr(binary_ica, "_QUICK_SEGMENTS", (5, 10))
+        patched.setattr(binary_ica, "_QUICK_COMPONENTS", (1, 2))
         patched.setitem(METHODS, "FastICA", ICAMethod(FastICA, {"features": 6}))
         yield
 
@@ -287,7 +284,7 @@ def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
 
 
 def test_a_trial_that_cannot_be_is_refused_in_one_line(call, monkeypatch):
-    monkeypatch.setattr(blica_samples, "_SEGMENTS", 2)
+    monkeypatch.setattr(binary_ica, "_SAMPLE_SEGMENTS", 2)
     done = call("blica-samples", "--quick", "--executor", "serial")
     assert done.check_refused().startswith(
         "error: BLICA needs at least 3 segments, but there are 2."

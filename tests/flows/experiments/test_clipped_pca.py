@@ -17,10 +17,9 @@ from sklearn.decomposition import PCA
 from flows.cli.app import run_app
 from flows.data import datasets
 from flows.experiments.__main__ import app
-from flows.experiments.base import draw_rows
+from flows.experiments.base import LinearPCA, draw_rows, fit_linear_pca
 from flows.experiments.clipped_pca import compare_on_images
 from flows.experiments.drawing import ImageRow, save_images
-from flows.experiments.linear_pca import LinearPCA, fit_linear_pca
 from flows.report.figures.images import find_image_layout
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError

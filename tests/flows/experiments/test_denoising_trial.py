@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.experiments.binary_ica_trials import pack_rows_in_memory
+from flows.experiments.base import pack_rows_in_memory
 from flows.experiments.denoising import DenoisingTrial, add_noise, run_denoising_trial
 from flows.experiments.tipping_trial import draw_noisy_prototypes
 from pipeline.data.blocks import pack_block

@@ -16,9 +16,9 @@ from matplotlib.image import imread
 from flows.cli.app import run_app
 from flows.experiments import noisy_or
 from flows.experiments.__main__ import app
-from flows.experiments.noisy_or import bits_per_row
-from flows.experiments.noisy_or_problems import (
+from flows.experiments.noisy_or import (
     average_top_units,
+    bits_per_row,
     cosine_to_causes,
     make_problems,
     score_top_units,
@@ -108,5 +108,5 @@ def test_what_upper_units_tell() -> None:
 
 
 def test_no_start_is_refused(call: Call) -> None:
-    assert "--starts must be at least 1" in call("noisy-or", "--starts", "0").check_refused()
+    assert "--starts is 0. Choose at least 1." in call("noisy-or", "--starts", "0").check_refused()
     assert not list(Path().iterdir())

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from flows.experiments.binary_ica_trials import pack_rows_in_memory
+from flows.experiments.base import pack_rows_in_memory
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor

@@ -1,0 +1,510 @@
+"""Figures 3 to 5 of Hyttinen et al. on binary ICA: identifiability, sample size and time.
+
+A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
+Non-stationarity-based Approach", UAI 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.cli.options import ExecutorOptions, Option
+from flows.experiments import base
+from flows.experiments.base import (
+    Experiment,
+    TableRow,
+    group_medians,
+    make_printed_table,
+    pack_rows_in_memory,
+    print_results,
+    summarize_run,
+    track_progress,
+    write_results,
+)
+from flows.experiments.binary_ica_trials import (
+    METHODS,
+    SimulatedRows,
+    run_exact_trial,
+    run_sample_trial,
+    run_timed_trial,
+)
+from flows.experiments.drawing import open_figure, plot_ranges
+from flows.running.executors import open_executor
+from flows.running.flow import run_task
+from pipeline.models.binary_ica.fastica import MAX_ROWS
+from pipeline.models.binary_ica.moment_matching.matching import count_surplus_equations
+from storage.examples import (
+    NonstationaryTruth,
+    draw_nonstationary_rows,
+    draw_nonstationary_truth,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MODELS_PER_SEED = 1000
+_SECONDS = [f"{name}_seconds" for name in METHODS]
+
+
+class ProblemShape(NamedTuple):
+    """Shape of a model and of its data."""
+
+    features: int
+    components: int
+    segments: int
+    rows_per_segment: int | None = None
+
+    def columns(self) -> dict[str, int]:
+        """Return the known dimensions, keyed by table column."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def draw_truth(shape: ProblemShape, model: int, seed: int) -> NonstationaryTruth:
+    """Draw a model. Each seed gives another model."""
+    return draw_nonstationary_truth(*shape[:3], _MODELS_PER_SEED * seed + model)
+
+
+def draw_simulated_rows(shape: ProblemShape, model: int, seed: int) -> SimulatedRows:
+    """Draw a model and rows from it."""
+    assert shape.rows_per_segment is not None
+    truth = draw_truth(shape, model, seed)
+    batches = draw_nonstationary_rows(
+        truth, shape.rows_per_segment, _MODELS_PER_SEED * seed + model
+    )
+    X = np.concatenate([batch.X for batch in batches])
+    return SimulatedRows(truth.mixing, pack_rows_in_memory(X, shape.segments), seed)
+
+
+def run_shape_trials(
+    trial: Callable[[Any], TableRow],
+    draw: Callable[[ProblemShape, int, int], Any],
+    shapes: Sequence[ProblemShape],
+    n_models: int,
+    seed: int,
+    where: ExecutorOptions,
+    alone: bool = False,
+) -> list[TableRow]:
+    """Run trials for models of each shape, optionally one at a time.
+
+    Data are drawn in this process, as late as possible, and sent to the workers.
+    """
+    cells = [(shape, model) for shape in shapes for model in range(n_models)]
+    with open_executor(**where) as executor:
+        items = (draw(shape, model, seed) for shape, model in cells)
+        if alone:
+            results = chain.from_iterable(executor.map(trial, [item]) for item in items)
+        else:
+            results = executor.map(trial, items)
+        return [
+            {**shape.columns(), "model": model, **result}
+            for (shape, model), result in zip(
+                cells, track_progress(results, "trials", len(cells)), strict=True
+            )
+        ]
+
+
+def column_values(
+    trials: Sequence[TableRow], shapes: Sequence[ProblemShape], column: str
+) -> NDArray[np.float64]:
+    """Return the values of a column, (n_shapes, n_models); NaN where a value is missing."""
+    by_shape = [[t for t in trials if shape.columns().items() <= t.items()] for shape in shapes]
+    return np.array([[t[column] for t in group] for group in by_shape], np.float64)
+
+
+def describe_left_out(shapes: Sequence[ProblemShape]) -> str:
+    """Describe, for the note of a figure, which models are not fitted to all shapes."""
+    limits = {
+        name: " or ".join(f"more than {limit} {size}" for size, limit in m.size_limits.items())
+        for name, m in METHODS.items()
+        if not all(m.can_fit(shape.columns()) for shape in shapes)
+    }
+    text = "; ".join(f"{name} of {limit}" for name, limit in limits.items())
+    return f" Left out, as a fit would take longer than minutes: {text}." if text else ""
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """Print the medians and the paths."""
+    columns = (name.replace("_", " ").replace(" ", "\n") for name in summary["medians"][0])
+    table = make_printed_table(*columns)
+    for row in summary["medians"]:
+        table.add_row(*map(_format_cell, row.values()))
+    print_results(summary, table)
+
+
+def _format_cell(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+# Identifiability
+
+_EXACT_FEATURES, _EXACT_SEGMENTS, _EXACT_MODELS = range(2, 11), range(2, 7), 10
+_QUICK_EXACT_FEATURES, _QUICK_EXACT_SEGMENTS = (2, 3, 5, 7, 10), (2, 3, 4)
+_QUICK_EXACT_MODELS = 3
+_EXACT_AXES = ("features", "segments")
+_FLOOR = 1e-16
+_LINE, _HATCH = "#D55E00", "#7f7f7f"
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class IdentifiabilityOptions(base.ExperimentOptions):
+    """Options of `blica-identifiability`."""
+
+    output: base.Output = "runs/experiments/blica-identifiability"
+
+
+def run_identifiability(options: IdentifiabilityOptions) -> dict[str, Any]:
+    """Fit exact correlations for all shapes."""
+    features, segments, n_models = _EXACT_FEATURES, _EXACT_SEGMENTS, _EXACT_MODELS
+    if options.quick:
+        features, segments = _QUICK_EXACT_FEATURES, _QUICK_EXACT_SEGMENTS
+        n_models = _QUICK_EXACT_MODELS
+    shapes = [ProblemShape(n, n, n_segments) for n_segments in segments for n in features]
+    arguments = (run_exact_trial, draw_truth, shapes, n_models, options.seed, options.where)
+    trials = run_task("trials", partial(run_shape_trials, *arguments))
+    medians = group_medians(trials, (*_EXACT_AXES, "surplus"), ("distance",))
+    paths = write_results(options.output, "identifiability", trials, medians)
+    _plot_distances(paths, medians, n_models)
+    return summarize_run(options.output, "identifiability", medians)
+
+
+def _plot_distances(paths: tuple[Path, Path], medians: Sequence[TableRow], n_models: int) -> None:
+    note = (
+        f"Large: 1 − MCS, median of {n_models} models; 0 means up to rounding errors. Small: the "
+        "surplus of pairwise correlations over mixing coefficients and source variances, as in the "
+        "paper; hatched if negative. This count treats the length of every column as an unknown, "
+        "although the variances of its source can compensate for any length. Without lengths, the "
+        "surplus is larger by the number of components, and negative only on the lower left of "
+        "the line."
+    )
+    title = "Binary ICA of infinitely many rows: distance of the fitted mixing from the true one"
+    features, segments = (sorted({row[name] for row in medians}) for name in _EXACT_AXES)
+    surplus = np.array(
+        [
+            [count_surplus_equations(n, n, n_segments) + n for n in features]
+            for n_segments in segments
+        ]
+    )
+    with open_figure(*paths, size=(9, 4.8), title=title, note=note) as figure:
+        axes = figure.add_subplot()
+        for row in medians:
+            _plot_cell(axes, row, features.index(row["features"]), segments.index(row["segments"]))
+        _plot_border(axes, surplus)
+        axes.set(xlabel="features = components", ylabel="segments")
+        axes.set_xticks(np.arange(len(features)) + 0.5, features)
+        axes.set_yticks(np.arange(len(segments)) + 0.5, segments)
+        axes.set(xlim=(0, len(features)), ylim=(0, len(segments)))
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        _plot_scale(axes)
+
+
+def _plot_cell(axes: Axes, row: TableRow, x: int, y: int) -> None:
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
+
+    share = 1 - np.log10(max(row["distance"], _FLOOR)) / np.log10(_FLOOR)
+    fill, ink = colormaps["cividis"](share), "black" if share > 0.5 else "white"
+    hatch = "///" if row["surplus"] < 0 else ""
+    axes.add_patch(Rectangle((x, y), 1, 1, fc=fill, ec=_HATCH, hatch=hatch, lw=0))
+    axes.add_patch(Rectangle((x, y), 1, 1, fill=False, ec="white", lw=1.5))
+    halo = [withStroke(linewidth=3, foreground=fill)]
+    style: Any = {"color": ink, "ha": "center", "va": "center", "path_effects": halo}
+    axes.text(x + 0.5, y + 0.6, _format_distance(row["distance"]), size=11, **style)
+    axes.text(x + 0.5, y + 0.25, f"{row['surplus']}".replace("-", "−"), size=8, **style)
+
+
+def _plot_border(axes: Axes, surplus: NDArray[np.int64]) -> None:
+    """Draw the border between cells with a negative and a non-negative surplus of equations."""
+    negative = surplus < 0
+    y, x = np.nonzero(negative[:, 1:] != negative[:, :-1])
+    axes.vlines(x + 1, y, y + 1, color=_LINE, linewidth=3, capstyle="projecting")
+    y, x = np.nonzero(negative[1:] != negative[:-1])
+    axes.hlines(y + 1, x, x + 1, color=_LINE, linewidth=3, capstyle="projecting")
+
+
+def _format_distance(distance: float) -> str:
+    if distance < _FLOOR:
+        return "0"
+    return f"{distance:.2f}" if distance >= 0.01 else f"{distance:.0e}"
+
+
+def _plot_scale(axes: Axes) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
+    colours = ScalarMappable(LogNorm(_FLOOR, 1), "cividis")
+    bar = axes.figure.colorbar(colours, ax=axes, ticks=[1e-16, 1e-12, 1e-8, 1e-4, 1])
+    bar.set_label("1 − MCS")
+    bar.ax.set_yticklabels(["0", "10⁻¹²", "10⁻⁸", "10⁻⁴", "1"])
+
+
+IDENTIFIABILITY = Experiment(
+    """Show when binary ICA is identifiable (Hyttinen et al. 2022, figure 3).
+
+Draws models with as many components as features, and fits the exact probabilities of every pair of
+features instead of counts. The fits match them up to rounding errors, so the mixing is either
+recovered or not identifiable. Writes tables of all models and of medians (CSV and JSON) and a
+figure (PNG and SVG) of 1 − MCS, where MCS is the mean cosine similarity between the fitted and the
+true mixing.
+""",
+    """Examples:
+
+    python -m flows.experiments blica-identifiability --quick
+    python -m flows.experiments blica-identifiability --workers 2
+""",
+    IdentifiabilityOptions,
+    run_identifiability,
+    print_summary,
+)
+
+
+# Sample size
+
+_SAMPLE_SHAPES, _QUICK_SAMPLE_SHAPES = ((6, 2), (10, 10)), ((6, 2), (10, 5))
+_SAMPLE_SEGMENTS, _SAMPLE_MODELS, _QUICK_SAMPLE_MODELS = 40, 10, 3
+_SAMPLE_ROWS, _QUICK_SAMPLE_ROWS = (50, 100, 200, 500, 1000, 2000, 5000), (100, 500, 2000)
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class SampleSizeOptions(base.ExperimentOptions):
+    """Options of `blica-samples`."""
+
+    output: base.Output = "runs/experiments/blica-samples"
+
+
+def run_samples(options: SampleSizeOptions) -> dict[str, Any]:
+    """Fit all models to more and more rows."""
+    sizes, row_numbers, n_models = _SAMPLE_SHAPES, _SAMPLE_ROWS, _SAMPLE_MODELS
+    if options.quick:
+        sizes, row_numbers = _QUICK_SAMPLE_SHAPES, _QUICK_SAMPLE_ROWS
+        n_models = _QUICK_SAMPLE_MODELS
+    shapes = [ProblemShape(n, k, _SAMPLE_SEGMENTS, rows) for n, k in sizes for rows in row_numbers]
+    arguments = (
+        *(run_sample_trial, draw_simulated_rows, shapes),
+        *(n_models, options.seed, options.where),
+    )
+    trials = run_task("trials", partial(run_shape_trials, *arguments))
+    medians = group_medians(trials, ProblemShape._fields, (*METHODS, *_SECONDS))
+    paths = write_results(options.output, "samples", trials, medians)
+    _plot_similarity(paths, trials, shapes, n_models)
+    return summarize_run(options.output, "samples", medians)
+
+
+def _plot_similarity(
+    paths: tuple[Path, Path],
+    trials: Sequence[TableRow],
+    shapes: Sequence[ProblemShape],
+    n_models: int,
+) -> None:
+    note = (
+        f"{_SAMPLE_SEGMENTS} segments. Lines: medians of {n_models} models; areas: from the "
+        "smallest to the largest value. MCS: mean cosine similarity between the fitted and the "
+        "true mixing. CPU seconds: of a fit while others may run. FastICA is linear ICA of the "
+        f"bits of all segments together, on at most {MAX_ROWS:,} rows.{describe_left_out(shapes)}"
+    )
+    title = "Accuracy and time of binary ICA over the amount of data"
+    groups = [list(group) for _, group in groupby(shapes, lambda shape: shape[:2])]
+    with open_figure(*paths, size=(9, 8.4), title=title, note=note) as figure:
+        layout: Any = {"sharex": True, "sharey": "row", "height_ratios": (3, 2, 2)}
+        columns = figure.subplots(3, len(groups), **layout).T
+        for column, group in zip(columns, groups, strict=True):
+            _plot_shapes(column, group, trials)
+        figure.legend(*columns[0, 0].get_legend_handles_labels(), loc="outside right upper")
+        columns[0, 0].set_ylim(top=1.02)
+        for axes in columns.flat:
+            axes.get_legend().remove()
+            axes.label_outer()
+
+
+def _plot_shapes(
+    column: Iterable[Axes], shapes: Sequence[ProblemShape], trials: Sequence[TableRow]
+) -> None:
+    """Plot the similarity (1 − MCS on a logarithmic scale) and the time."""
+    similarity, distance, time = column
+    rows = np.array([shape.rows_per_segment for shape in shapes])
+    mcs = {name: (rows, column_values(trials, shapes, name)) for name in METHODS}
+    seconds = {name: (rows, column_values(trials, shapes, f"{name}_seconds")) for name in METHODS}
+    title = f"{shapes[0].features} features, {shapes[0].components} components"
+    plot_ranges(similarity, mcs, ("", "MCS"), title)
+    distances = {name: (rows, 1 - values) for name, (_, values) in mcs.items()}
+    plot_ranges(distance, distances, ("", "1 − MCS"), "")
+    plot_ranges(time, seconds, ("rows per segment", "CPU seconds"), "")
+    distance.set_yscale("log")
+    time.set(xscale="log", yscale="log")
+    time.set_xticks(rows, [f"{n:,}" for n in rows])
+    time.xaxis.minorticks_off()
+    time.yaxis.set_major_formatter("{x:g}")
+
+
+SAMPLES = Experiment(
+    """Show how many rows binary ICA needs (Hyttinen et al. 2022, figure 4).
+
+Draws models and data in 40 segments, and fits all models of binary ICA with their own settings and
+the true number of components: BLICA, the same model by full likelihood, the linear iVAE and, for
+comparison, linear FastICA of all segments together, on at most 50,000 rows. Writes tables of all
+trials and of medians (CSV and JSON) and a figure (PNG and SVG) over the rows per segment: MCS, the
+mean cosine similarity between the fitted and the true mixing, and the CPU seconds of a fit. Takes
+more than an hour of CPU time, or some minutes with `--quick`. Worker processes (`--workers`) share
+the work better than threads.
+""",
+    """Examples:
+
+    python -m flows.experiments blica-samples --quick
+    python -m flows.experiments blica-samples --workers 2
+""",
+    SampleSizeOptions,
+    run_samples,
+    print_summary,
+)
+
+
+# Scaling
+
+_BASE = ProblemShape(features=20, components=10, segments=40, rows_per_segment=1000)
+_FEATURES, _SEGMENTS, _COMPONENTS = (5, 10, 20, 50, 100, 200), (10, 20, 40, 80), (2, 5, 10, 20)
+_QUICK_FEATURES, _QUICK_SEGMENTS, _QUICK_COMPONENTS = (5, 10, 20), (10, 20, 40), (2, 5, 10)
+_SCALING_MODELS, _QUICK_SCALING_MODELS = 5, 1
+_POWERS = {"features": 2, "segments": 1, "components": 1}
+"""Growth of the cost of one likelihood evaluation."""
+_PARTS = ("selection", "starts", "correlations")
+Series = tuple[Sequence[int], NDArray[np.float64]]
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class ScalingOptions(base.ExperimentOptions):
+    """Options of `blica-scaling`."""
+
+    output: base.Output = "runs/experiments/blica-scaling"
+
+
+def run_scaling(options: ScalingOptions) -> dict[str, Any]:
+    """Time the fits of all models to data of many shapes, one fit at a time."""
+    sweeps = _make_sweeps(options.quick)
+    n_models = _QUICK_SCALING_MODELS if options.quick else _SCALING_MODELS
+    shapes = list(dict.fromkeys(chain.from_iterable(sweeps.values())))
+    arguments = (
+        *(run_timed_trial, draw_simulated_rows, shapes),
+        *(n_models, options.seed, options.where),
+    )
+    trials = run_task("trials", partial(run_shape_trials, *arguments, alone=True))
+    medians = group_medians(trials, ProblemShape._fields[:3], (*METHODS, *_SECONDS, *_PARTS))
+    paths = write_results(options.output, "scaling", trials, medians)
+    _plot_sweeps(paths, trials, sweeps, n_models)
+    return summarize_run(options.output, "scaling", medians)
+
+
+def _make_sweeps(quick: bool) -> dict[str, list[ProblemShape]]:
+    """List the shapes of each sweep. Some shapes are part of several sweeps."""
+    features = _QUICK_FEATURES if quick else _FEATURES
+    segments = _QUICK_SEGMENTS if quick else _SEGMENTS
+    components = _QUICK_COMPONENTS if quick else _COMPONENTS
+    return {
+        "features": [
+            _BASE._replace(features=n, components=min(n, _BASE.components)) for n in features
+        ],
+        "segments": [_BASE._replace(segments=n) for n in segments],
+        "components": [_BASE._replace(components=n) for n in components],
+    }
+
+
+def _plot_sweeps(
+    paths: tuple[Path, Path],
+    trials: Sequence[TableRow],
+    sweeps: Mapping[str, Sequence[ProblemShape]],
+    n_models: int,
+) -> None:
+    note = (
+        f"Unless varied: {_BASE.features} features, {_BASE.components} components (at most one per "
+        f"feature), {_BASE.segments} segments, {_BASE.rows_per_segment:,} rows per segment. Models "
+        f"of each shape: {n_models}; marks are medians, areas ranges. MCS: mean cosine similarity "
+        "between the fitted and the true mixing. FastICA is linear ICA on at most "
+        f"{MAX_ROWS:,} rows. Parts: selection of the ridge, on two halves; maximisation from all "
+        "starts; correlations of all rows and of the halves. The total also includes counts, gaps "
+        "and variances. Dashed: growth of the cost of one evaluation of BLICA's likelihood; the "
+        "number of evaluations differs. In the paper, full maximum likelihood did not finish 6 "
+        "observed variables in two hours."
+        + describe_left_out(list(chain.from_iterable(sweeps.values())))
+    )
+    title = "Time and accuracy of binary ICA"
+    with open_figure(*paths, size=(11, 9), title=title, note=note) as figure:
+        columns = figure.subplots(3, 3, sharex="col", sharey="row").T
+        for column, (dimension, shapes) in zip(columns, sweeps.items(), strict=True):
+            _plot_sweep(column, dimension, shapes, trials)
+        columns[0, 1].set_ylim(top=1.02)
+        for axes in columns[:-1].flat:
+            axes.get_legend().remove()
+        columns[-1, 1].get_legend().remove()
+        for axes in columns.flat:
+            axes.label_outer()
+
+
+def _plot_sweep(
+    column: Iterable[Axes],
+    dimension: str,
+    shapes: Sequence[ProblemShape],
+    trials: Sequence[TableRow],
+) -> None:
+    """Plot the time and accuracy of all models, and the parts of BLICA's time."""
+    times, accuracy, parts = column
+    x = [getattr(shape, dimension) for shape in shapes]
+    mcs = {name: (x, column_values(trials, shapes, name)) for name in METHODS}
+    seconds = {name: (x, column_values(trials, shapes, f"{name}_seconds")) for name in METHODS}
+    shares = {name: (x, column_values(trials, shapes, name)) for name in _PARTS}
+    plot_ranges(times, seconds, ("", "CPU seconds"), f"over {dimension}")
+    plot_ranges(accuracy, mcs, ("", "MCS"), "")
+    _plot_parts(parts, dimension, seconds["BLICA"], shares)
+    parts.set(xlabel=dimension, xscale="log")
+    parts.set_xticks(x, x)
+    parts.xaxis.minorticks_off()
+    for axes in (times, parts):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    for axes in (times, accuracy, parts):
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _plot_parts(axes: Axes, dimension: str, total: Series, parts: Mapping[str, Series]) -> None:
+    power = _POWERS[dimension]
+    name = dimension + ("²" if power == 2 else "")
+    plot_ranges(axes, {"total": total}, ("", ""), "")
+    labels = ("", "CPU seconds of BLICA")
+    plot_ranges(axes, parts, labels, f"dashed: ∝ {name}", first=len(METHODS))
+    x, values = total
+    growth = 2 * np.median(values[-1]) * (np.array(x) / x[-1]) ** power
+    axes.plot(x, growth, color="black", linestyle="--", linewidth=0.8)
+
+
+SCALING = Experiment(
+    """Show how long binary ICA takes, and how accurate it is (Hyttinen et al. 2022, figure 5).
+
+Draws models and data with 1000 rows per segment, for more and more features, segments and
+components. Fits all models of binary ICA with their own settings and the true number of components:
+BLICA, the same model by full likelihood (up to 20 features), the linear iVAE and, for comparison,
+linear FastICA. Measures the CPU time of each fit and of the parts of BLICA's, one fit at a time. In
+the paper, full maximum likelihood did not finish 6 observed variables in two hours. Writes tables
+of all trials and of medians (CSV and JSON) and a figure (PNG and SVG). Takes more than half an hour
+of CPU time, or some minutes with `--quick`.
+""",
+    """Examples:
+
+    python -m flows.experiments blica-scaling --quick
+    python -m flows.experiments blica-scaling --executor serial
+""",
+    ScalingOptions,
+    run_scaling,
+    print_summary,
+)
