@@ -38,37 +38,32 @@ LIFETIME = timedelta(days=30)
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
-def issue_certificates(hosts: Sequence[str], begin: datetime) -> dict[str, bytes]:
+def issue_certificates(hosts: Sequence[str], start: datetime) -> dict[str, bytes]:
     """Issue a certificate for some hosts and this machine, signed by a new CA.
 
     Parameters
     ----------
     hosts
         Names and addresses, in addition to localhost.
-    begin
+    start
         Time from which the certificates are valid.
 
     Returns
     -------
     dict
         The contents of the files, by name.
-
-    Raises
-    ------
-    DataError
-        If the name of a host is not ASCII.
     """
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = _make_x509_name("latentbits development CA")
     ca = (
-        _make_builder(issuer, issuer, authority.public_key(), authority, begin)
+        _make_builder(issuer, issuer, authority.public_key(), authority, start)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority, hashes.SHA256())
     )
     usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
         _make_builder(
-            _make_x509_name("latentbits development"), issuer, key.public_key(), authority, begin
+            _make_x509_name("latentbits development"), issuer, key.public_key(), authority, start
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
@@ -96,7 +91,7 @@ def _make_builder(
     issuer: x509.Name,
     public: ec.EllipticCurvePublicKey,
     authority: ec.EllipticCurvePrivateKey,
-    begin: datetime,
+    start: datetime,
 ) -> x509.CertificateBuilder:
     """Start a certificate; key identifiers distinguish CAs of the same name."""
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
@@ -106,8 +101,8 @@ def _make_builder(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + LIFETIME)
+        .not_valid_before(start)
+        .not_valid_after(start + LIFETIME)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(issuer_key, critical=False)
     )

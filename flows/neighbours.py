@@ -168,8 +168,9 @@ def run_neighbours(job: NeighboursJob) -> dict[str, Any]:
 
 def _run_stages(job: NeighboursJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
     find = partial(_write_neighbours, job, stages.executor, progress)
-    written = stages.run("find neighbours", find)
-    return stages.run("write neighbours", partial(_publish_neighbours, job, *written))
+    writer, checksums = stages.run("find neighbours", find)
+    publish = partial(_publish_neighbours, job, writer, checksums)
+    return stages.run("write neighbours", publish)
 
 
 def _write_neighbours(

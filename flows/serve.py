@@ -38,13 +38,7 @@ _VARIABLE = re.compile(r"{{ *\$(\w+) *}}")
 
 
 def load_deployments(file: Path) -> list[RunnerDeployment]:
-    """Read the deployments in a file, and fill in environment variables.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or a variable is not set.
-    """
+    """Read the deployments in a file, and fill in environment variables."""
     from prefect.utilities.templating import apply_values
 
     try:
@@ -81,16 +75,16 @@ def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
     )
 
 
-def _make_schedule(interval: float | None = None, **more: Any) -> Schedule:
+def _make_schedule(interval: float | None = None, **options: Any) -> Schedule:
     from prefect.schedules import Schedule
 
-    return Schedule(interval=None if interval is None else timedelta(seconds=interval), **more)
+    return Schedule(interval=None if interval is None else timedelta(seconds=interval), **options)
 
 
-def _parse_event(type: str, **more: Any) -> dict[str, Any]:
+def _parse_event(type: str, **options: Any) -> dict[str, Any]:
     if type != "event":
         raise DataError(f"triggers: the type {type!r} is not supported. Use event.")
-    return more
+    return options
 
 
 @app.default

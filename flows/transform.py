@@ -258,8 +258,8 @@ def run_transform(job: TransformJob) -> dict[str, Any]:
 def _run_stages(job: TransformJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
     executor = stages.executor
     rows = stages.run("count rows", lambda: _count_rows_by_chunk(job, executor))
-    written = stages.run("transform", lambda: _write_codes(job, rows, executor, progress))
-    return stages.run("write codes", lambda: _publish_codes(job, progress, *written))
+    codes = stages.run("transform", lambda: _write_codes(job, rows, executor, progress))
+    return stages.run("write codes", lambda: _publish_codes(job, progress, *codes))
 
 
 @app.default

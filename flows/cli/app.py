@@ -37,8 +37,8 @@ def make_app(name: str, help_text: str, epilogue: str) -> App:
     """Create a command's application; its help page shows `epilogue` below the options."""
     app = App(
         name=format_command(name),
-        help=_wrap_paragraphs(rewrite_commands(help_text)),
-        help_epilogue=_wrap_paragraphs(rewrite_commands(epilogue)),
+        help=format_help(help_text),
+        help_epilogue=format_help(epilogue),
         default_parameter=Parameter(show_default=_format_default),
         help_format="plaintext",
         help_formatter=HelpFormatter(),
@@ -64,9 +64,9 @@ def make_app(name: str, help_text: str, epilogue: str) -> App:
     return app
 
 
-def _wrap_paragraphs(text: str) -> str:
-    """Wrap paragraphs to the width of help pages; keep indented lines and lists; drop backticks."""
-    paragraphs = text.strip().replace("`", "").split("\n\n")
+def format_help(text: str) -> str:
+    """Write commands as the user types them, wrap paragraphs, keep lists, and drop backticks."""
+    paragraphs = rewrite_commands(text).strip().replace("`", "").split("\n\n")
     return "\n\n".join(
         paragraph if re.search("^( |- )", paragraph, re.M) else fill(paragraph, _HELP_WIDTH)
         for paragraph in paragraphs

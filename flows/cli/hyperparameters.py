@@ -45,23 +45,10 @@ _INDENTATION: dict[str, Any] = {"initial_indent": " " * 6, "subsequent_indent": 
 def build_model(
     name: str, components: str | None, settings: Sequence[str], layers: str | None = None
 ) -> Model:
-    """Build a model, that is its hyperparameters, from the options.
+    """Build a model, that is its hyperparameters, from the values of the options.
 
-    Parameters
-    ----------
-    name
-        The model's name.
-    components
-        A number, `auto`, or None for the default of the model.
-    settings
-        Texts `NAME=VALUE`.
-    layers
-        Whole numbers, separated by commas, or None for the default of the model.
-
-    Raises
-    ------
-    FitError
-        If a name or value is invalid.
+    `components` is a number or `auto`, `settings` are texts `NAME=VALUE`, and `layers` are whole
+    numbers separated by commas; None stands for the default of the model.
     """
     model = find_model_class(name)
     hints = get_type_hints(model)
@@ -79,8 +66,8 @@ def build_model(
 def format_settings_help(words: Sequence[str] = ()) -> str:
     """Describe the settings of the model that a command line names, or list all models."""
     names = [word for pair in pairwise([*words, ""]) for word in _parse_model_option(*pair)]
-    known = [find_models()[name] for name in names if name in find_models()]
-    return "".join(map(_format_model_help, known)) or _format_model_list()
+    models = [find_models()[name] for name in names if name in find_models()]
+    return "".join(map(_format_model_help, models)) or _format_model_list()
 
 
 def _format_model_list() -> str:
@@ -147,14 +134,14 @@ def _parse_layers(model: type[Model], text: str) -> Any:
     return _convert_setting("layers", text, get_type_hints(model)["layers"])
 
 
-def _split_setting(setting: str, known: Sequence[str]) -> tuple[str, str]:
+def _split_setting(setting: str, names: Sequence[str]) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     if not equals:
         raise FitError(f"{{set}}: {setting!r} is not of the form NAME=VALUE.")
-    if key not in known:
+    if key not in names:
         raise FitError(
-            f"{{set}}: {key!r} is not a setting of this model. Choose one of: {', '.join(known)}."
-            f"{format_suggestion(key, known)}"
+            f"{{set}}: {key!r} is not a setting of this model. Choose one of: {', '.join(names)}."
+            f"{format_suggestion(key, names)}"
         )
     return key, value
 

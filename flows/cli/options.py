@@ -23,8 +23,8 @@ class Option(Parameter):
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Add the help text to the JSON schema of the parameter."""
-        described = {"description": self.help} if self.help else {}
-        return {**handler(core), **described}
+        description = {"description": self.help} if self.help else {}
+        return {**handler(core), **description}
 
 
 _GROUP_NAMES = ("Data", "Rows", "Values", "Features", "Model", "Run", "Cluster", "Output")
@@ -56,8 +56,7 @@ ArtifactPath = Annotated[
     str, Option(group=MODEL, help="Folder of a fitted model, or of runs (the latest is used).")
 ]
 Json = Annotated[
-    bool,
-    Option(negative="", group=OUTPUT, help="Print the summary as JSON on standard output."),
+    bool, Option(negative="", group=OUTPUT, help="Print the summary as JSON on standard output.")
 ]
 
 
@@ -66,8 +65,7 @@ class ExecutorOptions(TypedDict, total=False):
     """Where the work runs."""
 
     name: Annotated[
-        ExecutorName,
-        Option(name="--executor", group=RUN, help="Where to run. [default: dask]"),
+        ExecutorName, Option(name="--executor", group=RUN, help="Where to run. [default: dask]")
     ]
     workers: Annotated[
         WholeNumber,
@@ -78,8 +76,7 @@ class ExecutorOptions(TypedDict, total=False):
         ),
     ]
     worker_memory: Annotated[
-        str,
-        Option(group=CLUSTER, help="Minimum memory per worker process, such as 4GiB."),
+        str, Option(group=CLUSTER, help="Minimum memory per worker process, such as 4GiB.")
     ]
     cluster: Annotated[
         str,
@@ -100,9 +97,7 @@ class ExecutorOptions(TypedDict, total=False):
     performance_report: Annotated[
         str,
         Option(
-            group=CLUSTER,
-            metavar="FILE",
-            help="Write Dask's performance report to this HTML file.",
+            group=CLUSTER, metavar="FILE", help="Write Dask's performance report to this HTML file."
         ),
     ]
 
@@ -115,13 +110,7 @@ class SourcedValue(NamedTuple):
 
 
 def parse_local_path(text: str) -> Path:
-    """Parse a local path; refuse a URL, which would create a folder of that name.
-
-    Raises
-    ------
-    DataError
-        If it is a URL.
-    """
+    """Parse a local path; refuse a URL, which would create a folder of that name."""
     if "://" in text:
         raise DataError(f"{text} is a URL, but only a local path works here.")
     return Path(text)

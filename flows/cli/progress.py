@@ -1,4 +1,4 @@
-"""Progress of passes on standard error: bars on a terminal, log lines elsewhere."""
+"""Progress and log messages on standard error: bars on a terminal, otherwise text or JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,38 @@ from rich.progress import Progress as RichProgress
 
 from pipeline.executors.progress import Progress
 
+log = logging.getLogger("latentbits")
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+def configure_logging(as_json: bool = False) -> None:
+    """Write the log messages of this program to standard error, one per line."""
+    handler = logging.StreamHandler(sys.stderr)
+    if as_json:
+        handler.setFormatter(JsonLineFormatter())
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
+def is_logging_json() -> bool:
+    """Return whether log messages are written as JSON."""
+    return any(isinstance(handler.formatter, JsonLineFormatter) for handler in log.handlers)
+
+
+class JsonLineFormatter(logging.Formatter):
+    """Formats a message as a JSON object: time, level, message and the record's `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record as one line."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
 @contextmanager
@@ -99,36 +130,3 @@ class RowRate:
             if per_second >= size:
                 return f"{per_second / size:.1f} {unit} rows/s"
         return f"{per_second:.0f} rows/s"
-
-
-log = logging.getLogger("latentbits")
-
-
-def configure_logging(as_json: bool = False) -> None:
-    """Write the log messages of this program to standard error, one per line."""
-    handler = logging.StreamHandler(sys.stderr)
-    if as_json:
-        handler.setFormatter(JsonLineFormatter())
-    log.handlers, log.propagate = [handler], False
-    log.setLevel(logging.INFO)
-
-
-def is_logging_json() -> bool:
-    """Return whether log messages are written as JSON."""
-    return any(isinstance(handler.formatter, JsonLineFormatter) for handler in log.handlers)
-
-
-class JsonLineFormatter(logging.Formatter):
-    """Formats a message as a JSON object: time, level, message and the record's `fields`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a record as one line."""
-        entry = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry)

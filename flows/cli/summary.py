@@ -23,21 +23,9 @@ def print_json(summary: Mapping[str, Any]) -> None:
 
 
 def print_summary(
-    rows: Iterable[tuple[str, str]],
-    results: Mapping[str, str | None],
-    warnings: Sequence[str] = (),
+    rows: Iterable[tuple[str, str]], results: Mapping[str, str | None], warnings: Sequence[str] = ()
 ) -> None:
-    """Print a table of two columns, the warnings, and the paths of the results.
-
-    Parameters
-    ----------
-    rows
-        Names and values.
-    results
-        Paths of the results, by name; None is left out.
-    warnings
-        Texts of the warnings.
-    """
+    """Print a table of names and values, the warnings, and the named paths of the results."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows:
         table.add_row(name, value)
@@ -136,12 +124,12 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     rows = [(name.removeprefix("n_"), f"{summary[name]:,}") for name in sizes]
     rows.append(("columns", ", ".join(summary["columns"]) or "none"))
     if summary["left_out"]:
-        rows.append(("left out", _format_names(summary["left_out"])))
+        rows.append(("left out", join_names(summary["left_out"])))
     rows.append(("seconds", f"{summary['seconds']:.2f}"))
     print_summary(rows, {"dataset": summary["dataset"]}, summary["warnings"])
 
 
-def _format_names(names: Sequence[str]) -> str:
-    """List the first of many names."""
-    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
-    return ", ".join(names[:_MAX_SHOWN]) + more
+def join_names(names: Sequence[str], max_names: int = _MAX_SHOWN) -> str:
+    """List the first names, and the number of the others."""
+    more = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more

@@ -48,8 +48,7 @@ class RoleOptions(TypedDict, total=False):
     ]
     segment_by: Annotated[str, Option(group=ROWS, help="Column with the segment of each row.")]
     split_by: Annotated[
-        str,
-        Option(group=ROWS, help="Column with the split of each row, such as train or test."),
+        str, Option(group=ROWS, help="Column with the split of each row, such as train or test.")
     ]
     keep: Annotated[
         tuple[str, ...],
@@ -194,13 +193,7 @@ class ColumnRoles:
 
 
 def parse_roles(options: RoleOptions) -> ColumnRoles:
-    """Convert the options to roles.
-
-    Raises
-    ------
-    DataError
-        If an option is unknown or invalid, or two contradict each other.
-    """
+    """Convert the options to roles."""
     if unknown := [name for name in options if name not in RoleOptions.__annotations__]:
         names = ", ".join(RoleOptions.__annotations__)
         raise DataError(f"roles: {unknown[0]!r} is not a role. Choose among {names}.")

@@ -1,4 +1,4 @@
-"""Find the dataset, the split and the label that options name."""
+"""Find the dataset, the split, the label and the fitted model that options name."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
 
 def open_dataset_or_example(name: str) -> BinaryDataset:
-    """Open a dataset; create an example dataset if it does not exist yet.
-
-    Raises
-    ------
-    DataError
-        If there is no complete dataset, or an example is unknown or cannot be created.
-    """
+    """Open a dataset; create an example dataset if it does not exist yet."""
     if not name.startswith(EXAMPLE_PREFIX):
         return open_dataset(name)
     path = find_examples_folder() / compute_examples_digest() / f"{format_example_slug(name)}.zarr"
@@ -60,11 +54,6 @@ def resolve_split(
         Value of the option. `all` selects all rows, unless a split has that name.
     default
         Split to use if the option is not given and the dataset has this split.
-
-    Raises
-    ------
-    DataError
-        If the dataset has no such split.
     """
     if split is None:
         return default if default in dataset.splits else None
@@ -75,13 +64,7 @@ def resolve_split(
 
 
 def check_label(dataset: BinaryDataset, name: str | None) -> None:
-    """Check that a label is a per-row column or `segment`.
-
-    Raises
-    ------
-    DataError
-        If it is neither.
-    """
+    """Check that a label is a per-row column or `segment`."""
     columns = [*dataset.column_names, SEGMENT]
     if name is not None and name not in columns:
         raise DataError(
@@ -91,13 +74,7 @@ def check_label(dataset: BinaryDataset, name: str | None) -> None:
 
 
 def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
-    """Read the mixing matrix that generated a dataset, (n_features, n_components).
-
-    Raises
-    ------
-    DataError
-        If the dataset does not contain one, or it does not match the features.
-    """
+    """Read the mixing matrix that generated a dataset, (n_features, n_components)."""
     truth = dataset.attributes.get("truth")
     if not isinstance(truth, Mapping) or "mixing" not in truth:
         raise DataError(
@@ -152,13 +129,7 @@ def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:
-    """Load a fitted model, or the latest one in a folder of runs.
-
-    Raises
-    ------
-    DataError
-        If there is no complete artifact, or its model is unknown.
-    """
+    """Load a fitted model, or the latest one in a folder of runs."""
     artifact = load_artifact(path)
     try:
         return model_from_artifact(artifact)
@@ -167,13 +138,7 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
 
 
 def check_dataset_features(fitted: LoadedModel, dataset: BinaryDataset) -> None:
-    """Check that a dataset has the features of the fit, in the same order.
-
-    Raises
-    ------
-    DataError
-        If it does not; the message names the first feature that differs.
-    """
+    """Check that a dataset has the features of the fit, in the same order."""
     try:
         check_same_features(fitted.feature_names, dataset.feature_names, str(fitted.artifact.path))
     except FitError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flows.cli.summary import join_names
 from flows.data.columns import (
     SOURCES_KEY,
     ColumnRoles,
@@ -46,6 +47,11 @@ from storage.sources import (
 from storage.stores.locations import MANIFEST_NAME, AnyPath
 
 _DEFAULT_ROLES = ColumnRoles()
+_MAX_PADDING = 0.1
+_MAX_NAMES = 5
+_MIN_DISTINCT_SHARE = 0.9
+"""A column names the rows if at least this share of its values are distinct."""
+_MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,7 @@ def ingest_sources(
 def open_sources(
     patterns: Sequence[str], path: AnyPath, roles: ColumnRoles, append: bool, overwrite: bool
 ) -> IngestJob:
-    """Open sources, and check everything that can be checked before reading rows.
-
-    Raises
-    ------
-    DataError
-        If a source cannot be used, or the dataset exists already.
-    """
+    """Open sources, and check everything that can be checked before reading rows."""
     names = [name for pattern in patterns for name in _expand_pattern(pattern)]
     if not names:
         raise DataError("No source was given. Name at least one file.")
@@ -129,11 +129,6 @@ def open_new_sources(folders: Sequence[str], path: AnyPath, roles: ColumnRoles) 
     """Open the files in watched folders that the dataset does not contain yet.
 
     If there is no dataset yet, one is created.
-
-    Raises
-    ------
-    DataError
-        If a file cannot be used, or a file that the dataset contains has changed.
     """
     base = open_dataset(path) if (path / MANIFEST_NAME).exists() else None
     files = find_new_files(folders, read_known_sources(base))
@@ -146,38 +141,32 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
     roles, base = job.roles, job.base
     if base is not None:
         roles = merge_with_stored_roles(roles, base)
-    opened = _open_sources(names, roles, base)
+    sources = _open_sources(names, roles, base)
     if roles.drop_constant and base is None:
-        roles = replace(roles, drop=(*roles.drop, *find_constant_features(opened)))
-        opened = _open_sources(names, roles, base)
-    check_feature_names(opened[0].feature_names)
-    if isinstance(opened[0], Source):
-        opened[0].check_first_rows()
-    roles = roles.with_source_columns(opened[0])
+        roles = replace(roles, drop=(*roles.drop, *find_constant_features(sources)))
+        sources = _open_sources(names, roles, base)
+    check_feature_names(sources[0].feature_names)
+    if isinstance(sources[0], Source):
+        sources[0].check_first_rows()
+    roles = roles.with_source_columns(sources[0])
     if base is not None:
         check_stored_columns(roles, base)
     else:
         check_dataset_target(job.path, job.overwrite)
-    return replace(job, sources=opened, roles=roles)
+    return replace(job, sources=sources, roles=roles)
 
 
 def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
-    """Write the rows of all sources, or none; the manifest records the sources.
-
-    Raises
-    ------
-    DataError
-        If a value cannot be used; nothing is written then.
-    """
-    opened, roles = job.sources, job.roles
-    totals = [source.n_rows for source in opened]
+    """Write the rows of all sources, or none; the manifest records the sources."""
+    sources, roles = job.sources, job.roles
+    totals = [source.n_rows for source in sources]
     expected = None if None in totals else sum(totals)
-    n_rows = _count_rows(opened, expected) if roles.segments else expected
+    n_rows = _count_rows(sources, expected) if roles.segments else expected
     with _open_writer(job, n_rows) as writer:
         segment = make_segmenter(roles, n_rows, job.base)
-        done = n_ones = n_seen = 0
+        done = n_ones = n_observed = 0
         progress("ingest", done, n_rows or 0, done)
-        for batch in iter_batches_in_order(opened):
+        for batch in iter_batches_in_order(sources):
             columns = {
                 stored: batch.columns[name] for stored, name in roles.per_row_columns.items()
             }
@@ -185,11 +174,11 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
             done += len(batch.X)
             if roles.maps:
                 n_ones += int(batch.X.sum())
-                n_seen += batch.X.size if batch.observed is None else int(batch.observed.sum())
+                n_observed += batch.X.size if batch.observed is None else int(batch.observed.sum())
             progress("ingest", done, n_rows or 0, done)
-        if roles.maps and job.base is None and n_ones in (0, n_seen):
+        if roles.maps and job.base is None and n_ones in (0, n_observed):
             raise DataError(
-                f"{{map}}, {{yes}}: all {n_seen:,} values mean {int(n_ones > 0)}, none means "
+                f"{{map}}, {{yes}}: all {n_observed:,} values mean {int(n_ones > 0)}, none means "
                 f"{int(n_ones == 0)}. Check the map: "
                 f"{'; '.join(map(format_plain_map, roles.maps))}."
             )
@@ -235,15 +224,15 @@ def _open_sources(
     if roles.long:
         known = base.feature_names if base else None
         return [open_long_tables(names, roles.long, roles.duplicates, options, known)]
-    opened = [
+    sources = [
         open_example(name)
         if name.startswith(EXAMPLE_PREFIX)
         else open_source(name, options, items=items)
         for name in names
     ]
-    for source in opened[1:]:
-        _check_same_columns(opened[0], source)
-    return opened
+    for source in sources[1:]:
+        _check_same_columns(sources[0], source)
+    return sources
 
 
 def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
@@ -272,10 +261,10 @@ def _expand_pattern(pattern: str) -> list[str]:
 
 
 def _check_same_columns(first: Any, other: Any) -> None:
-    for what in ("feature_names", "column_names"):
-        expected, got = getattr(first, what), getattr(other, what)
-        if expected != got:
-            differ = sorted(set(expected) ^ set(got)) or ["their order"]
+    for attribute in ("feature_names", "column_names"):
+        names, other_names = getattr(first, attribute), getattr(other, attribute)
+        if names != other_names:
+            differ = sorted(set(names) ^ set(other_names)) or ["their order"]
             raise DataError(
                 f"{other.path}: the columns differ from those of {first.path}: "
                 f"{', '.join(map(str, differ[:5]))}. All sources must have the same columns."
@@ -295,21 +284,14 @@ def _merge_attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Map
     return expected
 
 
-def _count_rows(sources: Sequence[Any], known: int | None) -> int:
+def _count_rows(sources: Sequence[Any], known_rows: int | None) -> int:
     """Count the rows, for equal time bins; read the sources that do not know their number."""
-    if known is not None:
-        return known
+    if known_rows is not None:
+        return known_rows
     return sum(
         source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.iter_batches())
         for source in sources
     )
-
-
-_MAX_PADDING = 0.1
-_MAX_NAMES = 5
-_MIN_DISTINCT_SHARE = 0.9
-"""A column names the rows if at least this share of its values are distinct."""
-_MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
 
 
 def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
@@ -343,23 +325,23 @@ def _warn_about_single_row_segments(dataset: BinaryDataset) -> list[str]:
     lone = np.flatnonzero(np.bincount(segments, rows, dataset.n_segments) == 1)
     if not len(lone):
         return []
-    shown = _format_names([dataset.segment_names[segment] for segment in lone])
-    return [f"segments with a single row: {shown}; models that need segments leave them out"]
+    names = join_names([repr(dataset.segment_names[segment]) for segment in lone], _MAX_NAMES)
+    return [f"segments with a single row: {names}; models that need segments leave them out"]
 
 
 def _warn_about_duplicate_names(dataset: BinaryDataset) -> list[str]:
     """Warn about columns that name the rows but contain duplicates."""
     duplicates = {name: _find_duplicate_names(dataset, name) for name in dataset.column_names}
     return [
-        f"values of {name} that occur in several rows: {_format_names(values)}; correct them if "
-        "they name the rows"
+        f"values of {name} that occur in several rows: {join_names(values, _MAX_NAMES)}; correct "
+        "them if they name the rows"
         for name, values in duplicates.items()
         if values
     ]
 
 
 def _find_duplicate_names(dataset: BinaryDataset, name: str) -> list[str]:
-    """Find duplicate values, if nearly all rows (of the first) have a value of their own."""
+    """Find duplicate values, quoted, if a column names the rows: nearly all values are distinct."""
     are_names = name == _find_row_column(dataset)
     if not (are_names or _can_be_names(dataset, name)):
         return []
@@ -370,7 +352,7 @@ def _find_duplicate_names(dataset: BinaryDataset, name: str) -> list[str]:
             name, dataset.read_row_labels(key, [name])[1][name]
         ).tolist()
     )
-    duplicates = [str(value) for value, n in counts.items() if n > 1 and value != ""]
+    duplicates = [repr(str(value)) for value, n in counts.items() if n > 1 and value != ""]
     return duplicates if are_names or len(counts) > _MIN_DISTINCT_SHARE * counts.total() else []
 
 
@@ -390,8 +372,3 @@ def _can_be_names(dataset: BinaryDataset, name: str) -> bool:
     if name in dataset.levels:
         return dataset.levels[name].pages[-1][0] > _MIN_DISTINCT_SHARE * dataset.n_rows
     return str(dataset.manifest["columns"][name]["kind"]) == "int"
-
-
-def _format_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
-    return f"{', '.join(map(repr, names[:_MAX_NAMES]))}{more}"

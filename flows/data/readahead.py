@@ -20,13 +20,13 @@ T = TypeVar("T")
 _SPOOL_BYTES = 64 << 20
 
 
-def read_ahead(parts: Iterator[T]) -> Iterator[T]:
-    """Make each part in a thread while the previous one is used."""
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Read each item in a thread while the previous one is used."""
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(next, parts, None)
-        while (part := waiting.result()) is not None:
-            waiting = pool.submit(next, parts, None)
-            yield part
+        waiting = pool.submit(next, items, None)
+        while (item := waiting.result()) is not None:
+            waiting = pool.submit(next, items, None)
+            yield item
 
 
 def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:

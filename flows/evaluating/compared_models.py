@@ -54,14 +54,7 @@ class ComparedModel:
 
 
 def load_compared_model(path: str, dataset: BinaryDataset) -> ComparedModel:
-    """Load an artifact, and check that it can be used on a dataset.
-
-    Raises
-    ------
-    DataError, FitError
-        If there is no complete artifact of a known model, or the dataset lacks its features or the
-        labels that it predicts.
-    """
+    """Load an artifact, and check that it can be used on a dataset."""
     fitted = load_fitted_model(parse_path(path))
     check_dataset_features(fitted, dataset)
     segments, names, manifest = fitted.segments, dataset.segment_names, fitted.artifact.manifest
@@ -149,8 +142,8 @@ def _check_rows(small: ComparedModel, large: ComparedModel) -> None:
 def _is_nested(small: ComparedModel, large: ComparedModel) -> bool:
     """Return whether the smaller model is a special case of the larger one."""
     a, b = small.manifest["hyperparameters"], large.manifest["hyperparameters"]
-    same = ("prior_precision", "constant_features")
-    is_comparable = all(a[name] == b[name] for name in same) and not a["prior_precision"]
+    has_same_settings = all(a[name] == b[name] for name in ("prior_precision", "constant_features"))
+    is_comparable = has_same_settings and not a["prior_precision"]
     return is_comparable and b["equal_slopes"] == "no" and small.n_components <= large.n_components
 
 

@@ -39,10 +39,8 @@ def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> Di
 
     Raises
     ------
-    DataError
+    DataError, FitError
         If there is no such column, or it does not define two groups of enough rows.
-    FitError
-        If a test is chosen without a column.
     """
     if column is None:
         if test == _LIKELIHOOD_RATIO:
@@ -87,7 +85,7 @@ def compute_item_bias(
         trait["focal_trait"] = dict(zip(("mean", "sd"), focal.tolist(), strict=True))
     order = np.argsort(tests.p, kind="stable")
     columns = {name: values[order].tolist() for name, values in tests._asdict().items()}
-    items = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+    items = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {
         "column": groups.column,
         "test": groups.test,

@@ -37,17 +37,7 @@ _MIN_FOLDS = 2
 
 @dataclass(frozen=True)
 class ModelToRefit:
-    """A model to fit again.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    model, seed
-        Its settings.
-    artifact
-        Path of the artifact with these settings; None for a baseline.
-    """
+    """A model to fit again; `artifact` is the path of its settings, None for a baseline."""
 
     name: str
     model: Model
@@ -57,16 +47,14 @@ class ModelToRefit:
 
 @dataclass(frozen=True)
 class CrossValidationRows:
-    """Rows divided into folds.
+    """Rows divided into folds, and the means to read them.
 
     Attributes
     ----------
-    dataset
-        The dataset.
+    dataset, folds
+        The dataset and its folds.
     rows
         All rows; they should stay in memory, as every fold reads them.
-    folds
-        The folds.
     executor, seed, progress
         As for `pipeline.passes.map_reduce.collect_statistics`; the seed is for draws of codes.
     """
@@ -90,13 +78,7 @@ class _FoldResult:
 
 
 def check_folds(n_folds: int, label: str | None, models: Sequence[Model]) -> None:
-    """Check that models can be cross-validated.
-
-    Raises
-    ------
-    FitError
-        If there are too few folds, or labels are involved.
-    """
+    """Check that models can be cross-validated."""
     if n_folds < _MIN_FOLDS:
         raise FitError(f"{{folds}} is {n_folds}. Choose at least {_MIN_FOLDS}.")
     if label is not None:
@@ -115,18 +97,9 @@ def cross_validate(
     with_baselines: bool,
     stages: StageRunner,
 ) -> dict[str, Any]:
-    """Cross-validate models.
+    """Cross-validate models, and the baselines too if `with_baselines`; each fit is a stage.
 
-    Parameters
-    ----------
-    refits
-        The models.
-    rows
-        The rows.
-    with_baselines
-        Whether to cross-validate the baselines too; those that cannot be fitted only warn.
-    stages
-        Runs each fit as a stage.
+    A baseline that cannot be fitted becomes a warning.
 
     Raises
     ------
@@ -188,8 +161,8 @@ def _refit_and_score(fold: RowFold, refit: ModelToRefit, rows: CrossValidationRo
     state = fit_model(
         refit.model, fold.select_training(rows.rows), executor, refit.seed, progress=progress
     )
-    known = map_fitted_segments(state.params, dataset.segment_names)
-    subject = match_segments(refit.model, state.params, known, dataset.segment_names)
+    segments = map_fitted_segments(state.params, dataset.segment_names)
+    subject = match_segments(refit.model, state.params, segments, dataset.segment_names)
     measure = find_likelihood_measure(subject, dataset.n_features)
     held_out = fold.select_held_out(rows.rows)
     sums = score_rows(subject, measure.name, held_out, executor, rows.seed, progress)

@@ -407,10 +407,7 @@ def _find_training_overlap(job: EvaluationJob, model: ComparedModel) -> str:
 
 
 def _compare_with_samples(
-    job: EvaluationJob,
-    model: ComparedModel,
-    segment_rows: NDArray[np.int64],
-    observed: PairCounts,
+    job: EvaluationJob, model: ComparedModel, segment_rows: NDArray[np.int64], observed: PairCounts
 ) -> dict[str, Any]:
     """Compare marginals and pairs in the data and in rows drawn from the model, if it can."""
     subject = model.subject

@@ -33,8 +33,8 @@ _KIND_TEXTS = {
     "composite": "sum over pairs of features; not comparable with log-likelihoods",
     "none": "the model has no likelihood; compare bits, labels, marginals and pairs",
 }
-
-
+ModelSummary = Mapping[str, Any]
+_NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
 _MAX_ITEMS = 30
 _BIAS_NAMES = {"odds_ratio": "odds ratio", "grade": "class"}
 _BIAS_NOTES = {
@@ -218,23 +218,16 @@ def _format_bias_cell(name: str, value: Any) -> str:
     return f"{value:.4f}" if name == "p" else f"{value:.2f}"
 
 
-ModelSummary = Mapping[str, Any]
-_NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
-
-
 def print_code_quality(models: Sequence[ModelSummary], console: Console) -> None:
     """Print how well codes keep neighbourhoods and predict the label, best model first."""
-    if not (
-        shown := sorted(
-            (m for m in models if _NEIGHBOURHOODS in m or _NEIGHBOUR_LABELS in m),
-            key=_make_code_sort_key,
-        )
-    ):
+    compared = [m for m in models if _NEIGHBOURHOODS in m or _NEIGHBOUR_LABELS in m]
+    if not compared:
         return
-    for line in _iter_code_header_lines(shown):
+    compared.sort(key=_make_code_sort_key)
+    for line in _iter_code_header_lines(compared):
         console.print(line, markup=False)
-    console.print(_make_code_table(shown))
-    for line in _iter_code_footer_lines(shown):
+    console.print(_make_code_table(compared))
+    for line in _iter_code_footer_lines(compared):
         console.print(line, markup=False)
 
 
@@ -269,15 +262,15 @@ def _make_code_table(models: Sequence[ModelSummary]) -> Table:
             model["name"],
             f"{model['n_components']}",
             *(f"{near[name]:.3f}" if near else "" for name in ("trustworthiness", "continuity")),
-            *(_format_accuracy(label, by) for by in ("", "_by_bits") if labels),
+            *(_format_accuracy(label, suffix) for suffix in ("", "_by_bits") if labels),
         )
     return table
 
 
-def _format_accuracy(result: Mapping[str, Any] | None, by: str) -> str:
+def _format_accuracy(result: Mapping[str, Any] | None, suffix: str) -> str:
     if result is None:
         return ""
-    return f"{result['accuracy' + by]:.1%} ± {result['standard_error' + by]:.1%}"
+    return f"{result['accuracy' + suffix]:.1%} ± {result['standard_error' + suffix]:.1%}"
 
 
 def _iter_code_footer_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
@@ -296,5 +289,5 @@ def _select_results(models: Sequence[ModelSummary], name: str) -> list[Mapping[s
     return [model[name] for model in models if name in model]
 
 
-def _format_rows(n: int, of: int) -> str:
-    return f"{n:,} rows" if n == of else f"{n:,} of {of:,} rows"
+def _format_rows(n: int, total: int) -> str:
+    return f"{n:,} rows" if n == total else f"{n:,} of {total:,} rows"

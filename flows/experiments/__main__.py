@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flows.cli.app import make_app, run_app
-from flows.cli.startup import rewrite_commands
+from flows.cli.app import format_help, make_app, run_app
 from flows.experiments import binary_ica, clipped_pca, denoising, loadings, noisy_or, tipping
 
 HELP = "Reproduce published figures, and draw the loadings of fitted models."
@@ -25,7 +24,7 @@ _COMMANDS = {
 
 app = make_app("experiments", HELP, EXAMPLES)
 for _name, (_main, _help, _examples) in _COMMANDS.items():
-    app.command(_main, name=_name, help=_help, help_epilogue=rewrite_commands(_examples))
+    app.command(_main, name=_name, help=format_help(_help), help_epilogue=format_help(_examples))
 
 if __name__ == "__main__":
     run_app(app)

@@ -84,8 +84,7 @@ class ImageExperimentOptions(ExperimentOptions):
     """Options of an experiment on binary images."""
 
     dataset: Annotated[
-        str | None,
-        Option(help="Dataset of binary images. [default: the 2s of example:digits]"),
+        str | None, Option(help="Dataset of binary images. [default: the 2s of example:digits]")
     ] = None
     split: Split = None
     image_shape: ImageShape = None

@@ -103,11 +103,6 @@ def match_exactly(correlation: Array, n_components: int, seeds: Iterable[int]) -
     ExactMatch
         The start with the smallest residual. If the model is not identifiable, it is one of many
         exact solutions.
-
-    Raises
-    ------
-    FitError
-        If the number of components is out of range.
     """
     n_segments, n_features, _ = correlation.shape
     if not 1 <= n_components <= n_features:

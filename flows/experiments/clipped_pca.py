@@ -66,11 +66,7 @@ def compare_on_ring(
     fit = fit_one_pass(model, dataset, seed, where)
     # Spins are ±1, so their covariance is four times the covariance of the bits.
     spins = 4 * fit_linear_pca(fit.statistics, n_features).eigenvalues
-    spectra = {
-        "spins": spins,
-        "clipped_pca": fit.params.eigenvalues,
-        **_limit_spectra(n_features),
-    }
+    spectra = {"spins": spins, "clipped_pca": fit.params.eigenvalues, **_limit_spectra(n_features)}
     table = _ring_spectrum_rows(spectra)
     write_table(Path(output, "ring_spectrum"), table)
     rng = np.random.default_rng(seed)
@@ -96,11 +92,7 @@ def _ring_spectrum_rows(spectra: Mapping[str, Array]) -> list[dict[str, Any]]:
 
 
 def _plot_figure(
-    output: Path,
-    rows: Bits,
-    samples: Bits,
-    spectra: Mapping[str, Array],
-    n_rows: int,
+    output: Path, rows: Bits, samples: Bits, spectra: Mapping[str, Array], n_rows: int
 ) -> None:
     n_features = rows.shape[1]
     title = f"Spins on a ring: {n_features} features, {n_rows:,} rows"

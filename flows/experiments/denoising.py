@@ -351,13 +351,7 @@ def run_denoising(options: DenoisingOptions) -> dict[str, Any]:
 
 
 def split_images(images: BinaryImages) -> tuple[Bits, Bits]:
-    """Split the images into the first two thirds and the last third.
-
-    Raises
-    ------
-    FitError
-        If there are too few, or values are missing.
-    """
+    """Split the images into the first two thirds and the last third."""
     if images.block.observed_words is not None:
         raise FitError("The images have missing values. Choose other rows.")
     X = images.block.unpack_values()

@@ -11,11 +11,7 @@ from rich.console import Console
 
 from flows.cli.options import WholeNumber
 from flows.experiments.base import ImageShape
-from flows.experiments.drawing import (
-    ImageRow,
-    check_figure_suffix,
-    save_images,
-)
+from flows.experiments.drawing import ImageRow, check_figure_suffix, save_images
 from flows.report.figures.images import find_image_layout
 from flows.report.tables import format_title
 from pipeline.errors import FitError

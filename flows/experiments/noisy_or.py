@@ -136,9 +136,7 @@ def _build_lines_network(cases: EnumeratedCases) -> NoisyOrParams:
     # The best approximation: top units are independent, but the patterns are not.
     patterns, lines_of_any = np.full(len(images), 0.15), np.full(10, 0.25)
     return _build_network(
-        pixels.reshape(25, 10),
-        np.column_stack([whole.T, lines_of_any]),
-        np.append(patterns, 0.55),
+        pixels.reshape(25, 10), np.column_stack([whole.T, lines_of_any]), np.append(patterns, 0.55)
     )
 
 

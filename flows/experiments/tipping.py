@@ -107,13 +107,7 @@ def draw_synthetic_rows(n_copies: int, seed: int) -> list[SyntheticRows]:
 def open_images(
     dataset: str | None, split: str | None, image_shape: str | None, max_rows: int | None
 ) -> BinaryImages:
-    """Read the images, optionally only the first ones; by default the digit 2 of the example.
-
-    Raises
-    ------
-    DataError, FitError
-        If there is no such dataset or split, or the rows cannot be fitted.
-    """
+    """Read the images, optionally only the first ones; by default the digit 2 of the example."""
     opened, segment = open_dataset_or_example(dataset or base.EXAMPLE_DATASET), None
     layout = find_image_layout(opened.feature_names, image_shape)
     name = opened.path.name.removesuffix(".zarr")

@@ -74,11 +74,6 @@ def plot_codes(
         Name of each row's label or segment, (n_rows,).
     title
         Title of the axes.
-
-    Raises
-    ------
-    FitError
-        If the codes are not pairs of finite numbers, or the number of labels differs.
     """
     points = _check_codes(codes)
     groups = _group_rows(labels, len(points))

@@ -25,12 +25,7 @@ from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
-from pipeline.numerics.logistic.latent_nodes import (
-    Nodes,
-    draw_nodes,
-    gauss_hermite,
-    node_posterior,
-)
+from pipeline.numerics.logistic.latent_nodes import Nodes, draw_nodes, gauss_hermite, node_posterior
 
 Estimator = Literal["variational", "sampling", "quadrature"]
 
@@ -107,11 +102,6 @@ def plane_posterior(
         Values and mask, 1 = observed, (n_features,); None if no value is missing.
     weights, offsets
         w (n_features, 2) and b (n_features,).
-
-    Raises
-    ------
-    FitError
-        If there are not two latent dimensions.
     """
     if weights.ndim != 2 or weights.shape[1] != 2:
         raise FitError(

@@ -24,16 +24,13 @@ from storage.codes.codes import Codes
 from storage.errors import DataError
 
 _INTERVAL_ENDS = ("low", "high")
+_PAIR_DIMS = ("feature", "feature_j")
+_STRIP_ARRAYS = ("correlation", "status")
+_PAIRS_PER_BATCH = 1 << 17
 
 
 def make_item_table(artifact: Artifact) -> BatchedTable:
-    """Make a table with one line per feature: its name, and all parameters of features.
-
-    Raises
-    ------
-    DataError
-        If the model has no parameters of features.
-    """
+    """Make a table with one line per feature: its name, and all parameters of features."""
     columns = read_item_columns(artifact)
     if not columns:
         raise DataError(
@@ -73,8 +70,8 @@ def _iter_array_groups(artifact: Artifact) -> Iterator[ArrayGroup]:
 
 def _move_features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...], Array]:
     dims = artifact.dims(name)
-    at = dims.index("feature")
-    return (*dims[:at], *dims[at + 1 :]), np.moveaxis(artifact[name], at, 0)
+    axis = dims.index("feature")
+    return (*dims[:axis], *dims[axis + 1 :]), np.moveaxis(artifact[name], axis, 0)
 
 
 def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
@@ -82,8 +79,8 @@ def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
     interval = f"{name}_interval"
     if interval not in artifact or len(artifact[interval]) != len(_INTERVAL_ENDS):
         return {}
-    at = artifact.dims(name).index("feature")
-    ends = np.moveaxis(artifact[interval], 1 + at, 1)
+    axis = artifact.dims(name).index("feature")
+    ends = np.moveaxis(artifact[interval], 1 + axis, 1)
     return {f"{name}_{bound}": values for bound, values in zip(_INTERVAL_ENDS, ends, strict=True)}
 
 
@@ -97,20 +94,10 @@ def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
     return ~np.isfinite(errors).all(axis=1)
 
 
-_PAIR_DIMS = ("feature", "feature_j")
-_STRIP_ARRAYS = ("correlation", "status")
-_PAIRS_PER_BATCH = 1 << 17
-
-
 def make_correlation_table(artifact: Artifact) -> BatchedTable:
     """Make a table with one line per pair of features, and per segment if each has its own.
 
     Correlations that the data do not determine are missing; the status gives the reason.
-
-    Raises
-    ------
-    DataError
-        If the model has no correlations.
     """
     if artifact.pairs is not None:
         return _make_table_from_strips(artifact, artifact.pairs)
@@ -132,7 +119,7 @@ def make_correlation_table(artifact: Artifact) -> BatchedTable:
 def _make_table_from_matrices(
     artifact: Artifact, arrays: Mapping[str, Array], segments: list[str]
 ) -> BatchedTable:
-    """List the pairs in arrays (n_features, n_features), or in those of all segments."""
+    """List the pairs in arrays (n_features, n_features), for each segment if there are several."""
     names = artifact.manifest["feature_names"]
     p, places = len(names), [*enumerate(segments)] or [(..., None)]
     step = max(1, _PAIRS_PER_BATCH // p)
@@ -158,16 +145,15 @@ def _make_table_from_strips(artifact: Artifact, pairs: Codes) -> BatchedTable:
         for key in range(pairs.n_chunks):
             strip = pairs.read_chunk(key, _STRIP_ARRAYS)
             height = len(strip["status"])
-            for at in range(0, height, step):
-                rows = {name: a[at : at + step] for name, a in strip.items()}
-                firsts = range(first + at, first + min(at + step, height))
+            for start in range(0, height, step):
+                rows = {name: a[start : start + step] for name, a in strip.items()}
+                firsts = range(first + start, first + min(start + step, height))
                 yield _make_batch(names, firsts, rows, None)
             first += height
 
-    none = {name: a[:0] for name, a in pairs.read_chunk(0, _STRIP_ARRAYS).items()}
-    return BatchedTable(
-        _make_batch(names, range(0), none, None).schema, p * (p - 1) // 2, batches()
-    )
+    empty = {name: a[:0] for name, a in pairs.read_chunk(0, _STRIP_ARRAYS).items()}
+    schema = _make_batch(names, range(0), empty, None).schema
+    return BatchedTable(schema, p * (p - 1) // 2, batches())
 
 
 def _make_batch(
@@ -184,17 +170,17 @@ def _make_batch(
 
 
 def _iter_pair_columns(
-    arrays: Mapping[str, Array], at: tuple[object, ...]
+    arrays: Mapping[str, Array], indices: tuple[object, ...]
 ) -> Iterator[tuple[str, pa.Array]]:
     """Iterate over the columns of pairs; correlations that are not determined are masked."""
-    statuses = {name: values[at] for name, values in arrays.items() if name.endswith("status")}
+    statuses = {name: a[indices] for name, a in arrays.items() if name.endswith("status")}
     unknown = np.any([a >= PairStatus.CONSTANT_FEATURE for a in statuses.values()], axis=0)
     for name, values in arrays.items():
         if name in statuses:
             words = pa.array([status.name.lower().replace("_", " ") for status in PairStatus])
             yield "status", words.take(pa.array(statuses[name]))
         else:
-            yield name.removesuffix("s"), pa.array(values[at], mask=unknown)
+            yield name.removesuffix("s"), pa.array(values[indices], mask=unknown)
 
 
 def make_fit_table(artifact: Artifact) -> BatchedTable:

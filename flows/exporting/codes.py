@@ -22,9 +22,13 @@ from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.levels import Levels
 from storage.errors import DataError
 
+SEGMENT = "segment"
+_MAX_CACHED_PAGES = 4  # pages of texts per column in memory; consecutive rows share pages
+RowPositions = NDArray[np.int64]
+
 
 def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDataset:
-    """Find the dataset that codes belong to: the given one, or the recorded one.
+    """Return the dataset that codes belong to: `dataset`, or the recorded one if it is None.
 
     Raises
     ------
@@ -50,17 +54,7 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
 def make_code_table(
     codes: Codes, dataset: BinaryDataset, progress: Progress = ignore_progress
 ) -> BatchedTable:
-    """Make a table with one line per row: its number, segment, stored columns and codes.
-
-    Parameters
-    ----------
-    codes
-        The codes.
-    dataset
-        The dataset that they belong to.
-    progress
-        Called after every batch.
-    """
+    """Make a table with one line per row: its number, segment, stored columns and codes."""
     batches = _iter_batches(codes, dataset, progress)
     first = next(batches)
     return BatchedTable(first.schema, codes.n_rows, chain([first], batches))
@@ -100,11 +94,6 @@ def _iter_array_groups(
             yield ArrayGroup(dims[name], {name: values})
 
 
-SEGMENT = "segment"
-_MAX_CACHED_PAGES = 4  # pages of texts per column in memory; consecutive rows share pages
-RowPositions = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class RowLabelReader:
     """Reads row numbers, segments and stored columns; keeps the chunk read last in memory."""
@@ -141,8 +130,9 @@ class RowLabelReader:
         keys = np.searchsorted(first_rows, rows, side="right") - 1
         for key in np.unique(keys).tolist():
             segments, columns = self._read_chunk(key)
-            at = rows[keys == key] - first_rows[key]
-            parts.append((segments[at], {name: values[at] for name, values in columns.items()}))
+            indices = rows[keys == key] - first_rows[key]
+            chosen = {name: values[indices] for name, values in columns.items()}
+            parts.append((segments[indices], chosen))
         joined = {
             name: np.concatenate([columns[name] for _, columns in parts]) for name in parts[0][1]
         }
@@ -177,5 +167,5 @@ def _look_up_texts(levels: Levels, page: Callable[[int], pa.Array], codes: Array
     first = int(on_page.min())
     pages = [page(k) for k in range(first, int(on_page.max()) + 1)]
     starts = np.cumsum([0, *(len(texts) for texts in pages)])
-    at = pa.array(starts[on_page - first] + places)
-    return pa.chunked_array(pages).take(at).combine_chunks()
+    indices = pa.array(starts[on_page - first] + places)
+    return pa.chunked_array(pages).take(indices).combine_chunks()

@@ -1,4 +1,4 @@
-"""Write tables to CSV, Parquet or Excel, batch by batch; a file appears once it is complete."""
+"""Make table columns from arrays, and write tables to CSV, Parquet or Excel, batch by batch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,60 @@ from storage.stores.locations import check_target_file
 _BATCH_BYTES = 8 << 20
 _MAX_EXACT_INTEGER = 10**15
 """Excel keeps 15 digits, so longer whole numbers are written as text."""
+
+
+Array = NDArray[Any]
+DimensionLabels = Mapping[str, Sequence[str]]
+"""Names of the positions along a dimension; other dimensions are numbered from 1."""
+
+
+class ArrayGroup(NamedTuple):
+    """Arrays of the same dimensions whose columns stand next to each other.
+
+    Attributes
+    ----------
+    dims
+        All dimensions but the first, which are the rows of the table.
+    arrays
+        The arrays by name, (n_rows, …) each.
+    """
+
+    dims: tuple[str, ...]
+    arrays: Mapping[str, Array]
+
+
+def iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
+    """Iterate over the named columns of a group, position by position."""
+    shape = next(iter(group.arrays.values())).shape[1:]
+    for index in np.ndindex(shape):
+        if not _is_redundant(group.dims, index):
+            positions = zip(group.dims, index, strict=True)
+            labels = [_format_label(dim, k, names) for dim, k in positions]
+            for name, values in group.arrays.items():
+                column = np.ascontiguousarray(values[(slice(None), *index)])
+                yield "_".join((name, *labels)), column
+
+
+def _is_redundant(dims: Sequence[str], index: Sequence[int]) -> bool:
+    """Return whether a position is on or below the diagonal of a symmetric matrix.
+
+    The diagonal of a covariance matrix holds the variances, which already have columns; the
+    diagonal of a correlation matrix is 1.
+    """
+    position = dict(zip(dims, index, strict=True))
+    return any(k >= position.get(f"{dim}_j", k + 1) for dim, k in position.items())
+
+
+def _format_label(dim: str, index: int, names: DimensionLabels) -> str:
+    labels = names.get(dim.removesuffix("_j"))
+    return str(labels[index]) if labels is not None else str(index + 1)
+
+
+def list_segment_names(artifact: Artifact) -> list[str]:
+    """List the names of the segments with their own parameters, in the order of the parameters."""
+    names = artifact.manifest["segment_names"]
+    indices = artifact["segments"].tolist() if "segments" in artifact else range(len(names))
+    return [names[index] for index in indices]
 
 
 class BatchedTable(NamedTuple):
@@ -72,16 +126,16 @@ def write_table(table: BatchedTable, target: Path, overwrite: bool) -> None:
 
 def _write_csv(table: BatchedTable, file: IO[bytes]) -> None:
     with pa.csv.CSVWriter(file, table.schema) as writer:
-        for part in read_ahead(_join_batches(table)):
-            writer.write_table(part)
+        for batch in read_ahead(_join_batches(table)):
+            writer.write_table(batch)
 
 
 def _write_parquet(table: BatchedTable, file: IO[bytes]) -> None:
     # Dictionaries of distinct numbers would take twice the time, and more space.
     texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
     with pa.parquet.ParquetWriter(file, table.schema, use_dictionary=texts) as writer:
-        for part in read_ahead(_join_batches(table)):
-            writer.write_table(part)
+        for batch in read_ahead(_join_batches(table)):
+            writer.write_table(batch)
 
 
 def _join_batches(table: BatchedTable) -> Iterator[pa.Table]:
@@ -130,56 +184,3 @@ _WRITERS: dict[str, Callable[[BatchedTable, IO[bytes]], None]] = {
     ".parquet": _write_parquet,
     ".xlsx": _write_excel,
 }
-
-
-Array = NDArray[Any]
-DimensionLabels = Mapping[str, Sequence[str]]
-"""Names of the positions along a dimension; other dimensions are numbered from 1."""
-
-
-class ArrayGroup(NamedTuple):
-    """Arrays of the same dimensions whose columns stand next to each other.
-
-    Attributes
-    ----------
-    dims
-        All dimensions but the first, which are the rows of the table.
-    arrays
-        The arrays by name, (n_rows, …) each.
-    """
-
-    dims: tuple[str, ...]
-    arrays: Mapping[str, Array]
-
-
-def iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
-    """Iterate over the named columns of a group, position by position."""
-    shape = next(iter(group.arrays.values())).shape[1:]
-    for at in np.ndindex(shape):
-        if not _is_redundant(group.dims, at):
-            labels = [_format_label(dim, k, names) for dim, k in zip(group.dims, at, strict=True)]
-            for name, values in group.arrays.items():
-                column = np.ascontiguousarray(values[(slice(None), *at)])
-                yield "_".join((name, *labels)), column
-
-
-def _is_redundant(dims: Sequence[str], at: Sequence[int]) -> bool:
-    """Return whether a position is on or below the diagonal of a symmetric matrix.
-
-    Diagonals of covariances are the variances, which have columns already; those of correlations
-    are 1.
-    """
-    position = dict(zip(dims, at, strict=True))
-    return any(k >= position.get(f"{dim}_j", k + 1) for dim, k in position.items())
-
-
-def _format_label(dim: str, index: int, names: DimensionLabels) -> str:
-    known = names.get(dim.removesuffix("_j"))
-    return str(known[index]) if known is not None else str(index + 1)
-
-
-def list_segment_names(artifact: Artifact) -> list[str]:
-    """List the names of the segments with their own parameters, in the order of these."""
-    names = artifact.manifest["segment_names"]
-    indices = artifact["segments"].tolist() if "segments" in artifact else range(len(names))
-    return [names[index] for index in indices]

@@ -20,14 +20,7 @@ def has_table_suffix(output: str) -> bool:
 
 
 def check_table_file(output: str, overwrite: bool) -> Path:
-    """Check that a table can be written to a file, and return its path.
-
-    Raises
-    ------
-    DataError
-        If the suffix is unknown, the file is not local or exists already, or a package to write it
-        is missing.
-    """
+    """Check that a table can be written to a file, and return its path."""
     file = parse_local_path(output)
     if not has_table_suffix(output):
         raise DataError(
@@ -44,13 +37,7 @@ def check_table_file(output: str, overwrite: bool) -> Path:
 
 
 def check_table_size(file: AnyPath, n_rows: int, n_columns: int = 0) -> None:
-    """Check that a table is not too large for an Excel sheet, if it is written to one.
-
-    Raises
-    ------
-    DataError
-        If it is.
-    """
+    """Check that a table is not too large for an Excel sheet, if it is written to one."""
     (max_rows, max_columns), is_excel = _MAX_EXCEL_SHAPE, file.name.lower().endswith(".xlsx")
     if is_excel and (n_rows > max_rows or n_columns > max_columns):
         raise DataError(

@@ -40,7 +40,7 @@ class CheckpointStore:
 def collect_or_load(
     kind: type[Statistics], folder: AnyPath, resume: bool, collect: Callable[[], Statistics]
 ) -> Statistics:
-    """Collect statistics and save them; a resumed fit loads those that were saved."""
+    """Collect statistics and save them; a resumed fit loads the saved statistics."""
     if resume:
         try:
             return load_statistics(kind, folder)
@@ -75,15 +75,15 @@ def save_state(folder: AnyPath, state: FitState) -> None:
 
 
 def _collect_arrays(state: FitState) -> dict[str, NDArray[Any]]:
-    """Collect all arrays of a state and of its starts, by part and name."""
+    """Collect all arrays of a state and of its starts, named `GROUP-NAME`."""
     params = {"params": state.params} | ({} if state.best is None else {"best": state.best})
-    parts: dict[str, Mapping[str, NDArray[Any]]] = {
-        part: {name: a for name, (_, a) in get_named_arrays(values).items()}
-        for part, values in params.items()
+    groups: dict[str, Mapping[str, NDArray[Any]]] = {
+        group: {name: a for name, (_, a) in get_named_arrays(values).items()}
+        for group, values in params.items()
     }
-    parts |= {name: getattr(state, name) for name in _ARRAY_FIELDS}
-    parts |= {f"start{k}": _collect_arrays(start) for k, start in enumerate(state.starts)}
-    return {f"{part}-{name}": a for part, arrays in parts.items() for name, a in arrays.items()}
+    groups |= {name: getattr(state, name) for name in _ARRAY_FIELDS}
+    groups |= {f"start{k}": _collect_arrays(start) for k, start in enumerate(state.starts)}
+    return {f"{group}-{name}": a for group, arrays in groups.items() for name, a in arrays.items()}
 
 
 def _describe_state(state: FitState) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _describe_state(state: FitState) -> dict[str, Any]:
         "iteration": state.iteration,
         "history": state.history,
         "diagnostics": state.diagnostics,
-        "warnings": [asdict(notice) for notice in state.warnings],
+        "warnings": [asdict(warning) for warning in state.warnings],
         "starts": [_describe_state(start) for start in state.starts],
         "done": state.done,
     }

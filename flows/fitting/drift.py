@@ -47,23 +47,19 @@ _CHANCE_METHOD = (
 def measure_drift(
     job: FitJob, state: FitState, n_samples: int, statistics: Statistics | None
 ) -> dict[str, Any] | None:
-    """Compare a fit with the latest one, if that is of the same model and rows were appended since.
+    """Compare a fit with the latest one of the same model, if rows were appended since.
 
     Parameters
     ----------
-    job
-        The fit.
-    state
-        Its final state.
-    n_samples
-        Number of its rows.
+    job, state, n_samples
+        The fit, its final state and its number of rows.
     statistics
         Statistics of its first pass, if they are in memory.
 
     Returns
     -------
     dict or None
-        The drift as the artifact records it; None if there is no such fit.
+        The drift as the artifact records it; None if there is no earlier fit to compare with.
     """
     before = _find_previous_fit(job)
     if before is None:
@@ -106,20 +102,20 @@ def _find_previous_fit(job: FitJob) -> LoadedModel | None:
 
 
 def _list_new_segments(before: LoadedModel, job: FitJob) -> list[str]:
-    known = set(before.artifact.manifest["segment_names"])
-    return [name for name in job.dataset.segment_names if name not in known]
+    old_names = set(before.artifact.manifest["segment_names"])
+    return [name for name in job.dataset.segment_names if name not in old_names]
 
 
-def _list_changed_settings(before: Model, now: Model) -> list[str]:
-    old, new = asdict(before), asdict(now)  # type: ignore[call-overload]
+def _list_changed_settings(before: Model, after: Model) -> list[str]:
+    old, new = asdict(before), asdict(after)  # type: ignore[call-overload]
     return [name for name in new if new[name] != old[name]]
 
 
-def _compare_parameters(before: Any, now: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _compare_parameters(before: Any, after: Any, names: tuple[str, ...]) -> dict[str, Any]:
     comparison: dict[str, Any] = {}
-    if similarity := compare_loadings(before, now):
+    if similarity := compare_loadings(before, after):
         comparison |= {"array": similarity[0], "similarity": similarity[1]}
-    if move := find_largest_move(before, now):
+    if move := find_largest_move(before, after):
         comparison["largest_move"] = {**move._asdict(), "feature": names[move.feature]}
     return comparison
 
@@ -127,7 +123,7 @@ def _compare_parameters(before: Any, now: Any, names: tuple[str, ...]) -> dict[s
 def _measure_correlation_shift(
     job: FitJob, first: int, statistics: Statistics | None
 ) -> dict[str, Any]:
-    """Compare correlations in the chunks from `first` on with those in the chunks before."""
+    """Compare the correlations of the chunks from `first` on with those of earlier chunks."""
     names = job.dataset.feature_names
     if len(names) > _MAX_FEATURES:
         return {"note": f"left out: more than {_MAX_FEATURES:,} features"}
@@ -158,9 +154,9 @@ def _find_pair_counts(job: FitJob, statistics: Statistics | None) -> PairCounts:
 def _count_pairs(job: FitJob, rows: RowSource, key: str | None = None) -> PairCounts:
     count = partial(PairCounts.from_block, pooled=True)
     tiles = make_tiles(rows.n_features, 1, TASK_MEMORY)
-    kept = job.open_kept_statistics(PairCounts, key)
+    kept_sums = job.open_kept_statistics(PairCounts, key)
     return collect_statistics(
-        count, rows, job.executor, PairCounts.label, tiles, job.progress, kept
+        count, rows, job.executor, PairCounts.label, tiles, job.progress, kept_sums
     )
 
 

@@ -1,4 +1,4 @@
-"""What a fit is to do: options checked, and everything that the stages share."""
+"""A checked fit: its options, model and rows, and everything else that the stages share."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ class FitPlan:
 
     Attributes
     ----------
-    options
-        The options.
-    model
-        Hyperparameters.
+    options, model
+        The options and the hyperparameters.
     dataset, split
         The rows to fit.
     initial_fit
@@ -130,13 +128,7 @@ class FitJob(FitPlan):
 
 
 def prepare_fit(options: FitOptions) -> FitPlan:
-    """Check everything that can be checked before the work starts.
-
-    Raises
-    ------
-    DataError, FitError
-        If the fit is not possible.
-    """
+    """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
     model = build_model(options.model, options.components, options.settings, options.layers)
     check_seed(options.seed)
@@ -182,7 +174,7 @@ def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
 def find_warm_start(
     model: Model, components: str | None, dataset: BinaryDataset, runs: AnyPath
 ) -> tuple[Model, LoadedModel]:
-    """Find the latest fit to start from, and check that it can be used.
+    """Find the latest fit in the folder of runs to start from, and check that it can be used.
 
     Parameters
     ----------
@@ -190,28 +182,19 @@ def find_warm_start(
         The model to fit; its settings may differ from those of the latest fit.
     components
         Value of `--components`; None or `auto` keep the number of the latest fit.
-    dataset
-        The rows to fit.
-    runs
-        The folder of runs.
+    dataset, runs
+        The rows to fit, and the folder of runs.
 
     Returns
     -------
     tuple
         The model with its number of components, and the fit to start from.
-
-    Raises
-    ------
-    DataError, FitError
-        If the model needs no start, or there is no fit of the same model, features and number of
-        components.
     """
     if not isinstance(model, CanWarmStart):
-        known = ", ".join(
-            sorted(name for name, kind in find_models().items() if issubclass(kind, CanWarmStart))
-        )
+        names = sorted(n for n, kind in find_models().items() if issubclass(kind, CanWarmStart))
         raise FitError(
-            f"{model.name} does not iterate and needs no start, unlike {known}. Leave out "
+            f"{model.name} does not iterate and needs no start, unlike {', '.join(names)}. "
+            "Leave out "
             "{warm_start}."
         )
     if not (runs / LATEST_NAME).is_file():

@@ -38,15 +38,8 @@ def open_kept_statistics(
 ) -> KeptSums[Any]:
     """Open the statistics of one kind that are kept in the dataset's folder.
 
-    Parameters
-    ----------
-    dataset, split
-        The rows.
-    kind
-        The kind of statistics.
-    key
-        Identifies how they are computed from a block; None if they depend on parameters and so
-        cannot be kept.
+    `key` identifies how they are computed from a block; None if they depend on parameters and so
+    cannot be kept.
     """
     if key is None:
         return KeptSums()
@@ -121,15 +114,15 @@ class _KeptSums:
         )
 
     def _has_room(self, folder: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        kept = (
+        manifests = (
             _read_sums_manifest(other) for other in list_children(folder.parent) if other != folder
         )
-        others = sum(m["bytes"] for m in kept if not _is_outdated(m))
-        return others + _count_bytes(arrays) <= _MAX_SHARE * self._dataset_bytes
+        n_bytes = sum(m["bytes"] for m in manifests if not _is_outdated(m))
+        return n_bytes + _count_bytes(arrays) <= _MAX_SHARE * self._dataset_bytes
 
     @cached_property
     def _modules(self) -> tuple[str, str]:
-        """What decides the sums: the kind of statistics, and how they are merged."""
+        """The modules that determine the sums: the kind of statistics, and how they are merged."""
         return self.kind.__module__, "pipeline.passes.map_reduce"
 
     @cached_property

@@ -30,11 +30,7 @@ class FitOptions:
         "clipped-pca"
     )
     components: Annotated[
-        str | None,
-        Option(
-            group=MODEL,
-            help="Number of latent components, or auto.",
-        ),
+        str | None, Option(group=MODEL, help="Number of latent components, or auto.")
     ] = None
     layers: Annotated[
         str | None,
@@ -69,30 +65,17 @@ class FitOptions:
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: Resume = False
     truth: Annotated[
-        bool,
-        Switch,
-        Option(group=OUTPUT, help="Compare with the dataset's true mixing matrix."),
+        bool, Switch, Option(group=OUTPUT, help="Compare with the dataset's true mixing matrix.")
     ] = False
     report: Annotated[
         bool, Option(group=OUTPUT, negative="--no-report", help="Write a report into the artifact.")
     ] = True
     warm_start: Annotated[
-        bool,
-        Switch,
-        Option(
-            group=RUN,
-            help="Start from the latest fit of an iterative model.",
-        ),
+        bool, Switch, Option(group=RUN, help="Start from the latest fit of an iterative model.")
     ] = False
     memory: Annotated[
-        str | None,
-        Option(
-            group=RUN,
-            help="Memory limit, such as 4GB. [default: the free memory]",
-        ),
+        str | None, Option(group=RUN, help="Memory limit, such as 4GB. [default: the free memory]")
     ] = None
     skip_corrupt: Annotated[
-        bool,
-        Switch,
-        Option(group=DATA, help="Leave out damaged chunks; reads all chunks first."),
+        bool, Switch, Option(group=DATA, help="Leave out damaged chunks; reads all chunks first.")
     ] = False

@@ -1,4 +1,4 @@
-"""What an artifact records about its origin, and how to find the rows that it was fitted to."""
+"""The origin of an artifact as its manifest records it, and the rows that it was fitted to."""
 
 from __future__ import annotations
 
@@ -34,14 +34,7 @@ def describe_provenance(
 ) -> dict[str, Any]:
     """Describe everything that determines a result.
 
-    Parameters
-    ----------
-    model, dataset, split, seed
-        The model, and the rows that it is fitted to or used on.
-    module
-        The module that does the work.
-    initial_fit
-        The fit that it started from.
+    `module` does the work with the model and the rows; `initial_fit` is the fit it starts from.
     """
     return {
         "model": model.name,
@@ -83,7 +76,7 @@ def compute_fingerprint(provenance: dict[str, Any]) -> str:
     """Digest a provenance, without the paths of datasets and artifacts."""
     names = ("dataset", "queries", "warm_start")
     located = {name: provenance[name] for name in names if provenance.get(name)}
-    without_paths = {name: {**part, "path": ""} for name, part in located.items()}
+    without_paths = {name: {**record, "path": ""} for name, record in located.items()}
     text = json.dumps({**provenance, **without_paths}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -140,8 +133,8 @@ class TrainingRows:
             return "none"
         if None not in (split, self.split) and split != self.split:
             return "none"
-        whole = self.split in (None, split) and dataset.n_chunks == shared and not self.skipped
-        return "all" if whole else "some"
+        has_all = self.split in (None, split) and dataset.n_chunks == shared and not self.skipped
+        return "all" if has_all else "some"
 
 
 def make_training_rows(dataset: BinaryDataset, split: str | None) -> TrainingRows:
@@ -150,23 +143,13 @@ def make_training_rows(dataset: BinaryDataset, split: str | None) -> TrainingRow
 
 
 def find_training_rows(manifest: Mapping[str, Any], nearby: BinaryDataset) -> TrainingRows | None:
-    """Find the rows that an artifact was fitted to.
+    """Find the rows that an artifact was fitted to; None if they were moved, deleted or changed.
 
-    Parameters
-    ----------
-    manifest
-        Manifest of the artifact.
-    nearby
-        Another dataset that may contain them, if the recorded one no longer does.
-
-    Returns
-    -------
-    TrainingRows or None
-        None if they were moved, deleted or changed.
+    `nearby` is another dataset that may contain them, if the recorded one no longer does.
     """
     recorded = manifest["dataset"]
     n_chunks, digest = int(recorded["n_chunks"]), recorded.get("chunks_digest")
-    skipped = tuple(int(part["chunk"]) for part in manifest.get("skipped_chunks", ()))
+    skipped = tuple(int(chunk["chunk"]) for chunk in manifest.get("skipped_chunks", ()))
     for dataset in _iter_candidate_datasets(recorded["path"], nearby):
         if n_chunks <= dataset.n_chunks and digest_leading_chunks(dataset, n_chunks) == digest:
             return TrainingRows(dataset, manifest["split"], n_chunks, skipped)

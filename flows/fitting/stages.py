@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.summary import summarize_fit
+from flows.cli.summary import join_names, summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
 from flows.fitting.drift import measure_drift
 from flows.fitting.job import FitJob, FitPlan
@@ -112,14 +112,10 @@ def _open_checkpoints(job: FitJob) -> CheckpointStore:
 
 
 def find_damaged_chunks(job: FitJob) -> tuple[int, ...]:
-    """Read all chunks once, and return the keys of the damaged ones.
+    """Read all chunks once; record and return the keys of the damaged ones.
 
-    They are recorded. A resumed fit leaves out the same chunks, even if they were repaired.
-
-    Raises
-    ------
-    DataError
-        If a chunk cannot be read for another reason, such as a store that does not answer.
+    A resumed fit leaves out the same chunks, even if they were repaired. Other failures, such as a
+    store that does not answer, are not damage and raise an error.
     """
     record = job.run_folder.work_folder / "skipped"
     if job.options.resume and (record / MANIFEST_NAME).exists():
@@ -145,25 +141,23 @@ def warn_about_skipped_chunks(dataset: BinaryDataset, skipped: Sequence[int]) ->
     """Return a warning that names the skipped chunks, if there are any."""
     if not skipped:
         return []
-    named = ", ".join(
-        f"{one['chunk']} (rows {one['first_row'] + 1} to {one['first_row'] + one['n_rows']})"
-        for one in describe_skipped_chunks(dataset, skipped[:_MAX_NAMED_CHUNKS])
-    )
-    n_more = len(skipped) - _MAX_NAMED_CHUNKS
-    more = f" and {n_more} more" if n_more > 0 else ""
+    chunks = [
+        f"{c['chunk']} (rows {c['first_row'] + 1} to {c['first_row'] + c['n_rows']})"
+        for c in describe_skipped_chunks(dataset, skipped)
+    ]
     n_rows = int(dataset.chunks[list(skipped), 1].sum())
     return [
         f"{len(skipped)} of {dataset.n_chunks} chunks, {n_rows:,} rows, are damaged and left out: "
-        f"{named}{more}"
+        f"{join_names(chunks, _MAX_NAMED_CHUNKS)}"
     ]
 
 
 def _collect_first_statistics(job: FitJob) -> Statistics:
     """Collect the statistics that the model starts from."""
     model, seed = job.model, job.options.seed
-    kept = job.open_kept_statistics(model.first_statistics, model.first_key(seed))
+    kept_sums = job.open_kept_statistics(model.first_statistics, model.first_key(seed))
     collect = partial(
-        collect_first_statistics, model, job.rows, job.executor, seed, job.progress, kept
+        collect_first_statistics, model, job.rows, job.executor, seed, job.progress, kept_sums
     )
     return collect_or_load(
         model.first_statistics, job.run_folder.work_folder / "first", job.options.resume, collect
@@ -255,9 +249,9 @@ def _start_passes(job: FitJob, states: CheckpointStore, first: Statistics) -> Pa
         return PassStart(state, None)
     if state is None:
         state = _make_initial_state(job, first)
-    kept = job.open_kept_statistics(model.statistics, counts_key)
+    kept_sums = job.open_kept_statistics(model.statistics, counts_key)
     collect = partial(
-        collect_pass_statistics, model, state, job.rows, job.executor, seed, job.progress, kept
+        collect_pass_statistics, model, state, job.rows, job.executor, seed, job.progress, kept_sums
     )
     folder = job.run_folder.work_folder / "pass"
     return PassStart(state, collect_or_load(model.statistics, folder, job.options.resume, collect))

@@ -105,11 +105,6 @@ def load_report_inputs(
         Options of the figures.
     dataset
         The dataset of the fit, if it is already open.
-
-    Raises
-    ------
-    DataError, FitError
-        If the artifact or the dataset cannot be used.
     """
     fitted = load_fitted_model(artifact)
     layout = _find_layout(fitted, options.image_shape)

@@ -331,10 +331,7 @@ def _blend_on_white(rgba: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _render_tile(
-    paper: Axes,
-    pixels: NDArray[np.float64],
-    corner: tuple[float, float],
-    size: tuple[float, float],
+    paper: Axes, pixels: NDArray[np.float64], corner: tuple[float, float], size: tuple[float, float]
 ) -> None:
     """Draw pixels with a thin border."""
     (x, y), (width, height) = corner, size

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.summary import format_row_count
+from flows.cli.summary import format_row_count, join_names
 from flows.exporting.artifacts import read_item_columns
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
@@ -118,7 +118,7 @@ def describe_drift(manifest: Manifest) -> FactRows:
     ]
     for name in ("new_segments", "settings_changed"):
         if drift[name]:
-            facts.append((name, _shorten_names(drift[name])))
+            facts.append((name, join_names(drift[name], _MAX_NAMES)))
     changes = drift["parameters"]
     if "similarity" in changes:
         facts.append((f"similarity of {changes['array']}", format_number(changes["similarity"], 5)))
@@ -161,11 +161,6 @@ def _describe_likelihood_change(drift: Manifest) -> FactRows:
 
 def _format_change(before: float, now: float, digits: int = 3) -> str:
     return f"{format_number(before, digits)} → {format_number(now, digits)}"
-
-
-def _shorten_names(names: Sequence[str]) -> str:
-    n_more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {n_more:,} more" if n_more > 0 else "")
 
 
 def list_provenance(artifact: Artifact) -> FactRows:

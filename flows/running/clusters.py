@@ -26,13 +26,7 @@ _WORKER_PACKAGES = ("pipeline", "storage")
 
 @contextmanager
 def open_cluster(cluster: ClusterSettings, report: str | None = None) -> Iterator[DaskExecutor]:
-    """Start a cluster or connect to one; write Dask's performance report to a file, if given.
-
-    Raises
-    ------
-    FitError
-        If the cluster does not answer or runs other code.
-    """
+    """Start a cluster or connect to one; write Dask's performance report to a file, if given."""
     # Dask keeps its latest 1000 messages, with the arrays in them if workers share this process.
     # Only the performance report needs them.
     log_length = {} if report else {"distributed.admin.low-level-log-length": 1}

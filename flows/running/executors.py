@@ -19,26 +19,14 @@ from pipeline.executors.threads import ThreadsExecutor
 
 
 def open_executor(**where: Unpack[ExecutorOptions]) -> AbstractContextManager[Executor]:
-    """Open the executor of a run; close it, and a cluster started for it, at the end.
-
-    Raises
-    ------
-    FitError
-        If options contradict each other, or the cluster does not answer or runs other code.
-    """
+    """Open the executor of a run; close it, and a cluster started for it, at the end."""
     return prepare_executor(**where)()
 
 
 def prepare_executor(
     **where: Unpack[ExecutorOptions],
 ) -> Callable[[], AbstractContextManager[Executor]]:
-    """Check the options, and return a function that opens the executor.
-
-    Raises
-    ------
-    FitError
-        If options contradict each other, or a cluster setting is invalid.
-    """
+    """Check the options, and return a function that opens the executor."""
     return partial(_open_checked_executor, check_executor_options(**where), where)
 
 
@@ -77,27 +65,21 @@ def check_executor_options(
     name: ExecutorName = "dask",
     workers: int | None = None,
     cluster: str | None = None,
-    **more: Any,
+    **others: Any,
 ) -> ClusterSettings | None:
-    """Check the options before anything is started; return the cluster to use, if any.
-
-    Raises
-    ------
-    FitError
-        If options contradict each other, or a cluster setting is invalid.
-    """
+    """Check the options before anything is started; return the cluster to use, if any."""
     if workers is not None and workers < 1:
         raise FitError(f"{{workers}} is {workers}. Choose at least 1.")
     if cluster == "":
         raise FitError("{cluster} is empty. Is a shell variable unset?")
     if name == "dask":
-        if more.get("performance_report") and find_spec("bokeh") is None:
+        if others.get("performance_report") and find_spec("bokeh") is None:
             raise FitError(
                 "{performance_report} needs the package Bokeh. Install it by "
                 "pip install 'latentbits[dashboard]'."
             )
-        return resolve_cluster_settings({"workers": workers, "cluster": cluster, **more})
-    for option, value in {"cluster": cluster, **more}.items():
+        return resolve_cluster_settings({"workers": workers, "cluster": cluster, **others})
+    for option, value in {"cluster": cluster, **others}.items():
         if value:
             raise FitError(
                 f"{{{option}}} needs {{executor=dask}} and cannot be combined with "

@@ -46,12 +46,8 @@ def make_flow(name: str, kind: type[OptionsType]) -> FlowDecorator[OptionsType]:
     If the module is run as a command, the flow is created when it is called; if the module is
     imported, such as by a Prefect worker, the flow is created at once.
 
-    Parameters
-    ----------
-    name
-        Name of the flow in Prefect.
-    kind
-        The options: a frozen dataclass whose fields are annotated with `Option`.
+    `name` is the flow's name in Prefect; `kind` is a frozen dataclass whose fields are annotated
+    with `Option`.
     """
 
     def decorate(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
@@ -81,20 +77,9 @@ def run_command(
     json: bool,
     print_summary: Callable[[Summary], None],
 ) -> None:
-    """Run the flow of a command, and print its summary.
+    """Run the flow of a command, and print its summary as JSON or for people.
 
-    Parameters
-    ----------
-    name
-        Name of the flow.
-    options
-        The options, which were checked.
-    work
-        Does the work; it already holds the results of the check.
-    json
-        Whether to print the summary as JSON.
-    print_summary
-        Prints it for people.
+    `options` were checked; `work` holds the results of the check.
     """
     summary = run_flow(name, options, work)
     if json:

@@ -22,13 +22,7 @@ def release_free_memory() -> None:
 
 
 def find_memory_limit(size: str | None = None) -> int:
-    """Return the bytes that a run may use: the value of `--memory`, or the free memory.
-
-    Raises
-    ------
-    FitError
-        If the value is not a size.
-    """
+    """Return the bytes that a run may use: the value of `--memory`, or the free memory."""
     if size is None:
         from distributed.system import MEMORY_LIMIT  # slow to import
 
@@ -45,23 +39,9 @@ def find_memory_limit(size: str | None = None) -> int:
 
 
 def check_memory(need: int, n_features: int, limit: int, is_option: bool = False) -> None:
-    """Check that a run does not need more memory than it may use.
+    """Check that a run does not need more bytes than it may use; `n_features` is for the message.
 
-    Parameters
-    ----------
-    need
-        Bytes that the run needs at least.
-    n_features
-        Number of features, for the message.
-    limit
-        Bytes that it may use.
-    is_option
-        Whether `--memory` sets the limit, rather than the free memory.
-
-    Raises
-    ------
-    FitError
-        If it needs more.
+    `is_option` states that `--memory` sets the limit, rather than the free memory.
     """
     if need <= limit:
         return
@@ -86,20 +66,21 @@ class UsageReading(NamedTuple):
 
 
 def read_usage(executor: Executor) -> UsageReading:
-    """Read the resources that this process and all workers have used so far."""
-    own = measure_usage()
+    """Read the resources that this process and all workers have used since they started."""
+    own_usage = measure_usage()
     run_on_workers = getattr(executor, "run_on_workers", None)
     workers: dict[str, ProcessUsage] = run_on_workers(measure_usage) if run_on_workers else {}
-    others = {name: used for name, used in workers.items() if used.process != own.process}
-    return UsageReading(time.perf_counter(), {_THIS_PROCESS: own, **others})
+    others = {name: usage for name, usage in workers.items() if usage.process != own_usage.process}
+    return UsageReading(time.perf_counter(), {_THIS_PROCESS: own_usage, **others})
 
 
 def compute_usage(before: UsageReading, after: UsageReading) -> dict[str, Any]:
     """Describe the resources used between two readings.
 
-    Memory peaks count from the start of each process, as does a worker that started in between.
+    Memory peaks count from the start of each process; all usage of a worker that started in between
+    counts.
     """
-    workers = [used.peak_memory for name, used in after.processes.items() if name != _THIS_PROCESS]
+    workers = [u.peak_memory for name, u in after.processes.items() if name != _THIS_PROCESS]
     return {
         "seconds": round(after.clock - before.clock, 3),
         "cpu_seconds": round(sum(_compute_growth(before, after, "cpu_seconds")), 3),
@@ -112,8 +93,8 @@ def compute_usage(before: UsageReading, after: UsageReading) -> dict[str, Any]:
 
 def _compute_growth(before: UsageReading, after: UsageReading, name: str) -> list[Any]:
     growth = []
-    for process, used in after.processes.items():
+    for process, last in after.processes.items():
         first = before.processes.get(process)
-        is_same = first is not None and first.process == used.process
-        growth.append((getattr(used, name) or 0) - ((getattr(first, name) or 0) if is_same else 0))
+        is_same = first is not None and first.process == last.process
+        growth.append((getattr(last, name) or 0) - ((getattr(first, name) or 0) if is_same else 0))
     return growth

@@ -36,14 +36,10 @@ def write_row_ranges(
         Computes the arrays of a range; runs on the workers.
     arrays
         Names, dimensions and types of the arrays.
-    n_rows
-        Number of rows of each chunk.
-    size
-        Number of rows of a range.
+    n_rows, size
+        Number of rows of each chunk, and of a range.
     results
         Where the ranges are stored and recorded.
-    executor
-        Runs the tasks.
     report
         Called after every task with the tasks done, the tasks in total, and the rows done.
 
@@ -61,8 +57,8 @@ def write_row_ranges(
     ]
     checksums: list[list[int]] = []
     report(0, len(ranges), 0)
-    with closing(executor.map(partial(write_range, make_arrays, writer), ranges)) as written:
-        for range_checksums in written:
+    with closing(executor.map(partial(write_range, make_arrays, writer), ranges)) as written_ranges:
+        for range_checksums in written_ranges:
             checksums.append(range_checksums)
             if len(checksums) > len(finished):
                 results.record_finished(checksums)

@@ -35,13 +35,7 @@ _DRAIN_SECONDS = 10.0
 
 
 def run_with_server(run_flow: Callable[[], T]) -> T:
-    """Run a flow with the configured Prefect server, or else with an embedded one.
-
-    Raises
-    ------
-    FitError
-        If a configured server does not answer or refuses the credentials.
-    """
+    """Run a flow with the configured Prefect server, or else with an embedded one."""
     if is_server_configured():
         check_server()
         return run_flow()
@@ -56,13 +50,7 @@ def run_with_server(run_flow: Callable[[], T]) -> T:
 
 
 def check_scheduled_run() -> None:
-    """Check the server if this run was scheduled; with different clocks, schedules shift.
-
-    Raises
-    ------
-    FitError
-        As `check_server` does.
-    """
+    """Check the server if this run was scheduled; with different clocks, schedules shift."""
     from prefect.runtime import deployment
 
     if deployment.id is not None:
@@ -124,13 +112,7 @@ _START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 
 @contextmanager
 def run_embedded_server() -> Iterator[str]:
-    """Run an embedded server, use it for the flows of this process, and yield its address.
-
-    Raises
-    ------
-    RuntimeError
-        If the server does not start.
-    """
+    """Run an embedded server, use it for the flows of this process, and yield its address."""
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     ready: Future[Server] = Future()
     had_dot = "." in sys.path

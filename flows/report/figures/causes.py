@@ -9,12 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel
-from flows.report.figures.axes import (
-    LARGEST_TEXT,
-    MAX_COLUMNS,
-    plot_heat_map,
-    select_largest_rows,
-)
+from flows.report.figures.axes import LARGEST_TEXT, MAX_COLUMNS, plot_heat_map, select_largest_rows
 from flows.report.figures.images import MAX_IMAGES, ImageLayout, render_images
 from flows.report.figures.marks import Figure
 from flows.report.figures.text import format_shown_count

@@ -92,11 +92,6 @@ def find_image_layout(feature_names: Sequence[str], shape: str | None) -> ImageL
         Names, in column order.
     shape
         `HEIGHTxWIDTH`; None takes the size from the names.
-
-    Raises
-    ------
-    FitError
-        If the shape is invalid or does not match the features.
     """
     size = None if shape is None else _parse_shape(shape)
     matches = [re.fullmatch(r"r(\d+)c(\d+)", name) for name in feature_names]

@@ -10,6 +10,7 @@ import numpy as np
 from contourpy import contour_generator
 from numpy.typing import NDArray
 
+from flows.cli.summary import join_names
 from flows.data.datasets import LoadedModel
 from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.axes import fit_axis, make_axis, plot_heat_map
@@ -123,7 +124,7 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     )
     if unbounded.any():
         omitted = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
-        note += f" Omitted because their weights are unbounded: {_join_names(omitted)}."
+        note += f" Omitted because their weights are unbounded: {join_names(omitted)}."
     alt = f"Information of {len(shown)} features and of all over component 1. {note}"
     keys = (LegendKey("all features", GREY, "line"), *keys)
     return Figure("Information over the component", alt, plot, note=note, hint=hint, keys=keys)
@@ -138,7 +139,7 @@ def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
     x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, "P(feature = 1)")
     texts = () if keys else (_label_curves(z, probabilities.T, names, curves.colours),)
     plot = Plot(x, y, (curves, *texts), height=340)
-    alt = f"Probability of 1 over component 1, of {len(shown)} features: {_join_names(names)}."
+    alt = f"Probability of 1 over component 1, of {len(shown)} features: {join_names(names)}."
     n_features = P.shape[1]
     is_part = len(shown) < n_features
     note = f"{len(shown)} of {n_features:,} features, those that change most." if is_part else ""
@@ -170,11 +171,6 @@ def _label_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequen
     chosen = choose_names_with_room(places, names, _ASPECT_RATIO)
     x, y = low + unit * places[chosen, 0], places[chosen, 1]
     return TextMarks(x, y, [names[k] for k in chosen], [colours[k] for k in chosen])
-
-
-def _join_names(names: list[str]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
 
 
 def _make_plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
@@ -213,7 +209,7 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
         note += f" {len(lines)} of {n_features} features have a line here."
     alt = (
         f"Lines on which features are 1 with probability ½, over {len(coded.codes):,} rows: "
-        f"{_join_names(names)}."
+        f"{join_names(names)}."
     )
     hint = "Point at a line for its name."
     return Figure("Features in latent space", alt, Plot(*axes, tuple(marks)), note=note, hint=hint)

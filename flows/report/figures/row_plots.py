@@ -216,15 +216,15 @@ def group_rows_by_label(
 
 
 def _group_by_order(labels: ColourLabels) -> tuple[list[RowGroup], ColourRamp]:
-    parts = np.array_split(np.asarray(labels.order), min(_MAX_COLOUR_STEPS, len(labels.order)))
+    steps = np.array_split(np.asarray(labels.order), min(_MAX_COLOUR_STEPS, len(labels.order)))
     colours = [
-        blend_colours(_FIRST_COLOUR, _LAST_COLOUR, k / (len(parts) - 1)) for k in range(len(parts))
+        blend_colours(_FIRST_COLOUR, _LAST_COLOUR, k / (len(steps) - 1)) for k in range(len(steps))
     ]
     groups = [
         RowGroup(
-            LegendKey("", colour), np.flatnonzero(np.isin(labels.values.astype(part.dtype), part))
+            LegendKey("", colour), np.flatnonzero(np.isin(labels.values.astype(step.dtype), step))
         )
-        for part, colour in zip(parts, colours, strict=True)
+        for step, colour in zip(steps, colours, strict=True)
     ]
     first, last = str(labels.order[0]), str(labels.order[-1])
     return groups, ColourRamp(f"{labels.name} {first}", last, (_FIRST_COLOUR, _LAST_COLOUR))

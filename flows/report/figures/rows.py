@@ -94,11 +94,6 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
     -------
     tuple
         The dataset or None, and a note for the reader, empty for the dataset of the fit.
-
-    Raises
-    ------
-    DataError
-        If `path` is not a dataset or has other features.
     """
     recorded = fitted.artifact.manifest["dataset"]
     if path is not None:

@@ -258,11 +258,11 @@ def test_other_features_are_placed_row_by_row() -> None:
 @pytest.mark.parametrize(
     ("names", "shape", "said"),
     [
-        (("a", "b"), None, "Expected HEIGHTxWIDTH for 2 features"),
-        (("a", "b"), "16", "such as 16x16, got '16'"),
-        (("a", "b"), "0x2", "such as 16x16, got '0x2'"),
-        (("a", "b"), "2x2", "the 2 features, got 2x2 = 4"),
-        (("r0c0", "r0c5"), "2x2", "Expected at least 1x6"),
+        (("a", "b"), None, "The 2 features are not named r0c0, r0c1, …,"),
+        (("a", "b"), "16", "is '16'. Write it as HEIGHTxWIDTH"),
+        (("a", "b"), "0x2", "is '0x2'. Write it as HEIGHTxWIDTH"),
+        (("a", "b"), "2x2", "is 2x2, which has 4 pixels, but there are 2 features"),
+        (("r0c0", "r0c5"), "2x2", 'need at least image_shape="1x6"'),
     ],
 )
 def test_shapes_that_do_not_fit(names: tuple[str, ...], shape: str | None, said: str) -> None:

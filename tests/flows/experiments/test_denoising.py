@@ -145,10 +145,10 @@ def test_features_that_make_no_image_are_refused(call: Call, tmp_path: Path) -> 
     X, _ = draw_probit_rows(40, 12, 2, seed=1)
     path = write_arrays(tmp_path / "d.zarr", X).path
     said = call("denoising", "--dataset", path).check_refused()
-    assert "Expected HEIGHTxWIDTH for 12 features" in said
-    assert said.endswith("Give that of the images, such as 3x4.")
+    assert "The 12 features are not named r0c0, r0c1, …," in said
+    assert said.endswith("Set --image-shape 3x4.")
     said = call("denoising", "--dataset", path, "--image-shape", "4x4").check_refused()
-    assert "got 4x4 = 16. Give that of the images, such as 3x4." in said
+    assert "--image-shape is 4x4, which has 16 pixels" in said
 
 
 def test_images_that_cannot_be_used(tmp_path: Path) -> None:

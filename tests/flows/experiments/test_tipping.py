@@ -233,7 +233,7 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     observed[:, 5] = 0
     columns = {"split": np.array(["train"] * 100)}
     path = str(write_arrays(tmp_path / "d.zarr", X, observed, columns=columns).path)
-    with pytest.raises(FitError, match="Expected a height times width of the 12 features"):
+    with pytest.raises(FitError, match="image_shape is 4x4, which has 16 pixels"):
         open_images(path, None, "4x4", None)
     with pytest.raises(ValueError, match="split: there is no split 'test'"):
         open_images(path, "test", "3x4", None)
