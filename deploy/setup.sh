@@ -1,6 +1,6 @@
 #!/bin/sh
-# Deploys: makes the work pool and the queue of the dataset where they are missing, then takes the
-# deployments from prefect.yaml, or the file given. Run it again after a change.
+# Creates the work pool and the queue of the dataset if needed, then the deployments of prefect.yaml,
+# or of the file named as the argument. Run it again after a change.
 set -eu
 file=${1:-$(dirname "$0")/prefect.yaml}
 for _ in 1 2 3 4 5 6 7 8 9 10; do  # the server may still be starting
