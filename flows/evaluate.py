@@ -19,7 +19,7 @@ from flows.running.flow import make_flow, run_command, run_stages
 HELP = """Compare fitted models on a dataset.
 
 Use rows that were not fitted: the split `test` is the default if it exists. The table lists the
-models, best first, beside two simple baselines:
+models, best first, and two simple baselines:
 
 - log-likelihood per row: exact, estimated or a lower bound
 - how well bits are reconstructed from the codes of their own row

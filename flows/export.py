@@ -113,7 +113,7 @@ def _check_same_fit(fitted: LoadedModel | None, codes: Codes) -> None:
     recorded = codes.manifest.get("artifact")
     if fitted is not None and recorded != fitted.digest:
         raise DataError(
-            f"{codes.path} was not computed with {fitted.artifact.path}. Give the artifact of the "
+            f"{codes.path} was not computed with {fitted.artifact.path}. Use the artifact of the "
             "codes, or leave out {artifact}."
         )
 

@@ -99,7 +99,7 @@ def ingest(options: IngestOptions) -> dict[str, Any]:
 def prepare_ingest(options: IngestOptions) -> IngestJob:
     """Check options and sources, and that the dataset can be written."""
     if options.append + options.overwrite + options.new > 1:
-        raise DataError("{append}, {overwrite} and {new} cannot be combined. Give one of them.")
+        raise DataError("{append}, {overwrite} and {new} cannot be combined. Choose one of them.")
     path, roles = parse_path(options.dataset), parse_roles(options.roles)
     if options.new:
         return open_new_sources(options.sources, path, roles)

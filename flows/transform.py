@@ -64,7 +64,7 @@ depending on the model, others such as `variance`, `covariance` or `converged`. 
 array `row` contains the row of the dataset that each code belongs to, counted from 0.
 
 If the output ends in .csv, .parquet or .xlsx, it is a table as `flows.export` writes it: row
-numbers, segments and stored columns beside the codes, and `sd` instead of `variance`.
+numbers, segments, stored columns and codes, with `sd` instead of `variance`.
 
 The dataset must have the features of the fit, in the same order. Segments are matched by name;
 segments that were not fitted use the mean of those that were, with a warning.

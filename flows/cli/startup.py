@@ -1,4 +1,4 @@
-"""Start a command quickly, and know the name under which the user called it."""
+"""Fast start of commands, and the name by which the user called the program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _is_script() -> bool:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Import without garbage collection, which would find nothing: modules stay alive."""
+    """Pause garbage collection during imports, where it would find nothing."""
     gc.disable()
     try:
         yield

@@ -55,7 +55,7 @@ class RoleOptions(TypedDict, total=False):
         Option(
             group=ROWS,
             negative="",
-            help="Column to store beside the bits, such as a label or row names. Repeatable.",
+            help="Column to store with the bits, such as a label or row names. Repeatable.",
         ),
     ]
     missing: Annotated[
@@ -118,7 +118,7 @@ class RoleOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """What the columns of the sources are for.
+    """The roles of the columns of sources.
 
     Attributes
     ----------

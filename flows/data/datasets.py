@@ -46,14 +46,8 @@ def resolve_split(
 ) -> str | None:
     """Return the split that `--split` selects; None for all rows.
 
-    Parameters
-    ----------
-    dataset
-        The dataset.
-    split
-        Value of the option. `all` selects all rows, unless a split has that name.
-    default
-        Split to use if the option is not given and the dataset has this split.
+    `all` selects all rows, unless a split has that name. `default` is used if the option is not set
+    and the dataset has this split.
     """
     if split is None:
         return default if default in dataset.splits else None
@@ -102,16 +96,8 @@ def make_row_source(
 ) -> RowSource:
     """Make the rows of a dataset or split readable by passes.
 
-    Parameters
-    ----------
-    dataset, split
-        The rows; None for all.
-    memory
-        Bytes of chunks that every process may keep in memory.
-    skipped
-        Chunks to leave out.
-    columns
-        Per-row columns to read as well.
+    Every process may keep `memory` bytes of chunks. Skipped chunks are left out, and the per-row
+    columns are read as well.
     """
     read = dataset.make_reader(split, memory, skipped, columns)
     return RowSource(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)

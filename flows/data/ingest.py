@@ -62,14 +62,8 @@ class IngestJob:
     ----------
     sources
         The sources in the order of their rows; empty if there is nothing new.
-    path
-        Folder of the dataset.
-    roles
-        Roles of the columns.
     base
         The dataset to append to, or None.
-    overwrite
-        Whether to replace an existing dataset.
     new_files
         The files found in watched folders, or None.
     """
@@ -100,11 +94,7 @@ def ingest_sources(
     path
         Folder of the dataset.
     roles
-        Roles of the columns. An append completes them with those recorded in the dataset.
-    append, overwrite
-        Whether to append to the dataset, or to replace it.
-    progress
-        Called after every batch.
+        Roles of the columns. An append completes them with the recorded roles.
 
     Raises
     ------
@@ -120,7 +110,7 @@ def open_sources(
     """Open sources, and check everything that can be checked before reading rows."""
     names = [name for pattern in patterns for name in _expand_pattern(pattern)]
     if not names:
-        raise DataError("No source was given. Name at least one file.")
+        raise DataError("There is no source. Name at least one file.")
     base = open_dataset(path) if append else None
     return _open_job(names, IngestJob((), path, roles, base, overwrite))
 
@@ -266,26 +256,26 @@ def _check_same_columns(first: Any, other: Any) -> None:
         if names != other_names:
             differ = sorted(set(names) ^ set(other_names)) or ["their order"]
             raise DataError(
-                f"{other.path}: the columns differ from those of {first.path}: "
+                f"{other.path}: the columns are not the same as in {first.path}: "
                 f"{', '.join(map(str, differ[:5]))}. All sources must have the same columns."
             )
 
 
 def _merge_attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Mapping[str, Any]:
-    """Merge the attributes of sources; those that state any must agree with the rows before."""
+    """Merge the attributes of sources; all attributes must agree with those of earlier rows."""
     stated = {s.path: s.attributes for s in sources if getattr(s, "attributes", None)}
     expected: Mapping[str, Any] = base.attributes if base else next(iter(stated.values()), {})
     for path, attributes in stated.items():
         if attributes != expected:
             raise DataError(
-                f"{path}: its {' and '.join(attributes)} differs from that of the rows before it. "
-                "Write it to a separate dataset."
+                f"{path}: its attributes ({', '.join(attributes)}) differ from earlier rows. "
+                "Write this source to a separate dataset."
             )
     return expected
 
 
 def _count_rows(sources: Sequence[Any], known_rows: int | None) -> int:
-    """Count the rows, for equal time bins; read the sources that do not know their number."""
+    """Count the rows, for equal time bins; read sources of unknown length for it."""
     if known_rows is not None:
         return known_rows
     return sum(
@@ -301,7 +291,7 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
     warnings = []
     if dataset.n_segments > 1 and padding > _MAX_PADDING:
         warnings.append(
-            f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
+            f"padding takes {padding:.0%} of the bits, because segments have few rows per chunk"
         )
     return {
         "dataset": str(dataset.path),

@@ -22,24 +22,18 @@ from storage.stores.locations import parse_path
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """A fitted model to evaluate.
+    """A fitted model to evaluate; a baseline has no artifact.
 
     Attributes
     ----------
-    name, artifact
-        Its name, and the path of its artifact; None for a baseline.
-    subject, n_components
-        The model, and its number of components.
-    training_rows
-        The rows that it was fitted to, if they still exist.
-    seed
-        Seed of its fit.
+    subject
+        The model with its parameters.
+    training_rows, seed
+        The rows that it was fitted to, if they still exist, and the seed of its fit.
     segments
         Index of each segment that has its own parameters, by name.
     warnings
         Warnings about using it on the dataset.
-    manifest
-        Manifest of its artifact.
     """
 
     name: str
@@ -119,7 +113,7 @@ def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
     )
     if gain < -_MAX_DECREASE:
         raise FitError(
-            f"{large.name}: the likelihood is {-gain:.2f} nats below that of its special case "
+            f"{large.name}: the likelihood is {-gain:.2f} nats lower than of its special case "
             f"{small.name}, so the fit is not at its maximum. Fit it again with another {{seed}}."
         )
     chi2 = max(2 * gain, 0.0)

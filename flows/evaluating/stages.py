@@ -142,24 +142,9 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """A checked evaluation: its models and rows.
+    """A checked evaluation: the rows and the fitted models.
 
-    Attributes
-    ----------
-    options
-        The options.
-    dataset, split
-        The rows to evaluate on.
-    models
-        The fitted models.
-    training_rows
-        The rows to fit the baselines to.
-    likelihood_ratio_tests
-        Results of these tests.
-    groups
-        The groups of `--dif`.
-    open_executor
-        Opens the executor of the stages.
+    `training_rows` are the rows to fit the baselines to; `groups` are those of `--dif`.
     """
 
     options: EvaluateOptions
@@ -185,7 +170,7 @@ class EvaluationJob(EvaluationPlan):
         return choose_compared_features(self.dataset.n_features, self.options.seed)
 
     def choose_training_rows(self, model: ComparedModel) -> TrainingRows:
-        """Return the rows that a model was fitted to, or those of the baselines if unavailable."""
+        """Return the rows that a model was fitted to, or else the rows of the baselines."""
         return model.training_rows or self.training_rows
 
     def make_row_source(self, columns: tuple[str, ...] = ()) -> RowSource:
@@ -198,12 +183,7 @@ class EvaluationJob(EvaluationPlan):
 class EvaluationSample:
     """Rows drawn once for all models, to evaluate their codes on.
 
-    Attributes
-    ----------
-    rows
-        Rows to evaluate on.
-    votes
-        Labelled rows to evaluate on and to vote, by the training rows they come from.
+    `votes` has labelled rows, by the training rows that vote.
     """
 
     rows: SampledRows
@@ -460,7 +440,7 @@ def _warn_about_capabilities(model: Model) -> list[str]:
 def _warn_about_codes(
     job: EvaluationJob, model: ComparedModel, codes: Mapping[str, Any]
 ) -> list[str]:
-    """Warn if codes are not compared, or not with those of the fitted rows."""
+    """Warn if codes are not compared, or not with codes of the fitted rows."""
     if "neighbourhoods" not in codes:
         return ["neighbours are not compared: all codes are equal, or there are fewer than 11 rows"]
     if model.training_rows is None and job.options.label is not None:

@@ -64,7 +64,10 @@ Output = Annotated[str, Option(help="Folder for tables and figures.")]
 @Option(name="*")
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """Options of an experiment, which are also the parameters of its flow."""
+    """A command that runs an experiment as a flow.
+
+    `help` and `examples` are the texts above and below the options on the help page.
+    """
 
     output: Output
     quick: Annotated[bool, Switch, Option(help="Run a smaller version that takes minutes.")] = False
@@ -198,17 +201,10 @@ def pack_rows_in_memory(X: Bits, n_segments: int) -> RowSource:
 
 @dataclass(frozen=True)
 class LinearPCA:
-    """Linear PCA of the bits, the baseline of the experiments.
+    """Linear PCA of the bits, the baseline of the experiments; eigenvalues largest first.
 
     As a model of bits it is a Gaussian with the means of the bits, the leading components, and
     independent noise that restores each feature's variance; a bit is 1 if the Gaussian exceeds ½.
-
-    Attributes
-    ----------
-    mean, variance
-        Mean and variance of each bit, (n_features,).
-    eigenvalues, vectors
-        Largest first, (k,) and (n_features, k).
     """
 
     mean: Array

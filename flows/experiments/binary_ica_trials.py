@@ -69,15 +69,7 @@ _N_EXACT_STARTS = 12
 
 
 class ExactMatch(NamedTuple):
-    """The best match.
-
-    Attributes
-    ----------
-    solution
-        The unknowns.
-    residual
-        Sum of the squared differences of correlations, over pairs i < j and segments.
-    """
+    """The best match, and its sum of squared differences over pairs i < j and segments."""
 
     solution: MatchSolution
     residual: float
@@ -207,17 +199,7 @@ def _signal_terms(
 
 
 class SimulatedRows(NamedTuple):
-    """Rows drawn from a known mixing.
-
-    Attributes
-    ----------
-    mixing
-        A, (n_features, n_components).
-    rows
-        The rows.
-    seed
-        Seed of the fits.
-    """
+    """Rows drawn from a known mixing, (n_features, n_components), and the seed of the fits."""
 
     mixing: Array
     rows: RowSource
@@ -266,15 +248,10 @@ TrialValues = dict[str, float | bool | None]
 
 
 class ICAMethod(NamedTuple):
-    """A model to compare.
+    """A model to compare, made for a number of components.
 
-    Attributes
-    ----------
-    model
-        Makes the model for a number of components.
-    size_limits
-        Largest `features`, `segments` and `components` that can be fitted in minutes; dimensions
-        that are not listed do not matter.
+    `size_limits` are the largest `features`, `segments` and `components` that can be fitted in
+    minutes; dimensions that are not listed do not matter.
     """
 
     model: Callable[[int], Model]
@@ -341,7 +318,7 @@ def run_timed_trial(data: SimulatedRows) -> TrialValues:
         As in `run_sample_trial`. The seconds of BLICA are the sum of its parts: `counts` (pair
         counts), `correlations` (of all rows and of the halves), `selection` (of the ridge),
         `starts` (maximisation from all starts) and `refinement` (of gaps and variances).
-        `iterations` counts those of all starts.
+        `iterations` are summed over all starts.
     """
     _warm_up()
     others = {name: method for name, method in METHODS.items() if name != "BLICA"}

@@ -59,7 +59,7 @@ _MIN_PLOTTED_VALUE = 1e-6
 def compare_on_ring(
     output: str, n_rows: int, n_features: int, seed: int, where: ExecutorOptions
 ) -> dict[str, Any]:
-    """Fit two components and plot their spectra next to those of infinitely many rows."""
+    """Fit two components, and plot their spectra with the spectra of infinitely many rows."""
     name = f"example:ring:rows={n_rows},features={n_features},seed={seed}"
     dataset = open_dataset_or_example(name)
     model = ClippedPCA(n_components=2, estimator="arcsine")

@@ -65,18 +65,10 @@ _N_STEPS = 10
 
 
 class DenoisingTrial(NamedTuple):
-    """One trial: the model, the training rows and the rows to denoise.
+    """A model to fit to clean rows, and the rows to denoise, (n_samples, n_features).
 
-    Attributes
-    ----------
-    model
-        The model, or the number of components of linear PCA.
-    train, test
-        Clean rows to fit and to test, (n_samples, n_features).
-    noisy
-        The test rows with the noise of `add_noise`.
-    seed
-        Seed of the fit, and of the noise used to choose linear PCA's threshold.
+    `model` is a model, or the number of components of linear PCA. `seed` is also used for the noise
+    that chooses the threshold of linear PCA.
     """
 
     model: Model | int
@@ -87,16 +79,10 @@ class DenoisingTrial(NamedTuple):
 
 
 class DenoisingResult(NamedTuple):
-    """Results of a trial.
+    """Denoised rows, (n_samples, n_features), and their shares of wrong bits.
 
-    Attributes
-    ----------
-    wrong_bits
-        Share of wrong bits in the rows reconstructed from the codes of noisy rows.
-    wrong_bits_weighed
-        The same when the reconstruction is combined with the noisy bits, given the noise level.
-    bits, weighed
-        The reconstructed rows of both kinds, (n_samples, n_features).
+    `bits` are reconstructed from the codes of noisy rows; `weighed` combine the reconstruction with
+    the noisy bits, given the noise level.
     """
 
     wrong_bits: float

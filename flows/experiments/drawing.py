@@ -97,17 +97,7 @@ def _wrap_text(text: str, inches: float) -> str:
 
 
 class ImageRow(NamedTuple):
-    """A row of images.
-
-    Attributes
-    ----------
-    label
-        Text to the left.
-    images
-        (n, height, width); NaN is left blank.
-    captions
-        Text under each image.
-    """
+    """A row of images, (n, height, width), with a label and captions; NaN is left blank."""
 
     label: str
     images: Array

@@ -67,8 +67,6 @@ class CauseProblem(NamedTuple):
 
     Attributes
     ----------
-    name
-        Name of the problem.
     cases
         All cases from which a row can arise.
     layers

@@ -66,14 +66,10 @@ def plot_codes(
 
     Parameters
     ----------
-    axes
-        Where to draw.
     codes
         (n_rows, 2).
     labels
         Name of each row's label or segment, (n_rows,).
-    title
-        Title of the axes.
     """
     points = _check_codes(codes)
     groups = _group_rows(labels, len(points))
@@ -188,8 +184,6 @@ def plot_item_lines(
 
     Parameters
     ----------
-    axes
-        Where to draw; its view must be set.
     weights, offsets
         w (n_features, 2) and b (n_features,).
     names
@@ -255,15 +249,11 @@ def plot_posteriors(
 
     Parameters
     ----------
-    axes
-        Where to draw.
     x, y, density
         Coordinates of a grid with equal steps, (n_x,) and (n_y,), and the exact density there,
         (n_y, n_x), up to a factor; the mass outside the grid must be negligible.
     mean, covariance
         Mean and covariance of the Gaussian, (2,) and (2, 2).
-    title
-        Title of the axes.
     """
     exact, gaussian = _COLOURS[:2]
     levels = _compute_levels(density)
@@ -316,14 +306,10 @@ def plot_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title
 
     Parameters
     ----------
-    axes
-        Where to draw.
     images
         (n_y, n_x, height, width), the first row at the bottom; NaN is left blank.
     x, y
         Latent coordinates of the columns, (n_x,), and rows, (n_y,), ascending.
-    title
-        Title of the axes.
     """
     # Leave a gap between images, so that strokes at the edge stay separate.
     framed = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=np.nan)
@@ -346,8 +332,6 @@ def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, n_across: int = 
 
     Parameters
     ----------
-    axes
-        Where to draw.
     images
         (n_rows, height, width); NaN is left blank.
     codes

@@ -54,14 +54,8 @@ class FinePosterior(NamedTuple):
 class PlanePosterior(NamedTuple):
     """Posterior of x given one row, on the part of the plane where it is not negligible.
 
-    Attributes
-    ----------
-    x, y
-        Coordinates of the grid, (n_x,) and (n_y,).
-    density
-        p(x | t), (n_y, n_x); its integral is 1.
-    mean, covariance
-        (2,) and (2, 2).
+    `density` is p(x | t) on the grid, (n_y, n_x), with integral 1; `mean` and `covariance` have
+    shapes (2,) and (2, 2).
     """
 
     x: Array
@@ -128,32 +122,14 @@ def _grid_points(x: Array, y: Array) -> Array:
 
 
 class NoisyPrototypes(NamedTuple):
-    """Noisy copies of random prototypes.
-
-    Attributes
-    ----------
-    X
-        (n_prototypes n_copies, n_features).
-    prototype
-        Prototype of each row, (n_prototypes n_copies,).
-    """
+    """Noisy copies of random prototypes, (n_rows, n_features), and the prototype of each row."""
 
     X: Bits
     prototype: NDArray[np.intp]
 
 
 class TippingTrial(NamedTuple):
-    """One fit.
-
-    Attributes
-    ----------
-    block
-        The rows.
-    estimator
-        Estimator of the latent-trait model.
-    seed
-        Seed of the initial weights and of all draws.
-    """
+    """One fit; `seed` is for the initial weights and all draws."""
 
     block: BinaryBlock
     estimator: Estimator
@@ -211,7 +187,7 @@ def check_rows(block: BinaryBlock) -> None:
 def run_tipping_trial(trial: TippingTrial) -> TippingResult:
     """Fit two components in memory until convergence; measure errors and time.
 
-    CPU seconds are those of this thread, which does all the work. Kernels are already compiled.
+    CPU seconds are of this thread, which does all the work. Kernels are already compiled.
     """
     _warm_up()
     return _run_trial(trial)

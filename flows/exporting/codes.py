@@ -46,7 +46,7 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
     if is_shorter or digest_leading_chunks(dataset, n_chunks) != recorded["chunks_digest"]:
         raise DataError(
             f"{dataset.path}: {codes.path} contains codes of another dataset, or this one has "
-            "changed. Give the dataset of the codes, or transform this one again."
+            "changed. Use the dataset of the codes, or transform this one again."
         )
     return dataset
 

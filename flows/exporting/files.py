@@ -30,14 +30,9 @@ DimensionLabels = Mapping[str, Sequence[str]]
 
 
 class ArrayGroup(NamedTuple):
-    """Arrays of the same dimensions whose columns stand next to each other.
+    """Arrays of the same dimensions, (n_rows, …) each, whose columns stand next to each other.
 
-    Attributes
-    ----------
-    dims
-        All dimensions but the first, which are the rows of the table.
-    arrays
-        The arrays by name, (n_rows, …) each.
+    `dims` are all dimensions except the rows.
     """
 
     dims: tuple[str, ...]
@@ -79,17 +74,7 @@ def list_segment_names(artifact: Artifact) -> list[str]:
 
 
 class BatchedTable(NamedTuple):
-    """A table whose rows are computed while it is written.
-
-    Attributes
-    ----------
-    schema
-        Names and types of the columns.
-    n_rows
-        Number of rows.
-    batches
-        The rows.
-    """
+    """A table whose rows are computed batch by batch while it is written."""
 
     schema: pa.Schema
     n_rows: int

@@ -15,7 +15,7 @@ _MAX_EXCEL_SHAPE = (1_048_575, 16_384)
 
 
 def has_table_suffix(output: str) -> bool:
-    """Return whether a name is that of a table, not of a folder."""
+    """Return whether a name ends like a table file."""
     return output.lower().endswith(TABLE_SUFFIXES)
 
 

@@ -1,1 +1,1 @@
-"""The stages of a fit, and what they store: checkpoints, kept statistics, provenance."""
+"""The stages of a fit, its checkpoints, kept statistics and provenance."""

@@ -51,8 +51,6 @@ class FitPlan:
 
     Attributes
     ----------
-    options, model
-        The options and the hyperparameters.
     dataset, split
         The rows to fit.
     initial_fit
@@ -63,8 +61,6 @@ class FitPlan:
         Everything that determines the result, as the artifact records it.
     run_folder
         The folder of the artifact and of unfinished work.
-    open_executor
-        Opens the executor of the stages.
     """
 
     options: FitOptions
@@ -80,15 +76,7 @@ class FitPlan:
 
 @dataclass(frozen=True)
 class FitJob(FitPlan):
-    """A running fit.
-
-    Attributes
-    ----------
-    executor, progress
-        Runs the tasks, and reports their progress.
-    skipped
-        Keys of damaged chunks to leave out.
-    """
+    """A running fit; `skipped` are the keys of damaged chunks to leave out."""
 
     executor: Executor
     progress: Progress

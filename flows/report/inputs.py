@@ -32,7 +32,7 @@ DEFAULT_FIGURE_OPTIONS = FigureOptions()
 @Option(name="*")
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of `python -m flows.report`, except those of pictures."""
+    """Options of `python -m flows.report`, except the options of pictures."""
 
     artifact: ArtifactPath
     output: Annotated[str, Option(group=OUTPUT, help="HTML file to write.")] = REPORT_FILE
@@ -69,18 +69,8 @@ class ReportOptions:
 class ReportInputs:
     """A fitted model and, if available, the dataset whose rows are shown.
 
-    Attributes
-    ----------
-    fitted
-        The fitted model.
-    layout
-        Positions of its features in an image, if they are pixels.
-    dataset
-        Dataset whose rows are shown.
-    label
-        Per-row column that colours rows; None chooses one.
-    notes
-        Warnings about omitted figures.
+    `layout` has the positions of features that are pixels; `label` colours the rows; `notes` are
+    warnings about omitted figures.
     """
 
     fitted: LoadedModel

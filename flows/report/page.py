@@ -61,21 +61,10 @@ PlacedFigure = tuple[int, Figure]
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a report.
+    """The contents of a report; `notes` are warnings about omitted figures.
 
-    Attributes
-    ----------
-    fitted
-        The fitted model.
-    figures
-        In the order of the page.
-    tables
-        Tables of text that follow the figures.
-    notes
-        Warnings about omitted figures.
-    correlations
-        Correlations of features with components, (n_features, n_components); None if no rows were
-        read.
+    `correlations` of features with components, (n_features, n_components), are None if no rows
+    were read.
     """
 
     fitted: LoadedModel
@@ -184,15 +173,10 @@ def _hash_script(script: str) -> str:
 
 
 class FigureGroup(NamedTuple):
-    """Figures that are laid out together.
+    """Columns of figures that are laid out together, each with its index in the report.
 
-    Attributes
-    ----------
-    kind
-        "pair" for two columns of narrow figures, "wide" for one that fills the page, or "alone" for
-        a square one with its text beside it.
-    columns
-        Columns of figures, each with its index in the report.
+    `kind` is "pair" for two columns of narrow figures, "wide" for a figure that fills the page, or
+    "alone" for a square figure with its text on the right.
     """
 
     kind: str

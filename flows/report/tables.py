@@ -272,19 +272,7 @@ class ItemCell(NamedTuple):
 
 
 class ItemTable(NamedTuple):
-    """A table of numbers that the page can sort.
-
-    Attributes
-    ----------
-    title
-        Title of the table.
-    columns
-        Names of the columns.
-    rows
-        A feature and its cells, one per column, for each row.
-    note
-        Explanation of the uncertainties and columns, and of omitted rows.
-    """
+    """A table of numbers that the page can sort: a feature and its cells for each row."""
 
     title: str
     columns: tuple[str, ...]
@@ -300,7 +288,7 @@ def make_parameter_table(
 ) -> ItemTable | None:
     """Return the parameters of features, or else their correlations with components, if known.
 
-    `correlations` are those of features with components, (n_features, n_components).
+    `correlations` have shape (n_features, n_components).
     """
     columns, title = read_item_columns(artifact), "Parameters"
     if not columns and correlations is not None:

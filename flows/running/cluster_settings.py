@@ -46,8 +46,6 @@ class ClusterSettings:
         accepts any number.
     worker_memory
         Minimum bytes of memory of each worker process.
-    security
-        Certificates for tls:// addresses.
     """
 
     address: str | None = None

@@ -146,16 +146,9 @@ def _get_default(option: Any) -> Any:
 
 @dataclass(frozen=True)
 class StageRunner:
-    """Runs the stages of a flow as Prefect tasks, and measures them.
+    """Runs the stages of a flow as Prefect tasks, and records time and memory of each in `usage`.
 
-    Attributes
-    ----------
-    executor
-        Where the work of the stages runs.
-    feature_names, segment_names
-        Replace the indices in error messages.
-    usage
-        Time and memory of each finished stage.
+    Names of features and segments replace the indices in error messages.
     """
 
     executor: Executor

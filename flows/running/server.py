@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
 _MAX_CLOCK_DIFFERENCE = 60
 _DRAIN_SECONDS = 10.0
+_START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 
 
 def run_with_server(run_flow: Callable[[], T]) -> T:
@@ -96,18 +96,15 @@ def _check_clock(url: str, date: str | None) -> None:
     ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
     if abs(ahead) > _MAX_CLOCK_DIFFERENCE:
         raise FitError(
-            f"PREFECT_API_URL: this clock is {abs(ahead):.0f} s "
-            f"{'ahead' if ahead > 0 else 'behind'} of that of the Prefect server at {url}, which "
-            "would shift schedules. Set the time."
+            f"PREFECT_API_URL: the clock of this machine is {abs(ahead):.0f} s "
+            f"{'ahead of' if ahead > 0 else 'behind'} the Prefect server at {url}, which would "
+            "shift schedules. Set the time."
         )
 
 
 def _strip_credentials(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-_START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def make_security(address: str, files: Mapping[str, SourcedValue]) -> Security:
     if _read_certificates(certificate)[0].public_key() != _read_private_key(key).public_key():
         raise FitError(
             f"{key.source}: {key.value} is not the private key of {certificate.value}. "
-            "Give the two files of one pair."
+            "Use the two files of one pair."
         )
     return Security(
         tls_ca_file=ca.value,
@@ -137,7 +137,7 @@ def _check_unencrypted(address: str, connected: socket.socket) -> None:
             return
     if _is_tls_server(address):
         raise FitError(
-            f"{{cluster}}: the scheduler at {address} uses TLS. Give it as "
+            f"{{cluster}}: the scheduler at {address} uses TLS. Use "
             f"{address.replace('tcp', 'tls', 1)}, with {{tls_ca}}, {{tls_cert}} and {{tls_key}}."
         )
 

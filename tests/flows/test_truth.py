@@ -82,8 +82,8 @@ def test_rows_of_two_truths_have_none(cli, append):
         assert not Path("d.zarr").exists()
     assert done.code == 2
     assert done.message == (
-        f"error: {other}: its truth differs from that of the rows before it. "
-        "Write it to a separate dataset."
+        f"error: {other}: its attributes (truth) differ from earlier rows. "
+        "Write this source to a separate dataset."
     )
 
 

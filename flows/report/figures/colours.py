@@ -38,16 +38,10 @@ class ColourRamp(NamedTuple):
 
 @dataclass(frozen=True)
 class ColourScale:
-    """Colours for values from 0 (transparent) to `top` (opaque).
+    """Colours for values from 0 (transparent) to `top` (opaque) and more.
 
-    Attributes
-    ----------
-    top
-        Value with full opacity; larger values look the same.
-    is_signed
-        If true, positive values are orange and negative values blue; else all are blue.
-    is_cut
-        Whether some values are larger than `top`.
+    If `is_signed`, positive values are orange and negative values blue; else all are blue.
+    `is_cut` states whether some values are larger than `top`.
     """
 
     top: float

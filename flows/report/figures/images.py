@@ -58,15 +58,7 @@ def encode_png(pixels: NDArray[np.uint8]) -> str:
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Positions of features in an image.
-
-    Attributes
-    ----------
-    height, width
-        Size of the image in pixels.
-    pixels
-        Flat pixel index of each feature, (n_features,).
-    """
+    """Positions of features in an image: the flat pixel index of each feature, (n_features,)."""
 
     height: int
     width: int

@@ -163,7 +163,7 @@ def _plot_curves(
 
 
 def _label_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequence[str]) -> Mark:
-    """Write the name of each curve beside it, in its colour, if there is room."""
+    """Write the name of each curve next to it, in its colour, if there is room."""
     low, unit = z[0], (z[-1] - z[0]) / _ASPECT_RATIO
     upwards = np.array([0.0, 1.0])
     scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
@@ -282,16 +282,9 @@ Array = NDArray[np.float64]
 
 
 class EvenOddsLine(NamedTuple):
-    """The line on which a feature is 1 with probability ½.
+    """The line on which a feature is 1 with probability ½: points, (n, 2).
 
-    Attributes
-    ----------
-    feature
-        Index of the feature.
-    points
-        Of the line, (n, 2).
-    direction
-        Unit vector across the line to the side where 1 is more likely, (2,).
+    `direction` is the unit vector across the line to the side where 1 is more likely.
     """
 
     feature: int
@@ -330,7 +323,7 @@ def _find_direction(x: Array, y: Array, probability: Array, points: Array) -> Ar
 
 
 def choose_name_places(lines: Sequence[EvenOddsLine]) -> Array:
-    """Choose a place beside each line, far from other lines and earlier names: (n_lines, 2)."""
+    """Choose a place next to each line, far from other lines and earlier names: (n_lines, 2)."""
     ends = np.vstack([line.points for line in lines])
     middle, size = (ends.min(axis=0) + ends.max(axis=0)) / 2, float(np.ptp(ends)) or 1.0
     samples = [_sample_line(line) for line in lines]

@@ -22,20 +22,10 @@ HoverFacts = Sequence[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True)
 class PointMarks:
-    """Markers at points.
+    """Markers at points (x, y), each (n,).
 
-    Attributes
-    ----------
-    x, y
-        Coordinates, (n,).
-    colour, marker
-        Colour and one of `MARKERS`, for all points.
-    size
-        Diameters, (n,), or one for all.
-    opacity
-        From 0 to 1 (opaque).
-    facts
-        Tooltips of the points.
+    `marker` is one of `MARKERS`, `size` has the diameters, (n,), or one for all, and `opacity` is
+    from 0 to 1 (opaque).
     """
 
     x: Array
@@ -49,20 +39,9 @@ class PointMarks:
 
 @dataclass(frozen=True)
 class LineMarks:
-    """Lines through points.
+    """Lines through points, (n, 2) each, with a colour per line and one width.
 
-    Attributes
-    ----------
-    points
-        Points of each line, (n, 2).
-    colours
-        Colour of each line.
-    width
-        Width of all lines.
-    dash
-        Lengths of dashes and gaps; empty for solid lines.
-    facts
-        Tooltips of the lines.
+    `dash` has the lengths of dashes and gaps; it is empty for solid lines.
     """
 
     points: Sequence[Array]
@@ -84,14 +63,7 @@ class HoverColumns:
 class CellMarks:
     """A matrix of coloured cells; the cell of row i and column k is centred on x = k, y = i.
 
-    Attributes
-    ----------
-    values
-        (n_rows, n_columns).
-    scale
-        Colours of the values.
-    facts
-        Tooltips of the cells, row by row.
+    `facts` are the tooltips of the cells, row by row.
     """
 
     values: Array
@@ -139,18 +111,9 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear scale.
+    """A linear scale from `low` (left or bottom), which may be the larger value, to `high`.
 
-    Attributes
-    ----------
-    low, high
-        Values at the left and right (or lower and upper) end; `low` may be the larger one.
-    label
-        Label of the axis.
-    ticks
-        Its ticks.
-    has_lines
-        Whether to draw the axis and a grid line at every tick.
+    `has_lines` states whether to draw the axis and a grid line at every tick.
     """
 
     low: float
@@ -179,16 +142,9 @@ class AxisChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    """Marks between two axes.
+    """Marks between two axes; later marks cover earlier ones.
 
-    Attributes
-    ----------
-    x, y
-        The axes.
-    marks
-        The marks; later ones cover earlier ones.
-    height
-        Height including the axes; None makes the area between the axes a square.
+    `height` includes the axes; None makes the area between the axes a square.
     """
 
     x: Axis
@@ -218,18 +174,12 @@ class Figure:
 
     Attributes
     ----------
-    title
-        Title, which also names the file of a picture.
-    alt
-        Description for screen readers, with numbers.
-    plot
-        The plot, unless there are images.
-    images
-        Images side by side.
-    note
-        Explanation below the figure.
-    hint
-        How to interact with it; omitted in print.
+    title, alt
+        Title, which also names the file of a picture, and description for screen readers.
+    plot, images
+        The plot, or images side by side.
+    note, hint
+        Explanation below the figure, and how to interact with it; print omits the hint.
     keys, ramp
         Legends of colours.
     choices

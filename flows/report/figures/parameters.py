@@ -308,20 +308,10 @@ def correlate_features_with_codes(coded: CodedRows) -> Array:
 def plot_intervals(
     title: str, values: Array, ends: Array, features: Sequence[str], note: str = ""
 ) -> Figure:
-    """Plot the intervals of the leading components, as many as there are colours.
+    """Plot the intervals of the leading components, one per colour at most.
 
-    Parameters
-    ----------
-    title
-        Name of the parameter.
-    values
-        (n_features, n_components).
-    ends
-        Lower and upper ends, (2, n_features, n_components).
-    features
-        Their names.
-    note
-        Text on what was left out.
+    Values have shape (n_features, n_components), and lower and upper ends shape
+    (2, n_features, n_components). `note` names omitted features.
     """
     n, n_shown = len(values), min(values.shape[1], len(COLOURS))
     (low, high), n_beyond = _choose_view(values[:, :n_shown], ends[:, :, :n_shown])

@@ -146,16 +146,9 @@ def _label_rows(points: Array, labels: ColourLabels) -> tuple[tuple[Mark, Array]
 
 
 class ColourLabels(NamedTuple):
-    """Labels that colour rows.
+    """Labels that colour rows: the name of the column, and the label of each row, (n_rows,).
 
-    Attributes
-    ----------
-    name
-        Name of the column.
-    values
-        Label of each row, (n_rows,).
-    order
-        The distinct values in order, if they have a meaningful order such as time; else empty.
+    `order` has the distinct values if they have a meaningful order such as time; else it is empty.
     """
 
     name: str
@@ -231,7 +224,7 @@ def _group_by_order(labels: ColourLabels) -> tuple[list[RowGroup], ColourRamp]:
 
 
 def _group_by_frequency(labels: ColourLabels) -> list[RowGroup]:
-    """Give frequent labels a colour and marker each; all others are one grey group below."""
+    """Assign a colour and marker to each frequent label; all others are one grey group below."""
     texts = np.array([str(value) for value in labels.values], object)
     counts = Counter(texts.tolist())
     n_named = MAX_COLOURED_LABELS - (len(counts) > MAX_COLOURED_LABELS)

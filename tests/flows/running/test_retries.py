@@ -115,7 +115,7 @@ def test_a_schedule_by_another_clock_is_refused(
     monkeypatch.setattr(server, "datetime", Skewed)
     run_fit(cluster=cluster)
     monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
-    expected = rf"^PREFECT_API_URL: this clock is {said} of .* Set the time\.$"
+    expected = rf"^PREFECT_API_URL: the clock of this machine is {said} .* Set the time\.$"
     with pytest.raises(FitError, match=expected):
         run_fit(cluster=cluster)
     assert len(seen) == 1
