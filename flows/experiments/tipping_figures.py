@@ -180,7 +180,7 @@ def plot_item_lines(
     """Plot the lines w_i·x + b_i = 0, where P(t_i = 1 | x) = ½, of all items in view.
 
     Each name is on the side where 1 is more likely. If there are more than 24 lines, they are paler
-    and have no names. The view does not change.
+    and have no names. The view of the axes must be set before, and does not change.
 
     Parameters
     ----------

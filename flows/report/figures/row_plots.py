@@ -252,14 +252,8 @@ def _choose_key(name: str, k: int) -> LegendKey:
 def choose_names_with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
     """Return the indices of the names that do not overlap an earlier chosen name.
 
-    Parameters
-    ----------
-    places
-        Centres of the names, (n_names, 2).
-    names
-        The names.
-    width
-        Width of the plot in the units of `places`.
+    `places` are the centres of the names, (n_names, 2), and `width` is the width of the plot in the
+    same units.
     """
     lengths = [len(name) for name in names]
     halves = (
