@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,10 +17,14 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
 from flows import evaluate, export, fit, ingest, neighbours, sample, transform
+from flows.cli.errors import format_error
 from flows.evaluating.stages import EvaluateOptions
 from flows.fitting.options import FitOptions
 from flows.report.flow import report
 from flows.report.inputs import ReportOptions
+from flows.running.flow import run_stages
+from pipeline.errors import ClusterLost
+from pipeline.executors.base import SerialExecutor
 from pipeline.models.registry import find_models
 from storage.errors import DataError
 
@@ -122,3 +127,17 @@ def test_a_flow_that_refuses_its_data_logs_one_line(prefect_server, tmp_path):
     assert done.stdout == "refused\n"
     assert "none.zarr" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("claim", "remedy"),
+    [(None, "repeat the command"), (nullcontext(), "continue with --resume")],
+    ids=["from the start", "resumable"],
+)
+def test_a_lost_cluster_names_a_remedy_that_the_command_has(claim, remedy):
+    def lose_cluster(stages, progress):
+        raise ClusterLost("The cluster was lost.")
+
+    with pytest.raises(ClusterLost) as lost:
+        run_stages(lambda: nullcontext(SerialExecutor()), ((), ()), lose_cluster, claim)
+    assert format_error(lost.value) == f"The cluster was lost. Then {remedy}."
