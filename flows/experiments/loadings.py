@@ -13,7 +13,6 @@ from flows.cli.options import WholeNumber
 from flows.experiments.base import ImageShape
 from flows.experiments.drawing import ImageRow, check_figure_suffix, save_images
 from flows.report.figures.images import find_image_layout
-from flows.report.tables import format_title
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 
@@ -31,6 +30,8 @@ def draw_loadings(
     artifact: Artifact, image_shape: str | None, output: Path, n_components: int
 ) -> int:
     """Draw the leading loadings and return their number."""
+    from flows.report.tables import format_title  # imports Arrow, which is slow
+
     check_figure_suffix(output)
     if "loadings" not in artifact or not artifact["loadings"].shape[1]:
         raise FitError(
