@@ -210,11 +210,6 @@ def build_xarray(
         Labels along a dimension; those of `feature` also apply to `feature_j`.
     attributes
         Metadata; only text and numbers are kept.
-
-    Raises
-    ------
-    DataError
-        If xarray is not installed.
     """
     try:
         import xarray

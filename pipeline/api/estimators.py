@@ -136,11 +136,6 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         ----------
         X, y, segments
             As for `fit`; without y and segments, models use the mean over the fitted segments.
-
-        Raises
-        ------
-        ValueError
-            If the fitted model has neither.
         """
         check_is_fitted(self)
         dataset = self._make_dataset(self._check_X(X), y, segments)

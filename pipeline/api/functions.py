@@ -146,11 +146,6 @@ def fit_with_argument_names(
         The caller's name for each argument that it calls differently.
     dataset, model, components, split, seed, executor, progress, settings
         As for `fit`.
-
-    Raises
-    ------
-    FitError
-        If a name or a value cannot be used, or the data cannot be fitted.
     """
     names = (dataset.feature_names, dataset.segment_names)
     with _name_in_errors(dataset, argument_names), show_progress(progress) as show:
@@ -301,11 +296,6 @@ def evaluate_likelihood(
     ----------
     fitted, dataset, split, seed, executor, progress
         As for `evaluate`.
-
-    Raises
-    ------
-    FitError
-        If the features differ.
     """
     with _name_in_errors(dataset), show_progress(progress) as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)

@@ -188,11 +188,6 @@ def score_rows(
         As for `pipeline.passes.map_reduce.collect_statistics`.
     seed
         Seed of the codes.
-
-    Raises
-    ------
-    FitError
-        If there are no rows, or a row's likelihood is not finite.
     """
     score = partial(_score_block, subject, measure, RowRandom(seed))
     return collect_statistics(score, rows, executor, "score", progress=progress)

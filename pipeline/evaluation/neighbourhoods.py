@@ -81,11 +81,6 @@ def draw_dataset_rows(
     """Draw at most `size` rows; the seed determines which.
 
     The other parameters are those of `pipeline.passes.map_reduce.collect_statistics`.
-
-    Raises
-    ------
-    FitError
-        If there are no rows.
     """
     draw = partial(RowSample.from_block, size=size, rng=RowRandom(seed))
     return _sort_sample(collect_statistics(draw, rows, executor, "draw rows", progress=progress))
@@ -156,11 +151,6 @@ def code_rows(
     """Compute the codes of a sample, (n_drawn, n_components), as `flows.transform` would.
 
     `subject.segments` must refer to the dataset that the sample was drawn from.
-
-    Raises
-    ------
-    FitError
-        If a code is not finite.
     """
     pieces = list(_split_by_segment(subject, sample))
     code = partial(_code_piece, subject.model, subject.params, RowRandom(seed))
@@ -247,13 +237,7 @@ class NeighbourVote:
 
     @property
     def n_neighbors(self) -> int:
-        """Number of neighbours that vote.
-
-        Raises
-        ------
-        FitError
-            If there are fewer than two references.
-        """
+        """Number of neighbours that vote."""
         n_references = self.references.block.n_samples
         if n_references < 2:
             raise FitError(
@@ -326,11 +310,6 @@ def describe_code_quality(
         `neighbourhoods`, from `describe_neighbourhoods`; and `neighbour_labels`: the `column`, the
         number of `rows_without` a label, and the entries of `describe_vote`. Empty ones are left
         out.
-
-    Raises
-    ------
-    FitError
-        If a code is not finite.
     """
     run = (executor, seed, progress)
     description = {}

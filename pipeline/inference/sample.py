@@ -55,11 +55,6 @@ def draw_model_rows(
         Seed of all tasks.
     task
         The rows to draw.
-
-    Raises
-    ------
-    FitError
-        If the model cannot draw rows.
     """
     params = params_from_arrays(model.params, arrays())
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(task.key,)))
@@ -75,11 +70,6 @@ def divide_among_segments(params: Any, n_rows: int) -> tuple[NDArray[np.int64], 
     -------
     tuple
         Number of rows and index of each segment; if the model has none, all rows and no index.
-
-    Raises
-    ------
-    FitError
-        If there are fewer than two rows per segment.
     """
     indices, fitted_rows = get_fitted_segments(params)
     if not len(indices):

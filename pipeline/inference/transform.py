@@ -100,13 +100,7 @@ class TransformTask:
 def transform_rows(
     task: TransformTask, rows: RowSource, executor: Executor, progress: Progress
 ) -> dict[str, NDArray[Any]]:
-    """Compute the codes of all rows in memory, in original row order.
-
-    Raises
-    ------
-    FitError
-        If a code is not finite.
-    """
+    """Compute the codes of all rows in memory, in original row order."""
     ranges = split_into_ranges(count_rows_by_chunk(rows, executor), _ROWS_PER_RANGE)
     parts, n_rows = [], 0
     for row_range, part in zip(ranges, executor.map(task, ranges), strict=True):
@@ -164,13 +158,7 @@ def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:
 def cast_for_storage(
     name: str, values: NDArray[Any], rows: NDArray[np.int64], dtype: str
 ) -> NDArray[Any]:
-    """Cast values to the type in which they are stored.
-
-    Raises
-    ------
-    FitError
-        If a value is not finite.
-    """
+    """Cast values to the type in which they are stored."""
     if values.dtype.kind != "f":
         return values
     with np.errstate(over="ignore"):

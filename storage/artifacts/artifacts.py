@@ -84,11 +84,6 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
 
         Arrays are read on access, as a whole or one strip of features at a time (`read_chunk`). A
         row is a feature. Entries left of a strip are 0, because earlier strips hold them.
-
-        Raises
-        ------
-        DataError
-            If the arrays belong to another artifact.
         """
         if (digest := self.manifest.get("pairs")) is None:
             return None
@@ -281,13 +276,7 @@ class ArtifactReader:
         return cls(str(artifact.path.resolve()), artifact.manifest["manifest_digest"])
 
     def __call__(self) -> Mapping[str, NDArray[Any]]:
-        """Return the arrays by name.
-
-        Raises
-        ------
-        DataError
-            If the artifact has changed.
-        """
+        """Return the arrays by name."""
         return _load_cached(self.path, self.digest)
 
 
@@ -313,13 +302,7 @@ class PackedArrays(NamedTuple):
 def write_packed(
     folder: AnyPath, arrays: Mapping[str, NDArray[Any]], manifest: Mapping[str, Any]
 ) -> None:
-    """Write an artifact whose small arrays are packed into one, as every array costs milliseconds.
-
-    Raises
-    ------
-    DataError
-        If an array contains values other than finite numbers.
-    """
+    """Write an artifact whose small arrays are packed into one, because each costs milliseconds."""
     values = {name: np.asarray(a) for name, a in arrays.items()}
     little = (name for name, a in values.items() if a.nbytes <= _MAX_SMALL_BYTES)
     small = {name: prepare_for_storage(folder, name, values[name]) for name in little}
@@ -330,13 +313,7 @@ def write_packed(
 
 
 def load_packed(folder: AnyPath) -> PackedArrays:
-    """Load an artifact that `write_packed` wrote.
-
-    Raises
-    ------
-    DataError
-        If it is missing, incomplete or not packed.
-    """
+    """Load an artifact that `write_packed` wrote."""
     artifact = load_artifact(folder)
     if _PACKED_NAME not in artifact:
         raise DataError(f"{folder}: the artifact holds no packed arrays.")
@@ -410,13 +387,7 @@ class RunFolder:
 
     @contextmanager
     def claim_work(self, resume: bool) -> Iterator[None]:
-        """Lock the work folder; with `resume`, keep what an interrupted fit left there.
-
-        Raises
-        ------
-        DataError
-            If the same fit is already running.
-        """
+        """Lock the work folder; with `resume`, keep what an interrupted fit left there."""
         new_folders = [
             folder
             for folder in (self.work_folder, *self.work_folder.parents)

@@ -244,13 +244,7 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
         return list_codes_facts(str(self.path), self.manifest)
 
     def read_chunk(self, key: int, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Read a range of rows, of all arrays or the named ones, and check it against the manifest.
-
-        Raises
-        ------
-        DataError
-            If the range is missing or damaged.
-        """
+        """Read a range of rows of all or the named arrays, and check it against the manifest."""
         return {
             name: self._read_array_chunk(name, key) for name in (self if names is None else names)
         }
@@ -446,11 +440,6 @@ class UnfinishedCodes:
         """Lock the folder; with `resume`, keep what the same transform left there.
 
         An error before the first range is finished leaves nothing behind.
-
-        Raises
-        ------
-        DataError
-            If another process is writing there.
         """
         new_folders = [folder for folder in self.folder.parents if not folder.exists()]
         try:

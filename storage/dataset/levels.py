@@ -75,13 +75,7 @@ class LevelsWriter:
         return cls(group, levels.name, levels.pages[:-1], make_codebook(levels.read_page(-1)))
 
     def encode(self, values: NDArray[Any]) -> NDArray[np.int32]:
-        """Encode texts, (n,).
-
-        Raises
-        ------
-        DataError
-            If there are too many different texts.
-        """
+        """Encode texts, (n,)."""
         runs = [values[first : first + PAGE_TEXTS] for first in range(0, len(values), PAGE_TEXTS)]
         return np.concatenate([self._encode_part(run) for run in runs])
 

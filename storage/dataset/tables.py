@@ -37,13 +37,7 @@ TableArray = NDArray[np.int64]
 def read_table(
     folder: AnyPath, manifest: Mapping[str, Any], group: zarr.Group, name: str
 ) -> TableArray:
-    """Read the rows of a table that the manifest counts.
-
-    Raises
-    ------
-    DataError
-        If the table is missing, damaged or does not match the manifest.
-    """
+    """Read the rows of a table that the manifest counts."""
     try:
         table = open_checked_array(group, name)
         values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])

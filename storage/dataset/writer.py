@@ -417,13 +417,7 @@ class DatasetWriter:
             self._write_full_chunks()
 
     def finish(self) -> BinaryDataset:
-        """Write the pending rows, the tables and the manifest, and open the dataset.
-
-        Raises
-        ------
-        DataError
-            If there are fewer than two rows.
-        """
+        """Write the pending rows, the tables and the manifest, and open the dataset."""
         if self._pending:
             self._write_full_chunks()
             if self._pending:

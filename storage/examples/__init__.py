@@ -196,13 +196,7 @@ def open_example(name: str) -> Example:
 
 
 def format_example_slug(name: str) -> str:
-    """Return the name of an example with all its parameters, usable as a file name.
-
-    Raises
-    ------
-    DataError
-        If the name or a parameter is unknown, or a value is not a positive integer.
-    """
+    """Return the name of an example with all its parameters, usable as a file name."""
     kind, values = _parse_example_name(name)
     return "-".join([kind, *(f"{key}{value}" for key, value in values.items())])
 
@@ -329,11 +323,6 @@ def draw_nonstationary_truth(
     Hyttinen, Barin-Pacela & Hyvärinen (2022), Binary independent component analysis: a
     non-stationarity-based approach. Entries of A in U(−3, 3); means of the sources in U(−½, ½)
     and their standard deviations in U(½, 3), drawn anew for every segment.
-
-    Raises
-    ------
-    DataError
-        If there are more components than features.
     """
     if components > features:
         raise DataError(

@@ -351,11 +351,6 @@ def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
         The values.
     remedy
         The advice to add to the message.
-
-    Raises
-    ------
-    DataError
-        If a value is invalid; the message names the entry, the expected value and the actual one.
     """
     try:
         _build_type_adapter(schema).validate_python(values, strict=True)

@@ -152,13 +152,7 @@ def open_long_tables(
     options: ReadOptions,
     features: Sequence[str] | None = None,
 ) -> Source:
-    """Open long tables together; see `long_tables.open_tables`.
-
-    Raises
-    ------
-    DataError
-        If a file or a line cannot be used.
-    """
+    """Open long tables together; see `long_tables.open_tables`."""
     from storage.sources import long_tables  # importing Arrow is slow
 
     columns = long_tables.parse_long_columns(long)

@@ -1,4 +1,4 @@
-"""NumPy arrays: `.npy`, and `.npz` with a dense matrix or one packed eight values per byte."""
+"""NumPy files: `.npy`, and `.npz` with a dense, bit-packed or SciPy sparse matrix."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_member(archive: ZipFile, name: str) -> NDArray[Any]:
 
 @contextmanager
 def open_member_rows(archive: ZipFile, name: str) -> Iterator[ReadRows]:
-    """Open an array for reading consecutive ranges of rows: `take(first, n_rows)`.
+    """Yield a function `take(first, n_rows)` that reads the next rows of an array.
 
     A Fortran-ordered matrix cannot be streamed by rows, so it is extracted to a temporary file.
     """
@@ -173,11 +173,11 @@ class NpzSource(Source):
         if outside.any():
             row = int(outside.argmax())
             raise DataError(
-                f"{self.format_row_place(first_row + row)}: Expected {name} from 0 to "
-                f"{len(labels) - 1}, got {values[row]}. Correct the array {name!r}."
+                f"{self.format_row_place(first_row + row)}: {name} is {values[row]}, but must be "
+                f"from 0 to {len(labels) - 1}. Correct the array {name!r}."
             )
-        named: NDArray[np.str_] = np.array(labels)[values]
-        return named
+        texts: NDArray[np.str_] = np.array(labels)[values]
+        return texts
 
 
 def make_number_batch(
@@ -198,12 +198,17 @@ def make_number_batch(
     return source.make_batch(codes, first_row, texts, columns)
 
 
+def make_dimensions_error(path: str, n_dimensions: int) -> DataError:
+    """Return the error about an array that is not a matrix."""
+    return DataError(f"{path}: the array has {n_dimensions} dimensions, but a matrix has 2.")
+
+
 def open_npy(path: str, options: ReadOptions) -> NpySource:
     """Open a `.npy` file; this reads its header."""
     with translate_read_errors(path), open(path, "rb") as stream:
         header = read_header(stream)
     if len(header.shape) != 2:
-        raise DataError(f"{path}: Expected a matrix (2 dimensions), got {len(header.shape)}.")
+        raise make_dimensions_error(path, len(header.shape))
     check_numeric(path, header.dtype)
     n_rows, n_features = header.shape
     return NpySource(
@@ -245,8 +250,8 @@ def _find_matrix_name(path: str, headers: Mapping[str, NpyHeader]) -> str:
         return "X"
     if len(matrices) != 1:
         raise DataError(
-            f"{path}: Expected an array 'X' or a single matrix, got "
-            f"{', '.join(map(repr, matrices)) or 'no matrix'}. Name the matrix 'X'."
+            f"{path}: the archive must have one matrix, or one named 'X', but has "
+            f"{', '.join(map(repr, matrices)) or 'none'}. Name the matrix 'X'."
         )
     return matrices[0]
 
@@ -259,8 +264,8 @@ def _check_packed(
         header = headers.get(name)
         if header and (header.shape != expected or header.dtype != np.uint8):
             raise DataError(
-                f"{path}: Expected packed {name!r} of uint8 {expected}, got {header.dtype} "
-                f"{header.shape}. Write it with numpy.packbits(axis=1)."
+                f"{path}: the packed array {name!r} is {header.dtype} {header.shape}, but must be "
+                f"uint8 {expected}. Write it with numpy.packbits(axis=1)."
             )
 
 
@@ -280,7 +285,7 @@ def _list_column_names(
 
 def _format_column_type_error(path: str, name: str, header: NpyHeader) -> str:
     return (
-        f"{path}: Expected numbers or text in array {name!r}, got {header.dtype}. "
+        f"{path}: the array {name!r} holds {header.dtype}, not numbers or text. "
         f"Store it as text: {name}.astype(str)."
     )
 
@@ -307,7 +312,7 @@ def _read_feature_names(
         names = tuple(names[0].rstrip(",").split(","))
     if len(names) != n_features:
         raise DataError(
-            f"{path}: Expected {n_features} names in array 'cols', got {len(names)}. "
+            f"{path}: the array 'cols' has {len(names)} names for {n_features} features. "
             "Name every feature, or leave 'cols' out."
         )
     return names
@@ -428,7 +433,7 @@ def open_sparse(
     kind = kind.decode() if isinstance(kind, bytes) else str(kind)
     shape = read_member(archive, "shape")
     if len(shape) != 2:
-        raise DataError(f"{path}: Expected a matrix (2 dimensions), got {len(shape)}.")
+        raise make_dimensions_error(path, len(shape))
     check_numeric(path, headers["data"].dtype)
     check_implicit_zeros(path, options)
     n_rows, n_features = int(shape[0]), int(shape[1])
@@ -445,7 +450,7 @@ def open_sparse(
         )
     if kind not in _UNORDERED_FORMATS:
         raise DataError(
-            f"{path}: Expected a sparse format of bsr, coo, csc, csr or dia, got {kind!r}. "
+            f"{path}: the sparse format {kind!r} is not one of bsr, coo, csc, csr, dia. "
             "Convert the matrix with .tocsr()."
         )
     return UnorderedSparseSource(

@@ -28,8 +28,8 @@ from storage.sources.value_codes import (
     ReadOptions,
     ValueCodes,
     copy_to_row_order,
+    describe_invalid_value,
     find_map,
-    shorten_value,
     suggest_remedy,
 )
 
@@ -125,13 +125,7 @@ class Source(ABC):
         """
 
     def check_first_rows(self) -> None:
-        """Read the first rows if that is quick, so that most mistakes are reported immediately.
-
-        Raises
-        ------
-        DataError
-            If one of their values is not binary.
-        """
+        """Read the first rows if that is quick, so that most mistakes are reported immediately."""
         if self.is_streaming:
             next(iter(self.iter_batches()), None)
 
@@ -209,15 +203,12 @@ class Source(ABC):
         """Return the error about one value of a column; `row` counts from 0."""
         name, options = self.feature_names[feature], self.options
         value_map = find_map(options.maps, name)
-        expected = "0, 1, true, false" if value_map is None else str(value_map)
-        if options.threshold is not None:
-            expected = "a number, true, false"
         rule = "threshold" if options.threshold is not None else "map" if value_map else None
         columns = (*self.column_names, *self.feature_names) if self.can_select_columns else ()
         remedy = suggest_remedy(name, column, rule, columns)
         return DataError(
-            f"{self.format_place(row, feature)}: Expected {expected} or a missing value, "
-            f"got {shorten_value(value)}. {remedy}"
+            f"{self.format_place(row, feature)}: "
+            f"{describe_invalid_value(value, options, value_map)} {remedy}"
         )
 
     def format_place(self, row: int, feature: int) -> str:

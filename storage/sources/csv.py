@@ -121,8 +121,8 @@ class CsvSource(Source):
         for row in ragged[:1]:
             place = self.format_row_place(first_row + row.number - 1)
             raise DataError(
-                f"{place}: Expected {row.expected_columns} columns, got {row.actual_columns}. "
-                "Correct the row."
+                f"{place}: the row has {row.actual_columns} columns, but the table has "
+                f"{row.expected_columns}. Correct the row."
             )
 
     def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
@@ -184,13 +184,7 @@ def read_csv_header(path: str) -> tuple[str, list[str]]:
 
 
 def _find_delimiter(path: str, lines: Sequence[str]) -> str:
-    """Find the delimiter: a tab in a `.tsv`, else one that splits both lines into as many words.
-
-    Raises
-    ------
-    DataError
-        If there are several such delimiters.
-    """
+    """Find the delimiter: a tab in a `.tsv`, else one that splits both lines into as many words."""
     if path.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
     counts = {

@@ -42,7 +42,7 @@ from storage.sources.value_codes import (
     MISSING,
     ReadOptions,
     ValueCodes,
-    shorten_value,
+    describe_invalid_value,
     suggest_remedy,
 )
 from storage.stores.object_path import is_url
@@ -241,11 +241,10 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
     if codes.max(initial=0) == INVALID:
         at = int((codes == INVALID).argmax())
         around = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
-        rule = "map" if value_map else "threshold" if options.threshold else None
-        value = shorten_value(repr(column[at].as_py()))
+        rule = "map" if value_map else "threshold" if options.threshold is not None else None
+        problem = describe_invalid_value(repr(column[at].as_py()), options, value_map)
         raise DataError(
-            f"{lines.format_place(at)}, column {columns.value!r}: Expected "
-            f"{value_map or '0, 1, true, false'} or a missing value, got {value}. "
+            f"{lines.format_place(at)}, column {columns.value!r}: {problem} "
             f"{suggest_remedy(columns.value, around, rule)}"
         )
     return codes

@@ -58,8 +58,8 @@ class MatrixMarketSource(Source):
             if wrong.any():
                 line = int(wrong.argmax())
                 raise DataError(
-                    f"{self.path}: line {first_line + line + 1}: Expected {n_words} numbers, "
-                    f"got {counts[line]}. Correct the line."
+                    f"{self.path}: line {first_line + line + 1}: the line must have {n_words} "
+                    f"numbers, but has {counts[line]}. Correct the line."
                 )
             table = values.reshape(-1, n_words)
             n_entries += len(table)
@@ -98,16 +98,16 @@ class MatrixMarketSource(Source):
         fraction = places != np.floor(places)
         if fraction.any():
             raise DataError(
-                f"{self.path}: Expected whole row and column numbers, got "
-                f"{places[fraction][0]}. Check the file."
+                f"{self.path}: the row or column number {places[fraction][0]} is not a whole "
+                "number. Check the file."
             )
 
-    def _check_count(self, expected: int, n_entries: int) -> None:
-        if n_entries != expected:
-            count = f"{n_entries}" if n_entries < expected else "more"
+    def _check_count(self, n_stated: int, n_entries: int) -> None:
+        if n_entries != n_stated:
+            count = f"only {n_entries}" if n_entries < n_stated else "more"
             raise DataError(
-                f"{self.path}: Expected {expected} entries, as its size line says, got {count}. "
-                "Check that the file is whole."
+                f"{self.path}: the size line states {n_stated} entries, but the file has {count}. "
+                "Check that the file is complete."
             )
 
 
@@ -131,12 +131,15 @@ def _read_header(path: str, stream: BinaryIO) -> _Header:
     banner = stream.readline().decode().lower().split()
     if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
         raise DataError(
-            f"{path}: Expected a first line '%%MatrixMarket matrix LAYOUT FIELD SYMMETRY', got "
-            f"{' '.join(banner)[:60]!r}. Check the file."
+            f"{path}: the first line is {' '.join(banner)[:60]!r}, but must have the form "
+            "'%%MatrixMarket matrix LAYOUT FIELD SYMMETRY'. Check the file."
         )
-    for word, known in zip(banner[2:], (_LAYOUTS, _FIELDS, _SYMMETRIES), strict=True):
-        if word not in known:
-            raise DataError(f"{path}: Expected {' or '.join(known)}, got {word!r}.")
+    for word, readable in zip(banner[2:], (_LAYOUTS, _FIELDS, _SYMMETRIES), strict=True):
+        if word not in readable:
+            raise DataError(
+                f"{path}: {word!r} matrices cannot be read, only {' or '.join(readable)}. "
+                "Convert the matrix."
+            )
     layout, field, symmetry = banner[2:]
     line, n_lines = stream.readline(), 2
     while line.startswith(b"%") or (line and not line.strip()):
@@ -144,9 +147,12 @@ def _read_header(path: str, stream: BinaryIO) -> _Header:
     sizes = tuple(int(word) for word in line.split() if word.isdigit())
     if len(sizes) != len(line.split()) or len(sizes) != (3 if layout == "coordinate" else 2):
         shown = line[:60].decode(errors="replace").strip()
-        raise DataError(f"{path}: line {n_lines}: Expected a size line, got {shown!r}.")
+        raise DataError(f"{path}: line {n_lines}: {shown!r} is not a size line. Check the file.")
     if symmetry == "symmetric" and sizes[0] != sizes[1]:
-        raise DataError(f"{path}: Expected a square symmetric matrix, got {sizes[0]} x {sizes[1]}.")
+        raise DataError(
+            f"{path}: a symmetric matrix must be square, but this one is {sizes[0]} x {sizes[1]}. "
+            "Check the file."
+        )
     return _Header(layout, field, symmetry, sizes, n_lines)
 
 

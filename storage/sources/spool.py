@@ -134,11 +134,6 @@ def spool_codes(
         Code of a cell without an entry.
     duplicates
         Which of several entries of a cell counts; None refuses them.
-
-    Raises
-    ------
-    DataError
-        If an entry is a duplicate.
     """
     row_bytes = -(-source.n_features // 8)
     with _open_temporary_planes(n_rows * row_bytes) as planes:
@@ -169,9 +164,8 @@ def _encode_entries(
         entry = int((~inside).argmax())
         row, column = int(rows[entry]) + 1, int(columns[entry]) + 1
         raise DataError(
-            f"{source.path}: Expected entries in rows 1 to {n_rows} and columns 1 to "
-            f"{source.n_features}, got row {row}, column {column}. "
-            "Check the shape."
+            f"{source.path}: there is an entry in row {row}, column {column}, but the matrix is "
+            f"{n_rows} x {source.n_features}. Check the shape."
         )
     codes = encode_numbers(values, source.options)
     if codes.max(initial=0) == INVALID:
@@ -218,13 +212,7 @@ class EntryFile:
         return Path(self._folder.name) / "entries"
 
     def add(self, rows: NDArray[Any], columns: NDArray[Any], codes: ValueCodes) -> None:
-        """Add rows, columns and codes of some entries, (n_entries,) each.
-
-        Raises
-        ------
-        DataError
-            If the disk is full.
-        """
+        """Add rows, columns and codes of some entries, (n_entries,) each."""
         try:
             with self._path.open("ab") as file:
                 for values, kind in zip((rows, columns, codes), _ENTRY_DTYPES, strict=True):

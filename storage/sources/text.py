@@ -93,12 +93,12 @@ def _parse_block(block: bytes, dtype: type[np.int64] | type[np.float64]) -> NDAr
 def _make_not_a_number_error(
     path: str, block: bytes, first_line: int, dtype: type[np.int64] | type[np.float64]
 ) -> DataError:
-    noun = "whole numbers" if dtype is np.int64 else "numbers"
+    noun = "a whole number" if dtype is np.int64 else "a number"
     for number, line in enumerate(block.split(b"\n"), start=first_line + 1):
         for word in line.split():
             try:
                 dtype(word.decode())
             except (ValueError, OverflowError):
                 shown = repr(word[:40].decode(errors="replace"))
-                return DataError(f"{path}: line {number}: Expected {noun}, got {shown}.")
-    return DataError(f"{path}: Expected {noun} after line {first_line}, got other text.")
+                return DataError(f"{path}: line {number}: {shown} is not {noun}. Correct the line.")
+    return DataError(f"{path}: a word after line {first_line} is not {noun}. Check the file.")

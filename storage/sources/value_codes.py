@@ -280,10 +280,8 @@ _MAX_NAMED = 5
 _MAX_VALUE_LENGTH = 60
 _DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
 _MISSING_WORDS = ("None", "nan")
-_MIN_IDENTIFIERS, _IDENTIFIER_SHARE = (
-    20,
-    0.9,
-)  # values, and the share of distinct ones if they name rows
+# A column is taken for row names from this many values and this share of distinct ones on.
+_MIN_IDENTIFIERS, _IDENTIFIER_SHARE = 20, 0.9
 _BIT_SHARE = 0.9
 _BIT_WORDS = frozenset({"0", "1"})
 _YES_WORDS = frozenset(
@@ -292,9 +290,12 @@ _YES_WORDS = frozenset(
 _NO_WORDS = frozenset({"0", "no", "n", "nay", "false", "f", "nein", "non", "incorrect", "wrong"})
 
 
-def shorten_value(value: str) -> str:
-    """Shorten a long value for a message."""
-    return value[:_MAX_VALUE_LENGTH]
+def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap | None) -> str:
+    """Say that a value is not a bit under these options."""
+    valid = "0, 1, true, false" if value_map is None else str(value_map)
+    if options.threshold is not None:
+        valid = "a number, true, false"
+    return f"the value {value[:_MAX_VALUE_LENGTH]} is not {valid} or missing."
 
 
 def suggest_remedy(
@@ -331,7 +332,7 @@ def _explain_values(name: str, counts: Counter[str], n_values: int, in_table: bo
     """Suggest an interpretation of the values and the option for it."""
     keep_or_drop = f"{{keep={name}}} to keep them as a per-row column, or {{drop={name}}}"
     if n_values >= _MIN_IDENTIFIERS and len(counts) > _IDENTIFIER_SHARE * n_values:
-        return f"Nearly all values around it differ: if they name the rows, use {keep_or_drop}"
+        return f"Nearly all nearby values differ: if they name the rows, use {keep_or_drop}"
     not_a_feature = (
         f"; if they are not a feature, {{keep={name}}} or {{drop={name}}}" if in_table else ""
     )
@@ -346,10 +347,10 @@ def _explain_values(name: str, counts: Counter[str], n_values: int, in_table: bo
 
 
 def _format_counts(counts: Counter[str], n_shown: int) -> str:
-    named = [f"{shorten_value(value)} ({n:,})" for value, n in counts.most_common(n_shown)]
+    listed = [f"{value[:_MAX_VALUE_LENGTH]} ({n:,})" for value, n in counts.most_common(n_shown)]
     if len(counts) > _MAX_DISTINCT:
-        named.append(f"{len(counts) - len(named):,} others")
-    return f"Values around it: {', '.join(named)}"
+        listed.append(f"{len(counts) - len(listed):,} others")
+    return f"Nearby values: {', '.join(listed)}"
 
 
 def _suggest_map(counts: Counter[str], alternative: str) -> str:
@@ -364,16 +365,16 @@ def _suggest_map(counts: Counter[str], alternative: str) -> str:
     if n_bits > _BIT_SHARE * counts.total():
         return f"Correct it, or read it as missing:{_format_missing_options(others)}"
     if not 2 <= len(plain) <= _MAX_PROPOSED:
-        grades = ", or, if greater means more of it, {threshold=T}"
+        grades = ", or, if the values are ordered, {threshold=T}"
         numbers = all(parse_number(value) is not None for value in plain)
         return (
-            "Say what they mean: {map=VALUE=1,VALUE=0} with all that are 1 or 0 and "
+            "Define the meaning of every value: {map=VALUE=1,VALUE=0}, and "
             f"{{missing=VALUE}} for the rest{grades if numbers else ''}{alternative}"
         )
     one, zero, *others = sorted(plain, key=lambda value: value != "1")  # 1 first
     return (
-        f"Say what they mean: {{map={one}=1,{zero}=0}}{_format_missing_options(others)}, or "
-        f"{{map={one}=0,{zero}=1}}{_format_missing_options(others)}, or another{alternative}"
+        f"Define their meaning: {{map={one}=1,{zero}=0}}{_format_missing_options(others)}, or "
+        f"{{map={one}=0,{zero}=1}}{_format_missing_options(others)}{alternative}"
     )
 
 
@@ -381,12 +382,13 @@ def _suggest_long(columns: Sequence[str], counts: Counter[str]) -> str:
     """Suggest reading a table of few columns as a long one, with one value per line."""
     plain = {value.strip("'\"").lower() for value in counts}
     few_numbers = 1 < len(plain) <= _MAX_DISTINCT and None not in map(parse_number, plain)
-    are_values = few_numbers or "0" in plain or plain <= _YES_WORDS | _NO_WORDS  # and no names
+    # Such values are not the names of rows or features.
+    are_values = few_numbers or "0" in plain or plain <= _YES_WORDS | _NO_WORDS
     if are_values or not 2 <= len(columns) <= _MAX_LONG_COLUMNS:
         return ""
-    named = columns if len(columns) <= len(_LONG_ROLES) else ("COLUMN",) * len(_LONG_ROLES)
-    pairs = (f"{part}={column}" for part, column in zip(_LONG_ROLES, named, strict=False))
-    return f" If a line is one value of a row and a feature, use {{long={','.join(pairs)}}}."
+    names = columns if len(columns) <= len(_LONG_ROLES) else ("COLUMN",) * len(_LONG_ROLES)
+    pairs = (f"{role}={name}" for role, name in zip(_LONG_ROLES, names, strict=False))
+    return f" If each line is one value of a long table, use {{long={','.join(pairs)}}}."
 
 
 def _format_missing_options(values: Sequence[str]) -> str:

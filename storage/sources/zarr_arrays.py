@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT, DATASET_FORMAT, SAFE_CODECS, check_codecs
-from storage.sources.arrays import make_number_batch
+from storage.sources.arrays import make_dimensions_error, make_number_batch
 from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
 from storage.sources.value_codes import ReadOptions, check_numeric
 from storage.stores.locations import MANIFEST_NAME
@@ -64,7 +64,7 @@ def open_zarr(path: str, options: ReadOptions) -> Source:
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no description of an array ({error})") from error
     if array.ndim != 2:
-        raise DataError(f"{path}: Expected a matrix (2 dimensions), got {array.ndim}.")
+        raise make_dimensions_error(path, array.ndim)
     check_codecs(path, array.metadata.to_dict(), SAFE_CODECS)
     check_numeric(path, array.dtype)
     n_rows, n_features = array.shape
@@ -126,13 +126,7 @@ class ReconstructedSource(Source):
 
 
 def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
-    """Open the reconstructed bits among codes, or the probabilities if there is a threshold.
-
-    Raises
-    ------
-    DataError
-        If the codes do not contain them for all features.
-    """
+    """Open the reconstructed bits among codes, or the probabilities if there is a threshold."""
     codes, array = open_codes(path), "bits" if options.threshold is None else "probabilities"
     names = tuple(codes.manifest.get("feature_names", ()))
     if array not in codes or codes.manifest["arrays"][array]["shape"][1:] != [len(names)]:

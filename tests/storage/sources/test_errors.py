@@ -16,8 +16,8 @@ from storage.errors import DataError
 from storage.sources import ReadOptions, expand_sources, find_basket_items, open_source
 from storage.sources import csv as tables
 
-READINGS = 'Say what they mean: map="{0}=1,{1}=0"{2}, or map="{0}=0,{1}=1"{2}, or another'
-VALUES = "Expected 0, 1, true, false or a missing value"
+READINGS = 'Define their meaning: map="{0}=1,{1}=0"{2}, or map="{0}=0,{1}=1"{2}'
+VALUES = "is not 0, 1, true, false or missing"
 
 
 def refusal(path, options=None, **kwargs):
@@ -39,7 +39,7 @@ def hint(around, *values, column=None):
     """Return the advice: the values, both readings of the first two, and the rest as missing."""
     others = "".join(f" {missing(value)}" for value in values[2:])
     role = f'; if they are not a feature, keep="{column}" or drop="{column}"' if column else ""
-    return f"Values around it: {around}. {READINGS.format(*values[:2], others)}{role}."
+    return f"Nearby values: {around}. {READINGS.format(*values[:2], others)}{role}."
 
 
 def missing(value):
@@ -56,9 +56,9 @@ def test_first_bad_value_of_a_csv(tmp_path, bad):
     rows = ["1,0,1"] * 40
     rows[16], rows[16 + 5] = f"1,{bad},9", "9,9,9"
     path = written(tmp_path, "data.csv", "id,age,sex\n" + "\n".join([*rows, ""]))
-    around = f"Values around it: '0' (38), {bad!r} (1), '9' (1)"
+    around = f"Nearby values: '0' (38), {bad!r} (1), '9' (1)"
     remedy = f"Correct it, or read it as missing: {missing(bad)} {missing(9)}."
-    expected = f"{place('data.csv', 17, 'age')}: {VALUES}, got {bad!r}. {around}. {remedy}"
+    expected = f"{place('data.csv', 17, 'age')}: the value {bad!r} {VALUES}. {around}. {remedy}"
     assert refusal(path) == expected
 
 
@@ -67,7 +67,7 @@ def test_codes_of_categories_get_no_threshold(tmp_path):
     calls = ["1,6"] * 30 + ["6,1"] * 20 + ["9,1"] * 8
     path = written(tmp_path, "votes.csv", "r1,r2\n" + "\n".join([*calls, ""]))
     assert refusal(path) == (
-        f"{place('votes.csv', 1, 'r2')}: {VALUES}, got '6'. "
+        f"{place('votes.csv', 1, 'r2')}: the value '6' {VALUES}. "
         + hint("'6' (30), '1' (28)", "1", "6", column="r2")
     )
     codes = np.array([line.split(",") for line in calls], int)
@@ -82,7 +82,7 @@ def test_measured_numbers_get_a_threshold(tmp_path):
     message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
     assert message.endswith(
         'Use threshold="T" to binarise, or missing="TOKEN"; if they are not a feature, keep="a" or '
-        'drop="a". If a line is one value of a row and a feature, use long="row=a,feature=b".'
+        'drop="a". If each line is one value of a long table, use long="row=a,feature=b".'
     )
 
 
@@ -90,9 +90,9 @@ def test_grades_get_a_threshold_under_its_condition(tmp_path):
     rows = "\n".join(f"{i % 5 + 1},{i % 3}" for i in range(20))
     message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
     assert message.endswith(
-        'Say what they mean: map="VALUE=1,VALUE=0" with all that are 1 or 0 and missing="VALUE" '
-        'for the rest, or, if greater means more of it, threshold="T"; if they are not a feature, '
-        'keep="a" or drop="a".'
+        'Define the meaning of every value: map="VALUE=1,VALUE=0", and missing="VALUE" for the '
+        'rest, or, if the values are ordered, threshold="T"; if they are not a feature, keep="a" '
+        'or drop="a".'
     )
 
 
@@ -109,7 +109,7 @@ def test_a_table_of_few_columns_may_be_long(tmp_path, header, named):
     n_columns = header.count(",")
     rows = "\n".join(f"v{i // 30}" + f",c{i % 30}" * n_columns for i in range(90))
     message = refusal(written(tmp_path, "data.csv", f"{header}\n{rows}"))
-    advice = f'If a line is one value of a row and a feature, use long="{named}".'
+    advice = f'If each line is one value of a long table, use long="{named}".'
     assert message.endswith(advice) if named else "long=" not in message
 
 
@@ -118,7 +118,7 @@ def test_a_column_of_names_is_kept_beside(tmp_path):
     message = refusal(written(tmp_path, "data.csv", "a,who\n" + rows))
     assert message.endswith(
         "'name 4' (2), 15 others. If they are not a feature, use keep=\"who\" to keep them as a "
-        'per-row column, or drop="who". If a line is one value of a row and a feature, use '
+        'per-row column, or drop="who". If each line is one value of a long table, use '
         'long="row=a,feature=who".'
     )
 
@@ -126,7 +126,8 @@ def test_a_column_of_names_is_kept_beside(tmp_path):
 def test_missing_values_are_not_among_those_named(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": ["1", "0"], "b": ["y", None]}), path)
-    assert "Values around it: 'y' (1). Say what they mean: map=\"VALUE=1" in refusal(path)
+    advice = "Nearby values: 'y' (1). Define the meaning of every value: map=\"VALUE=1"
+    assert advice in refusal(path)
 
 
 def test_rows_are_counted_across_blocks(tmp_path, monkeypatch):
@@ -136,15 +137,16 @@ def test_rows_are_counted_across_blocks(tmp_path, monkeypatch):
     assert refusal(path).startswith(place("data.csv", 101, "b"))
     path = written(tmp_path, "data.csv", text.replace("7", "1") + "1,0,1\n")
     assert refusal(path) == (
-        "data.csv: row 102 (data rows counted from 1): Expected 2 columns, got 3. Correct the row."
+        "data.csv: row 102 (data rows counted from 1): the row has 3 columns, "
+        "but the table has 2. Correct the row."
     )
 
 
 def test_word_where_a_threshold_needs_numbers(tmp_path):
     path = written(tmp_path, "data.csv", "a,b\n0.5,2\n0.1,low\n")
     assert refusal(path, ReadOptions(threshold=0.3)) == (
-        f"{place('data.csv', 2, 'b')}: Expected a number, true, false or a missing value, "
-        "got 'low'. Use missing=\"TOKEN\"."
+        f"{place('data.csv', 2, 'b')}: the value 'low' is not a number, true, false or "
+        'missing. Use missing="TOKEN".'
     )
 
 
@@ -153,8 +155,8 @@ def test_ragged_row(tmp_path, row):
     path = written(tmp_path, "data.csv", f"a,b\n1,0\n\n0,1\n{row}\n1,oops\n")
     found = row.count(",") + 1
     assert refusal(path) == (
-        f"data.csv: row 3 (data rows counted from 1): Expected 2 columns, got {found}. "
-        "Correct the row."
+        f"data.csv: row 3 (data rows counted from 1): the row has {found} columns, "
+        "but the table has 2. Correct the row."
     )
 
 
@@ -235,7 +237,7 @@ def test_no_feature_left(tmp_path):
 def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": [0, 1, None], "b": [1, 5, 6]}), path)
-    assert refusal(path) == f"{place('a.parquet', 2, 'b')}: {VALUES}, got 5. " + hint(
+    assert refusal(path) == f"{place('a.parquet', 2, 'b')}: the value 5 {VALUES}. " + hint(
         "1 (1), 5 (1), 6 (1)", "1", "5", "6", column="b"
     )
     assert refusal(path, ReadOptions(row_columns=("a",), missing=("5", "6"))) == (
@@ -257,7 +259,7 @@ def test_first_bad_number(tmp_path, dtype):
     np.savez(tmp_path / "a.npz", A)
     shown = "4.0" if dtype is np.float32 else "4"
     for name in ("a.npy", "a.npz"):
-        expected = f"{place(name, 98_001, 'f7')}: {VALUES}, got {shown}. Values around it: "
+        expected = f"{place(name, 98_001, 'f7')}: the value {shown} {VALUES}. Nearby values: "
         expected += shown.replace("4", "0") + " (6,"
         assert refusal(tmp_path / name).startswith(expected)
 
@@ -268,7 +270,7 @@ def test_bad_number_in_a_sparse_matrix(tmp_path, kind):
     A[4, 2] = 2
     A[3, 1] = A[4, 3] = 1
     scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.csr_array(A).asformat(kind))
-    expected = f"{place('a.npz', 5, 'f2')}: {VALUES}, got 2.0. Values around it: "
+    expected = f"{place('a.npz', 5, 'f2')}: the value 2.0 {VALUES}. Nearby values: "
     assert refusal(tmp_path / "a.npz").startswith(expected)
 
 
@@ -309,27 +311,39 @@ BANNER = "%%MatrixMarket matrix coordinate real general\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Expected a first line '%%MatrixMarket matrix LAYOUT FIELD SYMMETRY', got ''."),
-        (BANNER.replace("real", "complex"), "Expected pattern or integer or unsigned-integer"),
-        (BANNER + "% c\n3 4\n", "line 3: Expected a size line, got '3 4'."),
-        (BANNER.replace("general", "symmetric") + "3 4 0\n", "Expected a square symmetric matrix"),
-        (BANNER + "3 4 2\n1 1 1\n\n1 2\n", "line 5: Expected 3 numbers, got 2."),
-        (BANNER + "3 4 2\n1 1 1\n1 x 1\n", "line 4: Expected numbers, got 'x'."),
-        (BANNER + "3 4 2\n1 1 1\n1 1-2 1\n", "line 4: Expected numbers, got '1-2'."),
-        (BANNER + "3 4 1\n1.5 1 1\n", "Expected whole row and column numbers, got 1.5."),
+        ("", "the first line is '', but must have the form '%%MatrixMarket matrix"),
+        (
+            BANNER.replace("real", "complex"),
+            "'complex' matrices cannot be read",
+        ),
+        (BANNER + "% c\n3 4\n", "line 3: '3 4' is not a size line."),
+        (BANNER.replace("general", "symmetric") + "3 4 0\n", "a symmetric matrix must be square"),
+        (BANNER + "3 4 2\n1 1 1\n\n1 2\n", "line 5: the line must have 3 numbers, but has 2."),
+        (BANNER + "3 4 2\n1 1 1\n1 x 1\n", "line 4: 'x' is not a number."),
+        (BANNER + "3 4 2\n1 1 1\n1 1-2 1\n", "line 4: '1-2' is not a number."),
+        (BANNER + "3 4 1\n1.5 1 1\n", "the row or column number 1.5 is not a whole number."),
         (
             BANNER + "3 4 1\n4 1 1\n",
-            "Expected entries in rows 1 to 3 and columns 1 to 4, got row 4",
+            "there is an entry in row 4",
         ),
         (
             BANNER + "3 4 1\n1 0 1\n",
-            "Expected entries in rows 1 to 3 and columns 1 to 4, got row 1",
+            "there is an entry in row 1",
         ),
-        (BANNER + "3 4 2\n1 1 1\n", "Expected 2 entries, as its size line says, got 1."),
-        (BANNER + "3 4 1\n1 1 1\n1 2 1\n", "Expected 1 entries, as its size line says, got more."),
-        (BANNER + "3 4 1\n1 2 3\n", place("", 1, "f1")[2:] + f": {VALUES}, got 3.0."),
-        ("%%MatrixMarket matrix array real general\n1 2\n1\n", "Expected 2 entries, as its"),
-        ("%%MatrixMarket matrix array real general\n1 2\n1\n0\n1\n", "Expected 2 entries, as its"),
+        (BANNER + "3 4 2\n1 1 1\n", "the size line states 2 entries, but the file has only 1."),
+        (
+            BANNER + "3 4 1\n1 1 1\n1 2 1\n",
+            "the size line states 1 entries, but the file has more.",
+        ),
+        (BANNER + "3 4 1\n1 2 3\n", place("", 1, "f1")[2:] + f": the value 3.0 {VALUES}."),
+        (
+            "%%MatrixMarket matrix array real general\n1 2\n1\n",
+            "the size line states 2 entries, but",
+        ),
+        (
+            "%%MatrixMarket matrix array real general\n1 2\n1\n0\n1\n",
+            "the size line states 2 entries, but",
+        ),
     ],
 )
 def test_matrix_market(tmp_path, text, message):
@@ -341,9 +355,9 @@ def test_matrix_market(tmp_path, text, message):
     ("text", "message"),
     [
         ("", "the file is empty."),
-        ("1 2\n\n3 a4\n", "line 3: Expected whole numbers, got 'a4'."),
+        ("1 2\n\n3 a4\n", "line 3: 'a4' is not a whole number."),
         ("1 2\n\n3 -4\n", "line 3: item number -4 is negative. Correct the line."),
-        ("1\n2 9999999999999999999\n", "line 2: Expected whole numbers, got '9999999999999999999'"),
+        ("1\n2 9999999999999999999\n", "line 2: '9999999999999999999' is not a whole number"),
         ("\n\n", "there are no features."),
     ],
 )
@@ -363,11 +377,11 @@ def test_item_unknown_to_the_dataset(tmp_path):
 def test_zarr(tmp_path):
     path = tmp_path / "a.zarr"
     zarr.create_array(path, shape=(4,), dtype="i1")
-    assert refusal(path) == "a.zarr: Expected a matrix (2 dimensions), got 1."
+    assert refusal(path) == "a.zarr: the array has 1 dimensions, but a matrix has 2."
     shutil.rmtree(path)
     array = zarr.create_array(path, shape=(9, 4), chunks=(2, 2), dtype="i1")
     array[7, 3] = 5
-    assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: {VALUES}, got 5. " + hint(
+    assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: the value 5 {VALUES}. " + hint(
         "0 (8), 5 (1)", "0", "5"
     )
     shutil.rmtree(path)
@@ -384,21 +398,24 @@ def test_zarr(tmp_path):
     [
         (
             {"A": np.eye(2), "B": np.eye(2)},
-            "Expected an array 'X' or a single matrix, got 'A', 'B'",
+            "the archive must have one matrix, or one named 'X', but has 'A', 'B'",
         ),
-        ({"y": np.ones(2)}, "Expected an array 'X' or a single matrix, got no matrix."),
+        ({"y": np.ones(2)}, "the archive must have one matrix, or one named 'X', but has none."),
         (
             {"X": np.eye(2), "cols": np.array(["a", "a"])},
             "several columns have the same name: 'a'",
         ),
-        ({"X": np.eye(2), "cols": np.array(["a"] * 3)}, "Expected 2 names in array 'cols', got 3."),
+        (
+            {"X": np.eye(2), "cols": np.array(["a"] * 3)},
+            "the array 'cols' has 3 names for 2",
+        ),
         (
             {"X": np.eye(2), "cols": np.array(["a", "b"], object)},
-            "Expected numbers or text in array 'cols', got object. Store it as text",
+            "the array 'cols' holds object, not numbers or text. Store it as text",
         ),
         (
             {"X": np.eye(2), "y": np.array(["a", 1], object)},
-            "Expected numbers or text in array 'y'",
+            "the array 'y' holds",
         ),
         ({"X": np.array([["a", "b"]])}, "the values are <U1, not booleans, integers or floats."),
         (
@@ -407,7 +424,7 @@ def test_zarr(tmp_path):
         ),
         (
             {"X": np.zeros((3, 1), np.uint8), "shape": np.array([3, 9])},
-            "Expected packed 'X' of uint8 (3, 2), got uint8 (3, 1).",
+            "the packed array 'X' is uint8 (3, 1), but must be uint8 (3, 2).",
         ),
     ],
 )
@@ -422,14 +439,14 @@ def test_label_out_of_range(tmp_path, name, highest):
     packed |= {name: np.array([0, 1, 7, 8]), "segnames": np.array(["u", "v"])}
     np.savez(tmp_path / "a.npz", **packed)
     assert refusal(tmp_path / "a.npz") == (
-        f"a.npz: row 3 (data rows counted from 1): Expected {name} from 0 to {highest}, got 7. "
+        f"a.npz: row 3 (data rows counted from 1): {name} is 7, but must be from 0 to {highest}. "
         f"Correct the array {name!r}."
     )
 
 
 def test_dimensions(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((2, 2, 2)))
-    assert refusal(tmp_path / "a.npy") == "a.npy: Expected a matrix (2 dimensions), got 3."
+    assert refusal(tmp_path / "a.npy") == "a.npy: the array has 3 dimensions, but a matrix has 2."
 
 
 def _whole_files(folder):
@@ -452,7 +469,7 @@ def test_damaged_files(tmp_path, name):
         path.write_bytes(damaged)
         message = refusal(path)
         assert message.startswith(f"{name}: ")
-        assert "cannot be read" in message or "Expected" in message or "is empty" in message
+        assert "cannot be read" in message or " is not " in message or "is empty" in message
     if name not in ("a.npy", "a.parquet"):
         flipped = bytearray(whole)
         flipped[len(whole) // 2] ^= 16

@@ -112,8 +112,8 @@ def test_what_a_map_misses_is_named_with_counts_and_place(tmp_path):
     path = written(tmp_path / "a.csv", "a,b\nyea,nay\nyea,present\nnay,present\n")
     message = refused(path, "yea=1,nay=0")
     assert message == (
-        f"{path}: row 2 (data rows counted from 1), column 'b': Expected 'yea', 'nay' or a missing "
-        "value, got 'present'. Values around it: 'present' (2), 'nay' (1). "
+        f"{path}: row 2 (data rows counted from 1), column 'b': the value 'present' is not 'yea', "
+        "'nay' or missing. Nearby values: 'present' (2), 'nay' (1). "
         'Add its meaning to map, yes or no, or use missing="VALUE".'
     )
 
