@@ -5,6 +5,7 @@ Imported only where a manifest is read, because pydantic is slow to import.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import pairwise
@@ -34,14 +35,14 @@ Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 
 def _check_unique(names: list[str]) -> list[str]:
     if len(names) != len({*names}):
-        raise ValueError("names that all differ")
+        raise ValueError("should have names that all differ")
     return names
 
 
 def _check_text(value: Any) -> Any:
     """Accept any text, even a lone surrogate, which the data may contain."""
     if not isinstance(value, str):
-        raise ValueError("text")
+        raise ValueError("should be text")
     return value
 
 
@@ -55,7 +56,7 @@ def _check_pages(pages: list[list[int]]) -> list[list[int]]:
     """Check that pages follow each other, in number of texts and of bytes."""
     ends = [[0, 0], *(page[:2] for page in pages)]
     if not all(a < c and b < d for (a, b), (c, d) in pairwise(ends)):
-        raise ValueError("pages of texts that follow each other")
+        raise ValueError("should have pages that follow each other")
     return pages
 
 
@@ -70,11 +71,11 @@ TextPages = Annotated[
 def _check_json_value(value: Any, depth: int = 0) -> Any:
     """Check for text, finite 64-bit numbers, and lists and mappings of these."""
     if depth > 20 or (isinstance(value, int) and abs(value) > MAX_INT64):
-        raise ValueError("64-bit numbers in lists of limited depth")
+        raise ValueError("should have 64-bit numbers in lists of limited depth")
     inner = (*value, *value.values()) if isinstance(value, dict) else value
     if isinstance(value, dict | list):
-        for one in inner:
-            _check_json_value(one, depth + 1)
+        for item in inner:
+            _check_json_value(item, depth + 1)
     if isinstance(value, str):
         value.encode()  # JSON allows lone surrogates, nothing else does
     return value
@@ -89,7 +90,7 @@ def _check_packed_array(entry: list[Any]) -> list[Any]:
         case [str(), str(dtype), [*shape]] if dtype in _NUMBER_DTYPES:
             if all(type(size) is int and 0 <= size <= MAX_INT64 for size in shape):
                 return entry
-    raise ValueError("name, type and shape of an array of numbers")
+    raise ValueError("should be name, type and shape of an array of numbers")
 
 
 PackedArrayRecord = Annotated[list[Any], AfterValidator(_check_packed_array)]
@@ -104,7 +105,7 @@ class ArtifactArrayRecord(TypedDict):
 
 
 class ArtifactManifest(TypedDict):
-    """Entries that every artifact has."""
+    """Entries of all artifacts."""
 
     arrays: dict[str, ArtifactArrayRecord]
     packed: NotRequired[list[PackedArrayRecord]]
@@ -214,7 +215,7 @@ class DriftRecord(TypedDict):
 
 def _check_objective_name(diagnostics: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(diagnostics.get("objective_is", ""), str):
-        raise ValueError("text in objective_is")
+        raise ValueError("should have text in objective_is")
     return diagnostics
 
 
@@ -222,7 +223,7 @@ Diagnostics = Annotated[dict[str, JsonValue], AfterValidator(_check_objective_na
 
 
 class FitManifest(ArtifactManifest, total=False):
-    """Entries of a fit's artifact; `from_artifact` states which ones it needs."""
+    """Entries of a fit's artifact; `pipeline.inference.from_artifact` states the required ones."""
 
     model: str
     hyperparameters: dict[str, JsonValue]
@@ -296,7 +297,7 @@ class CodeArrayRecord(TypedDict):
 
 
 class CodesManifest(TypedDict):
-    """Entries of codes; those of pairs have only the required ones."""
+    """Entries of codes. Pairs have only the required entries."""
 
     n_rows: Count
     rows_per_chunk: Annotated[int, Field(ge=1, le=MAX_INT64)]
@@ -311,21 +312,12 @@ class CodesManifest(TypedDict):
 
 
 def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
-    """Check a manifest against its schema.
-
-    Parameters
-    ----------
-    path
-        Path of the manifest.
-    kind
-        Its `format`.
-    manifest
-        The manifest, whose digest is correct.
+    """Check a manifest of format `kind` against its schema, after its digest.
 
     Raises
     ------
     DataError
-        If an entry is invalid; the message names the entry, the expected value and the actual one.
+        If an entry is invalid; the message names the entry, its value and the rule.
     """
     schema: Any = _SCHEMAS[kind]
     if kind == ARTIFACT_FORMAT and "model" in manifest:
@@ -334,47 +326,33 @@ def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
     try:
         _CONSISTENCY_CHECKS[kind](manifest)
     except _InconsistentManifest as error:
-        at, reason, got = error.args
-        raise DataError(_format_error(path, at, reason, got, REMEDIES[kind])) from None
+        entry, value, rule = error.args
+        raise DataError(_format_error(path, entry, value, rule, REMEDIES[kind])) from None
 
 
 def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
-    """Check JSON values against a type.
+    """Check JSON values in the file `path` against a type, such as a `TypedDict`.
 
-    Parameters
-    ----------
-    path
-        Path of the file.
-    schema
-        A type, such as a `TypedDict`.
-    values
-        The values.
-    remedy
-        The advice to add to the message.
+    `remedy` is the advice in the error message.
     """
     try:
         _build_type_adapter(schema).validate_python(values, strict=True)
     except ValidationError as error:
-        details = error.errors(include_url=False)[0]
-        got = "nothing" if details["type"] == "missing" else _format_value(details["input"])
-        at = ".".join(map(str, details["loc"]))
-        raise DataError(_format_error(path, at, _format_expected(details), got, remedy)) from None
+        details: Any = error.errors(include_url=False)[0]
+        entry = ".".join(map(str, details["loc"]))
+        if details["type"] == "missing":
+            raise DataError(f"{path}: {_make_printable(entry)} is missing. {remedy}") from None
+        rule = re.sub(r"^(Value error, |\w+ (?=should))", "", details["msg"])
+        raise DataError(_format_error(path, entry, details["input"], rule, remedy)) from None
 
 
-def _format_error(path: str, at: str, reason: str, got: str, remedy: str) -> str:
-    where = f"{path}: {_make_printable(at)}" if at else path
-    return f"{where}: Expected {_make_printable(reason)}, got {got}. {remedy}"
+def _format_error(path: str, entry: str, value: Any, rule: str, remedy: str) -> str:
+    place = f"{path}: {_make_printable(entry)}" if entry else path
+    return f"{place} is {_format_value(value)}, but {_make_printable(rule)}. {remedy}"
 
 
 class _InconsistentManifest(Exception):
-    """Entries contradict each other: (entry, expected value, actual value)."""
-
-
-def _format_expected(details: Any) -> str:
-    if details["type"] == "missing":
-        return "a value"
-    message: str = details["msg"]
-    return message.removeprefix("Input should be ").removeprefix("Value error, ")
+    """Entries contradict each other: (entry, its value, the rule)."""
 
 
 def _format_value(value: Any) -> str:
@@ -397,21 +375,19 @@ def _build_type_adapter(schema: Any) -> TypeAdapter[Any]:
 def _check_dataset(manifest: Mapping[str, Any]) -> None:
     if len(manifest["feature_names"]) < 2:
         raise _InconsistentManifest(
-            "feature_names", "at least two", str(len(manifest["feature_names"]))
+            "feature_names", manifest["feature_names"], "should have at least two names"
         )
     for name in ("n_rows", "n_chunks", "n_blocks"):
         if not manifest[name]:
-            raise _InconsistentManifest(name, "at least 1", "0")
-    expected = list_stored_arrays(manifest["columns"])
-    if manifest["stored"] != expected:
-        raise _InconsistentManifest(
-            "stored", ", ".join(expected)[:200], _format_value(manifest["stored"])
-        )
+            raise _InconsistentManifest(name, 0, "should be at least 1")
+    stored = list_stored_arrays(manifest["columns"])
+    if manifest["stored"] != stored:
+        rule = f"should be {', '.join(stored)[:200]}"
+        raise _InconsistentManifest("stored", manifest["stored"], rule)
     for name, column in manifest["columns"].items():
         if ("levels" in column) != (column["kind"] == "category"):
-            raise _InconsistentManifest(
-                f"columns.{name}", "texts of a category", _format_value(column)
-            )
+            rule = "should have levels if its kind is category, and only then"
+            raise _InconsistentManifest(f"columns.{name}", column, rule)
 
 
 def _check_artifact(manifest: Mapping[str, Any]) -> None:
@@ -424,21 +400,18 @@ def _check_codes(manifest: Mapping[str, Any]) -> None:
     for name, array in manifest["arrays"].items():
         _check_dims(name, array)
         if array["dims"][:1] != ["row"] or array["shape"][0] != n_rows:
-            raise _InconsistentManifest(
-                f"arrays.{name}", f"{n_rows} rows", _format_value(array["shape"])
-            )
-        if len(array["checksums"]) != -(-n_rows // rows_per_chunk):
-            n_checksums = str(len(array["checksums"]))
-            raise _InconsistentManifest(
-                f"arrays.{name}.checksums", f"{-(-n_rows // rows_per_chunk)}", n_checksums
-            )
+            rule = f"should have {n_rows} rows"
+            raise _InconsistentManifest(f"arrays.{name}.shape", array["shape"], rule)
+        n_ranges = -(-n_rows // rows_per_chunk)
+        if len(array["checksums"]) != n_ranges:
+            rule = f"should have {n_ranges} entries"
+            raise _InconsistentManifest(f"arrays.{name}.checksums", array["checksums"], rule)
 
 
 def _check_dims(name: str, array: Mapping[str, Any]) -> None:
     if len(array["dims"]) != len(array["shape"]):
-        raise _InconsistentManifest(
-            f"arrays.{name}.dims", f"{len(array['shape'])} names", _format_value(array["dims"])
-        )
+        rule = f"should have {len(array['shape'])} names"
+        raise _InconsistentManifest(f"arrays.{name}.dims", array["dims"], rule)
 
 
 _SCHEMAS = {

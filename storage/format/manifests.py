@@ -29,10 +29,8 @@ def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
     ----------
     folder
         Folder of the dataset, artifact or codes.
-    kind
-        Its `format`, such as `latentbits-dataset`.
-    version
-        The format version that this package reads.
+    kind, version
+        The format, such as `latentbits-dataset`, and the version that this package reads.
 
     Raises
     ------
@@ -42,20 +40,18 @@ def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
     manifest = _read_json(folder, kind)
     if manifest.get("format") != kind:
         raise DataError(f"{folder}: the format is {manifest.get('format')!r}, not {kind!r}.")
-    found_version = manifest.get("format_version")
-    if found_version != version:
-        is_newer = isinstance(found_version, int) and found_version > version
+    stored_version = manifest.get("format_version")
+    if stored_version != version:
+        is_newer = isinstance(stored_version, int) and stored_version > version
         remedy = "Upgrade latentbits to read it." if is_newer else REMEDIES[kind]
-        raise DataError(f"{folder}: format version {found_version} is not supported. {remedy}")
+        raise DataError(f"{folder}: format version {stored_version} is not supported. {remedy}")
     body = {name: value for name, value in manifest.items() if name != "manifest_digest"}
     if manifest.get("manifest_digest") != _compute_digest(body):
         raise DataError(
             f"{folder / MANIFEST_NAME}: the manifest is damaged: its digest differs. "
             f"{REMEDIES[kind]}"
         )
-    from storage.format.manifest_schemas import (
-        check_manifest,  # pydantic is slow to import
-    )
+    from storage.format.manifest_schemas import check_manifest  # pydantic is slow to import
 
     check_manifest(str(folder / MANIFEST_NAME), kind, manifest)
     return manifest

@@ -163,7 +163,7 @@ def test_pages_of_others_are_refused(tmp_path, pages):
     manifest = manifest_of(path)
     manifest["columns"]["who"]["levels"] = pages
     write_manifest(path, manifest)
-    with pytest.raises(DataError, match=r"manifest.json: columns.who.levels.*: Expected"):
+    with pytest.raises(DataError, match=r"manifest.json: columns.who.levels.* but should"):
         open_dataset(path)
 
 
