@@ -1,4 +1,4 @@
-"""Artifacts: named arrays with dimensions and a manifest, for fitted models and fit states."""
+"""Artifacts: named arrays with a manifest, for fitted models and fit states; folders of runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from storage.format.manifests import read_manifest, write_manifest
 from storage.format.schema import (
     ARTIFACT_FORMAT,
     FORMAT_VERSION,
+    REMEDIES,
     ArraySpec,
     create_array,
     open_checked_array,
@@ -40,7 +41,7 @@ from storage.stores.locations import (
     to_zarr_store,
 )
 from storage.stores.object_path import CONCURRENT_REQUESTS
-from storage.stores.object_store import make_store_error, translate_store_errors
+from storage.stores.object_store import make_damage_error, translate_store_errors
 
 if TYPE_CHECKING:
     import xarray
@@ -52,13 +53,14 @@ from datetime import UTC, datetime
 from storage.stores.locations import (
     clear_folder,
     list_children,
-    lock_folder,
+    lock_work_folder,
     write_text,
 )
 
 PAIRS_FOLDER = "pairs"
 """Folder, inside an artifact, of the arrays over all pairs of features."""
 _CHUNK_BYTES = 32 << 20
+_REMEDY = REMEDIES[ARTIFACT_FORMAT]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -82,8 +84,8 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
     def pairs(self) -> Codes | None:
         """Arrays over all pairs of features, such as `correlation`; None unless the data are wide.
 
-        Arrays are read on access, as a whole or one strip of features at a time (`read_chunk`). A
-        row is a feature. Entries left of a strip are 0, because earlier strips hold them.
+        Each row belongs to a feature. Arrays are read on access, as a whole or one strip of
+        features at a time (`read_chunk`). Entries that an earlier strip holds are 0.
         """
         if (digest := self.manifest.get("pairs")) is None:
             return None
@@ -169,7 +171,10 @@ def load_artifact(path: str | AnyPath) -> Artifact:
     folder = _resolve_latest(parse_path(path))
     manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
     entries = manifest["arrays"]
-    group = _open_artifact_group(folder)
+    try:
+        group = open_group(folder)
+    except Exception as error:
+        raise make_damage_error(folder, "the group", error, _REMEDY) from error
     values = _map_in_threads(lambda item: _read_array(folder, group, *item), entries.items())
     arrays = {
         name: NamedArray(tuple(entries[name]["dims"]), array)
@@ -178,10 +183,10 @@ def load_artifact(path: str | AnyPath) -> Artifact:
     return Artifact(folder, manifest, arrays)
 
 
-def _map_in_threads(each: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """Apply a function to items in threads, which overlaps waiting for a store and compression."""
+def _map_in_threads(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Apply a function to items in threads, so that compression overlaps waiting for a store."""
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-        return list(pool.map(each, items))
+        return list(pool.map(function, items))
 
 
 def _resolve_latest(path: AnyPath) -> AnyPath:
@@ -204,19 +209,6 @@ def _write_array(group: zarr.Group, name: str, dims: tuple[str, ...], values: ND
         array[...] = values
 
 
-def _open_artifact_group(folder: AnyPath) -> zarr.Group:
-    try:
-        return open_group(folder)
-    except Exception as error:
-        raise _make_damage_error(folder, "the group", error) from error
-
-
-def _make_damage_error(folder: AnyPath, what: str, error: Exception) -> DataError:
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    damaged = DataError(f"{folder}: {what} is damaged ({reason}). Fit again.")
-    return make_store_error(str(folder), error) or damaged
-
-
 def _read_array(
     folder: AnyPath, group: zarr.Group, name: str, entry: Mapping[str, Any]
 ) -> NDArray[Any]:
@@ -224,18 +216,18 @@ def _read_array(
         array = open_checked_array(group, name, entry["shape"])
         values = np.asarray(array[...])
     except DataError as error:
-        raise DataError(f"{folder}: {error} Fit again.") from error
+        raise DataError(f"{folder}: {error} {_REMEDY}") from error
     except Exception as error:
-        raise _make_damage_error(folder, name, error) from error
+        raise make_damage_error(folder, name, error, _REMEDY) from error
     if checksum(values) != entry["checksum"]:
-        raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
+        raise DataError(f"{folder}: {name} is damaged or missing (checksum). {_REMEDY}")
     return values
 
 
 def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Convert an array to little-endian byte order, as it will be read back.
+    """Convert an array of finite numbers to little-endian byte order, as it will be read back.
 
-    Standard errors, whose names end in `_error`, may be NaN where the data determine none.
+    Standard errors, whose names end in `_error`, may be NaN if the data do not determine them.
 
     Raises
     ------
@@ -244,27 +236,21 @@ def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDA
     """
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name} is an array of {values.dtype}, not of numbers.")
-    may_lack = np.isnan(values) if name.endswith("_error") else np.False_
-    if not (np.isfinite(values) | may_lack).all():
-        raise DataError(f"{folder}: {name} is not finite: {_format_first_nonfinite(values)}.")
+    may_be_nan = np.isnan(values) if name.endswith("_error") else np.False_
+    if not (np.isfinite(values) | may_be_nan).all():
+        place = tuple(np.argwhere(~np.isfinite(values))[0].tolist())
+        raise DataError(f"{folder}: {name} is not finite: {values[place]} at {place}.")
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
-
-
-def _format_first_nonfinite(values: NDArray[Any]) -> str:
-    at = np.argwhere(~np.isfinite(values))[0]
-    return f"{values[tuple(at)]} at {tuple(int(i) for i in at)}"
 
 
 @dataclass(frozen=True)
 class ArtifactReader:
-    """Reads an artifact's arrays in any process and caches them there.
-
-    It is small, so that tasks carry it instead of the arrays.
+    """Reads and caches an artifact's arrays in any process; small enough to send with every task.
 
     Attributes
     ----------
     path, digest
-        The artifact, and the digest its manifest must have.
+        The artifact, and the digest that its manifest must have.
     """
 
     path: str
@@ -276,7 +262,7 @@ class ArtifactReader:
         return cls(str(artifact.path.resolve()), artifact.manifest["manifest_digest"])
 
     def __call__(self) -> Mapping[str, NDArray[Any]]:
-        """Return the arrays by name."""
+        """Return the arrays by name; raise `DataError` if the artifact has changed."""
         return _load_cached(self.path, self.digest)
 
 
@@ -318,10 +304,8 @@ def load_packed(folder: AnyPath) -> PackedArrays:
     if _PACKED_NAME not in artifact:
         raise DataError(f"{folder}: the artifact holds no packed arrays.")
     layout = artifact.manifest.get(_PACKED_NAME, [])
-    if (
-        sum(_count_bytes(dtype, shape) for _, dtype, shape in layout)
-        != artifact[_PACKED_NAME].nbytes
-    ):
+    n_bytes = sum(_count_bytes(dtype, shape) for _, dtype, shape in layout)
+    if n_bytes != artifact[_PACKED_NAME].nbytes:
         raise DataError(f"{folder}: the packed arrays are not as long as their layout says.")
     small = dict(_iter_arrays(artifact[_PACKED_NAME], layout))
     return PackedArrays(
@@ -359,7 +343,7 @@ def _count_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of one fit within the folder of runs.
+    """The paths of one fit in a folder of runs, which holds finished and unfinished fits.
 
     Attributes
     ----------
@@ -388,20 +372,10 @@ class RunFolder:
     @contextmanager
     def claim_work(self, resume: bool) -> Iterator[None]:
         """Lock the work folder; with `resume`, keep what an interrupted fit left there."""
-        new_folders = [
-            folder
-            for folder in (self.work_folder, *self.work_folder.parents)
-            if not folder.exists()
-        ]
-        try:
-            with lock_folder(self.work_folder):
-                if not resume:
-                    clear_folder(self.work_folder)
-                yield
-        finally:
-            for folder in new_folders:
-                with suppress(OSError):  # not empty: it holds work to resume
-                    folder.rmdir()
+        with lock_work_folder(self.work_folder):
+            if not resume:
+                clear_folder(self.work_folder)
+            yield
 
     def has_states(self) -> bool:
         """Return whether the unfinished fit has completed a pass."""

@@ -1,4 +1,4 @@
-"""Latent codes: named arrays in Zarr whose first axis is the dataset's row."""
+"""Latent codes: named arrays in Zarr with one entry per row of the data, written in ranges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ from storage.stores.locations import (
     parse_path,
     to_zarr_store,
 )
-from storage.stores.object_store import make_store_error, translate_store_errors
+from storage.stores.object_store import (
+    format_error,
+    make_damage_error,
+    make_store_error,
+    translate_store_errors,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -38,14 +43,14 @@ if TYPE_CHECKING:
 
 import json
 import operator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from storage.stores.locations import (
     check_target_folder,
     clear_folder,
     delete_tree,
     list_children,
-    lock_folder,
+    lock_work_folder,
     replace_folder,
     write_text,
 )
@@ -54,7 +59,7 @@ _REMEDY = "Run the command that wrote them again."
 
 
 class CodeArraySpec(NamedTuple):
-    """One array of codes: dimensions and shape of the entry of a single row, and the dtype."""
+    """Dimensions and shape of one row's entry in an array of codes, and the dtype."""
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
@@ -310,9 +315,7 @@ def open_codes(path: str | AnyPath, remedy: str = _REMEDY) -> Codes:
     try:
         group = open_group(folder)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        damaged = DataError(f"{folder}: the codes are damaged ({reason}). {remedy}")
-        raise make_store_error(str(folder), error) or damaged from error
+        raise make_damage_error(folder, "the group", error, remedy) from error
     return Codes(folder, manifest, group, remedy)
 
 
@@ -330,8 +333,7 @@ def _read_checked_chunk(
     except DataError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        damaged = DataError(f"{name}: chunk {key} is damaged ({reason}).")
+        damaged = DataError(f"{name}: chunk {key} is damaged ({format_error(error)}).")
         raise make_store_error(folder, error) or damaged from error
     if checksum(values) != recorded:
         raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
@@ -349,14 +351,9 @@ _RANGES_PER_PAGE = 64
 
 @dataclass(frozen=True)
 class ResumableResults:
-    """A folder with arrays and a record of the ranges of rows that are finished.
+    """A folder with arrays, written in ranges of rows, and a record of the finished ranges.
 
-    Tasks write ranges in order. The arrays become codes once their manifest is written.
-
-    Attributes
-    ----------
-    folder
-        The folder.
+    Ranges are finished in order. The arrays become codes once their manifest is written.
     """
 
     folder: AnyPath
@@ -410,9 +407,7 @@ def _read_page(page: AnyPath) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class UnfinishedCodes:
-    """Codes in progress, in a hidden folder next to their final path.
-
-    The folder survives an interruption.
+    """Codes in progress, in a hidden folder next to their final path; they survive interruption.
 
     Attributes
     ----------
@@ -441,19 +436,13 @@ class UnfinishedCodes:
 
         An error before the first range is finished leaves nothing behind.
         """
-        new_folders = [folder for folder in self.folder.parents if not folder.exists()]
-        try:
-            with lock_folder(self.folder):
-                self._prepare_folder(resume)
-                try:
-                    yield
-                finally:
-                    if not self.results.read_finished():
-                        delete_tree(self.folder)
-        finally:
-            for folder in new_folders:
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
+        with lock_work_folder(self.folder):
+            self._prepare_folder(resume)
+            try:
+                yield
+            finally:
+                if not self.results.read_finished():
+                    delete_tree(self.folder)
 
     def _prepare_folder(self, resume: bool) -> None:
         mark = self.folder / "fingerprint"

@@ -1,4 +1,4 @@
-"""The tables of a dataset: read each as a whole and check it against the manifest."""
+"""Read the tables of a dataset and check them against the manifest."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DamagedChunkError, DataError
-from storage.format.schema import BITS, OBSERVED, open_checked_array
+from storage.format.schema import (
+    BITS,
+    DATASET_FORMAT,
+    OBSERVED,
+    REMEDIES,
+    open_checked_array,
+)
 from storage.stores.locations import AnyPath, checksum
-from storage.stores.object_store import make_store_error
+from storage.stores.object_store import format_error, make_damage_error
+
+TableArray = NDArray[np.int64]
 
 
-def make_unreadable_error(what: str, error: Exception) -> DataError:
+def make_unreadable_error(place: str, error: Exception) -> DataError:
     """Return a damage error, or a plain one if the machine lacks memory, disk or permission."""
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, OSError | MemoryError):
-        return DataError(f"{what} cannot be read ({reason}).")
-    return DamagedChunkError(f"{what} is damaged ({reason}). Ingest the dataset again.")
-
-
-def make_damaged_dataset_error(folder: AnyPath, error: Exception) -> DataError:
-    """Return the error for a dataset that cannot be opened, or whose store does not answer."""
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return make_store_error(str(folder), error) or DataError(
-        f"{folder}: the dataset is damaged ({reason}). Ingest the dataset again."
+        return DataError(f"{place} cannot be read ({format_error(error)}).")
+    return DamagedChunkError(
+        f"{place} is damaged ({format_error(error)}). Ingest the dataset again."
     )
 
 
-TableArray = NDArray[np.int64]
+def make_damaged_dataset_error(folder: AnyPath, error: Exception) -> DataError:
+    """Return the error for a dataset that cannot be opened, or for an unreachable store."""
+    return make_damage_error(folder, "the dataset", error, REMEDIES[DATASET_FORMAT])
 
 
 def read_table(
     folder: AnyPath, manifest: Mapping[str, Any], group: zarr.Group, name: str
 ) -> TableArray:
-    """Read the rows of a table that the manifest counts."""
+    """Read the rows of a table that the manifest counts, and check them."""
     try:
         table = open_checked_array(group, name)
         values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
@@ -65,10 +68,10 @@ def check_tables(
     checksums: TableArray,
 ) -> None:
     """Raise `DataError` if the tables contradict each other or the manifest."""
-    for expected, agrees in _iter_table_checks(manifest, chunks, blocks, checksums):
-        if not agrees:
+    for rule, holds in _iter_table_checks(manifest, chunks, blocks, checksums):
+        if not holds:
             raise DataError(
-                f"{folder}: the tables do not match the manifest, which implies {expected}. "
+                f"{folder}: the tables do not match the manifest, which implies {rule}. "
                 "Ingest the dataset again."
             )
 
@@ -95,10 +98,10 @@ def _iter_table_checks(
         np.array_equal(np.unique(key), np.arange(n_chunks)) and (np.diff(key) >= 0).all(),
     )
     yield f"blocks of {n_segments} segments", ((segment >= 0) & (segment < n_segments)).all()
-    placed = (first >= 0) & (rows > 0) & (first + (rows + 63) // 64 <= words[key])
-    yield "blocks within their chunks", placed.all()
-    rows_of_chunks = np.bincount(key, rows, n_chunks)
-    yield "blocks with the rows of their chunks", np.array_equal(rows_of_chunks, chunks[:, 1])
+    are_inside = (first >= 0) & (rows > 0) & (first + (rows + 63) // 64 <= words[key])
+    yield "blocks within their chunks", are_inside.all()
+    rows_per_chunk = np.bincount(key, rows, n_chunks)
+    yield "blocks with the rows of their chunks", np.array_equal(rows_per_chunk, chunks[:, 1])
 
 
 def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> None:

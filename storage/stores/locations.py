@@ -179,6 +179,19 @@ def lock_folder(folder: AnyPath) -> Iterator[Callable[[], bool]]:
         os.close(handle)
 
 
+@contextmanager
+def lock_work_folder(folder: AnyPath) -> Iterator[None]:
+    """Lock a folder; afterwards delete it and its parents if they are new and still empty."""
+    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with lock_folder(folder):
+            yield
+    finally:
+        for place in new_folders:
+            with suppress(OSError):  # not empty: it holds work to resume
+                place.rmdir()
+
+
 def _open_locked_folder(folder: Path) -> int:
     """Open a folder, creating it if necessary, and lock it."""
     while True:

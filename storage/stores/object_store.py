@@ -1,4 +1,4 @@
-"""Opens the buckets of object stores and describes their errors in one line."""
+"""Open the buckets of object stores, and describe storage errors in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from storage.errors import StoreUnreachableError
+from storage.errors import DataError, StoreUnreachableError
 
 # Random pauses that grow fourfold each time: about a minute in total.
 _RETRY_CONFIG = {
@@ -25,25 +25,25 @@ _RETRY_CONFIG = {
     },
 }
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a full disk; such errors may lack the file's name."""
+"""Error numbers of a full disk; such errors may lack the name of the file."""
 _PROBE_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _NO_CREDENTIALS_SIGNS = (
-    "/latest/api/token",  # where machines of Amazon find theirs
+    "/latest/api/token",  # the source of credentials on Amazon's machines
     "/latest/meta-data/",
     "Error performing token request",
 )
 
 
 class StoreKind(NamedTuple):
-    """Differences between object stores.
+    """The properties in which object stores differ.
 
     Attributes
     ----------
     store_class
         The obstore class that opens a bucket.
     bucket_word
-        What the store calls a bucket.
+        The store's word for a bucket.
     credentials
         Environment variables that may hold credentials.
     endpoints
@@ -118,9 +118,8 @@ def _open_store(root: str, prefix: str, retries: Any) -> Any:
     from obstore import store
 
     _check_endpoint(root)
-    opens = getattr(store, get_store_kind(root).store_class)
     # HTTP is used only if the endpoint's URL says so.
-    return opens(
+    return getattr(store, get_store_kind(root).store_class)(
         root.partition("://")[2],
         prefix=prefix or None,
         client_options={"allow_http": True},
@@ -176,13 +175,24 @@ def make_store_error(path: str, error: BaseException) -> StoreUnreachableError |
     )
 
 
+def make_damage_error(folder: object, part: str, error: Exception, remedy: str) -> DataError:
+    """Return the error for a part of a folder that cannot be read, or for an unreachable store."""
+    damage = f"{folder}: {part} is damaged ({format_error(error)}). {remedy}"
+    return make_store_error(str(folder), error) or DataError(damage)
+
+
+def format_error(error: Exception) -> str:
+    """Return the type and the first line of an exception."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def _explain_error(kind: StoreKind, error: str, text: str) -> str:
     if _find_error_code(text) in _NO_BUCKET_CODES:
         return f"the {kind.bucket_word} does not exist. Create it, or correct the URL."
     if any(sign in text for sign in _NO_CREDENTIALS_SIGNS):
         return f"there are no credentials. Set {kind.credentials}."
     if "RequestTimeTooSkewed" in text:
-        return "the clock of this machine differs from that of the store. Set the time."
+        return "the clocks of this machine and the store differ. Set the time."
     if error in ("PermissionDeniedError", "UnauthenticatedError") or "403 Forbidden" in text:
         return (
             f"the store refused access ({_find_error_code(text) or error}). Check the credentials "
@@ -199,8 +209,7 @@ def _find_error_code(text: str) -> str:
     return after.partition("</Code>")[0] if separator else ""
 
 
-def _format_reason(error: Exception | str) -> str:
-    text = str(error)
+def _format_reason(text: str) -> str:
     line = text.partition("\n")[0].partition("<?xml")[0].strip()
-    line = re.sub(r"\w+://\S+", "URL", line)  # which may contain a password
+    line = re.sub(r"\w+://\S+", "URL", line)  # a URL may contain a password
     return _find_error_code(text) or line[:200].rstrip(".")
