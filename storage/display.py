@@ -1,4 +1,4 @@
-"""Views of datasets, artifacts and codes: text, HTML tables and xarray."""
+"""Display datasets, artifacts and codes as text and HTML tables, or convert them to xarray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_COUNTS = 1 << 22
 
 
 class StorageReprMixin:
-    """Displays itself as names and values, which are plain text."""
+    """Displays an object as a list of names and values."""
 
     def _iter_display_items(self) -> Facts:
         raise NotImplementedError
@@ -35,13 +35,13 @@ class StorageReprMixin:
         return "\n".join((type(self).__name__, *plain))
 
     def _repr_html_(self) -> str:
-        left = "text-align:left;vertical-align:top"
+        style = "text-align:left;vertical-align:top"
         rows = "".join(
-            f"<tr><th style='{left}'>{html.escape(name)}</th>"
-            f"<td style='{left};overflow-wrap:anywhere'>{html.escape(value)}</td></tr>"
+            f"<tr><th style='{style}'>{html.escape(name)}</th>"
+            f"<td style='{style};overflow-wrap:anywhere'>{html.escape(value)}</td></tr>"
             for name, value in self._iter_display_items()
         )
-        return f"<table><caption style='{left}'>{type(self).__name__}</caption>{rows}</table>"
+        return f"<table><caption style='{style}'>{type(self).__name__}</caption>{rows}</table>"
 
 
 def list_dataset_facts(
@@ -99,21 +99,20 @@ def _format_segments(names: Sequence[str], blocks: NDArray[np.int64]) -> list[st
     ]
 
 
-def _format_splits(read: Callable[[], Sequence[str]]) -> str:
-    """List the splits."""
+def _format_splits(read_splits: Callable[[], Sequence[str]]) -> str:
     try:
-        splits = read()
+        splits = read_splits()
     except DataError as error:
         return str(error)
     return _format_first_items(_shorten_first_names(splits), len(splits))
 
 
 def _describe_ones(
-    names: Sequence[str], n_rows: int, read: Callable[[], NDArray[np.int64]]
+    names: Sequence[str], n_rows: int, read_ones: Callable[[], NDArray[np.int64]]
 ) -> Facts:
-    """Describe how many ones there are."""
+    """Yield the mean number of ones per row, and features with extreme or constant values."""
     try:
-        ones = read().sum(axis=0)
+        ones = read_ones().sum(axis=0)
     except DataError as error:
         yield "ones", str(error)
         return
@@ -129,10 +128,7 @@ def _describe_ones(
 
 
 def list_artifact_facts(path: str, manifest: Mapping[str, Any], arrays: Mapping[str, str]) -> Facts:
-    """Yield the facts to display about an artifact, be it a fit or the state of an unfinished fit.
-
-    `arrays` maps names to descriptions by `format_array_type`.
-    """
+    """Yield the facts to display about an artifact; `arrays` maps names to descriptions."""
     yield "path", path
     if "model" not in manifest:  # the state of an unfinished fit
         yield from arrays.items()
@@ -164,14 +160,14 @@ def list_codes_facts(path: str, manifest: Mapping[str, Any]) -> Facts:
 
 def _describe_origin(manifest: Mapping[str, Any]) -> Facts:
     """Yield the recorded model, artifact, dataset and split."""
-    known = {
+    origin = {
         "model": manifest.get("model"),
         "artifact": manifest.get("artifact_path"),
         "dataset": manifest.get("dataset", {}).get("path"),
         "queries": (manifest.get("queries") or {}).get("path"),
         "split": manifest.get("split"),
     }
-    yield from ((name, str(value)) for name, value in known.items() if value is not None)
+    yield from ((name, str(value)) for name, value in origin.items() if value is not None)
 
 
 def format_array_type(dims: Sequence[str], shape: Sequence[int], dtype: str) -> str:
@@ -182,8 +178,8 @@ def format_array_type(dims: Sequence[str], shape: Sequence[int], dtype: str) -> 
 
 def _format_first_items(shown: Sequence[str], number: int) -> str:
     """Format the number of items and the first of them."""
-    more = number - len(shown)
-    return f"{number:,}: {', '.join(shown)}" + (f" and {more:,} more" if more else "")
+    n_hidden = number - len(shown)
+    return f"{number:,}: {', '.join(shown)}" + (f" and {n_hidden:,} more" if n_hidden else "")
 
 
 def _shorten_first_names(names: Sequence[str]) -> list[str]:
@@ -207,7 +203,7 @@ def build_xarray(
     variables
         Dimensions and values by name.
     names
-        Labels along a dimension; those of `feature` also apply to `feature_j`.
+        Labels along each dimension; the labels of `feature` also apply to `feature_j`.
     attributes
         Metadata; only text and numbers are kept.
     """

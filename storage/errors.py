@@ -1,7 +1,7 @@
 """Errors that the user can correct.
 
-Their texts name parameters by placeholders, as those of `pipeline.errors` do: `{overwrite}` or
-`{missing=NA}`. `flows.cli.errors` spells them as options.
+Like messages in `pipeline.errors`, they name parameters by placeholders, such as `{overwrite}` or
+`{missing=NA}`, which `flows.cli.errors` spells as options.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FolderInUseError(DataError):
 
 
 class DamagedChunkError(DataError):
-    """A chunk of a dataset is missing or differs from what was written."""
+    """A chunk of a dataset is missing or does not have the recorded checksum."""
 
 
 class StoreUnreachableError(DataError):

@@ -1,4 +1,4 @@
-"""A chunk of a dataset in memory: its fields, its bits, and a cache of chunks per process.
+"""Chunks of a dataset in memory: their fields, their bits, and a cache per process.
 
 Bits are in little order throughout: sample r of a feature is bit r % 8 of byte r // 8.
 """
@@ -20,7 +20,7 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Chunk:
-    """One contiguous range of original rows, stably sorted by segment.
+    """A contiguous range of original rows, stably sorted by segment.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], 
     Parameters
     ----------
     rows
-        Identifies the rows that the chunk is part of: dataset, split and columns.
+        Identifies the rows that the chunk belongs to: dataset, split and columns.
     key
         Index of the chunk.
     memory
@@ -161,12 +161,12 @@ def clear_chunk_cache() -> None:
 
 def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
     """Evict chunks of other rows to get below `memory` bytes; return whether that is possible."""
-    own = sum(chunk.nbytes for place, chunk in _cache.items() if place[0] == rows)
-    if own > memory:
+    same_rows = sum(chunk.nbytes for place, chunk in _cache.items() if place[0] == rows)
+    if same_rows > memory:
         return False
-    others = [place for place in _cache if place[0] != rows]
+    evictable = [place for place in _cache if place[0] != rows]
     while sum(chunk.nbytes for chunk in _cache.values()) > memory:
-        del _cache[others.pop(0)]
+        del _cache[evictable.pop(0)]
     return True
 
 

@@ -115,9 +115,11 @@ class BinaryDataset(StorageReprMixin):
     @cached_property
     def levels(self) -> Mapping[str, Levels]:
         """The texts of the per-row columns that store codes of texts, by column."""
-        kinds = self.manifest["columns"].items()
-        pages = {name: entry["levels"] for name, entry in kinds if entry["kind"] == "category"}
-        return {name: Levels(self.path, self.group, name, pages[name]) for name in pages}
+        return {
+            name: Levels(self.path, self.group, name, entry["levels"])
+            for name, entry in self.manifest["columns"].items()
+            if entry["kind"] == "category"
+        }
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
@@ -172,13 +174,15 @@ class BinaryDataset(StorageReprMixin):
         return self.blocks[first:last, 1:]
 
     def read_row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
-        """Read segments and per-row columns of a chunk in original row order, without its bits."""
+        """Read a chunk's segments and per-row columns in original row order, but not its bits."""
         n_words, blocks = int(self.chunks[key, 2]), self._find_blocks(key)
         slots = list_occupied_slots(blocks)
-        at = np.empty_like(slots)
-        at[self._read_arrival_order(key, n_words, slots)] = np.arange(len(slots))
-        columns = {name: self._read_column_slots(name, key, n_words)[slots[at]] for name in names}
-        return np.repeat(blocks[:, 0], blocks[:, 2])[at], columns
+        places = np.empty_like(slots)
+        places[self._read_arrival_order(key, n_words, slots)] = np.arange(len(slots))
+        columns = {
+            name: self._read_column_slots(name, key, n_words)[slots[places]] for name in names
+        }
+        return np.repeat(blocks[:, 0], blocks[:, 2])[places], columns
 
     def column(self, name: str) -> Array:
         """Read a per-row column in original row order, (n_rows,)."""
@@ -218,12 +222,12 @@ class BinaryDataset(StorageReprMixin):
     def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Unpack a chunk to values and mask, each (n_rows, n_features), in original row order."""
         chunk = self.read_chunk(key)
-        slots, at = list_occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
-        X = np.empty((len(at), self.n_features), np.uint8)
-        X[at] = unpack_slots(chunk.words, slots)
+        slots, places = list_occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
+        X = np.empty((len(places), self.n_features), np.uint8)
+        X[places] = unpack_slots(chunk.words, slots)
         observed = np.ones_like(X)
         if chunk.observed is not None:
-            observed[at] = unpack_slots(chunk.observed, slots)
+            observed[places] = unpack_slots(chunk.observed, slots)
         return X, observed
 
     def to_dask(self, name: str = "values") -> dask.array.Array:
@@ -231,11 +235,11 @@ class BinaryDataset(StorageReprMixin):
         import dask
         import dask.array
 
-        part = {"values": 0, "observed": 1}[name]
-        read = dask.delayed(_read_dense_part)
+        which = {"values": 0, "observed": 1}[name]
+        read_delayed = dask.delayed(_read_dense)
         parts = [
             dask.array.from_delayed(
-                read(str(self.path), self.digest, key, part),
+                read_delayed(str(self.path), self.digest, key, which),
                 shape=(int(self.chunks[key, 1]), self.n_features),
                 dtype=np.uint8,
             )
@@ -268,8 +272,8 @@ class BinaryDataset(StorageReprMixin):
 
     def _read_words(self, name: str, key: int, n_words: int) -> Words:
         width = 8 * int(self.manifest["words_per_chunk"])
-        whole = self._read_checked(name, key, (slice(None), slice(key * width, (key + 1) * width)))
-        return whole.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
+        packed = self._read_checked(name, key, (slice(None), slice(key * width, (key + 1) * width)))
+        return packed.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
 
     def _read_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
         width = 64 * int(self.manifest["words_per_chunk"])
@@ -321,11 +325,11 @@ class BinaryDataset(StorageReprMixin):
     def _arrays(self) -> dict[str, Any]:
         return {}
 
-    def _read_checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
+    def _read_checked(self, name: str, key: int, index: Any) -> NDArray[Any]:
         """Read a chunk of one array and check that it exists: Zarr reads a missing one as zeros."""
         try:
             array = self.open_array(name)
-            values = np.ascontiguousarray(array[where])
+            values = np.ascontiguousarray(array[index])
         except DataError as error:
             raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
         except Exception as error:
@@ -333,11 +337,11 @@ class BinaryDataset(StorageReprMixin):
             raise store_error or make_unreadable_error(
                 f"{self.path}: {name}: chunk {key}", error
             ) from error
-        at = (0, key) if array.ndim == 2 else (key,)
+        coordinates = (0, key) if array.ndim == 2 else (key,)
         is_same = checksum(values) == self._get_checksum(name, key)
-        if is_same and (values.any() or has_chunk(array, *at)):
+        if is_same and (values.any() or has_chunk(array, *coordinates)):
             return values
-        state = "damaged (checksum)" if has_chunk(array, *at) else "missing"
+        state = "damaged (checksum)" if has_chunk(array, *coordinates) else "missing"
         raise DamagedChunkError(
             f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again."
         )
@@ -372,7 +376,7 @@ class ChunkReader:
     path, digest
         The dataset, and the digest it must have.
     split, columns
-        As for `BinaryDataset.read_chunk`; the code of an empty text, which means missing, is -1.
+        As for `BinaryDataset.read_chunk`, but empty texts, which mean missing, have code -1.
     memory
         Maximum size of the chunks that a process caches, in bytes.
     skipped
@@ -414,5 +418,5 @@ def _open_cached(path: str, digest: str) -> BinaryDataset:
     return dataset
 
 
-def _read_dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
-    return _open_cached(path, digest).dense(key)[part]
+def _read_dense(path: str, digest: str, key: int, which: int) -> NDArray[np.uint8]:
+    return _open_cached(path, digest).dense(key)[which]

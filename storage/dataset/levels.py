@@ -1,8 +1,8 @@
-"""Texts of a per-row column: the meaning of its codes.
+"""The texts of a per-row column, which stores codes of texts.
 
-Texts are lines of JSON in one array of bytes, code k on line k, in order of first appearance, so
-that appending keeps existing codes. There may be as many texts as rows, so lines are written and
-read in pages. A text occurs once per page; on a later page it has another code.
+Texts are lines of JSON in one array of bytes. Code k is line k; codes follow the order of first
+appearance, so that appending keeps them. There may be as many texts as rows, so lines are written
+and read in pages. A text that occurs on several pages has a different code on each.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LevelsWriter:
     group
         The Zarr group of the dataset.
     name
-        The column. Splits are found by their codes, so theirs must fit on one page.
+        The column. The texts of `split` must fit on one page, so that each split has one code.
     pages
         Full pages: number of texts up to its end, number of bytes, and checksum.
     """
@@ -98,16 +98,16 @@ class LevelsWriter:
         return [*self.pages, self._write_page()]
 
     def _write_page(self) -> list[int]:
-        n_before, begin = self.pages[-1][:2] if self.pages else (0, 0)
+        n_before, start = self.pages[-1][:2] if self.pages else (0, 0)
         text = json.dumps(list(self._open), separators=("\n", ":"))[1:-1] + "\n"
         lines = np.frombuffer(text.encode("ascii"), np.uint8)
-        end, spec = begin + len(lines), make_levels_spec(self.name)
+        stop, spec = start + len(lines), make_levels_spec(self.name)
         if spec.name not in self.group:
-            create_array(self.group, spec, (end,), (MIN_CHUNK_BYTES,))
+            create_array(self.group, spec, (stop,), (MIN_CHUNK_BYTES,))
         array: Any = self.group[spec.name]
-        array.resize((end,))
-        array[begin:] = lines
-        return [n_before + len(self._open), end, checksum(lines)]
+        array.resize((stop,))
+        array[start:] = lines
+        return [n_before + len(self._open), stop, checksum(lines)]
 
 
 @dataclass(frozen=True)
@@ -143,26 +143,26 @@ class Levels:
 
     def decode(self, codes: NDArray[Any]) -> NDArray[np.object_]:
         """Return the text of each code, (n,); reads only the pages that are needed."""
-        texts, (on_page, places) = np.empty(len(codes), object), self.locate(codes)
-        for page in np.unique(on_page):
-            at = on_page == page
-            texts[at] = np.array(self.read_page(int(page)), object)[places[at]]
+        texts, (pages, places) = np.empty(len(codes), object), self.locate(codes)
+        for page in np.unique(pages):
+            on_page = pages == page
+            texts[on_page] = np.array(self.read_page(int(page)), object)[places[on_page]]
         return texts
 
     def locate(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return page and position of codes, (n,) each; raise `DataError` if one has no text."""
         ends = np.array([0, *(end for end, _, _ in self.pages)])
-        on_page = np.searchsorted(ends, codes, side="right") - 1
-        if on_page.max(initial=0) == len(self.pages) or on_page.min(initial=0) < 0:
+        pages = np.searchsorted(ends, codes, side="right") - 1
+        if pages.max(initial=0) == len(self.pages) or pages.min(initial=0) < 0:
             raise self._make_damage_error()
-        return on_page, codes - ends[on_page]
+        return pages, codes - ends[pages]
 
     def read_page(self, page: int) -> list[str]:
         """Read a page, -1 for the last; raise `DataError` if it is missing or damaged."""
         page %= len(self.pages)
-        n_before, begin, _ = self.pages[page - 1] if page else (0, 0, 0)
-        n_after, end, recorded = self.pages[page]
-        levels = self._read(begin, end, recorded)
+        n_before, start, _ = self.pages[page - 1] if page else (0, 0, 0)
+        n_after, stop, recorded = self.pages[page]
+        levels = self._read(start, stop, recorded)
         are_texts = {*map(type, levels)} <= {str}
         if not are_texts or not len(levels) == len({*levels}) == n_after - n_before:
             raise self._make_damage_error()
@@ -175,12 +175,12 @@ class Levels:
             array: Any = group[path]
             array.resize((self.pages[-1][1],))
 
-    def _read(self, begin: int, end: int, recorded: int) -> list[Any]:
+    def _read(self, start: int, stop: int, recorded: int) -> list[Any]:
         try:
             array = open_checked_array(self.group, format_array_path(f"levels/{self.name}"))
             if array.chunks != (MIN_CHUNK_BYTES,):
                 raise DataError(f"{array.path} has chunks of {array.chunks}.")
-            lines = np.asarray(array[begin:end])
+            lines = np.asarray(array[start:stop])
         except DataError as error:
             raise DataError(f"{self.folder}: {error} Ingest the dataset again.") from error
         except Exception as error:

@@ -1,9 +1,10 @@
-"""Create datasets and append to them; a failed attempt leaves everything as it was."""
+"""Create datasets and append to them, chunk by chunk; a failed attempt changes nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ from storage.stores.object_store import translate_store_errors
 # Smaller chunks cost too much overhead, larger ones too much memory per task.
 _CHUNK_BYTES = 8 << 20
 _MAX_CHUNK_BYTES, _TARGET_CHUNKS = 32 << 20, 64
+_DEFAULT_SEGMENT = "all"
+_MAX_INT64 = np.iinfo(np.int64).max
 
 
 @contextmanager
@@ -174,7 +177,7 @@ def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterato
     Raises
     ------
     DataError
-        If the features differ from those of the dataset, or their order does.
+        If the features differ from the dataset's, or their order does.
     """
     folder = open_dataset(path).path
     with lock_folder(folder) as holds, translate_store_errors(folder):
@@ -241,20 +244,17 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
         length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks
         table.resize((length, *table.shape[1:]))
     # Only local files: objects are always complete.
-    for part in dataset.path.rglob("*.partial") if isinstance(dataset.path, Path) else ():
-        if part.is_file():
-            part.unlink()
+    for file in dataset.path.rglob("*.partial") if isinstance(dataset.path, Path) else ():
+        if file.is_file():
+            file.unlink()
 
 
 def check_feature_names(names: Sequence[str]) -> tuple[str, ...]:
     """Raise `DataError` if there are fewer than two features, or two with the same name."""
     if len(names) < 2:
         raise DataError(f"A dataset needs at least 2 features, but the sources have {len(names)}.")
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise DataError(f"Two features are named {name!r}. Rename one.")
-        seen.add(name)
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"Several features are named {repeated[0]!r}. Rename them.")
     return tuple(names)
 
 
@@ -266,9 +266,9 @@ def _check_same_features(base: BinaryDataset, names: tuple[str, ...]) -> None:
             f"{base.path} has {base.n_features} features, but the new rows have {len(names)}.",
             parameter="append",
         )
-    at = next(i for i, name in enumerate(names) if name != base.feature_names[i])
+    i = next(i for i, name in enumerate(names) if name != base.feature_names[i])
     raise DataError(
-        f"Feature {at + 1} is {names[at]!r}, but {base.feature_names[at]!r} in {base.path}. "
+        f"Feature {i + 1} is {names[i]!r}, but {base.feature_names[i]!r} in {base.path}. "
         "Give the features in the dataset's order.",
         parameter="append",
     )
@@ -337,10 +337,6 @@ def lay_out_blocks(segments: NDArray[np.int32]) -> NDArray[np.int64]:
     return np.column_stack([names, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
 
 
-_DEFAULT_SEGMENT = "all"
-_MAX_INT64 = np.iinfo(np.int64).max
-
-
 class RowBatch(Protocol):
     """A batch of rows to write, such as `storage.sources.SourceBatch`."""
 
@@ -382,12 +378,7 @@ class DatasetWriter:
     def add(self, batch: RowBatch, segments: NDArray[Any] | None = None) -> None:
         """Append rows in arrival order.
 
-        Parameters
-        ----------
-        batch
-            The rows.
-        segments
-            Segment name of each row, (n_rows,); None puts all rows into one segment.
+        `segments` are the segment names of the rows, (n_rows,); None puts all into one segment.
 
         Raises
         ------
@@ -448,20 +439,20 @@ class DatasetWriter:
         spec = self.columns[name]
         kind = {"b": "int", "i": "int", "u": "int", "f": "float"}.get(values.dtype.kind, "category")
         # Splits are named by text, even if a source numbers them.
-        expected = spec.setdefault("kind", "category" if name == "split" else kind)
-        if expected == "category":
+        first_kind = spec.setdefault("kind", "category" if name == "split" else kind)
+        if first_kind == "category":
             return self._get_levels_writer(name).encode(values)
-        if kind != expected and (kind, expected) != ("int", "float"):
+        if kind != first_kind and (kind, first_kind) != ("int", "float"):
             raise DataError(
-                f"Column {name!r} has {kind} values, but {expected} values in the first rows. "
+                f"Column {name!r} has {kind} values, but {first_kind} values in the first rows. "
                 "Give the column the same type in every source."
             )
-        if expected == "int" and (values > _MAX_INT64).any():
+        if first_kind == "int" and (values > _MAX_INT64).any():
             raise DataError(
                 f"Column {name!r} contains {values.max()}, but integers may be at most "
                 f"{_MAX_INT64}. Write the column as text."
             )
-        return values.astype(np.int64 if expected == "int" else np.float64)
+        return values.astype(np.int64 if first_kind == "int" else np.float64)
 
     def _get_levels_writer(self, name: str) -> LevelsWriter:
         if name not in self.levels:
@@ -538,10 +529,9 @@ class DatasetWriter:
         if format_array_path(name) in self.group:
             array = open_checked_array(self.group, format_array_path(name))
             return array.with_config({"write_empty_chunks": True})
-        known = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
-        spec = known.get(name) or make_column_spec(
-            name.removeprefix("columns/"), self.columns[name.removeprefix("columns/")]["kind"]
-        )
+        specs = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
+        column = name.removeprefix("columns/")
+        spec = specs.get(name) or make_column_spec(column, self.columns[column]["kind"])
         return create_array(self.group, spec, (*lead, width), (*lead, width))
 
     def _check_row_count(self) -> None:

@@ -115,7 +115,7 @@ REFUSED: dict[str, Refused] = {
     "one row": ("only one row", lambda p: write_dataset(p, TWO[:1])),
     "one feature": ("at least 2 features, but the sources have 1", lambda p: create(p, ["a"])),
     "a name twice": (
-        "Two features are named 'a'",
+        "Several features are named 'a'",
         lambda p: create(p, ["a", "b", "a"]),
     ),
     "other width": (
