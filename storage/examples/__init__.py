@@ -1,4 +1,4 @@
-"""Datasets that need no file: `example:digits`, and generators of any size.
+"""Example datasets: `example:digits`, and generated data of any size.
 
 `example:ring:rows=100000,features=256,seed=0` sets parameters; all of them have defaults.
 """
@@ -60,7 +60,7 @@ def merge_equal_rows(cases: EnumeratedCases) -> tuple[NDArray[np.uint8], NDArray
 
 
 def entropy(cases: EnumeratedCases) -> float:
-    """Compute the entropy of a row in bits, the lowest mean code length of any model."""
+    """Compute the entropy per row in bits, the lowest mean code length of any model."""
     _, probabilities = merge_equal_rows(cases)
     return -float(probabilities @ np.log2(probabilities))
 
@@ -78,8 +78,7 @@ def enumerate_lines() -> EnumeratedCases:
         . # . # .    . . # . .    # # # # #    # . . . #
         . # . # .    . . # . .    . . . . .    # # # # #
 
-    So `verticals` is the second and fourth column, `equals` the second and fourth row, and neither
-    shares a line with `square` or `plus`. Otherwise the label is `none`, and each of the five rows
+    No pattern shares a line with another. Otherwise the label is `none`, and each of the five rows
     and five columns is drawn independently with probability 0.3. A pixel is on if a line through it
     is. Feature r3c4 is the pixel in row 3, column 4, counted from 0.
     """
@@ -108,12 +107,11 @@ def enumerate_shifter() -> EnumeratedCases:
 
     M. S. Lewicki, T. J. Sejnowski (1996), as above. A row of 8 fair bits appears twice, then the
     same row shifted by one place with wrap-around appears twice. The shift is to the `left` (bit i
-    becomes bit i − 1) or to the `right`, with equal probabilities. The entropy is below the 9 bits
-    of row and direction because 4 of the 256 rows, those of period 1 or 2, become the same row both
-    ways.
+    becomes bit i − 1) or to the `right`, with equal probabilities. Row and direction have 9 bits,
+    but 4 of the 256 rows (period 1 or 2) look the same when shifted to the left or to the right.
     """
     row = _enumerate_rows(_WIDTH)
-    both_ways = [np.roll(row, by, axis=1) for by in _SHIFTS.values()]
+    both_ways = [np.roll(row, shift, axis=1) for shift in _SHIFTS.values()]
     X = np.concatenate([np.hstack([row, row, shifted, shifted]) for shifted in both_ways])
     parts = ("row", "row_again", "shifted", "shifted_again")
     names = tuple(f"{part}{place}" for part in parts for place in range(_WIDTH))
@@ -136,12 +134,12 @@ _MAX_IMBALANCE = 0.4  # largest distance of a pixel's share of ones from a half
 
 @dataclass(frozen=True)
 class Example:
-    """A dataset that is generated; reads like a source.
+    """A generated dataset, which is read like a source.
 
     Attributes
     ----------
     feature_names, n_rows, column_names
-        As of a `Source`.
+        As for a `Source`.
     make
         Generates the batches.
     default_segment, default_split
@@ -202,19 +200,19 @@ def format_example_slug(name: str) -> str:
 
 
 def compute_examples_digest() -> str:
-    """Return a digest of this module: other code generates other datasets."""
+    """Return a digest of this module, which determines the generated datasets."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
 
 
 def _parse_example_name(name: str) -> tuple[str, dict[str, int]]:
-    """Split a name into the kind of example and its parameters, including defaults."""
+    """Return the kind of example and all its parameters."""
     kind, _, settings = name.removeprefix(EXAMPLE_PREFIX).partition(":")
     if kind not in _EXAMPLES:
         raise DataError(_format_unknown_name("example", kind, _EXAMPLES))
     _, defaults = _EXAMPLES[kind]
     values = dict(defaults)
-    for part in filter(None, settings.split(",")):
-        key, _, value = part.partition("=")
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
         if key not in defaults:
             raise DataError(_format_unknown_name(f"example:{kind} parameter", key, defaults))
         if not value.isdecimal() or (int(value) < 1 and key != "seed"):
@@ -223,19 +221,19 @@ def _parse_example_name(name: str) -> tuple[str, dict[str, int]]:
     return kind, values
 
 
-def _format_unknown_name(what: str, name: str, known: Mapping[str, Any]) -> str:
+def _format_unknown_name(noun: str, name: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     have = ", ".join(known) or "none"
-    return f"{what} {name!r} is unknown. Choose one of {have}.{hint}"
+    return f"{noun} {name!r} is unknown. Choose one of {have}.{hint}"
 
 
 def _make_digits() -> Example:
     """Handwritten digits, 8 x 8 pixels of grey 0 to 16: bit = grey >= 10; segments = digit.
 
-    Pixels that are on in fewer than a tenth of the images, or in more than nine tenths, are left
-    out: pairs of them have empty cells, so that their correlations are undetermined. Feature r3c5
-    is the pixel in row 3, column 5.
+    Pixels that are on in less than a tenth or more than nine tenths of the images are left out,
+    because some of their pairs have empty cells, which leave correlations undetermined. Feature
+    r3c5 is the pixel in row 3, column 5.
     """
     from sklearn.datasets import load_digits  # slow to import
 
@@ -253,8 +251,8 @@ def _make_digits() -> Example:
 def _make_ring(features: int, rows: int, seed: int) -> Example:
     """Translation-invariant spins on a ring: s_i = sgn(cos θ_i y_1 + sin θ_i y_2), y ~ N(0, I).
 
-    Lee & Sompolinsky (1999), section 5: the spectrum of the Gaussians is two eigenvalues of half
-    the number of features; that of the spins is a continuum.
+    Lee & Sompolinsky (1999), section 5. The correlation matrix of the Gaussian variables has two
+    eigenvalues other than 0, each half the number of features; the spins' matrix has many.
     """
     angles = 2 * np.pi * np.arange(features) / features
     loadings = np.column_stack([np.cos(angles), np.sin(angles)])
@@ -321,8 +319,8 @@ def draw_nonstationary_truth(
     """Draw the parameters of non-stationary data.
 
     Hyttinen, Barin-Pacela & Hyvärinen (2022), Binary independent component analysis: a
-    non-stationarity-based approach. Entries of A in U(−3, 3); means of the sources in U(−½, ½)
-    and their standard deviations in U(½, 3), drawn anew for every segment.
+    non-stationarity-based approach. Entries of A are from U(−3, 3). Each segment has its own means,
+    from U(−½, ½), and standard deviations, from U(½, 3), of the sources.
     """
     if components > features:
         raise DataError(
@@ -338,7 +336,8 @@ def draw_nonstationary_truth(
 def _draw_mixing(features: int, components: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw a mixing matrix until its condition number is below the limit.
 
-    The limit is 20. From 20 features on, where that is rare, it is the 75th percentile of draws.
+    The limit is 20. From 20 features on, where such draws are rare, it is the draws' 75th
+    percentile.
     """
 
     def draw() -> NDArray[np.float64]:
@@ -378,13 +377,13 @@ def draw_nonstationary_rows(
 def _make_enumerated_example(
     enumerate_cases: Callable[[], EnumeratedCases], rows: int, seed: int
 ) -> Example:
-    """Draw cases independently; the dataset stores their labels and the entropy of a row."""
+    """Make an example of independently drawn cases, with their labels and the entropy per row."""
     cases = enumerate_cases()
     n_cases, n_features = cases.X.shape
 
     def batches() -> Iterator[SourceBatch]:
-        for run, rng in _iter_row_batches(rows, n_features, seed):
-            chosen = rng.choice(n_cases, len(run), p=cases.probabilities)
+        for batch, rng in _iter_row_batches(rows, n_features, seed):
+            chosen = rng.choice(n_cases, len(batch), p=cases.probabilities)
             yield SourceBatch(cases.X[chosen], None, {cases.column: cases.labels[chosen]})
 
     attributes = {"entropy_bits": entropy(cases)}

@@ -1,4 +1,4 @@
-"""The interface of all sources: batches, selected columns, and the check that values are binary."""
+"""The interface of all sources: batches of rows, selected columns, and errors about values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SourceBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
-    """An opened source: its names are known, but no row has been read.
+    """An opened source, whose names are known, but whose rows have not been read.
 
     Attributes
     ----------
@@ -173,14 +173,12 @@ class Source(ABC):
 
         Parameters
         ----------
-        codes
-            Codes of the values, (n_rows, n_features).
+        codes, columns
+            Codes of the values, (n_rows, n_features), and per-row columns of the same rows.
         first_row
             Row of the source at which `codes` starts.
         texts
-            Returns the original values of (rows of `codes`, feature), as a message shows them.
-        columns
-            Per-row columns of these rows.
+            Returns the values of (rows of `codes`, feature), as messages show them.
         """
         codes = copy_to_row_order(codes)
         if not (self.can_select_columns or self.feature_mask.all()):
@@ -188,9 +186,9 @@ class Source(ABC):
         highest = codes.max(initial=0)
         if highest == INVALID:
             row, feature = divmod(int((codes == INVALID).argmax()), self.n_features)
-            around = texts(slice(max(0, row - _CONTEXT_ROWS), row + _CONTEXT_ROWS), feature)
+            nearby = texts(slice(max(0, row - _CONTEXT_ROWS), row + _CONTEXT_ROWS), feature)
             raise self.make_not_binary_error(
-                first_row + row, feature, around[min(row, _CONTEXT_ROWS)], around
+                first_row + row, feature, nearby[min(row, _CONTEXT_ROWS)], nearby
             )
         if highest < MISSING:
             return SourceBatch(codes, None, columns or {})
@@ -198,14 +196,14 @@ class Source(ABC):
         return SourceBatch(X, observed, columns or {})
 
     def make_not_binary_error(
-        self, row: int, feature: int, value: str, column: Sequence[str]
+        self, row: int, feature: int, value: str, nearby: Sequence[str]
     ) -> DataError:
-        """Return the error about one value of a column; `row` counts from 0."""
+        """Return the error about a value, given nearby values of the column; `row` starts at 0."""
         name, options = self.feature_names[feature], self.options
         value_map = find_map(options.maps, name)
         rule = "threshold" if options.threshold is not None else "map" if value_map else None
         columns = (*self.column_names, *self.feature_names) if self.can_select_columns else ()
-        remedy = suggest_remedy(name, column, rule, columns)
+        remedy = suggest_remedy(name, nearby, rule, columns)
         return DataError(
             f"{self.format_place(row, feature)}: "
             f"{describe_invalid_value(value, options, value_map)} {remedy}"
@@ -220,8 +218,8 @@ class Source(ABC):
         return f"{self.path}: row {row + 1} (data rows counted from 1)"
 
     def _format_unknown_column(self, name: str) -> str:
-        known = [*self.column_names, *self.feature_names]
-        near = get_close_matches(name, [other for other in known if other != name], n=1)
+        columns = [*self.column_names, *self.feature_names]
+        near = get_close_matches(name, [column for column in columns if column != name], n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return (
             f"{self.path}: there is no column {name!r}.{hint} "
@@ -291,6 +289,17 @@ def translate_read_errors(path: str) -> Iterator[None]:
 _MAX_NAMED = 5
 
 
+def divide_columns(
+    path: str, names: Sequence[str], options: ReadOptions
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Divide the columns of a table into selected features and per-row columns."""
+    check_column_names(path, names)
+    row_columns = dict.fromkeys(options.row_columns)
+    others = [name for name in names if name not in row_columns]
+    features = select_feature_names(path, others, options)
+    return features, tuple(name for name in row_columns if name in names)
+
+
 def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
     """Return the features that the options select.
 
@@ -315,15 +324,15 @@ def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -
 def _match_columns(
     path: str, option: str, patterns: Sequence[str], names: Sequence[str], may_miss: bool
 ) -> set[str]:
-    """Return the columns with one of these names, or matching the pattern if none has that name."""
+    """Return the columns with these names; a name without a column is a pattern."""
     matches: set[str] = set()
     known = set(names)
     for pattern in patterns:
-        fit = {pattern} & known or {name for name in names if fnmatchcase(name, pattern)}
-        if not (fit or may_miss):
+        hits = {pattern} & known or {name for name in names if fnmatchcase(name, pattern)}
+        if not (hits or may_miss):
             near = get_close_matches(pattern, names, n=1)
             first = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
             hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {first}"
             raise DataError(f"{path}: {{{option}}}: there is no column {pattern!r}. {hint}")
-        matches |= fit
+        matches |= hits
     return matches

@@ -21,13 +21,13 @@ class BasketSource(Source):
 
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Read ranges of baskets."""
-        known = np.array([_parse_item(name) for name in self.feature_names])
-        order = np.argsort(known)
+        feature_items = np.array([_parse_item(name) for name in self.feature_names])
+        order = np.argsort(feature_items)
         first_row = 0
         for items, counts in _iter_baskets(self.path):
-            nearest = np.searchsorted(known, items, sorter=order).clip(max=len(known) - 1)
-            features = order[nearest]
-            unknown = known[features] != items
+            nearest = np.searchsorted(feature_items, items, sorter=order)
+            features = order[nearest.clip(max=len(order) - 1)]
+            unknown = feature_items[features] != items
             if unknown.any():
                 raise self._make_unknown_item_error(items, counts, int(unknown.argmax()), first_row)
             yield from self._iter_dense_batches(features, counts, first_row)
@@ -57,17 +57,7 @@ class BasketSource(Source):
 def open_baskets(
     path: str, options: ReadOptions, items: Sequence[str] | None = None
 ) -> BasketSource:
-    """Open a `.dat` file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    options
-        How values become bits.
-    items
-        The features; by default the items in the file, which takes a first pass over it.
-    """
+    """Open a `.dat` file whose features are `items`, by default the items found in a first pass."""
     check_implicit_zeros(path, options)
     names = find_basket_items([path]) if items is None else tuple(items)
     return BasketSource(path=path, options=options, feature_names=names)
@@ -75,12 +65,12 @@ def open_baskets(
 
 def find_basket_items(paths: Sequence[str]) -> tuple[str, ...]:
     """Find the items of basket files, in numeric order; this reads all files once."""
-    known = np.empty(0, np.int64)
+    all_items = np.empty(0, np.int64)
     for path in paths:
         with open_local_copy(path) as (copy, _):
             for items, _ in _iter_baskets(copy):
-                known = np.union1d(known, items)
-    return tuple(str(item) for item in known.tolist())
+                all_items = np.union1d(all_items, items)
+    return tuple(str(item) for item in all_items.tolist())
 
 
 def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -103,6 +93,6 @@ def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int
 
 
 def _parse_item(name: str) -> int:
-    """Return the item number in a feature's name; -1, which is no item, if there is none."""
+    """Return the item that a feature is named after, or -1 if there is none."""
     fits = name.isdecimal() and len(name) < 19 and str(int(name)) == name
     return int(name) if fits else -1

@@ -1,9 +1,9 @@
-"""Text tables: CSV and TSV."""
+"""Text tables: CSV and TSV files."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,9 +18,8 @@ from storage.sources.arrow_columns import encode_tokens, make_csv_word_options, 
 from storage.sources.base import (
     Source,
     SourceBatch,
-    check_column_names,
+    divide_columns,
     make_feature_names,
-    select_feature_names,
     translate_read_errors,
 )
 from storage.sources.text import TABLE_BLOCK_BYTES, iter_line_blocks, open_text
@@ -40,7 +39,7 @@ class CsvSource(Source):
     header
         Names of all columns in file order.
     has_header
-        Whether the first line holds them.
+        Whether the first line contains the names.
     """
 
     is_streaming = True
@@ -92,24 +91,13 @@ class CsvSource(Source):
     ) -> pa.Table:
         """Parse lines with features of this type; on one thread if ragged rows are recorded."""
         features = dict.fromkeys(self.feature_names, kind)
-        columns = dict.fromkeys(self.column_names, pa.string())
-        return pa.csv.read_csv(
-            pa.BufferReader(block),
-            pa.csv.ReadOptions(
-                column_names=self.header,
-                use_threads=record_ragged is None,
-                block_size=len(block) + 1,
-            ),
-            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=record_ragged),
-            pa.csv.ConvertOptions(
-                column_types=features | columns,
-                include_columns=[*features, *columns],
-                **make_csv_word_options(self.options, self._common_map),
-            ),
-        )
+        types = features | dict.fromkeys(self.column_names, pa.string())
+        words = make_csv_word_options(self.options, self._common_map)
+        layout = (self.header, self.delimiter)
+        return parse_csv_block(block, *layout, types, words, record_ragged is None, record_ragged)
 
     def _refuse_ragged(self, block: bytes, first_row: int) -> None:
-        """Parse again on one thread, where Arrow knows the numbers of ragged rows."""
+        """Parse again on one thread, because only then Arrow numbers the rows it refuses."""
         ragged: list[pa.csv.InvalidRow] = []
 
         def record(row: pa.csv.InvalidRow) -> str:
@@ -137,10 +125,28 @@ class CsvSource(Source):
                 )
 
 
+def parse_csv_block(
+    block: bytes,
+    header: Sequence[str],
+    delimiter: str,
+    types: Mapping[str, pa.DataType],
+    words: Mapping[str, list[str]],
+    use_threads: bool,
+    invalid_row_handler: Callable[[pa.csv.InvalidRow], str] | None = None,
+) -> pa.Table:
+    """Parse whole lines of text; `types` are the types of the columns to read."""
+    return pa.csv.read_csv(
+        pa.BufferReader(block),
+        pa.csv.ReadOptions(column_names=header, use_threads=use_threads, block_size=len(block) + 1),
+        pa.csv.ParseOptions(delimiter=delimiter, invalid_row_handler=invalid_row_handler),
+        pa.csv.ConvertOptions(column_types=types, include_columns=[*types], **words),
+    )
+
+
 def open_csv(path: str, options: ReadOptions) -> CsvSource:
     """Open a `.csv` or `.tsv` file; this reads its first line.
 
-    A first line that consists of values and missing tokens only is a row, not a header.
+    A first line of nothing but values and missing tokens counts as a row, not as a header.
     """
     delimiter, words = read_csv_header(path)
     has_header = bool((encode_tokens(words, ReadOptions(options.missing)) == INVALID).any())
@@ -150,15 +156,12 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
             "Add a line with the names of the columns."
         )
     header = tuple(words) if has_header else make_feature_names(len(words))
-    check_column_names(path, header)
-    row_columns = dict.fromkeys(options.row_columns)
+    feature_names, column_names = divide_columns(path, header, options)
     return CsvSource(
         path=path,
         options=options,
-        feature_names=select_feature_names(
-            path, [name for name in header if name not in row_columns], options
-        ),
-        column_names=tuple(name for name in row_columns if name in header),
+        feature_names=feature_names,
+        column_names=column_names,
         delimiter=delimiter,
         header=header,
         has_header=has_header,
@@ -204,7 +207,7 @@ def _find_delimiter(path: str, lines: Sequence[str]) -> str:
 
 
 def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None:
-    """Refuse a first line of one word that another delimiter would split."""
+    """Refuse a first line of one word that seems to contain another delimiter."""
     marks = {**_DELIMITERS, " ": "spaces"}
     other = next((mark for mark in marks if len(words) == 1 and mark in words[0]), None)
     if other is not None:
@@ -219,6 +222,6 @@ def _split_line(line: str, delimiter: str) -> list[str]:
 
 
 def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
-    """Return whether the first line can be read as a row."""
+    """Return whether the words of the first line are values."""
     codes = [encode_tokens([word], options, find_map(options.maps, word)) for word in words]
     return INVALID not in np.concatenate(codes)

@@ -1,6 +1,7 @@
-"""Sources with fewer features than their file, or with more per-row columns.
+"""Sources derived from others: selected features, columns from folder names, remote files.
 
-The additional columns come from folder names, as in `clicks/year=2026/part-0.parquet`.
+Folders name columns as in `clicks/year=2026/part-0.parquet`. Files in object stores are downloaded
+to a temporary file, read there, and deleted again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, copy_fields
 from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
 
 @dataclass(frozen=True, kw_only=True)
-class SelectedSource(Source):
-    """Some features of another source."""
-
+class _DerivedSource(Source):
     source: Source
 
     @property
@@ -33,16 +34,21 @@ class SelectedSource(Source):
         """Tags of the other source."""
         return self.source.tags
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read all features and drop the unselected ones."""
-        at = np.flatnonzero(self.source.feature_mask)
-        for batch in self.source.iter_batches():
-            observed = None if batch.observed is None else batch.observed[:, at]
-            yield SourceBatch(np.ascontiguousarray(batch.X[:, at]), observed, batch.columns)
-
     def check_first_rows(self) -> None:
         """Read the first rows of the other source."""
         self.source.check_first_rows()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedSource(_DerivedSource):
+    """Some features of another source."""
+
+    def iter_batches(self) -> Iterator[SourceBatch]:
+        """Read all features and drop the unselected ones."""
+        selected = np.flatnonzero(self.source.feature_mask)
+        for batch in self.source.iter_batches():
+            observed = None if batch.observed is None else batch.observed[:, selected]
+            yield SourceBatch(np.ascontiguousarray(batch.X[:, selected]), observed, batch.columns)
 
 
 def select_features(source: Source) -> Source:
@@ -53,45 +59,24 @@ def select_features(source: Source) -> Source:
     return SelectedSource(**{**copy_fields(source), "feature_names": names}, source=source)
 
 
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-
-
 @dataclass(frozen=True, kw_only=True)
-class PartitionedSource(Source):
-    """Another source with additional per-row columns, each of one value.
-
-    Attributes
-    ----------
-    source
-        The other source.
-    values
-        Values by column name.
-    """
+class PartitionedSource(_DerivedSource):
+    """Another source with additional per-row columns; `values` are their constants by name."""
 
     can_select_columns = True  # the other source selects them
 
-    source: Source
     values: Mapping[str, str]
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        """Tags of the other source."""
-        return self.source.tags
 
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Add the columns to every batch."""
         for batch in self.source.iter_batches():
-            more = {name: np.full(len(batch.X), text) for name, text in self.values.items()}
-            yield replace(batch, columns={**batch.columns, **more})
-
-    def check_first_rows(self) -> None:
-        """Read the first rows of the other source."""
-        self.source.check_first_rows()
+            added = {name: np.full(len(batch.X), text) for name, text in self.values.items()}
+            yield replace(batch, columns={**batch.columns, **added})
 
 
 def parse_folder_columns(path: str) -> dict[str, str]:
-    """Parse the `name=value` parts of a path; Hive's mark for no value becomes an empty text."""
-    pairs = (part.partition("=") for part in PurePosixPath(path).parts[:-1])
+    """Parse the `name=value` folders of a path; Hive's mark for no value becomes an empty text."""
+    pairs = (folder.partition("=") for folder in PurePosixPath(path).parts[:-1])
     columns = {name: unquote(value) for name, equals, value in pairs if equals and name}
     return {name: "" if value == _HIVE_NULL else value for name, value in columns.items()}
 

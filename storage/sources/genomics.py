@@ -1,4 +1,4 @@
-"""Cell matrices: `.h5ad` files of AnnData."""
+"""Biological data: cell matrices (`.h5ad` of AnnData) and genotypes (`.bed` of PLINK)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.sources.spool import Entries, spool_entries
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros, check_numeric
 
 _CELL_NAMES = "obs_names"
-"""Column of the cells' own names."""
+"""Column of the cell names."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Long tables: a line names a row, a feature and its value, in any order; a row has several lines.
+"""Long tables: each line names a row, a feature and a value, in any order.
 
-Lines are read once. They go to a temporary file as numbers, nine bytes per line, and from there
-into a packed bit matrix on disk, so that memory holds only the names.
+Lines are read once, in batches. They go to a temporary file as numbers, nine bytes per line, and
+from there into a packed bit matrix on disk, so that memory holds only the names.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from storage.sources.base import (
     match_feature_names,
     translate_read_errors,
 )
+from storage.sources.csv import parse_csv_block, read_csv_header
 from storage.sources.derived import check_column_in_one_place, open_local_copy, parse_folder_columns
 from storage.sources.spool import DuplicateRule, EntryFile, spool_codes
 from storage.sources.text import iter_line_blocks, open_text
@@ -189,20 +190,20 @@ def open_tables(
                 f"{path}: {{long}} needs a file with the suffix {', '.join(LONG_SUFFIXES)}. "
                 "Save the table as one of these."
             )
-    others = tuple(name for name in options.row_columns if name != columns.row)
+    row_columns = tuple(name for name in options.row_columns if name != columns.row)
     rows, named_features = _NameIndex(), _NameIndex(features or ())
-    facts = {name: _RowTexts() for name in others}
-    entries, seen = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
+    row_texts = {name: _RowTexts() for name in row_columns}
+    entries, remote_tags = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
 
     def check(lines: LineBatch, column: str, new: pa.Array) -> None:
-        """Accept new names, except features that the dataset neither has nor leaves out."""
+        """Refuse new features of an existing dataset, unless it leaves them out."""
         if features is not None and column == columns.feature:
             _refuse_new(lines, column, match_feature_names(paths[0], new.to_pylist(), options))
 
-    for lines in read_lines(paths, columns, others, options, seen):
+    for lines in read_lines(paths, columns, row_columns, options, remote_tags):
         numbers = rows.encode(lines, columns.row, check)
-        for name, fact in facts.items():
-            fact.update(lines, name, numbers, len(rows.names))
+        for name, texts in row_texts.items():
+            texts.update(lines, name, numbers, len(rows.names))
         entries.add(
             numbers,
             named_features.encode(lines, columns.feature, check),
@@ -218,15 +219,15 @@ def open_tables(
         options=options,
         feature_names=tuple(names),
         n_rows=len(rows.names),
-        column_names=(columns.row, *others),
+        column_names=(columns.row, *row_columns),
         paths=tuple(paths),
-        remote_tags=seen,
+        remote_tags=remote_tags,
         columns=columns,
         duplicates=duplicates if columns.value is not None else "any",
         entries=entries,
         row_values={
             columns.row: rows.names.to_numpy(zero_copy_only=False),
-            **{name: fact.values for name, fact in facts.items()},
+            **{name: texts.values for name, texts in row_texts.items()},
         },
     )
 
@@ -240,12 +241,12 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
     codes = encode_column(column, options, value_map)
     if codes.max(initial=0) == INVALID:
         at = int((codes == INVALID).argmax())
-        around = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
+        nearby = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
         rule = "map" if value_map else "threshold" if options.threshold is not None else None
         problem = describe_invalid_value(repr(column[at].as_py()), options, value_map)
         raise DataError(
             f"{lines.format_place(at)}, column {columns.value!r}: {problem} "
-            f"{suggest_remedy(columns.value, around, rule)}"
+            f"{suggest_remedy(columns.value, nearby, rule)}"
         )
     return codes
 
@@ -333,15 +334,15 @@ class LineBatch(NamedTuple):
 def read_lines(
     paths: Sequence[str],
     columns: LongColumns,
-    others: Sequence[str],
+    row_columns: Sequence[str],
     options: ReadOptions,
-    seen: dict[str, str],
+    remote_tags: dict[str, str],
 ) -> Iterator[LineBatch]:
-    """Yield batches of lines with the requested columns; record the tags of remote files in `seen`.
+    """Yield batches of lines with the requested columns; record remote files in `remote_tags`.
 
     Names are dictionary-encoded, values are booleans or numbers if possible; all else is text.
     """
-    requested = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
+    requested = [*dict.fromkeys([name for name in columns if name is not None] + [*row_columns])]
     for path in paths:
         first = 0
         folder_values = {
@@ -352,20 +353,18 @@ def read_lines(
         )
         with translate_read_errors(path), open_local_copy(path) as (copy, tag):
             if is_url(path):
-                seen[path] = tag
-            parquet = path.lower().endswith(".parquet")
-            batches = (
-                _iter_parquet_batches(copy, layout)
-                if parquet
-                else _iter_csv_batches(copy, layout, options)
-            )
+                remote_tags[path] = tag
+            if path.lower().endswith(".parquet"):
+                batches = _iter_parquet_batches(copy, layout)
+            else:
+                batches = _iter_csv_batches(copy, layout, options)
             for batch in batches:
                 yield LineBatch(path, first, layout.add_folder_values(batch))
                 first += batch.num_rows
 
 
 class _FileColumns(NamedTuple):
-    """The origin of the requested columns: the file or the names of its folders.
+    """The requested columns of a file, some of which are in the names of its folders.
 
     Attributes
     ----------
@@ -424,9 +423,9 @@ def _encode_names(column: pa.Array) -> pa.DictionaryArray:
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()  # before casting, which would make a text per line
         return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-    used = column.indices.dictionary_encode()
-    names = column.dictionary.take(used.dictionary).cast(pa.string())
-    return pa.DictionaryArray.from_arrays(used.indices, names)
+    in_use = column.indices.dictionary_encode()
+    names = column.dictionary.take(in_use.dictionary).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(in_use.indices, names)
 
 
 def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.RecordBatch]:
@@ -465,26 +464,15 @@ def _iter_csv_batches(
     path: str, layout: _FileColumns, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
     """Parse blocks of lines on all CPUs."""
-    from storage.sources.csv import read_csv_header  # imports Arrow's CSV reader
-
     delimiter, header = read_csv_header(path)
     layout.check_header(header)
     file_columns = layout.file_columns
     types = dict.fromkeys(file_columns, pa.string())
     bits = types | {name: pa.bool_() for name in file_columns if name == layout.columns.value}
-    value_map = options.maps[0] if options.maps else None
+    words = make_csv_word_options(options, options.maps[0] if options.maps else None)
 
     def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
-        table = pa.csv.read_csv(
-            pa.BufferReader(block),
-            pa.csv.ReadOptions(column_names=header, use_threads=False, block_size=len(block) + 1),
-            pa.csv.ParseOptions(delimiter=delimiter),
-            pa.csv.ConvertOptions(
-                column_types=types,
-                include_columns=file_columns,
-                **make_csv_word_options(options, value_map),
-            ),
-        )
+        table = parse_csv_block(block, header, delimiter, types, words, use_threads=False)
         return layout.convert_columns(table.combine_chunks().to_batches()[0])
 
     def parse(block: bytes) -> pa.RecordBatch:

@@ -87,7 +87,7 @@ class MatrixMarketSource(Source):
     def _iter_numbers(
         self, stream: BinaryIO
     ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
-        """Yield numbers, the count of numbers per line, and the number of lines before them."""
+        """Yield blocks of numbers, the counts per line, and the number of lines before it."""
         first_line = self.header.n_lines
         for block in iter_line_blocks(stream, NUMBER_BLOCK_BYTES):
             values, counts = parse_numbers(self.path, block, first_line, np.float64)
@@ -160,5 +160,5 @@ def _mirror_entries(entries: Iterator[Entries]) -> Iterator[Entries]:
     """Yield each off-diagonal entry twice."""
     for rows, columns, values in entries:
         yield rows, columns, values
-        other = rows != columns
-        yield columns[other], rows[other], values[other]
+        off_diagonal = rows != columns
+        yield columns[off_diagonal], rows[off_diagonal], values[off_diagonal]

@@ -70,35 +70,34 @@ def list_new_files(
     DataError
         If a folder does not exist, or a file that was read before has changed.
     """
-    files = [one for folder in folders for one in _list_data_files(folder, tuple(suffixes))]
-    for one in files:
-        if known.get(one.path, one.tag) != one.tag:
+    files = [file for folder in folders for file in _list_data_files(folder, tuple(suffixes))]
+    for file in files:
+        if known.get(file.path, file.tag) != file.tag:
             raise DataError(
-                f"{one.path}: the file has changed since it was ingested. Write new rows to "
+                f"{file.path}: the file has changed since it was ingested. Write new rows to "
                 "another file, or ingest all files again with {overwrite}."
             )
-    new = [one for one in files if one.path not in known]
+    new = [file for file in files if file.path not in known]
     settled = time.time() - SETTLE_SECONDS
     return NewFiles(
-        [one.path for one in new if one.written <= settled],
-        [one.path for one in new if one.written > settled],
+        [file.path for file in new if file.written <= settled],
+        [file.path for file in new if file.written > settled],
         len(files) - len(new),
     )
 
 
 def collect_tags(sources: Iterable[Source]) -> dict[str, str]:
     """Return the tags of the files of opened sources, by absolute path or URL."""
-    return {
-        path: tag for source in sources for path, tag in getattr(source, "tags", {}).items()
-    }  # examples have none
+    tags = (getattr(source, "tags", {}) for source in sources)  # examples have none
+    return {path: tag for by_path in tags for path, tag in by_path.items()}
 
 
 def _list_data_files(folder: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     """List the data files below a folder, sorted by name."""
     files = _list_objects(folder) if is_url(folder) else _list_local_files(Path(folder))
-    names = {name: one for name, one in files if name.lower().endswith(suffixes)}
-    hidden = {name for name in names if any(part[:1] in "._" for part in name.split("/"))}
-    return [names[name] for name in sorted(names.keys() - hidden)]
+    by_name = {name: file for name, file in files if name.lower().endswith(suffixes)}
+    hidden = {name for name in by_name if any(part[:1] in "._" for part in name.split("/"))}
+    return [by_name[name] for name in sorted(by_name.keys() - hidden)]
 
 
 def _list_objects(url: str) -> list[tuple[str, SourceFile]]:

@@ -1,4 +1,4 @@
-"""Parquet files, and the source that any table of Arrow record batches becomes."""
+"""Tables that libraries read as Arrow record batches: Parquet, SPSS, Stata and Excel."""
 
 from __future__ import annotations
 
@@ -16,26 +16,19 @@ from storage.sources.arrow_columns import is_feature_type, make_table_batch
 from storage.sources.base import (
     Source,
     SourceBatch,
-    check_column_names,
     check_installed,
-    select_feature_names,
+    divide_columns,
     translate_read_errors,
 )
 from storage.sources.value_codes import ReadOptions
 
 RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
-"""Reads columns of a file, this many rows at a time."""
+"""Reads columns of a file by name, a given number of rows at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSource(Source):
-    """A table that a library reads as Arrow record batches.
-
-    Attributes
-    ----------
-    read_records
-        Reads the record batches.
-    """
+    """A table that a library reads as Arrow record batches."""
 
     is_streaming = True
     can_select_columns = True
@@ -45,30 +38,24 @@ class RecordSource(Source):
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Read ranges of rows."""
         names, first_row = [*self.feature_names, *self.column_names], 0
-        with translate_read_errors(self.path), closing(self._iter_records(names)) as records:
+        records: Any = self.read_records(self.path, names, self.batch_rows)
+        with translate_read_errors(self.path), closing(records):
             for rows in records:
                 yield make_table_batch(self, rows, first_row, self.options)
                 first_row += rows.num_rows
-
-    def _iter_records(self, names: Sequence[str]) -> Any:
-        return self.read_records(self.path, names, self.batch_rows)
 
 
 def make_record_source(
     path: str, options: ReadOptions, names: Sequence[str], n_rows: int | None, records: RecordReader
 ) -> RecordSource:
     """Return the source of a table with named columns."""
-    check_column_names(path, names)
-    row_columns = dict.fromkeys(options.row_columns)
-    features = select_feature_names(
-        path, [name for name in names if name not in row_columns], options
-    )
+    feature_names, column_names = divide_columns(path, names, options)
     return RecordSource(
         path=path,
         options=options,
-        feature_names=features,
+        feature_names=feature_names,
         n_rows=n_rows,
-        column_names=tuple(name for name in row_columns if name in names),
+        column_names=column_names,
         read_records=records,
     )
 
@@ -113,12 +100,12 @@ def _get_statistics_reader(path: str) -> Any:
 def _iter_statistics(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
     import pyreadstat
 
-    read = pyreadstat.read_file_in_chunks(
+    batches = pyreadstat.read_file_in_chunks(
         _get_statistics_reader(path), path, chunksize=n_rows, usecols=[*names], output_format="dict"
     )
-    for values, _ in read:
+    for values, _ in batches:
         columns = (pa.array(values[name], from_pandas=True) for name in names)
-        # All numbers are floats here; as text, integers are read as such.
+        # All numbers are floats here; as text, whole numbers become integers again.
         yield pa.record_batch([column.cast(pa.string()) for column in columns], names=[*names])
 
 

@@ -1,4 +1,4 @@
-"""Turns entries in arbitrary order into rows, by way of a packed bit matrix in a temporary file."""
+"""Order entries by row in a temporary file, which holds a packed bit matrix."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ class _BitPlanes:
     def add(
         self, cells: NDArray[np.int64], codes: ValueCodes, duplicates: DuplicateRule | None = None
     ) -> int | None:
-        """Store codes; return a cell that has two entries, if any.
-
-        With a rule for duplicates, return None.
-        """
+        """Store codes; without a rule for duplicates, return a cell with two entries, if any."""
         if duplicates == "last":
             cells, codes = _keep_last_entries(cells, codes)
         part, places = _locate_cells(cells)
@@ -82,7 +79,7 @@ def _locate_cells(cells: NDArray[np.int64]) -> tuple[slice | NDArray[np.int64], 
 
 
 def _find_duplicate(cells: NDArray[np.int64], before: NDArray[np.bool_]) -> int:
-    """Return a cell that had an entry before, or has two of these."""
+    """Return a cell with an earlier entry, or with two of these entries."""
     if before.any():
         return int(cells[before.argmax()])
     ordered = np.sort(cells)
@@ -129,7 +126,7 @@ def spool_codes(
     n_rows
         Number of rows.
     entries
-        Rows, columns and codes, none of which is invalid.
+        Rows, columns and valid codes.
     absent
         Code of a cell without an entry.
     duplicates
@@ -151,7 +148,7 @@ def spool_codes(
 
 
 def format_duplicate(source: Source, row: int, column: int) -> str:
-    """Describe a duplicate entry, which SciPy would add to the first."""
+    """Return the message about a duplicate entry, which SciPy would add to the first."""
     place = source.format_place(row, column)
     return f"{place}: there are two entries. {source.duplicate_remedy}"
 
@@ -170,9 +167,9 @@ def _encode_entries(
     codes = encode_numbers(values, source.options)
     if codes.max(initial=0) == INVALID:
         entry = int((codes == INVALID).argmax())
-        others = [str(value) for value in values[columns == columns[entry]]]
+        nearby = [str(value) for value in values[columns == columns[entry]]]
         row, feature, value = int(rows[entry]), int(columns[entry]), str(values[entry])
-        raise source.make_not_binary_error(row, feature, value, others)
+        raise source.make_not_binary_error(row, feature, value, nearby)
     return codes
 
 
@@ -197,10 +194,7 @@ _ENTRY_DTYPES = (np.int32, np.int32, np.uint8)
 
 
 class EntryFile:
-    """Entries of a matrix in arbitrary order, in a temporary file.
-
-    The file is deleted with the object.
-    """
+    """Entries of a matrix in a temporary file, which is deleted with the object."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="latentbits-")
@@ -230,7 +224,7 @@ class EntryFile:
         self._columns = columns
 
     def __iter__(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], ValueCodes]]:
-        """Yield the entries in the portions in which they were added."""
+        """Yield the entries in the portions that were added."""
         if not self._counts:
             return
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Lines of text files, plain or gzip-compressed, in blocks of whole lines."""
+"""Read text files, plain or gzip-compressed, in blocks of whole lines."""
 
 from __future__ import annotations
 
@@ -25,33 +25,24 @@ def open_text(path: str) -> BinaryIO:
 
 def iter_line_blocks(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
     """Yield blocks of whole lines, about `n_bytes` each; every block ends in a line break."""
-    rest = b""
+    unfinished_line = b""
     while data := stream.read(n_bytes):
         end = data.rfind(b"\n") + 1
         if end:
-            yield rest + data[:end]
-            rest = data[end:]
+            yield unfinished_line + data[:end]
+            unfinished_line = data[end:]
         else:
-            rest += data
-    if rest:
-        yield rest + b"\n"
+            unfinished_line += data
+    if unfinished_line:
+        yield unfinished_line + b"\n"
 
 
 def parse_numbers(
     path: str, block: bytes, first_line: int, dtype: type[np.int64] | type[np.float64]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Parse numbers separated by white space.
+    """Parse numbers separated by white space in a block of whole lines.
 
-    Parameters
-    ----------
-    path
-        The file, for messages.
-    block
-        Whole lines.
-    first_line
-        Number of lines before the block.
-    dtype
-        Type of the numbers.
+    Messages name the file `path` and count the `first_line` lines before the block.
 
     Returns
     -------

@@ -84,7 +84,7 @@ class ObjectPath:
 
     @property
     def parent(self) -> ObjectPath:
-        """The folder; that of the first part is the bucket."""
+        """The folder above; the bucket for the first part."""
         return ObjectPath(self.root, _normalize_key(str(self._pure.parent)))
 
     @property
@@ -305,7 +305,7 @@ def parse_object_url(url: str) -> ObjectPath:
     if "@" in parts.netloc:
         raise DataError(
             f"{parts.scheme}://: a URL must not contain credentials. "
-            f"Give them by environment variables, such as {kind.credentials}."
+            f"Set environment variables instead, such as {kind.credentials}."
         )
     if parts.query or parts.fragment:  # the query may contain a signature, so it is not shown
         raise DataError(f"{root}{parts.path}: the URL must have the form {form}, without ? or #.")
