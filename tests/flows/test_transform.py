@@ -396,7 +396,7 @@ def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path
 
 def test_statistics_are_no_fit(refused, tmp_path):
     write_artifact(tmp_path / "s", {"ones": NamedArray(("feature",), np.ones(6))}, {})
-    assert "the artifact of a fit" in refused(artifact=tmp_path / "s")
+    assert "This artifact is not from a fit" in refused(artifact=tmp_path / "s")
 
 
 def test_a_newer_or_damaged_artifact(refused, artifact, tmp_path):
