@@ -129,7 +129,8 @@ def _transpose(words: Words, rows: Words) -> None:
                 block[i] = words[first + i, w]
             block[n_block:] = 0
             _transpose_block(block)
-            rows[first // 64, 64 * w : 64 * w + 64] = block
+            for j in range(64):
+                rows[first // 64, 64 * w + j] = block[j]
 
 
 @_kernel

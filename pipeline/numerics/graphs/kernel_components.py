@@ -157,7 +157,8 @@ def _fill_observed(
         for i in range(n_rows):
             count_observed(False, own, own_seen, i, strip, strip_seen, counts)
             divide_counts(np.float64(n_features), counts, far)
-            values[i, some] = far[: n_others - start]
+            for j in range(start, min(start + STRIP, n_others)):
+                values[i, j] = far[j - start]
 
 
 @_kernel

@@ -52,7 +52,9 @@ def pad_rows(words: Words, n_rows: int) -> Words:
     n_words = max(_QUAD, -(-len(words) // _QUAD) * _QUAD)
     copied = allocate_aligned(n_words * n_rows).reshape(n_words, n_rows)
     copied[:] = 0
-    copied[: len(words), : words.shape[1]] = words
+    for w in range(len(words)):  # Numba takes seconds to compile an assignment of arrays
+        for j in range(words.shape[1]):
+            copied[w, j] = words[w, j]
     return copied
 
 
