@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.support.prefect_home  # isort: skip  # noqa: F401  (before Prefect is imported)
+import tests.support.environment  # isort: skip  # noqa: F401  (before NumPy and Prefect)
 
 import importlib
 import json

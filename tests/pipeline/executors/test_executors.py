@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from pipeline.executors.base import SerialExecutor, limit_blas_threads
 from pipeline.executors.dask import DaskExecutor
@@ -271,24 +271,23 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 def test_overlapping_users_share_limit_blas_threads():
     """The last to leave restores what the first found, in whatever order they leave."""
-    found = _blas_threads()
     first, second = limit_blas_threads(), limit_blas_threads()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert _blas_threads() == {1}
-    second.__exit__(None, None, None)
-    assert _blas_threads() == found
+    with threadpool_limits(2, user_api="blas"):
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert _blas_threads() == {1}
+        second.__exit__(None, None, None)
+        assert _blas_threads() == {2}
 
 
 def test_another_thread_that_limited_first_is_in_nobodys_way():
     """A worker's thread stays alive after its tasks; the next user is another thread."""
-    found = _blas_threads()
-    with ThreadPoolExecutor(1) as pool:
+    with threadpool_limits(2, user_api="blas"), ThreadPoolExecutor(1) as pool:
         pool.submit(_limited_threads).result()
         assert _limited_threads() == {1}
         assert pool.submit(_limited_threads).result() == {1}
-        assert _blas_threads() == found
+        assert _blas_threads() == {2}
 
 
 _LATER = """
@@ -304,7 +303,9 @@ with limit_blas_threads():
 
 
 def test_a_library_that_is_loaded_later_has_one_thread_too():
-    done = subprocess.run([sys.executable, "-c", _LATER], capture_output=True, text=True)
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", _LATER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 

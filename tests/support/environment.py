@@ -1,6 +1,8 @@
-"""A home of Prefect for each process of the tests: Prefect takes it when it is imported.
+"""The environment of the tests' processes; imported before NumPy and Prefect, which read it.
 
-Temporary files lie in memory where there is room: every write is synced, which takes a disk long.
+BLAS uses one thread, as two processes of pytest share the CPUs: threads of BLAS that wait for each
+other take most of the time otherwise. Temporary files lie in memory if there is room, because every
+write is synced, which is slow on a disk. Each process has its own home of Prefect.
 """
 
 import os
@@ -9,6 +11,8 @@ import tempfile
 from pathlib import Path
 
 import certifi
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _MEMORY, _ROOM = "/dev/shm", 4 << 30
 
