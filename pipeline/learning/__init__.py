@@ -1,1 +1,1 @@
-"""What models learn with: convergence, acceleration, rows held out."""
+"""Shared parts of fitting: convergence, acceleration, batches, held-out rows, gradient steps."""

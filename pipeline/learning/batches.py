@@ -1,4 +1,4 @@
-"""Rows in batches, in a random order that is keyed by the rows: the same wherever they are read."""
+"""Batches of rows in random order. The order is keyed by row numbers, so it is reproducible."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from pipeline.random import RowRandom
 
 Bits = NDArray[np.uint8]
 
-_MAX_UNPACKED_CELLS = 1 << 22
-"""Values that are unpacked at once."""
+_MAX_UNPACKED_CELLS = 1 << 22  # values that are unpacked at once
 
 
 class TrainingBatch(NamedTuple):
-    """Some rows, unpacked.
+    """Unpacked rows.
 
     Attributes
     ----------
     X, observed
-        Values and mask, (n_samples, n_features); the mask is None where every value is there.
+        Values and mask, (n_samples, n_features); the mask is None if no value is missing.
     rows
-        Original rows, (n_samples,): the keys of their draws.
+        Original row numbers, (n_samples,); they key the random draws.
     segments
-        Index of the segment of each, (n_samples,).
+        Index of each row's segment, (n_samples,).
     columns
         Per-row columns, (n_samples,) each.
     """
@@ -43,16 +42,10 @@ class TrainingBatch(NamedTuple):
 def iter_batches(
     blocks: Iterable[BinaryBlock], size: int, rng: RowRandom
 ) -> Iterator[TrainingBatch]:
-    """Cut rows into batches, shuffled among those that are unpacked at once.
+    """Split rows into batches of `size`, shuffled among the rows that are unpacked together.
 
-    Parameters
-    ----------
-    blocks
-        The rows, in their order.
-    size
-        Rows of a batch; the last of those unpacked at once may be smaller.
-    rng
-        Decides the order, by its stream `order`.
+    The last batch of the rows that are unpacked together may be smaller. The stream `order` of
+    `rng` shuffles the rows.
     """
     order = rng.stream("order")
     for portion in _iter_portions(blocks, size):
@@ -64,30 +57,30 @@ def iter_batches(
 
 
 def _iter_portions(blocks: Iterable[BinaryBlock], size: int) -> Iterator[list[BinaryBlock]]:
-    """Gather small blocks, and cut large ones, to what is unpacked at once."""
+    """Join small blocks and split large ones into portions that are unpacked together."""
     gathered: list[BinaryBlock] = []
     for block in blocks:
-        most = size * max(1, _MAX_UNPACKED_CELLS // (size * block.n_features))
-        if gathered and sum(b.n_samples for b in gathered) + block.n_samples > most:
+        max_rows = size * max(1, _MAX_UNPACKED_CELLS // (size * block.n_features))
+        if gathered and sum(b.n_samples for b in gathered) + block.n_samples > max_rows:
             yield gathered
             gathered = []
-        if block.n_samples <= most:
+        if block.n_samples <= max_rows:
             gathered.append(block)
             continue
-        for first in range(0, block.n_samples, most):
-            yield [block.take_rows(np.arange(first, min(first + most, block.n_samples)))]
+        for first in range(0, block.n_samples, max_rows):
+            yield [block.take_rows(np.arange(first, min(first + max_rows, block.n_samples)))]
     if gathered:
         yield gathered
 
 
 def _unpack_blocks(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> TrainingBatch:
-    """Unpack blocks, and bring their rows into an order."""
+    """Unpack blocks, with their rows in the given order."""
     masks = [block.unpack_mask() for block in blocks]
     observed = None
     if any(mask is not None for mask in masks):
         pairs = zip(blocks, masks, strict=True)
-        whole = [np.ones_like(b.unpack_values()) if m is None else m for b, m in pairs]
-        observed = np.concatenate(whole)[order]
+        filled = [np.ones_like(b.unpack_values()) if m is None else m for b, m in pairs]
+        observed = np.concatenate(filled)[order]
     names = blocks[0].columns
     return TrainingBatch(
         np.concatenate([block.unpack_values() for block in blocks])[order],
@@ -99,7 +92,7 @@ def _unpack_blocks(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> Traini
 
 
 def take_batch_rows(batch: TrainingBatch, at: NDArray[np.int64] | slice) -> TrainingBatch:
-    """Take some rows of a batch."""
+    """Return some rows of a batch."""
     return TrainingBatch(
         batch.X[at],
         None if batch.observed is None else batch.observed[at],
@@ -110,7 +103,7 @@ def take_batch_rows(batch: TrainingBatch, at: NDArray[np.int64] | slice) -> Trai
 
 
 def concatenate_batches(parts: Sequence[TrainingBatch]) -> TrainingBatch:
-    """Put batches together that all have a mask, or none has."""
+    """Concatenate batches; either all or none of them have a mask."""
     X, observed, rows, segments, columns = zip(*parts, strict=True)
     return TrainingBatch(
         np.concatenate(X),

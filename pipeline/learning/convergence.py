@@ -1,6 +1,6 @@
-"""When a stage of a fit ends, how its ending is described, and how SQUAREM shortens the way.
+"""Convergence criteria of stages, descriptions of how fits ended, and SQUAREM acceleration.
 
-A stage ends when it has converged, after `max_iter` passes, or when no step leads higher.
+A stage ends when it has converged, after `max_iter` passes, or if no step raises the objective.
 
 SQUAREM extrapolates the steps of EM, with a safeguard that keeps the objective rising: R. Varadhan,
 C. Roland, "Simple and globally convergent methods for accelerating the convergence of any EM
@@ -24,13 +24,13 @@ from pipeline.errors import FitWarning
 Array = NDArray[np.float64]
 AccelerationMemory = Mapping[str, NDArray[np.float64]]
 
-_CYCLE_PASSES = 3  # as many as SQUAREM has in a cycle
+_CYCLE_PASSES = 3  # passes in a cycle of SQUAREM
 _MAX_GAIN_RATIO = 0.99  # a slower decay of gains cannot be distinguished from rounding
 _FIRST_LIMIT, _GROWTH = 4.0, 4.0
 
 
 class ConvergenceCriterion(Protocol):
-    """Judges the objectives of one stage, which are maximised."""
+    """Decides from the objectives of a stage, which are maximised, whether it has converged."""
 
     @property
     def max_iter(self) -> int:
@@ -38,14 +38,14 @@ class ConvergenceCriterion(Protocol):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the stage ends with the parameters of its best pass, not of its last."""
+        """Whether the stage ends with the parameters of its best pass instead of its last."""
 
     @property
     def is_stalled(self) -> bool:
         """Whether further passes are useless although the fit has not converged."""
 
     def has_converged(self, history: Sequence[float]) -> bool:
-        """Return whether further passes would change nothing that matters."""
+        """Return whether further passes would hardly change the fit."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ObjectiveCriterion:
 
     The gains of EM finally shrink by a constant ratio, so the gains still to come are a geometric
     series (Aitken; D. Böhning et al., Ann. Inst. Statist. Math. 46 (1994)). The ratio compares two
-    cycles of three passes. SQUAREM's cycles are as long, so each cycle here contains one
+    cycles of three passes, the length of SQUAREM's cycles. So each cycle here contains one
     extrapolation and two plain steps, wherever it begins.
 
     Attributes
@@ -173,11 +173,11 @@ class ExpectedGainCriterion:
     max_iter
         Maximum number of passes.
     tol
-        Smallest gain of a step that is worth a pass, in all rows together, nats.
+        Smallest expected gain that is worth another step, summed over all rows, nats.
     gain
-        Gain that was expected of the last step.
+        Expected gain of the last step.
     is_stalled
-        Whether no step leads higher, although one should.
+        Whether no step raises the objective, although the gain should be positive.
     """
 
     max_iter: int
@@ -203,14 +203,9 @@ def find_final_objective(convergence: ConvergenceCriterion, history: Sequence[fl
 
 
 class Ending(NamedTuple):
-    """How a fit ended.
+    """How a fit ended: whether its last stage converged, and the objective of its parameters.
 
-    Attributes
-    ----------
-    converged
-        Whether its last stage converged.
-    objective
-        Objective of the final parameters, nats per row; None for a fit without passes.
+    The objective is in nats per row; None for a fit without passes.
     """
 
     converged: bool
@@ -224,7 +219,7 @@ def find_ending(convergence: ConvergenceCriterion, history: Sequence[float]) -> 
 
 
 def describe_ending(converged: bool) -> str:
-    """Return how a fit ended in words, as summaries, reports and lists of runs show it."""
+    """Describe how a fit ended, for summaries, reports and lists of runs."""
     return "converged" if converged else "stopped before converging"
 
 
@@ -235,7 +230,7 @@ def warn_about_ending(
     if convergence.has_converged(history) or not is_stage_over(convergence, history):
         return ()
     if convergence.is_stalled:
-        reason = "because no step led higher; fewer components may do better"
+        reason = "because no step raised the objective; fewer components may do better"
     else:
         reason = f"after {convergence.max_iter} passes; raise {{max_iter}}"
     objectives = ", ".join(f"{value:.6f}" for value in history[-2:])
@@ -244,16 +239,9 @@ def warn_about_ending(
 
 
 class SquaremStep(NamedTuple):
-    """The parameters of the next pass.
+    """θ of the next pass, and the memory for the next call.
 
-    Attributes
-    ----------
-    parameters
-        θ of the next pass.
-    memory
-        Argument of the next call.
-    accepted
-        False if the extrapolation that the last pass evaluated is taken back.
+    `accepted` is False if the extrapolation that the last pass evaluated was worse and is rejected.
     """
 
     parameters: Array
@@ -266,14 +254,8 @@ def choose_squarem_step(
 ) -> SquaremStep:
     """Choose the parameters of the next pass.
 
-    Parameters
-    ----------
-    at, mapped
-        θ of the last pass, and the result of EM at θ: vectors.
-    objective
-        Objective at `at`.
-    memory
-        Memory of the step before; empty before the first.
+    `at` is θ of the last pass, `objective` its objective, and `mapped` the result of EM at θ.
+    `memory` comes from the previous call and is empty at first.
     """
     place, limit = int(memory.get("place", 0)), float(memory.get("limit", _FIRST_LIMIT))
     if place == 0:

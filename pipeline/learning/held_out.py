@@ -1,4 +1,4 @@
-"""Rows held out while a fit chooses its number of components: the same in every pass."""
+"""Held-out rows that choose a number of components; the same rows in every pass."""
 
 from __future__ import annotations
 
@@ -17,59 +17,43 @@ from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
 
 HELD_OUT_SHARE = 0.1
-"""Share of the rows that the number of components is chosen on."""
+"""Share of rows held out to choose the number of components."""
 HELD_OUT_PASS = 1 << 32
-"""Number of a pass that never comes."""
+"""Pass number for draws that are the same in every pass; no fit has as many passes."""
 
 
 def is_held_out(rows: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
-    """Return which original rows are held out, (n_rows,): the same in every pass."""
+    """Return whether each original row is held out, (n_rows,)."""
     held_out: NDArray[np.bool_] = draw_first_uniforms(_make_held_out_draws(seed).key, rows) < share
     return held_out
 
 
 @lru_cache(maxsize=1)
 def _make_held_out_draws(seed: int) -> RowRandom:
-    """Keep the draws from batch to batch: a key takes longer than those of a batch."""
+    """Return the draws, cached because making the key takes longer than drawing for a batch."""
     return RowRandom(seed, HELD_OUT_PASS)
 
 
 def run_e_step_with_held_out(
     e_step: Callable[[BinaryBlock], Sums], share: float, block: BinaryBlock, rng: RowRandom
 ) -> Sums:
-    """Do the E-step of a block's rows; score those held out instead.
+    """Run the E-step on the rows of a block, but only score the held-out rows.
 
-    Parameters
-    ----------
-    e_step
-        Sums of a block; its objective is the score.
-    share
-        Of rows to hold out, 0 for none.
-    block
-        The rows.
-    rng
-        Its seed decides which rows are held out.
-
-    Returns
-    -------
-    Sums
-        Of the rows to fit; `held_out` and `held_out_rows` are the score of the others, and their
-        number.
+    `e_step` returns the sums of a block; their objective is the score. The seed of `rng` selects
+    the held-out `share` of the rows. Return the sums of the other rows; `held_out` and
+    `held_out_rows` are the score and the number of the held-out rows.
     """
     if share == 0:
         return e_step(block)
-    valid = is_held_out(block.rows, share, rng.seed)
-    scored = e_step(block.take_rows(np.flatnonzero(valid)))
-    fitted = e_step(block.take_rows(np.flatnonzero(~valid)))
-    held_out = {
-        "held_out": np.array(scored.objective),
-        "held_out_rows": np.array(scored.n_samples),
-    }
+    is_out = is_held_out(block.rows, share, rng.seed)
+    scored = e_step(block.take_rows(np.flatnonzero(is_out)))
+    fitted = e_step(block.take_rows(np.flatnonzero(~is_out)))
+    held_out = {"held_out": np.array(scored.objective), "held_out_rows": np.array(scored.n_samples)}
     return replace(fitted, values={**fitted.values, **held_out})
 
 
 def compute_held_out_score(statistics: Sums) -> float:
-    """Return the mean score of the rows held out, nats; 0 where there are none."""
+    """Return the mean score of the held-out rows, nats; 0 if there are none."""
     rows = int(statistics.values["held_out_rows"])
     return float(statistics.values["held_out"]) / max(rows, 1)
 
@@ -77,37 +61,25 @@ def compute_held_out_score(statistics: Sums) -> float:
 def record_held_out_score(
     params: Any, auxiliary: Mapping[str, NDArray[Any]], statistics: Sums
 ) -> tuple[dict[str, NDArray[Any]], bool]:
-    """Judge a number of components by the rows held out, once its stage has ended.
+    """Record the held-out score of a number of components at the end of its stage.
 
-    Parameters
-    ----------
-    params
-        What the stage came to.
-    auxiliary
-        Of the fit's state.
-    statistics
-        Of the last pass of the stage.
-
-    Returns
-    -------
-    tuple
-        `auxiliary` with the score noted, and the parameters kept if they are the best so far; and
-        whether they are, so that more components are worth a try.
+    Return `auxiliary` with the score, and with the parameters if they are the best so far; and
+    whether they are, in which case more components should be tried. `statistics` are from the last
+    pass of the stage.
     """
     scores = np.append(get_held_out_scores(auxiliary), compute_held_out_score(statistics))
     is_best = bool(scores[-1] >= scores.max())
-    kept = (
-        {f"best-{name}": a for name, (_, a) in get_named_arrays(params).items()} if is_best else {}
-    )
-    return {**auxiliary, "held_out_scores": scores, **kept}, is_best
+    named = get_named_arrays(params) if is_best else {}
+    best = {f"best-{name}": array for name, (_, array) in named.items()}
+    return {**auxiliary, "held_out_scores": scores, **best}, is_best
 
 
 def get_held_out_scores(auxiliary: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """Return the scores of all numbers of components that were judged, in their order."""
+    """Return the scores of all numbers of components tried, in order."""
     return auxiliary.get("held_out_scores", np.zeros(0))
 
 
 def get_best_params(kind: type[Any], auxiliary: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the parameters that `record_held_out_score` kept."""
-    kept = {n.removeprefix("best-"): a for n, a in auxiliary.items() if n.startswith("best-")}
-    return params_from_arrays(kind, kept)
+    """Return the best parameters that `record_held_out_score` recorded."""
+    best = {n.removeprefix("best-"): a for n, a in auxiliary.items() if n.startswith("best-")}
+    return params_from_arrays(kind, best)

@@ -1,16 +1,16 @@
-"""Training by steps along gradients of batches: what all models that learn so have in common.
+"""Training by gradient steps on batches, shared by all models that learn this way.
 
-Every task takes its own steps through its rows, from where the pass begins, and the pass moves by
-their mean, weighted by rows. Steps grow shorter in a line, from `rate` to 0 after `max_iter`
-passes. Passes are judged by the score of rows held out: a tenth, 5,000 at the most; of less than
-1,000 rows none is held out, and all are judged by. Parameters of the best pass are kept. Where
-a pass has lost much of what was learnt, training goes on from the best one with steps a third as
-long.
+Every task takes its own steps through its rows, starting from the parameters of the pass. After the
+pass, the parameters move by the mean change of all tasks, weighted by rows. The learning rate
+decays linearly from `rate` to 0 over `max_iter` passes. A pass is scored on held-out rows: a tenth
+of the rows, at most 5,000. With fewer than 1,000 rows none are held out, and all rows score the
+pass. The parameters of the best pass are kept. If a pass loses much of what was learned, training
+returns to the best pass with a third of the rate.
 
-The mean of k tasks has gone a k-th of the way that one task would go through all rows, with a k-th
-of its noise. So it bears steps k times as long, and needs them; not at once, but twice as long
-after two passes, three times after three (P. Goyal et al., "Accurate, large minibatch SGD",
-arXiv:1706.02677, 2017, sections 2.1 and 2.2: linear scaling, gradual warmup).
+The mean change of k tasks is a k-th of the change that one task would make with all rows, with a
+k-th of its noise. The rate is therefore multiplied by k: not at once, but by 2 after two passes, by
+3 after three, and so on (P. Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017,
+sections 2.1 and 2.2: linear scaling, gradual warmup).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,25 +40,33 @@ from pipeline.random import RowRandom
 from pipeline.statistics.sums import StepSums, Sums
 
 Numbers = NDArray[Any]
-OptimiserMemory = Mapping[str, Numbers]
+Arrays = Mapping[str, Numbers]
+OptimiserMemory = Arrays
 OptimiserKind = Literal["adam", "momentum"]
+ScoreRows = Callable[[TrainingBatch], NDArray[np.float64]]
 
 _ADAM_BETA_2 = 0.999
+_ADAM_FLOOR = 0.03  # about the standard deviation of a gradient from batch to batch
+_HELD_OUT_SHARE, _MAX_HELD_OUT_ROWS, _MIN_ROWS_TO_HOLD_OUT = 0.1, 5000, 1000
+_MAX_LOST_SHARE = 0.1  # of the gain so far
+_MIN_LOST_SHARE = 0.01  # of the baseline score
+_RATE_DIVISOR = 3
+_MAX_BATCH, _MIN_BATCH, _STEPS_PER_PASS = 100, 10, 20
 
 
 @dataclass(frozen=True)
 class Optimiser:
-    """Takes steps.
+    """Rule that turns gradients into steps.
 
     Attributes
     ----------
     kind
         `adam` or `momentum`.
     momentum
-        Share that the mean slope keeps of itself from step to step; of momentum the velocity.
+        Share of the running mean gradient, or of the velocity, that is kept from step to step.
     floor
-        Added by Adam to the root of the mean square. Parameters whose slopes are smaller move
-        as without Adam, instead of by the noise of their slopes.
+        Added by Adam to the root mean square gradient. Parameters with smaller gradients move as
+        without Adam, instead of by the noise of their gradients.
     """
 
     kind: OptimiserKind
@@ -73,85 +81,77 @@ class Optimiser:
         return {**means, "steps": np.zeros(1, dtype)}
 
     def step(
-        self, parameters: Numbers, slope: Numbers, memory: OptimiserMemory, rate: float
+        self, parameters: Numbers, gradient: Numbers, memory: OptimiserMemory, rate: float
     ) -> None:
-        """Change parameters and memory in place.
+        """Take a step, changing parameters and memory in place.
 
-        Parameters
-        ----------
-        parameters, slope
-            (n_numbers,), of the memory's type.
-        memory
-            From `memory`.
-        rate
-            Length of the step.
+        `parameters` and `gradient` are (n_numbers,), with the dtype of the memory.
         """
         number = parameters.dtype.type
         if self.kind == "momentum":
             share = number(self.momentum)
-            momentum_step(parameters, slope, memory["velocity"], number(rate), share)
+            momentum_step(parameters, gradient, memory["velocity"], number(rate), share)
             return
         memory["steps"][0] += 1
-        steps, kept = float(memory["steps"][0]), (self.momentum, _ADAM_BETA_2)
-        first, second = (1 - share**steps for share in kept)
+        steps, shares = float(memory["steps"][0]), (self.momentum, _ADAM_BETA_2)
+        first, second = (1 - share**steps for share in shares)
         length, floor = rate * math.sqrt(second) / first, self.floor * math.sqrt(second)
-        gains = (number(1 - kept[0]), number(1 - kept[1]))
+        gains = (number(1 - shares[0]), number(1 - shares[1]))
         means = memory["first"], memory["second"]
-        adam_step(parameters, slope, *means, number(length), gains, number(floor))
+        adam_step(parameters, gradient, *means, number(length), gains, number(floor))
 
 
-Arrays = Mapping[str, NDArray[Any]]
-ScoreRows = Callable[[TrainingBatch], NDArray[np.float64]]
-
-_HELD_OUT_SHARE, _MAX_HELD_OUT_ROWS, _MIN_ROWS_TO_HOLD_OUT = 0.1, 5000, 1000
-_ADAM_FLOOR = 0.03  # a slope has about this deviation from batch to batch
-_MAX_LOST_SHARE = 0.1  # of what was gained
-_MIN_LOST_SHARE = 0.01  # of the score where nothing was learnt
-_RATE_DIVISOR = 3
-_MAX_BATCH, _MIN_BATCH, _STEPS_PER_PASS = 100, 10, 20
-
-
-class GradientLearner(Protocol):
-    """Parameters on their way through the batches of a task.
+class GradientLearner:
+    """The parameters while a task takes steps. A subclass implements `_take_step`.
 
     Attributes
     ----------
     theta
-        All numbers that are learnt.
+        All learned numbers, in single precision.
     memory
-        Of the optimiser.
+        Memory of the optimiser.
     n_rows
-        Rows that steps were taken with.
+        Number of rows that steps were taken with.
     """
 
-    theta: NDArray[np.float32]
-    memory: OptimiserMemory
-    n_rows: int
+    def __init__(
+        self, theta: NDArray[np.float32], optimiser: Optimiser, memory: OptimiserMemory, rate: float
+    ) -> None:
+        """Start at `theta`; it and `memory` are changed in place."""
+        self.theta, self.memory, self.n_rows = theta, memory, 0
+        self._optimiser, self._rate = optimiser, rate
 
     def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
-        """Take a step with some rows of a batch."""
+        """Take a step with some rows of a batch, if there are any."""
+        if len(at):
+            self._take_step(take_batch_rows(batch, at))
+            self.n_rows += len(at)
+
+    def _take_step(self, batch: TrainingBatch) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class GradientTraining:
-    """How steps are taken, and how long.
+    """Settings of the steps and passes.
 
     Attributes
     ----------
     optimizer, momentum
-        As of `Optimiser`.
+        As in `Optimiser`.
     batch
-        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
+        Rows per step. None takes 100, or fewer (at least 10) so that a pass has 20 steps.
     rate
-        Length of the first steps.
-    usual_rate
-        What it is where none is given.
+        Initial learning rate.
+    default_rate
+        Learning rate that the model uses by default.
     max_iter
-        Passes at the most.
+        Maximum number of passes.
     patience
-        Passes to wait for something better.
+        Number of passes to wait for an improvement.
     tol
-        Gain of a row's score, relative where that is above 1, that counts as better.
+        Smallest gain of the score per row that counts as an improvement, relative if the score is
+        above 1.
     """
 
     optimizer: OptimiserKind
@@ -166,196 +166,188 @@ class GradientTraining:
     @classmethod
     def from_model(cls, model: Any, rates: Mapping[str, float]) -> GradientTraining:
         """Take the settings of a model; a rate of None means the default of its optimizer."""
-        usual = rates[model.optimizer]
-        rate = usual if model.rate is None else model.rate
-        steps = (model.batch, rate, usual)
+        default_rate = rates[model.optimizer]
+        rate = default_rate if model.rate is None else model.rate
+        steps = (model.batch, rate, default_rate)
         passes = (model.max_iter, model.patience, model.tol)
         return cls(model.optimizer, model.momentum, *steps, *passes)
 
     @property
     def optimiser(self) -> Optimiser:
-        """What turns gradients into steps."""
+        """The rule that turns gradients into steps."""
         return Optimiser(self.optimizer, self.momentum, _ADAM_FLOOR)
 
     def make_working_state(self, n_samples: int, n_numbers: int) -> Arrays:
-        """Return the working state before the first pass: rows of a step, rate, share held out and
-        memory.
+        """Return the working state before the first pass.
+
+        It holds the rows per step, the rate, the held-out share, and the optimiser's memory.
         """
         is_large = n_samples >= _MIN_ROWS_TO_HOLD_OUT
         share = is_large * min(_HELD_OUT_SHARE, _MAX_HELD_OUT_ROWS / n_samples)
         memory = self.optimiser.make_memory(n_numbers)
-        fewer = min(max(n_samples // _STEPS_PER_PASS, _MIN_BATCH), _MAX_BATCH)
-        steps = {"batch": np.array(self.batch or fewer), "rate": np.array(self.rate)}
+        default_batch = min(max(n_samples // _STEPS_PER_PASS, _MIN_BATCH), _MAX_BATCH)
+        steps = {"batch": np.array(self.batch or default_batch), "rate": np.array(self.rate)}
         return {**steps, "held_out": np.array(share), **memory}
 
     def copy_memory(self, working: Arrays) -> OptimiserMemory:
-        """Copy the memory that a pass begins with."""
+        """Copy the optimiser's memory at the start of a pass."""
         return {name: working[name].copy() for name in self.optimiser.make_memory(0)}
 
     def compute_mean_change(
-        self, state: Any, statistics: Sums, unlearnt: float
+        self, state: Any, statistics: Sums, baseline_score: float
     ) -> tuple[NDArray[np.float64] | None, Arrays]:
         """Return the mean change of Θ, and the working state of the next pass.
 
         Parameters
         ----------
         state
-            Of the fit, before the pass.
+            State of the fit before the pass.
         statistics
-            Of the pass.
-        unlearnt
-            Score of a row where nothing was learnt, nats.
+            Statistics of the pass.
+        baseline_score
+            Score per row before anything is learned, nats.
 
         Returns
         -------
         tuple
-            The change, or None where steps were so long that much of what was learnt is lost: then
-            training goes on from the best pass, with shorter ones.
+            The change, or None if the pass lost much of what was learned. In that case training
+            returns to the best pass, with a lower rate.
         """
-        history = (*state.history, compute_finite_score(statistics, unlearnt))
-        n_lost = _count_lost(unlearnt, history)
-        is_lost = n_lost > _count_lost(unlearnt, state.history)
+        history = (*state.history, compute_finite_score(statistics, baseline_score))
+        n_lost = _count_lost(baseline_score, history)
+        is_lost = n_lost > _count_lost(baseline_score, state.history)
         share = max(1 - len(history) / self.max_iter, 0.0)
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
-        longer = min(_count_tasks(sums), len(history))
-        steps = {"rate": np.array(self._compute_reduced_rate(n_lost) * share * longer)}
+        factor = min(_count_tasks(sums), len(history))
+        steps = {"rate": np.array(self._compute_reduced_rate(n_lost) * share * factor)}
         if is_lost:
-            forgot = self.optimiser.make_memory(sums["theta"].size)
-            return None, {**state.working, **steps, **forgot}
+            new_memory = self.optimiser.make_memory(sums["theta"].size)
+            return None, {**state.working, **steps, **new_memory}
         names = self.optimiser.make_memory(0)
         memory = {name: (sums[name] / n_rows).astype(np.float32) for name in names}
         return sums["theta"] / n_rows, {**state.working, **steps, **memory}
 
-    def get_convergence_criterion(self, state: Any, unlearnt: float) -> PatienceCriterion:
-        """Wait for something better; passes that were lost do not count.
+    def get_convergence_criterion(self, state: Any, baseline_score: float) -> PatienceCriterion:
+        """Return a criterion that waits for an improvement; lost passes do not count as waiting."""
+        is_lost = partial(_is_lost, baseline_score)
+        converges = not _has_diverged(state, baseline_score)
+        return PatienceCriterion(self.max_iter, self.patience, self.tol, is_lost, converges)
 
-        Parameters
-        ----------
-        state
-            Of the fit.
-        unlearnt
-            Score of a row where nothing was learnt, nats.
-        """
-        is_lost, at_rest = partial(_is_lost, unlearnt), not _has_diverged(state, unlearnt)
-        return PatienceCriterion(self.max_iter, self.patience, self.tol, is_lost, at_rest)
-
-    def make_warnings(self, state: Any, unlearnt: float) -> tuple[FitWarning, ...]:
-        """Warn if steps were too long."""
-        n_lost = _count_lost(unlearnt, state.history)
+    def make_warnings(self, state: Any, baseline_score: float) -> tuple[FitWarning, ...]:
+        """Return a warning if steps were too long."""
+        n_lost = _count_lost(baseline_score, state.history)
         if not n_lost:
             return ()
-        if _has_diverged(state, unlearnt):
+        if _has_diverged(state, baseline_score):
             rate = min(self.default_rate, self.rate / 10)
-            return (
-                FitWarning(
-                    "training diverged: no pass was better than before the first step. Take "
-                    f"shorter steps: {{rate={rate:g}}}."
-                ),
+            text = (
+                "training diverged: no pass was better than the initial parameters. Use a lower "
+                f"learning rate: {{rate={rate:g}}}."
             )
-        times = "once" if n_lost == 1 else f"{n_lost} times"
-        reduced_rate = min(self._compute_reduced_rate(n_lost), self.default_rate)
-        return (
-            FitWarning(
-                f"steps were too long at first: {times} much of what was learnt was lost, and "
-                "training went on from the best pass with shorter ones. "
-                f"{{rate={reduced_rate:.2g}}} begins with such."
-            ),
+            return (FitWarning(text),)
+        passes = "1 pass" if n_lost == 1 else f"{n_lost} passes"
+        rate = min(self._compute_reduced_rate(n_lost), self.default_rate)
+        text = (
+            f"the initial learning rate was too high: {passes} lost much of what was learned, and "
+            f"training returned to the best pass with a lower rate. Start with {{rate={rate:.2g}}}."
         )
+        return (FitWarning(text),)
 
     def _compute_reduced_rate(self, n_lost: int) -> float:
         return float(self.rate / _RATE_DIVISOR**n_lost)
 
 
 def _count_tasks(sums: Arrays) -> float:
-    """Count the tasks of a pass, fewer where some have most of the rows: (Σ n)² / Σ n²."""
+    """Return the effective number of tasks of a pass, (Σ n)² / Σ n² for tasks of n rows."""
     return max(float(sums["n_fitted"]) ** 2 / max(float(sums["n_fitted_squared"]), 1.0), 1.0)
 
 
-def _has_diverged(state: Any, unlearnt: float) -> bool:
+def _has_diverged(state: Any, baseline_score: float) -> bool:
     """Return whether no pass improved the score of the initial parameters."""
     history = state.history or (-math.inf,)
     gained = max(history) - history[0]
-    return _count_lost(unlearnt, history) > 0 and not gained > _MIN_LOST_SHARE * abs(unlearnt)
+    n_lost = _count_lost(baseline_score, history)
+    return n_lost > 0 and not gained > _MIN_LOST_SHARE * abs(baseline_score)
 
 
-def _count_lost(unlearnt: float, history: Sequence[float]) -> int:
-    """Count the passes that were lost."""
+def _count_lost(baseline_score: float, history: Sequence[float]) -> int:
+    """Count the passes that lost much of what was learned."""
     bests = accumulate(history, max)
-    return sum(_is_lost(unlearnt, *pair) for pair in zip(bests, history[1:], strict=False))
+    return sum(_is_lost(baseline_score, *pair) for pair in zip(bests, history[1:], strict=False))
 
 
-def _is_lost(unlearnt: float, best: float, score: float) -> bool:
+def _is_lost(baseline_score: float, best: float, score: float) -> bool:
     """Return whether the score fell far, relative to the gain so far and the possible gain."""
-    most = _MAX_LOST_SHARE * max(best - unlearnt, 0.0) + _MIN_LOST_SHARE * abs(unlearnt)
-    return best - score > most
+    gain = max(best - baseline_score, 0.0)
+    return best - score > _MAX_LOST_SHARE * gain + _MIN_LOST_SHARE * abs(baseline_score)
 
 
-def compute_finite_score(statistics: Sums, unlearnt: float) -> float:
-    """Return the mean score of the rows that judge a pass; a very low value if it is not finite."""
+def compute_finite_score(statistics: Sums, baseline_score: float) -> float:
+    """Return the mean score of the rows that score a pass; very low if it is not finite."""
     score = statistics.objective / max(int(statistics.values["n_judged"]), 1)
-    return score if math.isfinite(score) else 10 * unlearnt - 10
+    return score if math.isfinite(score) else 10 * baseline_score - 10
 
 
 def train_on_blocks(
     learner: GradientLearner,
-    score: ScoreRows,
+    score_rows: ScoreRows,
     blocks: Iterable[BinaryBlock],
     working: Arrays,
     rng: RowRandom,
 ) -> StepSums | None:
-    """Step through the rows of a task; None where there are none.
+    """Take steps through the rows of a task; return None if it has no rows.
 
     Parameters
     ----------
     learner
-        At the beginning of the pass; it is changed.
-    score
-        Gives nats of rows by the parameters of that beginning, (n_samples,).
+        Learner at the start of the pass; it is changed in place.
+    score_rows
+        Returns the score of each row of a batch, (n_samples,), nats, at the parameters at the start
+        of the pass.
     blocks
         The rows.
     working
-        Rows of a batch, and the share of rows that no step is taken with.
+        Working state: rows per step, and the held-out share.
     rng
-        Of the pass.
+        Draws of the pass.
 
     Returns
     -------
-    Steps
-        The change of Θ (`theta`) and the optimiser's memory, times the rows that steps were taken
-        with (`n_fitted`), and the square of their number. The objective is the score, summed over
-        `n_judged` rows.
+    StepSums
+        The change of Θ (`theta`) and the optimiser's memory, each times the number of rows that
+        steps were taken with (`n_fitted`), and the square of this number. The objective is the sum
+        of the scores of `n_judged` rows.
     """
-    before, judged, n_rows = learner.theta.copy(), _ValidationRows(), 0
+    before, scored, n_rows = learner.theta.copy(), _ScoredRows(), 0
     held_out = float(working["held_out"])
     for batch in iter_batches(blocks, int(working["batch"]), rng):
-        apart = is_held_out(batch.rows, held_out, rng.seed)
-        judged.add(take_batch_rows(batch, np.flatnonzero(apart if held_out else ~apart)))
-        learner.step(batch, np.flatnonzero(~apart))
+        is_out = is_held_out(batch.rows, held_out, rng.seed)
+        scored.add(take_batch_rows(batch, np.flatnonzero(is_out if held_out else ~is_out)))
+        learner.step(batch, np.flatnonzero(~is_out))
         n_rows += len(batch.rows)
     if not n_rows:
         return None
-    n_judged, nats = judged.score(score)
+    n_scored, nats = scored.score(score_rows)
     means = {"theta": learner.theta.astype(np.float64) - before, **learner.memory}
     values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
-    counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_judged)}
+    counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_scored)}
     values["n_fitted_squared"] = np.array(float(learner.n_rows) ** 2)
     return StepSums(n_rows, nats, {**values, **counts})
 
 
-class _ValidationRows:
-    """Rows that a pass is judged by, kept until its last batch: scored at once they cost less."""
+class _ScoredRows:
+    """Rows that score a pass, collected until its last batch: scoring them together is cheaper."""
 
     def __init__(self) -> None:
-        self._whole: list[TrainingBatch] = []
+        self._complete: list[TrainingBatch] = []
         self._masked: list[TrainingBatch] = []
 
     def add(self, batch: TrainingBatch) -> None:
-        """Take rows."""
-        (self._whole if batch.observed is None else self._masked).append(batch)
+        """Add the rows of a batch."""
+        (self._complete if batch.observed is None else self._masked).append(batch)
 
-    def score(self, score: ScoreRows) -> tuple[int, float]:
-        """Count the rows, and sum their scores."""
-        scores = [
-            score(concatenate_batches(parts)) for parts in (self._whole, self._masked) if parts
-        ]
+    def score(self, score_rows: ScoreRows) -> tuple[int, float]:
+        """Return the number of rows, and the sum of their scores."""
+        groups = (self._complete, self._masked)
+        scores = [score_rows(concatenate_batches(parts)) for parts in groups if parts]
         return sum(map(len, scores)), float(sum(nats.sum() for nats in scores))

@@ -8,7 +8,7 @@ Fit by gradient steps on Σ_i x_i log x̂_i + (1 − x_i) log(1 − x̂_i), or o
 error. `sparsity` λ subtracts λ Σ_j h_j (`l1`) or λ Σ_j KL(ρ ‖ h̄_j) (`kl`), where h̄_j is the mean
 of h_j over a batch and ρ is `target`. With `corruption`, bits of the input are flipped or masked
 and the clean row is the target (P. Vincent et al., JMLR 11, 2010). `pipeline.learning.training`
-describes the steps. Passes are judged by the score of clean rows, minus the penalty.
+describes the steps. Passes are scored on clean rows, minus the penalty.
 
 Missing values are left out of the score, and count as 0 in Wᵀx. Codes of rows with many missing
 values are therefore not comparable with codes of rows with few.
@@ -40,9 +40,11 @@ from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.layered import (
+from pipeline.learning.training import train_on_blocks
+from pipeline.models.gradient import (
     DEFAULT_RATES,
     Corruption,
+    GradientModel,
     NetworkLearner,
     compute_baseline_score,
     convert_batch_to_float32,
@@ -50,8 +52,6 @@ from pipeline.learning.layered import (
     draw_first_layer,
     score_reconstructions,
 )
-from pipeline.learning.training import train_on_blocks
-from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.layered_network import (
@@ -73,13 +73,13 @@ Array = NDArray[np.float64]
 
 MAX_DEFAULT_COMPONENTS = 64
 """Largest number of hidden units that is chosen if none is given."""
-_MIN_MEAN_ACTIVATION = 1e-6  # nearer to 0 or 1, the penalty `kl` has the slope it has here
+_MIN_MEAN_ACTIVATION = 1e-6  # nearer to 0 or 1, the gradient of the penalty `kl` is constant
 _SMOOTHING = 0.5
 
 
 @dataclass(frozen=True)
 class AutoencoderParams:
-    """Parameters; the table in the module docstring gives their shapes."""
+    """Parameters; the module's table gives shapes."""
 
     weights: Array = array_field("feature", "component")
     visible_biases: Array = array_field("feature")
@@ -91,7 +91,7 @@ class AutoencoderParams:
         return (Layer(self.weights, self.visible_biases, self.hidden_biases),)
 
     def add_change(self, change: Array) -> AutoencoderParams:
-        """Return the parameters plus a change, which is ordered as in `flatten_layers`."""
+        """Return the parameters plus a change, ordered as in `flatten_layers`."""
         sizes = self.weights.shape
         (layer,) = split_into_layers(flatten_layers(self.layers) + change, sizes)
         return AutoencoderParams(*layer)
@@ -172,7 +172,7 @@ class Autoencoder(GradientModel):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> StepSums | None:
-        """Take steps through a task's rows; return the change and the judged score."""
+        """Take steps through a task's rows; return the change and the score."""
         fill = partial(self._fill_gradient, rng.stream("corruption"))
         learner = NetworkLearner(self._training, working, params.layers, fill)
         before = split_into_layers(learner.theta.copy(), params.weights.shape)

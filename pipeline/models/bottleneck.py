@@ -5,7 +5,7 @@ number, the mean is μ_y + σ_y o (M. Sugiyama, "Introduction to statistical mac
 36.2: dimensionality reduction by a three-layer network that is trained to predict the output).
 
 Fit by maximum likelihood (least squares for a number), in gradient steps on batches
-(back-propagation); `pipeline.learning.training` describes the steps. Passes are judged by the
+(back-propagation); `pipeline.learning.training` describes the steps. The score of a pass is the
 held-out log P(y | x), or −(y − ŷ)² / 2σ_y² for a number.
 
 Missing values are replaced by the mean of their feature. This is right if they are missing at
@@ -45,7 +45,7 @@ from scipy.special import softmax
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.training import Optimiser, OptimiserMemory, train_on_blocks
+from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -69,14 +69,13 @@ from pipeline.statistics.labels import (
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
-Singles = NDArray[np.float32]
 
 _DEFAULT_COMPONENTS = 10
 
 
 @dataclass(frozen=True)
 class BottleneckParams:
-    """Parameters; the table in the module docstring gives their shapes."""
+    """Parameters; the module's table gives shapes."""
 
     weights: Array = array_field("feature", "component")
     biases: Array = array_field("component")
@@ -122,7 +121,7 @@ class BottleneckParams:
 
     @property
     def baseline_score(self) -> float:
-        """Expected score per row of outputs that ignore the row, nats."""
+        """Mean score per row if the outputs ignored the row, nats."""
         if self.shares is None:
             return -0.5
         return float((self.shares * np.log(self.shares)).sum())
@@ -155,7 +154,7 @@ class Bottleneck(GradientModel):
         super().__post_init__()
         if not self.column:
             raise FitError(
-                "{column} is empty. Give the name of a per-row column.", parameter="column"
+                "{column} is empty. Set it to the name of a per-row column.", parameter="column"
             )
 
     def list_required_columns(self) -> tuple[str, ...]:
@@ -177,7 +176,7 @@ class Bottleneck(GradientModel):
         return f"first, labels {self.column}"
 
     def initialize(self, first: LabelCounts, rng: np.random.Generator) -> FitState:
-        """Start from outputs that hardly depend on the row, with random weights.
+        """Start from random weights with outputs that hardly depend on the row.
 
         Raises
         ------
@@ -204,20 +203,20 @@ class Bottleneck(GradientModel):
         n_different, (n_texts, n_fractions) = len(first.values), first.kinds
         if n_different < 2:
             self._refuse_equal_labels(n_different)
-        is_many = n_different > MAX_CATEGORIES
+        has_many = n_different > MAX_CATEGORIES
         if kind == "number" and n_texts:
             raise FitError(
                 f"{{kind=number}} needs numbers, but column {column!r} has texts. Keep the column "
                 "as numbers, for example from a Parquet or NPZ file.",
                 parameter="kind",
             )
-        if kind == "number" or (kind == "auto" and not n_texts and (n_fractions or is_many)):
+        if kind == "number" or (kind == "auto" and not n_texts and (n_fractions or has_many)):
             return False
-        if is_many:
-            numbers = "" if n_texts else ", or use {kind=number}"
+        if has_many:
+            alternative = "" if n_texts else ", or use {kind=number}"
             raise FitError(
                 f"Column {column!r} has more than {MAX_CATEGORIES:,} different labels. Choose "
-                f"another {{column}}{numbers}.",
+                f"another {{column}}{alternative}.",
                 parameter="column",
             )
         return True
@@ -266,7 +265,7 @@ class Bottleneck(GradientModel):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> StepSums | None:
-        """Take steps through the labelled rows; return the change and the judged score."""
+        """Take steps through a task's labelled rows; return the change and the score."""
         training, rate = self._training, float(working["rate"])
         memory = training.copy_memory(working)
         learner = BottleneckLearner(params, self.column, training.optimiser, memory, rate)
@@ -275,9 +274,9 @@ class Bottleneck(GradientModel):
 
     def _iter_labelled_rows(self, blocks: Iterator[BinaryBlock]) -> Iterator[BinaryBlock]:
         for block in blocks:
-            known = np.isfinite(convert_labels_to_numbers(get_labels(block, self.column)))
-            if known.any():
-                yield block if known.all() else block.take_rows(np.flatnonzero(known))
+            is_labelled = np.isfinite(convert_labels_to_numbers(get_labels(block, self.column)))
+            if is_labelled.any():
+                yield block if is_labelled.all() else block.take_rows(np.flatnonzero(is_labelled))
 
     def _score_scale(self, params: BottleneckParams) -> float:
         return params.baseline_score
@@ -311,18 +310,8 @@ class Bottleneck(GradientModel):
         return params.categories
 
 
-class BottleneckLearner:
-    """The parameters while a task takes steps, in single precision.
-
-    Attributes
-    ----------
-    theta
-        Θ, (n_numbers,).
-    memory
-        Memory of the optimizer.
-    n_rows
-        Number of rows that steps were taken with.
-    """
+class BottleneckLearner(GradientLearner):
+    """The parameters Θ, (n_numbers,), while a task takes steps."""
 
     def __init__(
         self,
@@ -333,30 +322,19 @@ class BottleneckLearner:
         rate: float,
     ) -> None:
         """Start from `params`; `memory` is changed in place."""
-        self.theta: Singles = params.theta.astype(np.float32)
-        self.memory, self.n_rows = memory, 0
+        super().__init__(params.theta.astype(np.float32), optimiser, memory, rate)
         self._params, self._column = params, column
-        self._optimiser, self._rate = optimiser, rate
         self._means = params.means.astype(np.float32)
         self._network = params.network.unflatten(self.theta)  # views, which change with Θ
 
-    def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
-        """Take a step with some rows of a batch, if there are any."""
-        if not len(at):
-            return
-        labels = _get_batch_labels(batch, self._column)[at]
+    def _take_step(self, batch: TrainingBatch) -> None:
+        labels = _get_batch_labels(batch, self._column)
         targets = self._params.make_targets(labels).astype(np.float32)
+        X = batch.X - self._means
+        inputs = X if batch.observed is None else X * batch.observed
         with np.errstate(all="ignore"):  # the score reveals training that diverges
-            gradient = score_gradient(
-                self._network, self._inputs(batch, at), targets, self._params.is_category
-            )
+            gradient = score_gradient(self._network, inputs, targets, self._params.is_category)
         self._optimiser.step(self.theta, gradient.flatten(), self.memory, self._rate)
-        self.n_rows += len(at)
-
-    def _inputs(self, batch: TrainingBatch, at: NDArray[np.int64]) -> Singles:
-        """Return the values minus the means of their features, 0 where missing."""
-        X = batch.X[at] - self._means
-        return X if batch.observed is None else X * batch.observed[at]
 
 
 def _get_batch_labels(batch: TrainingBatch, column: str) -> Array:

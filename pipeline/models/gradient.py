@@ -1,29 +1,65 @@
-"""Base class of the models that learn by gradient steps on batches.
+"""Base class of models that learn by gradient steps on batches, and tools for layered networks.
 
-`pipeline.learning.training` describes how steps are taken and passes are judged.
+`pipeline.learning.training` describes the steps and how passes are scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logit
 
 from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
+from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.convergence import ConvergenceCriterion
-from pipeline.learning.training import GradientTraining, compute_finite_score
+from pipeline.learning.training import (
+    Arrays,
+    GradientLearner,
+    GradientTraining,
+    compute_finite_score,
+)
 from pipeline.models.base import Model
 from pipeline.models.settings import setting
 from pipeline.models.state import FitState
+from pipeline.numerics.logistic.logistic_units import fill_draws, row_states
+from pipeline.numerics.networks.gradient_steps import apply_centred_step
+from pipeline.numerics.networks.layered_network import (
+    Layer,
+    Layers,
+    flatten_layers,
+    negative_cross_entropies,
+    negative_squared_errors,
+    propagate_down,
+    propagate_up,
+    split_into_layers,
+)
+from pipeline.random import RowRandom
 from pipeline.statistics.sums import StepSums
+
+Array = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Corruption = Literal["none", "flip", "mask"]
+FillGradient = Callable[[TrainingBatch, Layers, Layers], tuple[Singles, Singles] | None]
+"""Function of a batch, layers, and their gradient summed over rows, which it fills in.
+
+If the gradient of a single layer is centred, the function returns the means below and above.
+"""
+
+DEFAULT_RATES = {"adam": 0.03, "momentum": 0.1}
+"""Default initial learning rate for reconstruction losses, by optimizer."""
+CONTRASTIVE_RATES = {"adam": 0.01, "momentum": 0.05}
+"""Default initial learning rate for contrastive divergence, by optimizer."""
+_STEEPNESS = 4.0  # the slope of a sigmoid is ¼; with flatter curves, signals fade between layers
 
 
 @dataclass(frozen=True)
 class GradientModel(Model):
-    """Settings and central step shared by these models.
+    """Settings and central step of models that learn by gradient steps.
 
     A subclass implements `initialize` (see `_make_initial_state`), `learn`, `transform`, and the
     two hooks `_score_scale` and `_diagnose`.
@@ -35,7 +71,7 @@ class GradientModel(Model):
     rate
         Initial learning rate; it decays to 0. None picks one for the optimizer.
     optimizer
-        How a gradient becomes a step.
+        Rule that turns gradients into steps.
     momentum
         Share of the running mean gradient that is kept from step to step.
     patience
@@ -87,7 +123,7 @@ class GradientModel(Model):
         n_numbers
             Number of learned values.
         baseline_score
-            Score per row before anything is learned, nats; kept as `working["unlearnt"]`.
+            Score per row before anything is learned, nats; stored as `working["unlearnt"]`.
         warnings
             Warnings about the data.
         """
@@ -106,9 +142,8 @@ class GradientModel(Model):
         self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Apply the mean change of all tasks, or return to the best pass; reduce the rate."""
-        unlearnt = float(state.working["unlearnt"])
         change, working = self._get_stage_training(state).compute_mean_change(
-            state, statistics, unlearnt
+            state, statistics, float(state.working["unlearnt"])
         )
         params = state.best if change is None else self._move_params(state, change)
         return replace(state, params=params, working=working)
@@ -126,7 +161,7 @@ class GradientModel(Model):
         raise NotImplementedError
 
     def finish(self, state: FitState, statistics: Any) -> FitState:
-        """Add the diagnostics, and warnings about steps that were too long."""
+        """Add the diagnostics, and a warning if the learning rate was too high."""
         return replace(self._add_training_warnings(state), diagnostics=self._diagnose(state))
 
     def _diagnose(self, state: FitState) -> dict[str, Any]:
@@ -139,3 +174,119 @@ class GradientModel(Model):
             state, float(state.working["unlearnt"])
         )
         return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *warnings))))
+
+
+class NetworkLearner(GradientLearner):
+    """The parameters of layers while a task takes steps, ordered as in `flatten_layers`."""
+
+    def __init__(
+        self, training: GradientTraining, working: Arrays, layers: Layers, fill: FillGradient
+    ) -> None:
+        theta = flatten_layers(layers).astype(np.float32)
+        memory, sizes = training.copy_memory(working), count_units(layers)
+        super().__init__(theta, training.optimiser, memory, float(working["rate"]))
+        self._fill, self._gradient, self._move = fill, np.empty_like(theta), np.empty_like(theta)
+        self._layers, self._gradients, self._moves = (
+            split_into_layers(flat, sizes) for flat in (theta, self._gradient, self._move)
+        )
+
+    def _take_step(self, batch: TrainingBatch) -> None:
+        around = self._fill(batch, self._layers, self._gradients)
+        self._gradient /= np.float32(len(batch.X))
+        self._move[:] = 0
+        self._optimiser.step(self._move, self._gradient, self.memory, self._rate)
+        if around is None:
+            self.theta += self._move
+        else:
+            apply_centred_step(self._layers[0], self._moves[0], *around)
+
+
+def draw_first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
+    """Draw initial weights, with biases that reproduce the margins.
+
+    For the mean row, units above are near ½ and reconstructions are near `shares`.
+
+    Parameters
+    ----------
+    shares
+        Share of ones of each unit below, (n_below,).
+    n_above
+        Number of units above.
+    rng
+        Generator of the weights.
+    """
+    spread = _STEEPNESS / np.sqrt(len(shares) + n_above)
+    weights = spread * rng.standard_normal((len(shares), n_above))
+    return Layer(weights, logit(shares) - weights.sum(axis=1) / 2, -shares @ weights)
+
+
+def compute_baseline_score(shares: Array, observed: Array, *, squared: bool = False) -> float:
+    """Return the mean score per row if every row is reconstructed by the shares of ones, in nats.
+
+    Parameters
+    ----------
+    shares
+        Share of ones of each unit, (n_units,).
+    observed
+        Share of rows in which each unit is observed, (n_units,).
+    squared
+        As in `score_reconstructions`.
+    """
+    if squared:
+        return float(-0.5 * observed @ (shares * (1 - shares)))
+    return float(observed @ (shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
+
+
+def count_units(layers: Layers) -> tuple[int, ...]:
+    """Return the number of units of each layer, the features first."""
+    return (len(layers[0].visible), *(len(layer.hidden) for layer in layers))
+
+
+def convert_batch_to_float32(batch: TrainingBatch) -> tuple[Singles, Singles | None]:
+    """Return the values, 0 where missing, and the mask: (n_samples, n_features) each."""
+    X = batch.X.astype(np.float32)
+    if batch.observed is None:
+        return X, None
+    mask = batch.observed.astype(np.float32)
+    return X * mask, mask
+
+
+def score_reconstructions(
+    layers: Layers, X: NDArray[Any], mask: NDArray[Any] | None, *, squared: bool = False
+) -> Array:
+    """Compute the reconstruction log-likelihood of each row, in nats, (n_samples,).
+
+    This is minus the cross-entropy. If `squared`, it is minus half the squared error: the
+    log-likelihood of Gaussians of variance 1, up to a constant.
+    """
+    inputs = propagate_down(layers, propagate_up(layers, X)[-1])[-1]
+    return (negative_squared_errors if squared else negative_cross_entropies)(inputs, X, mask)
+
+
+def corrupt_bits(
+    X: Singles,
+    mask: Singles | None,
+    kind: Corruption,
+    share: float,
+    rows: NDArray[np.int64],
+    draws: RowRandom,
+) -> Singles:
+    """Flip or mask a share of the bits, drawn by keys of the rows; missing values stay 0.
+
+    Parameters
+    ----------
+    X, mask
+        Values and mask from `convert_batch_to_float32`.
+    kind, share
+        Kind of corruption, and share of the bits.
+    rows
+        Original numbers of the rows, (n_samples,).
+    draws
+        Draws of the pass.
+    """
+    if kind == "none":
+        return X
+    hit = np.empty_like(X)
+    fill_draws(np.full_like(X, logit(share)), X.shape[1], row_states(draws.key, rows), 0, hit)
+    corrupted = np.abs(X - hit) if kind == "flip" else X * (1 - hit)
+    return corrupted if mask is None else corrupted * mask

@@ -10,9 +10,9 @@ layers below: as autoencoders by cross-entropy (figure 36.10), or as restricted 
 by contrastive divergence (figure 36.13). Above the first layer the inputs are probabilities. The
 last stage follows the gradient of Σ_i x_i log x̂_i + (1 − x_i) log(1 − x̂_i) in all parameters, by
 back-propagation. Input bits are masked so that the network does not memorize the rows (P. Vincent
-et al., JMLR 11, 2010). `pipeline.learning.training` describes the steps; every stage is judged by
-how well its layers reconstruct clean rows. `pretrain=0` skips the first L stages and starts from
-random weights.
+et al., JMLR 11, 2010). `pipeline.learning.training` describes the steps; the score of a pass is how
+well the trained layers reconstruct clean rows. `pretrain=0` skips the first L stages and starts
+from random weights.
 
 Missing values are left out of the score, and count as 0 in W_1ᵀx.
 
@@ -44,11 +44,13 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.layered import (
+from pipeline.learning.training import GradientTraining, train_on_blocks
+from pipeline.models.gradient import (
     CONTRASTIVE_RATES,
     DEFAULT_RATES,
     Corruption,
-    FillSlopes,
+    FillGradient,
+    GradientModel,
     NetworkLearner,
     compute_baseline_score,
     convert_batch_to_float32,
@@ -57,8 +59,6 @@ from pipeline.learning.layered import (
     draw_first_layer,
     score_reconstructions,
 )
-from pipeline.learning.training import GradientTraining, train_on_blocks
-from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import row_states
@@ -91,7 +91,7 @@ _SMOOTHING = 0.5
 
 @dataclass(frozen=True)
 class StackParams:
-    """Parameters; the table in the module docstring gives their shapes."""
+    """Parameters; the module's table gives shapes."""
 
     weights: tuple[Array, ...] = layer_arrays_field("below", "above")
     visible_biases: tuple[Array, ...] = layer_arrays_field("below")
@@ -184,7 +184,7 @@ class Stack(GradientModel):
         if self.layers is not None:
             return (n_features, *self.layers)
         n_codes = self.n_components or min(n_features, MAX_DEFAULT_COMPONENTS)
-        between = (max(n_codes, min(n_features, usual)) for usual in _DEFAULT_LAYERS)
+        between = (max(n_codes, min(n_features, size)) for size in _DEFAULT_LAYERS)
         return (n_features, *between, n_codes)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
@@ -204,27 +204,27 @@ class Stack(GradientModel):
         observed, ones = pool_margins(first)
         sizes = self._sizes(len(ones))
         _check_growth(sizes)
-        shares_of_features = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
-        below = [shares_of_features, *(np.full(size, 0.5) for size in sizes[1:-1])]
+        feature_shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
+        below = [feature_shares, *(np.full(size, 0.5) for size in sizes[1:-1])]
         layers = [draw_first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
-        unlearnt = compute_baseline_score(below[0], observed / first.n_samples)
+        baseline = compute_baseline_score(below[0], observed / first.n_samples)
         state = FitState(
             StackParams.from_layers(layers),
-            auxiliary={"unlearnt": np.array(unlearnt), "n_samples": np.array(first.n_samples)},
+            auxiliary={"unlearnt": np.array(baseline), "n_samples": np.array(first.n_samples)},
             warnings=make_constant_feature_warnings(observed, ones),
         )
         return self._begin_stage(state, 0 if self.pretrain else len(layers))
 
     def _begin_stage(self, state: FitState, stage: int) -> FitState:
-        sizes, unlearnt = state.params.sizes, state.auxiliary["unlearnt"]
+        sizes, baseline = state.params.sizes, state.auxiliary["unlearnt"]
         n_samples = int(state.auxiliary["n_samples"])
         _, trained = state.params.split_at_stage(stage)
         if 0 < stage < len(sizes) - 1:
-            unlearnt = np.array(-sizes[stage] * np.log(2))
+            baseline = np.array(-sizes[stage] * np.log(2))
         working = self._stage_training(stage, sizes).make_working_state(
             n_samples, len(flatten_layers(trained))
         )
-        return replace(state, working={**working, "stage": np.array(stage), "unlearnt": unlearnt})
+        return replace(state, working={**working, "stage": np.array(stage), "unlearnt": baseline})
 
     def warm_start(self, state: FitState, params: StackParams) -> FitState:
         """Start the last stage from the parameters of an earlier fit.
@@ -250,11 +250,11 @@ class Stack(GradientModel):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> StepSums | None:
-        """Take steps through a task's rows; return the change and the judged score."""
+        """Take steps through a task's rows; return the change and the score."""
         stage = int(working["stage"])
         (below, trained), is_last = params.split_at_stage(stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
-        fill: FillSlopes = partial(self._fill_reconstruction, below, rng.stream("corruption"))
+        fill: FillGradient = partial(self._fill_reconstruction, below, rng.stream("corruption"))
         if self.block == "rbm" and not is_last:
             fill = partial(_fill_contrast, below, rng.stream("hidden"))
         learner = NetworkLearner(self._stage_training(stage, params.sizes), working, trained, fill)

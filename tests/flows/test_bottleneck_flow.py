@@ -179,7 +179,7 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
             (),
             "has only one segment, so segments cannot be predicted. Choose a per-row column by",
         ),
-        (("column=",), "column is empty. Give the name of a per-row column"),
+        (("column=",), "column is empty. Set it to the name of a per-row column"),
         (
             ("column=sex",),
             "there is no per-row column 'sex'. It has: kind, number, size, same, none, split.",
@@ -220,7 +220,7 @@ def test_training_that_diverges_is_told(cli, folder):
     told, stopped = done.json["warnings"]
     assert "training diverged" in told
     assert "stopped before converging, after 5 passes" in stopped
-    assert "Take shorter steps: --set rate=0.05." in told
+    assert "Use a lower learning rate: --set rate=0.05." in told
     assert not done.json["converged"]
 
 

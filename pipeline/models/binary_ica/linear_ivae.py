@@ -7,8 +7,11 @@ A. Hyvärinen, "Variational Autoencoders and Nonlinear ICA", AISTATS 2020, made 
 
 Fit: gradient steps on the lower bound of log P(x) under a normal q(z | x, u), whose mean and
 log-variances are affine in the row and its segment. Each row gets one draw of z per step.
-`pipeline.learning.training` takes the steps and judges them. `lower_bound` is computed without
-draws.
+`pipeline.learning.training` describes the steps.
+
+The bound on log P(x) is E_q log P(x | z) − KL(q ‖ N(μ, diag d)). `lower_bound` is computed without
+draws: it has a closed form except for an expectation over each logit a_iᵀz + c_i, which is normal
+under q.
 
 ==========  ================  ==============================================
 symbol      field             shape
@@ -44,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy
@@ -54,22 +57,11 @@ from scipy.special import expit, logit
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.segments import draw_segments
 from pipeline.errors import FitError
-from pipeline.learning.batches import TrainingBatch, take_batch_rows
-from pipeline.learning.layered import compute_baseline_score
-from pipeline.learning.training import (
-    Optimiser,
-    OptimiserMemory,
-    compute_finite_score,
-    train_on_blocks,
-)
-from pipeline.models.binary_ica.affine_vae import (
-    AffineVAE,
-    VAEBatch,
-    lower_bound_gradient,
-    row_lower_bounds,
-)
-from pipeline.models.gradient import GradientModel
+from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
+from pipeline.models.gradient import GradientModel, compute_baseline_score
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.logistic.logistic_units import mean_softplus
 from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import array_field
@@ -78,9 +70,9 @@ from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warn
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
-Singles = NDArray[np.float32]
 Bits = NDArray[np.uint8]
 Index = NDArray[np.int64]
+Numbers = NDArray[Any]
 
 _DEFAULT_COMPONENTS = 2
 _SMOOTHING = 0.5
@@ -88,7 +80,7 @@ _SMOOTHING = 0.5
 
 @dataclass(frozen=True)
 class LinearIVAEParams:
-    """Parameters; the module's table gives shapes. Segments are those with rows."""
+    """Parameters, for segments that have rows; the module's table gives shapes."""
 
     mixing: Array = array_field("feature", "component")
     offsets: Array = array_field("feature")
@@ -129,7 +121,7 @@ class LinearIVAEParams:
         )
 
     def add_change(self, change: Array) -> LinearIVAEParams:
-        """Add a change to all learnt parameters, laid out as by `AffineVAE.flatten`."""
+        """Add a change to all learned parameters, ordered as in `AffineVAE.flatten`."""
         moved = self.vae.unflatten(self.vae.flatten() + change)._asdict()
         variances = np.exp(moved.pop("log_variances"))
         return replace(self, **moved, source_variances=variances)
@@ -176,7 +168,7 @@ class LinearIVAE(GradientModel):
     }
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the parameters with gradient and optimiser memory, and of a batch, per task."""
+        """Return the bytes of each task's parameters, gradient, optimizer memory and batch."""
         n_components = self.n_components or _DEFAULT_COMPONENTS
         numbers = (3 * n_features + 4 * n_segments) * n_components + n_features
         units = 40 * (self.batch or 100) * (n_features + n_components)
@@ -196,11 +188,9 @@ class LinearIVAE(GradientModel):
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         params = self._draw_first_params(first, shares, rng)
         baseline = compute_baseline_score(shares, observed / first.n_samples)
-        working = self._training.make_working_state(first.n_samples, params.vae.flatten().size)
-        initial_state = {**working, "unlearnt": np.array(baseline)}
-        return FitState(
-            params, initial_state, warnings=make_constant_feature_warnings(observed, ones)
-        )
+        n_numbers = params.vae.flatten().size
+        warnings = make_constant_feature_warnings(observed, ones)
+        return self._make_initial_state(params, first.n_samples, n_numbers, baseline, warnings)
 
     def _check_shape(self, n_features: int, n_segments: int) -> None:
         if n_segments < 2:
@@ -243,15 +233,14 @@ class LinearIVAE(GradientModel):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> StepSums | None:
-        """Train on the rows; return the change of all parameters and the bound of held-out rows."""
+        """Take steps through a task's rows; return the change and the bound of held-out rows."""
         training, rate = self._training, float(working["rate"])
         memory, draws = training.copy_memory(working), rng.stream("codes")
         learner = _IVAELearner(params, training.optimiser, memory, rate, draws)
         return train_on_blocks(learner, partial(_score_rows, params), blocks(), working, rng)
 
-    def objective(self, params: LinearIVAEParams, statistics: StepSums) -> float:
-        """Return the mean bound of a held-out row, in nats."""
-        return compute_finite_score(statistics, -len(params.offsets))
+    def _score_scale(self, params: LinearIVAEParams) -> float:
+        return -len(params.offsets)
 
     def finish(self, state: FitState, statistics: StepSums) -> FitState:
         """Normalise the columns, and add diagnostics and warnings."""
@@ -263,11 +252,8 @@ class LinearIVAE(GradientModel):
         self, params: LinearIVAEParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Compute the mean and variance of q(z | x, u), (n_samples, n_components) each."""
-        vae, X, observed = (
-            params.segment_vae(block.segment),
-            block.unpack_values(),
-            block.unpack_mask(),
-        )
+        vae = params.segment_vae(block.segment)
+        X, observed = block.unpack_values(), block.unpack_mask()
         encoders = ((vae.code_weights, vae.code_offsets), (vae.spread_weights, vae.spread_offsets))
         mean, log_variance = (
             affine_outputs(weights, offsets[0] - params.means @ weights, params.means, X, observed)
@@ -307,18 +293,8 @@ class LinearIVAE(GradientModel):
         return probabilities
 
 
-class _IVAELearner:
-    """Parameters during the batches of a task, in single precision.
-
-    Attributes
-    ----------
-    theta
-        All learnt parameters, (n_numbers,).
-    memory
-        Memory of the optimiser.
-    n_rows
-        Number of rows used in steps.
-    """
+class _IVAELearner(GradientLearner):
+    """All learned parameters, (n_numbers,), while a task takes steps."""
 
     def __init__(
         self,
@@ -329,27 +305,22 @@ class _IVAELearner:
         draws: RowRandom,
     ) -> None:
         """Start with the given parameters; `memory` is changed in place."""
-        self.theta: Singles = params.vae.flatten().astype(np.float32)
-        self.memory, self.n_rows = memory, 0
-        self._params, self._optimiser, self._rate, self._draws = params, optimiser, rate, draws
+        super().__init__(params.vae.flatten().astype(np.float32), optimiser, memory, rate)
+        self._params, self._draws = params, draws
         self._vae = params.vae.unflatten(self.theta)  # views of Θ, which change with it
 
-    def step(self, batch: TrainingBatch, places: NDArray[np.int64]) -> None:
-        """Take a step with some rows of a batch; do nothing without rows."""
-        if not len(places):
-            return
-        rows = _select_known_rows(self._params, take_batch_rows(batch, places), np.float32)
-        noise = self._draws.normal(batch.rows[places], self._vae.mixing.shape[1])
-        with np.errstate(all="ignore"):  # diverging training shows in its score
+    def _take_step(self, batch: TrainingBatch) -> None:
+        rows = _make_batch_rows(self._params, batch, np.float32)
+        noise = self._draws.normal(batch.rows, self._vae.mixing.shape[1])
+        with np.errstate(all="ignore"):  # the score reveals training that diverges
             gradient = lower_bound_gradient(self._vae, rows, noise.astype(np.float32))
         self._optimiser.step(self.theta, gradient.flatten(), self.memory, self._rate)
-        self.n_rows += len(places)
 
 
-def _select_known_rows(
+def _make_batch_rows(
     params: LinearIVAEParams, batch: TrainingBatch, dtype: type[Any] = np.float64
 ) -> VAEBatch:
-    """Return the rows of a batch whose segments were fitted, as numbers of the given dtype."""
+    """Return the rows of a batch, whose segments must have been fitted, as numbers of a dtype."""
     places = np.searchsorted(params.segments, batch.segments)
     return _make_rows(params.means, batch.X, batch.observed, places, dtype)
 
@@ -361,10 +332,121 @@ def _make_rows(
     inputs = values - means.astype(dtype)
     if observed is None:
         return VAEBatch(values, inputs, None, places)
-    seen = observed.astype(dtype)
-    return VAEBatch(values * seen, inputs * seen, seen, places)
+    mask = observed.astype(dtype)
+    return VAEBatch(values * mask, inputs * mask, mask, places)
 
 
 def _score_rows(params: LinearIVAEParams, batch: TrainingBatch) -> Array:
     with np.errstate(all="ignore"):
-        return row_lower_bounds(params.vae, _select_known_rows(params, batch))
+        return row_lower_bounds(params.vae, _make_batch_rows(params, batch))
+
+
+class AffineVAE(NamedTuple):
+    """Parameters, or their gradient, all of one dtype.
+
+    Attributes
+    ----------
+    mixing, offsets
+        A, (n_features, n_components), and c, (n_features,).
+    code_weights, spread_weights
+        W and V, (n_features, n_components).
+    code_offsets, spread_offsets
+        w and v, (n_segments, n_components).
+    source_means, log_variances
+        μ and log d, (n_segments, n_components).
+    """
+
+    mixing: Numbers
+    offsets: Numbers
+    code_weights: Numbers
+    spread_weights: Numbers
+    code_offsets: Numbers
+    spread_offsets: Numbers
+    source_means: Numbers
+    log_variances: Numbers
+
+    def flatten(self) -> Numbers:
+        """Return all parameters in one vector, (n_numbers,)."""
+        return np.concatenate([part.ravel() for part in self])
+
+    def unflatten(self, flat: Numbers) -> AffineVAE:
+        """Return parameters of these shapes whose arrays are views of `flat`."""
+        ends = np.cumsum([part.size for part in self])[:-1]
+        parts = zip(np.split(flat, ends), self, strict=True)
+        return AffineVAE(*(values.reshape(part.shape) for values, part in parts))
+
+
+class VAEBatch(NamedTuple):
+    """Rows as numbers of one dtype.
+
+    Attributes
+    ----------
+    X
+        Bits, (n_samples, n_features), 0 where missing.
+    inputs
+        Bits minus the means of their features, 0 where missing.
+    mask
+        1 where observed, 0 where missing; None if all values are observed.
+    segments
+        Place of each row's segment, (n_samples,).
+    """
+
+    X: Numbers
+    inputs: Numbers
+    mask: Numbers | None
+    segments: Index
+
+
+def encoder_moments(vae: AffineVAE, rows: VAEBatch) -> tuple[Numbers, Numbers]:
+    """Return the means and the log-variances of q, (n_samples, n_components) each."""
+    means = rows.inputs @ vae.code_weights + vae.code_offsets[rows.segments]
+    return means, rows.inputs @ vae.spread_weights + vae.spread_offsets[rows.segments]
+
+
+def lower_bound_gradient(vae: AffineVAE, rows: VAEBatch, noise: Numbers) -> AffineVAE:
+    """Compute the gradient of the mean lower bound of rows, with one draw of z per row.
+
+    `noise` (n_samples, n_components) is standard normal: z is the mean of q plus the noise times
+    its deviation (D. P. Kingma, M. Welling, "Auto-encoding variational Bayes", ICLR 2014, eq. 10).
+    """
+    share = rows.X.dtype.type(1 / len(rows.X))
+    means, log_spreads = encoder_moments(vae, rows)
+    deviations = np.exp(log_spreads / 2)
+    z = means + deviations * noise
+    error = (rows.X - expit(z @ vae.mixing.T + vae.offsets)) * share
+    if rows.mask is not None:
+        error *= rows.mask
+    down = error @ vae.mixing
+    precisions = np.exp(-vae.log_variances[rows.segments]) * share
+    pull = (means - vae.source_means[rows.segments]) * precisions
+    spread = deviations**2 * precisions
+    by_mean = down - pull
+    by_log_spread = (down * noise * deviations - spread + share) / 2
+    by_log_variance = (spread + pull**2 / precisions - share) / 2
+    up = (rows.inputs.T @ by_mean, rows.inputs.T @ by_log_spread)
+    row_gradients = np.stack([by_mean, by_log_spread, pull, by_log_variance], axis=1)
+    sums = np.zeros((len(vae.source_means), *row_gradients.shape[1:]), row_gradients.dtype)
+    np.add.at(sums, rows.segments, row_gradients)
+    by_segment = np.ascontiguousarray(np.moveaxis(sums, 1, 0))
+    return AffineVAE(error.T @ z, error.sum(axis=0), *up, *by_segment)
+
+
+def row_lower_bounds(vae: AffineVAE, rows: VAEBatch) -> Array:
+    """Compute the bound of each row over its observed values, in nats, (n_samples,)."""
+    means, log_spreads = encoder_moments(vae, rows)
+    spreads = np.exp(log_spreads)
+    logits = means @ vae.mixing.T + vae.offsets
+    nats = rows.X * logits - mean_softplus(logits, np.sqrt(spreads @ vae.mixing.T**2))
+    if rows.mask is not None:
+        nats *= rows.mask
+    return np.asarray(nats.sum(axis=1) - _kl_divergences(vae, rows, means, log_spreads), np.float64)
+
+
+def _kl_divergences(
+    vae: AffineVAE, rows: VAEBatch, means: Numbers, log_spreads: Numbers
+) -> Numbers:
+    """Compute KL(q ‖ prior) of each row, (n_samples,)."""
+    differences = means - vae.source_means[rows.segments]
+    log_ratios = log_spreads - vae.log_variances[rows.segments]
+    scaled = differences**2 * np.exp(-vae.log_variances[rows.segments])
+    return np.asarray((np.exp(log_ratios) - log_ratios - 1 + scaled).sum(axis=1) / 2)

@@ -167,9 +167,9 @@ def test_a_score_that_is_no_number_is_far_down() -> None:
     ("history", "told"),
     [
         ((-10.0, -5.0, -5.2), None),
-        ((-10.0, -8.0, -50.0, -5.0), "once much of what was learnt was lost"),
-        ((-10.0, -8.0, -50.0, -8.0, -50.0), "{rate=0.022} begins with such."),
-        ((-10.0, -50.0), "Take shorter steps: {rate=0.02}."),
+        ((-10.0, -8.0, -50.0, -5.0), "1 pass lost much of what was learned"),
+        ((-10.0, -8.0, -50.0, -8.0, -50.0), "Start with {rate=0.022}."),
+        ((-10.0, -50.0), "Use a lower learning rate: {rate=0.02}."),
     ],
 )
 def test_steps_that_are_too_long_are_told(history: tuple[float, ...], told: str | None) -> None:

@@ -14,13 +14,13 @@ from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
-from pipeline.learning.layered import (
+from pipeline.models.autoencoder import Autoencoder, AutoencoderParams
+from pipeline.models.gradient import (
     compute_baseline_score,
     corrupt_bits,
     draw_first_layer,
     score_reconstructions,
 )
-from pipeline.models.autoencoder import Autoencoder, AutoencoderParams
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.layered_network import flatten_layers, propagate_up
 from pipeline.random import RowRandom
@@ -236,7 +236,7 @@ def test_steps_that_are_too_long_grow_shorter() -> None:
     X = kinds(2000, 17)
     state = fitted(X, n_components=5, rate=30.0, optimizer="momentum")
     (notice,) = state.warnings
-    assert "steps were too long at first" in notice.text
+    assert "the initial learning rate was too high" in notice.text
     plain = fitted(X, n_components=5, optimizer="momentum")
     assert plain.warnings == ()
     assert max(state.history) > max(plain.history) - 1.5

@@ -191,7 +191,7 @@ def test_too_many_categories_are_refused() -> None:
         ({"n_components": 0}, "components must be at least 1, but is 0"),
         ({"rate": 0.0}, r"rate must be above 0, but is 0\.0"),
         ({"rate": -1.0}, r"rate must be above 0, but is -1\.0"),
-        ({"column": ""}, "column is empty. Give the name of a per-row column"),
+        ({"column": ""}, "column is empty. Set it to the name of a per-row column"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
     ],
 )
@@ -207,7 +207,7 @@ def test_steps_that_are_too_long_are_shortened_and_told(kind: Any) -> None:
     y = (X[:, 0] + 2 * X[:, 1] + 1 * X[:, 2]).astype(np.int64)
     state = fitted(labelled(X, y), kind=kind, rate=1e4)
     (told,) = [w.text for w in state.warnings]
-    assert "steps were too long at first" in told
+    assert "the initial learning rate was too high" in told
     assert np.isfinite(state.params.weights).all()
     assert max(state.history) > state.history[0] + 0.3
     assert not fitted(labelled(X, y), kind=kind).warnings
@@ -219,7 +219,7 @@ def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> Non
     y = (X[:, 0] + 2 * X[:, 1] + 1 * X[:, 2]).astype(np.int64)
     state = fitted(labelled(X, y), kind=kind, rate=1e30, max_iter=10)
     told = [w.text for w in state.warnings]
-    assert told[0].startswith("training diverged: no pass was better than before the first step.")
-    assert told[0].endswith("Take shorter steps: {rate=0.05}.")
+    assert told[0].startswith("training diverged: no pass was better than the initial parameters.")
+    assert told[0].endswith("Use a lower learning rate: {rate=0.05}.")
     assert "stopped before converging, after 10 passes; raise {max_iter}" in told[1]
     assert np.isfinite(state.params.weights).all()

@@ -16,10 +16,16 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import Optimiser
-from pipeline.models.rbm import RestrictedBoltzmannMachine
-from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule, theta_as_layer
-from pipeline.models.rbm.model import ChainSteps, RBMParams
-from pipeline.models.rbm.partition import enumerate_log_z, estimate_log_z
+from pipeline.models.rbm import (
+    ChainSteps,
+    ContrastLearner,
+    ContrastRule,
+    RBMParams,
+    RestrictedBoltzmannMachine,
+    enumerate_log_z,
+    estimate_log_z,
+    theta_as_layer,
+)
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
@@ -348,7 +354,7 @@ def test_identical_rows_are_fitted() -> None:
 def test_steps_that_are_too_long_are_shortened_and_told(rate: float) -> None:
     state = fitted(drawn(2000, 9), n_components=5, rate=rate, optimizer="momentum")
     (notice,) = state.warnings
-    assert "steps were too long at first" in notice.text
+    assert "the initial learning rate was too high" in notice.text
     assert max(state.history) > 0.9 * state.params.baseline_log_likelihood
 
 
@@ -356,8 +362,8 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
     X = drawn(2000, 9)
     state = fitted(X, n_components=5, rate=1e30, optimizer="momentum", max_iter=20)
     texts = [notice.text for notice in state.warnings]
-    assert texts[0].startswith("training diverged: no pass was better than before the first step.")
-    assert texts[0].endswith("Take shorter steps: {rate=0.05}.")
+    assert texts[0].startswith("training diverged: no pass was better than the initial parameters.")
+    assert texts[0].endswith("Use a lower learning rate: {rate=0.05}.")
     assert texts[1].startswith("stopped before converging, after 20 passes; raise {max_iter}")
     nats = MODEL.pseudo_log_likelihood(state.params, pack_block(X), RNG).mean()
     assert nats > state.params.baseline_log_likelihood - 1

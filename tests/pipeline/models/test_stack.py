@@ -15,7 +15,7 @@ from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
-from pipeline.learning.layered import score_reconstructions
+from pipeline.models.gradient import score_reconstructions
 from pipeline.models.stack import Stack, StackParams
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.layered_network import Layer, propagate_down, propagate_up, sigmoid

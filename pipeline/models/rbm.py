@@ -1,0 +1,705 @@
+"""Restricted Boltzmann machine: bits that depend on hidden bits, and hidden bits on bits.
+
+Model: P(x, h) = exp(xᵀWh + bᵀx + cᵀh) / Z (M. Sugiyama, "Introduction to statistical machine
+learning", 2016, eqs 36.6 and 36.7; P. Smolensky 1986). Within each layer, units are independent
+given the other layer: P(h_j = 1 | x) = σ(c_j + Σ_i x_i W_ij), P(x_i = 1 | h) = σ(b_i + Σ_j W_ij
+h_j).
+
+Fit by contrastive divergence (figure 36.13; G. E. Hinton, Neural Computation 14, 2002): steps along
+⟨x hᵀ⟩ of a batch minus ⟨x hᵀ⟩ of chains. The chains take `steps` Gibbs steps, either from the rows
+of the batch (`cd`) or from their state after the previous batch (`pcd`; T. Tieleman, ICML 2008).
+`pipeline.learning.training` describes the steps; the learning rate decays because after long steps
+the chains no longer represent the model. All tasks start with the same persistent chains, and after
+the pass each chain continues from the state it has in a randomly chosen task. The score of a pass
+is the pseudo-likelihood.
+
+Missing values are drawn in every step from the model given the observed values; codes and
+pseudo-likelihoods replace them by their mean field. The likelihood of a row is the marginal of its
+observed values, estimated with 100 draws of its hidden units. This is also right if observed values
+decide which values are missing.
+
+=========  ==============  =====================================================
+symbol     field           shape
+=========  ==============  =====================================================
+W          weights         (n_features, n_components)
+b          visible_biases  (n_features,)
+c          hidden_biases   (n_components,)
+b0         log_odds        (n_features,): of the data, where annealing starts
+log Z      log_z           (): with the standard error `log_z_error`, 0 if exact
+=========  ==============  =====================================================
+
+The biases are weights of a unit that is always on: E = −(x, 1)ᵀ Θ (h, 1) with Θ = [[W, b], [cᵀ,
+0]]. So one matrix product gives the whole gradient: ⟨x hᵀ⟩ of the rows minus ⟨x hᵀ⟩ of the chains.
+Gradient and step use the centred model, E = −(x − μ)ᵀ W (h − λ) − …, in which features that are
+mostly on, or mostly off, do not drag all weights along (J. Melchior, A. Fischer, L. Wiskott, "How
+to center deep Boltzmann machines", JMLR 17, 2016, eqs 11 to 13). The step must be centred as well,
+because Adam scales each number separately and would undo the centring of the gradient. Single
+precision is enough for steps.
+
+log Z is exact (by enumeration) if a layer has at most 20 units; otherwise it is estimated once
+after the fit by annealed importance sampling, and all rows share its error (R. Salakhutdinov, I.
+Murray, "On the quantitative analysis of deep belief networks", ICML 2008, section 4). Chains start
+from independent features (weights 0, biases b0) at β = 0 and reach the machine at β = 1 through
+p_β(x) ∝ exp((1 − β) b0ᵀx + β bᵀx) Π_j (1 + exp(β a_j)), a = Wᵀx + c. Each chain accumulates the log
+weight Σ log p_β'(x) / p_β(x); the mean of the weights is an unbiased estimate of Z / Z_0.
+
+Cost per block: (10 + 4 `steps`) n_samples n_features n_components multiplications. Passes: tens.
+Not identifiable: the order of the hidden units, and which state of each unit is 1: h_j → 1 − h_j is
+compensated by W_ij → −W_ij, c_j → −c_j, b_i → b_i + W_ij. Contrastive divergence leaves a bias if
+the chains mix slowly; `pcd` and more `steps` reduce it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.errors import FitError
+from pipeline.executors.base import MapFunction
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
+from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.gradient import CONTRASTIVE_RATES, GradientModel
+from pipeline.models.settings import setting
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.logistic.logistic_lanes import exp_minus
+from pipeline.numerics.logistic.logistic_units import (
+    count_draw_words,
+    fill_draws,
+    fill_probabilities,
+    row_states,
+)
+from pipeline.numerics.networks.boltzmann_rows import (
+    BoltzmannMachine,
+    estimate_observed_log_weight,
+    hidden_probabilities,
+    log_mean_exp,
+    minus_free_energy,
+    pseudo_likelihoods,
+    sum_softplus,
+)
+from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
+from pipeline.numerics.networks.layered_network import Layer
+from pipeline.params import array_field, optional_array_field
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.sums import StepSums
+
+Array = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Bits = NDArray[np.uint8]
+RowNumbers = NDArray[np.int64]
+
+MAX_DEFAULT_COMPONENTS = 64
+"""Largest number of hidden units that is chosen if none is given."""
+_FIRST_WEIGHTS = 0.01  # standard deviation
+_SMOOTHING = 0.5
+_MISSING_VALUE_DRAWS = 100
+# For sampling: number of chains, temperatures of the annealing, Gibbs steps between two rows.
+_SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 500, 10
+_MISSING_DRAWS = 3  # Gibbs steps of the missing values before a step
+_MAX_ENUMERATED_UNITS = 20  # units of the smaller layer up to which Z is exact
+_STATES_PER_TASK, _STATES_AT_ONCE = 1 << 16, 1 << 12
+_CHAINS_PER_TASK = 100
+
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
+
+
+@dataclass(frozen=True)
+class RBMParams:
+    """Parameters; the module's table gives shapes."""
+
+    weights: Array = array_field("feature", "component")
+    visible_biases: Array = array_field("feature")
+    hidden_biases: Array = array_field("component")
+    log_odds: Array = array_field("feature")
+    log_z: Array | None = optional_array_field()
+    log_z_error: Array | None = optional_array_field()
+
+    @property
+    def machine(self) -> BoltzmannMachine:
+        """The learned parameters, as the kernels take them."""
+        return BoltzmannMachine(self.weights, self.visible_biases, self.hidden_biases)
+
+    @property
+    def shares(self) -> Array:
+        """Share of ones of each feature, (n_features,)."""
+        shares: Array = expit(self.log_odds)
+        return shares
+
+    @property
+    def baseline_log_likelihood(self) -> float:
+        """Expected log-likelihood per row of independent features, nats."""
+        p = self.shares
+        return float((p * np.log(p) + (1 - p) * np.log1p(-p)).sum())
+
+    @property
+    def theta(self) -> Array:
+        """Θ = [[W, b], [cᵀ, 0]], (n_features + 1, n_components + 1)."""
+        above = np.column_stack([self.weights, self.visible_biases])
+        return np.vstack([above, np.append(self.hidden_biases, 0.0)])
+
+    def add_change(self, change: NDArray[Any]) -> RBMParams:
+        """Return the parameters plus a change of Θ."""
+        theta = self.theta + change
+        return replace(
+            self,
+            weights=theta[:-1, :-1],
+            visible_biases=theta[:-1, -1],
+            hidden_biases=theta[-1, :-1],
+        )
+
+
+@dataclass(frozen=True)
+class ChainSteps(StepSums):
+    """Sums over rows, plus persistent chains, which are not sums.
+
+    For each chain, `chains` (n_chains, n_features) holds the state from the task whose key in
+    `chain_keys` (n_chains,) is smallest.
+    """
+
+    def merge(self, other: Self) -> Self:
+        """Add the sums, and choose between the chains."""
+        merged, left, right = super().merge(other), self.values, other.values
+        is_left = left["chain_keys"] <= right["chain_keys"]
+        chosen = {
+            "chains": np.where(is_left[:, None], left["chains"], right["chains"]),
+            "chain_keys": np.minimum(left["chain_keys"], right["chain_keys"]),
+        }
+        return replace(merged, values={**merged.values, **chosen})
+
+
+@dataclass(frozen=True)
+class RestrictedBoltzmannMachine(GradientModel):
+    """Hyperparameters of the restricted Boltzmann machine.
+
+    Attributes
+    ----------
+    n_components
+        Number of hidden units. None takes one per feature, at most 64.
+    method
+        Where the chains start: at the rows of each batch (cd), or where they were after the
+        previous batch (pcd).
+    steps
+        Gibbs steps of the chains per batch.
+    weight_decay
+        Factor of the weights that is subtracted from their gradient.
+    sparsity
+        Strength with which the mean of each hidden unit is pulled to `target`.
+    target
+        Mean activation of hidden units if `sparsity` is above 0.
+    chains
+        Number of chains in the estimate of log Z.
+    temperatures
+        Number of annealing steps of each of these chains.
+    """
+
+    name: ClassVar[str] = "rbm"
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[ChainSteps]] = ChainSteps
+    default_rates: ClassVar[Mapping[str, float]] = CONTRASTIVE_RATES
+    params: ClassVar[type[RBMParams]] = RBMParams
+    method: Literal["cd", "pcd"] = "pcd"
+    steps: int = setting(1, minimum=1)
+    momentum: float = setting(0.5, minimum=0, below=1, kw_only=True)
+    weight_decay: float = setting(0.0, minimum=0)
+    sparsity: float = setting(0.0, minimum=0)
+    target: float = setting(0.1, above=0, below=1)
+    chains: int = setting(500, minimum=2)
+    temperatures: int = setting(2000, minimum=1)
+
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Return the bytes of each task's parameters, gradient, optimizer memory and units."""
+        n_hidden = self.n_components or MAX_DEFAULT_COMPONENTS
+        numbers = 8 * (n_features + 1) * (n_hidden + 1)
+        units = 20 * max(self.batch or 100, self.chains) * (n_features + n_hidden)
+        return (n_threads + 1) * (10 * numbers + units)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Start from independent features, with random weights.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed.
+        """
+        observed, ones = pool_margins(first)
+        log_odds = logit((ones + _SMOOTHING) / (observed + 2 * _SMOOTHING))
+        n_hidden = self.n_components or min(len(ones), MAX_DEFAULT_COMPONENTS)
+        weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
+        params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
+        warnings = make_constant_feature_warnings(observed, ones)
+        baseline = params.baseline_log_likelihood
+        state = self._make_initial_state(
+            params, first.n_samples, params.theta.size, baseline, warnings
+        )
+        chains = self._draw_first_chains(params.shares, state.working, rng)
+        return replace(state, working={**state.working, "chains": chains})
+
+    def _draw_first_chains(
+        self, shares: Array, working: Arrays, rng: np.random.Generator
+    ) -> NDArray[np.uint8]:
+        """Draw the persistent chains from independent features; no chains for `cd`."""
+        n_chains = int(working["batch"]) if self.method == "pcd" else 0
+        return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
+
+    def warm_start(self, state: FitState, params: RBMParams) -> FitState:
+        """Start from the parameters of an earlier fit."""
+        params = replace(params, log_odds=state.params.log_odds, log_z=None, log_z_error=None)
+        return replace(state, params=params)
+
+    def learn(
+        self,
+        params: RBMParams,
+        working: Arrays,
+        blocks: Callable[[], Iterator[BinaryBlock]],
+        rng: RowRandom,
+    ) -> ChainSteps | None:
+        """Take steps through a task's rows; return the change of Θ and the score."""
+        theta, memory = params.theta.astype(np.float32), self._training.copy_memory(working)
+        shares, chains = params.shares.astype(np.float32), working["chains"]
+        learner = ContrastLearner(self._make_rule(working), theta, shares, memory, chains, rng)
+        sums = train_on_blocks(learner, partial(_pseudo_score, params), blocks(), working, rng)
+        if sums is None:
+            return None
+        values = {**sums.values, "chains": learner.chains, "chain_keys": learner.chain_keys}
+        return ChainSteps(sums.n_samples, sums.objective, values)
+
+    def _make_rule(self, working: Arrays) -> ContrastRule:
+        return ContrastRule(
+            self._training.optimiser,
+            self.steps,
+            int(working["batch"]),
+            float(working["rate"]),
+            self.weight_decay,
+            self.sparsity,
+            self.target,
+        )
+
+    def _score_scale(self, params: RBMParams) -> float:
+        return params.baseline_log_likelihood
+
+    def update(
+        self,
+        state: FitState,
+        statistics: ChainSteps,
+        map_items: MapFunction,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Apply the mean change of all tasks, or return to the best pass with new chains."""
+        moved = super().update(state, statistics, map_items, rng)
+        chains = statistics.values["chains"]
+        if moved.params is state.best:
+            chains = self._draw_first_chains(state.params.shares, moved.working, rng)
+        return replace(moved, working={**moved.working, "chains": chains})
+
+    def _diagnose(self, state: FitState) -> dict[str, Any]:
+        n_components = len(state.params.hidden_biases)
+        return {"n_components": n_components, "objective_is": "pseudo-likelihood"}
+
+    def prepare(
+        self, params: RBMParams, rng: np.random.Generator, map_items: MapFunction
+    ) -> RBMParams:
+        """Compute log Z by enumeration if a layer is small, else estimate it by annealing."""
+        machine, seed = params.machine, int(rng.integers(2**63))
+        if is_enumerable(machine):
+            log_z, error = enumerate_log_z(machine, map_items), 0.0
+        else:
+            log_z, error = estimate_log_z(
+                machine, params.log_odds, seed, self.chains, self.temperatures, map_items
+            )
+        return replace(params, log_z=np.array(log_z), log_z_error=np.array(error))
+
+    def transform(
+        self, params: RBMParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return P(h = 1 | x) as `mean`, (n_samples, n_components)."""
+        return {
+            "mean": hidden_probabilities(params.machine, block.unpack_values(), block.unpack_mask())
+        }
+
+    def log_likelihood(
+        self, params: RBMParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Return log P of the observed values of each row.
+
+        Raises
+        ------
+        FitError
+            If log Z has not been computed yet, before the end of a fit.
+        """
+        if params.log_z is None or params.log_z_error is None:
+            raise FitError(
+                "log Z is missing: it is estimated at the end of a fit. Let the fit finish."
+            )
+        X, observed = block.unpack_values(), block.unpack_mask()
+        if observed is None:
+            nats = minus_free_energy(params.machine, X)
+            error = np.zeros_like(nats)
+        else:
+            key = rng.stream("missing").key
+            nats, error = estimate_observed_log_weight(
+                params.machine, X, observed, key, block.rows, _MISSING_VALUE_DRAWS
+            )
+        return LogLikelihood(nats - params.log_z, error, float(params.log_z_error))
+
+    def pseudo_log_likelihood(self, params: RBMParams, block: BinaryBlock, rng: RowRandom) -> Array:
+        """Return Σ_i log P(x_i | all others) over the observed values of each row, (n_samples,)."""
+        return pseudo_likelihoods(params.machine, block.unpack_values(), block.unpack_mask())
+
+    def sample(
+        self,
+        params: RBMParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows by block Gibbs sampling, (n_samples, n_features); segments are ignored.
+
+        Chains are annealed from independent features and resampled by their weights in the estimate
+        of Z. Then each chain yields one row every ten steps.
+        """
+        key = RowRandom(int(rng.integers(2**63))).key
+        n_chains = max(min(n_samples, _SAMPLING_CHAINS), 1)
+        chains = run_annealing(params.machine, params.log_odds, key, n_chains, _BURN_IN)
+        chains.resample(rng)
+        rows = np.empty((n_samples, len(params.visible_biases)), np.uint8)
+        for first in range(0, n_samples, n_chains):
+            for _ in range(_SWEEPS_BETWEEN_SAMPLES):
+                chains.gibbs_step(1.0)
+            rows[first : first + n_chains] = chains.units[: n_samples - first]
+        return rows
+
+    def reconstruct(
+        self, params: RBMParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Return σ(b + W codes), (n_samples, n_features); segments are ignored."""
+        probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
+        return probabilities
+
+
+def _pseudo_score(params: RBMParams, batch: TrainingBatch) -> Array:
+    return pseudo_likelihoods(params.machine, batch.X, batch.observed)
+
+
+@dataclass(frozen=True)
+class ContrastRule:
+    """How a batch becomes a step: see the settings of `RestrictedBoltzmannMachine`.
+
+    `n_steps` is the number of Gibbs steps of the chains per batch, and `batch` the maximum number
+    of rows per batch.
+    """
+
+    optimiser: Optimiser
+    n_steps: int
+    batch: int
+    rate: float
+    weight_decay: float
+    sparsity: float
+    target: float
+
+
+class UnitDraws:
+    """Random draws of some rows; every random word is used once."""
+
+    def __init__(self, key: np.uint64, rows: RowNumbers) -> None:
+        self._states, self._first = row_states(key, rows), 0
+
+    def fill(self, inputs: Singles, width: int, out: Singles) -> None:
+        """Draw units given their inputs."""
+        fill_draws(inputs, width, self._states, self._first, out)
+        self._first += count_draw_words(width)
+
+
+class ContrastLearner(GradientLearner):
+    """The parameters Θ, (n_features + 1, n_components + 1), while a task takes steps."""
+
+    def __init__(
+        self,
+        rule: ContrastRule,
+        theta: Singles,
+        shares: Singles,
+        memory: OptimiserMemory,
+        chains: Bits,
+        rng: RowRandom,
+    ) -> None:
+        """Prepare the work space; `theta` and `memory` are changed in place.
+
+        `shares` (n_features,) is μ, the share of ones per feature. `chains` (n_chains, n_features)
+        are the initial persistent chains, none if chains start at the rows.
+        """
+        super().__init__(theta, rule.optimiser, memory, rule.rate)
+        self._rule, self._shares, self._n_chains, self._first = rule, shares, len(chains), -1
+        self._missing, self._rng = rng.stream("missing"), rng.stream("chains")
+        places = rule.batch + (len(chains) or rule.batch)
+        # The rows of a batch end where the chains start, so that both form one matrix.
+        self._units = np.ones((places, theta.shape[0]), np.float32)
+        self._hidden = np.ones((places, theta.shape[1]), np.float32)
+        self._units[rule.batch : rule.batch + len(chains), :-1] = chains
+        self._draws: UnitDraws | None = None
+        # Reused by every step: newly allocated memory would have to be paged in.
+        self._hidden_in = np.empty((places, theta.shape[1] - 1), np.float32)
+        self._visible_in = np.empty((places, theta.shape[0] - 1), np.float32)
+        self._gradient, self._change = np.empty_like(theta), np.empty_like(theta)
+
+    @property
+    def chains(self) -> Bits:
+        """State of the persistent chains, (n_chains, n_features)."""
+        stop = self._rule.batch + self._n_chains
+        return self._units[self._rule.batch : stop, :-1].astype(np.uint8)
+
+    @property
+    def chain_keys(self) -> NDArray[np.float64]:
+        """Random key per chain, (n_chains,); 2, above all others, if no step was taken."""
+        if self._draws is None:
+            return np.full(self._n_chains, 2.0)
+        keys = self._rng.stream(f"kept, row {self._first}")
+        return keys.uniform(np.arange(self._n_chains), 1)[:, 0]
+
+    def _take_step(self, batch: TrainingBatch) -> None:
+        middle, rows, n_rows = self._rule.batch, batch.rows, len(batch.rows)
+        own = slice(middle - n_rows, middle)
+        self._units[own, :-1] = batch.X
+        if batch.observed is not None:
+            self._fill_missing(own, batch.observed, UnitDraws(self._missing.key, rows))
+        is_persistent = self._n_chains > 0
+        inputs = self._hidden_inputs(slice(own.start, middle + self._n_chains))
+        self._fill_hidden(own, inputs[:n_rows], 1 / n_rows)
+        chains = self._advance_chains(inputs[n_rows:] if is_persistent else inputs, rows)
+        both = slice(own.start, chains.stop)
+        gradient = np.matmul(self._units[both].T, self._hidden[both], out=self._gradient)
+        activity = self._hidden[own, :-1].sum(axis=0)
+        centre_gradient(theta_as_layer(gradient), self._shares, activity)
+        self._move(self._regularise(gradient, activity), activity)
+
+    def _hidden_inputs(self, at: slice) -> Singles:
+        return np.matmul(self._units[at], self.theta[:, :-1], out=self._hidden_in[at])
+
+    def _visible_inputs(self, at: slice) -> Singles:
+        return np.matmul(self._hidden[at], self.theta[:-1].T, out=self._visible_in[at])
+
+    def _fill_hidden(self, at: slice, inputs: Singles, weight: float) -> None:
+        """Set hidden units to their probabilities times a row weight."""
+        hidden = self._hidden[at]
+        hidden[:, -1] = weight
+        fill_probabilities(inputs, inputs.shape[1], hidden, np.float32(weight))
+
+    def _advance_chains(self, inputs: Singles, rows: RowNumbers) -> slice:
+        """Take the Gibbs steps from the inputs of hidden units; return the places of the chains."""
+        middle, n_chains = self._rule.batch, len(inputs)
+        chains = slice(middle, middle + n_chains)
+        draws = self._get_chain_draws(rows[0]) if self._n_chains else UnitDraws(self._rng.key, rows)
+        for _ in range(self._rule.n_steps):
+            self._fill_visible(chains, inputs, draws)
+            inputs = self._hidden_inputs(chains)
+        self._fill_hidden(chains, inputs, -1 / n_chains)
+        return chains
+
+    def _get_chain_draws(self, row: int) -> UnitDraws:
+        """Return the draws of persistent chains, keyed by the first row of the task."""
+        if self._draws is None:
+            self._first = row
+            numbers = np.arange(self._n_chains)
+            self._draws = UnitDraws(self._rng.stream(f"row {row}").key, numbers)
+        return self._draws
+
+    def _fill_visible(self, at: slice, inputs: Singles, draws: UnitDraws) -> None:
+        """Draw hidden units given their inputs, then visible units."""
+        hidden = self._hidden[at]
+        hidden[:, -1] = 1
+        draws.fill(inputs, inputs.shape[1], hidden)
+        draws.fill(self._visible_inputs(at), len(self._shares), self._units[at])
+
+    def _fill_missing(self, own: slice, observed: Bits, draws: UnitDraws) -> None:
+        """Draw missing values by Gibbs steps that start from the shares of ones."""
+        units, values = self._units[own], self._units[own, :-1].copy()
+        mask = observed.astype(np.bool_)
+        units[:, :-1] = np.where(mask, values, self._shares)
+        for _ in range(_MISSING_DRAWS):
+            self._fill_visible(own, self._hidden_inputs(own), draws)
+            np.copyto(units[:, :-1], values, where=mask)
+
+    def _regularise(self, gradient: Singles, activity: Singles) -> Singles:
+        rule = self._rule
+        if rule.weight_decay:
+            gradient[:-1, :-1] -= np.float32(rule.weight_decay) * self.theta[:-1, :-1]
+        if rule.sparsity:
+            gradient[-1, :-1] += np.float32(rule.sparsity) * (np.float32(rule.target) - activity)
+        return gradient
+
+    def _move(self, gradient: Singles, activity: Singles) -> None:
+        change = self._change
+        change.fill(0)
+        self._optimiser.step(change.reshape(-1), gradient.reshape(-1), self.memory, self._rate)
+        layer = theta_as_layer(self.theta)
+        apply_centred_step(layer, theta_as_layer(change), self._shares, activity)
+
+
+def theta_as_layer(theta: Singles) -> Layer:
+    """Return Θ as a layer whose weights include the biases, because whole rows are faster."""
+    return Layer(theta, theta[:, -1], theta[-1])
+
+
+def is_enumerable(machine: BoltzmannMachine) -> bool:
+    """Return whether a layer is so small that log Z can be enumerated."""
+    return bool(min(machine.weights.shape) <= _MAX_ENUMERATED_UNITS)
+
+
+def enumerate_log_z(machine: BoltzmannMachine, map_items: MapFunction) -> float:
+    """Compute log Z by summing over all states of the smaller layer."""
+    n_states = 1 << min(machine.weights.shape)
+    starts = [*range(0, n_states, _STATES_PER_TASK)]
+    parts = [*map_items(partial(_sum_state_range, machine, n_states), starts)]
+    return float(np.logaddexp.reduce(parts))
+
+
+def _sum_state_range(machine: BoltzmannMachine, n_states: int, first: int) -> float:
+    return log_sum_over_states(machine, first, min(first + _STATES_PER_TASK, n_states))
+
+
+def estimate_log_z(
+    machine: BoltzmannMachine,
+    log_odds: Array,
+    seed: int,
+    n_chains: int,
+    n_temperatures: int,
+    map_items: MapFunction,
+) -> tuple[float, float]:
+    """Estimate log Z by annealed importance sampling.
+
+    Return it with its standard error, estimated from the spread of the chains' weights.
+    """
+    weigh = partial(_anneal_log_weights, machine, log_odds, seed, n_chains, n_temperatures)
+    weights = np.concatenate([*map_items(weigh, range(0, n_chains, _CHAINS_PER_TASK))])
+    ratio, error = log_mean_exp(weights)
+    independent = len(machine.hidden) * np.log(2) + np.logaddexp(0, log_odds).sum()
+    return float(independent + ratio), float(error)
+
+
+def _anneal_log_weights(
+    machine: BoltzmannMachine,
+    log_odds: Array,
+    seed: int,
+    n_chains: int,
+    n_temperatures: int,
+    first: int,
+) -> Array:
+    key, n_own = RowRandom(seed, first).key, min(_CHAINS_PER_TASK, n_chains - first)
+    return run_annealing(machine, log_odds, key, n_own, n_temperatures).log_weights
+
+
+def log_sum_over_states(machine: BoltzmannMachine, first: int, stop: int) -> float:
+    """Return the log of the sum of exp(−E) over a range of states of the smaller layer.
+
+    A layer of k units has 2^k states; the bits of a state's number are its units. The other layer
+    is summed out.
+    """
+    weights, smaller, larger = machine
+    if len(smaller) > len(larger):
+        weights, smaller, larger = weights.T, larger, smaller
+    bits = np.arange(len(smaller))
+    sums = []
+    for start in range(first, stop, _STATES_AT_ONCE):
+        numbers = np.arange(start, min(start + _STATES_AT_ONCE, stop))
+        states = (numbers[:, None] >> bits & 1).astype(np.float64)
+        logs = states @ smaller
+        _add_softplus(states @ weights + larger, logs)
+        sums.append(np.logaddexp.reduce(logs))
+    return float(np.logaddexp.reduce(sums))
+
+
+@_kernel
+def _add_softplus(inputs: Array, logs: Array) -> None:
+    for n in range(len(inputs)):
+        logs[n] += sum_softplus(inputs[n])
+
+
+class AnnealedChains:
+    """Chains that move from independent features to a machine.
+
+    `units` (n_chains, n_features) is their state, 0 or 1, and `log_weights` (n_chains,) are their
+    log importance weights.
+    """
+
+    def __init__(
+        self, machine: BoltzmannMachine, start: Array, key: np.uint64, n_chains: int
+    ) -> None:
+        """Draw the chains at β = 0, where features have the log-odds `start`, (n_features,)."""
+        self._weights = machine.weights.astype(np.float32)
+        self._back = np.ascontiguousarray(self._weights.T)
+        self._machine, self._start = machine, start
+        self._draws = UnitDraws(key, np.arange(n_chains))
+        self.units = self._draw_units(np.tile(start.astype(np.float32), (n_chains, 1)))
+        self.log_weights = np.zeros(n_chains)
+
+    def _draw_units(self, inputs: Singles) -> Singles:
+        units = np.empty_like(inputs)
+        self._draws.fill(inputs, inputs.shape[1], units)
+        return units
+
+    def resample(self, rng: np.random.Generator) -> None:
+        """Resample the chains by their weights, so that each mode has its share of chains."""
+        shares = np.cumsum(np.exp(self.log_weights - self.log_weights.max()))
+        places = (rng.random() + np.arange(len(shares))) / len(shares)
+        at = np.searchsorted(shares / shares[-1], places)
+        self.units = self.units[np.minimum(at, len(shares) - 1)]
+        self.log_weights = np.zeros(len(shares))
+
+    def advance_to(self, before: float, beta: float) -> None:
+        """Update the weights for the step from one β to the next, and take a Gibbs step."""
+        visible, hidden = self._machine.visible, self._machine.hidden
+        inputs = self.units @ self._weights + hidden.astype(np.float32)
+        self.log_weights += (beta - before) * (self.units @ (visible - self._start))
+        _add_ratios(inputs, before, beta, self.log_weights)
+        self.gibbs_step(beta, inputs)
+
+    def gibbs_step(self, beta: float, inputs: Singles | None = None) -> None:
+        """Draw hidden units, then visible units, at this β."""
+        visible, hidden = self._machine.visible, self._machine.hidden
+        if inputs is None:
+            inputs = self.units @ self._weights + hidden.astype(np.float32)
+        on = self._draw_units(np.float32(beta) * inputs)
+        biases = ((1 - beta) * self._start + beta * visible).astype(np.float32)
+        self.units = self._draw_units(np.float32(beta) * (on @ self._back) + biases)
+
+
+@_kernel
+def _add_ratios(inputs: Singles, before: float, beta: float, log_weights: Array) -> None:
+    """Add Σ_j log((1 + exp(β' a_j)) / (1 + exp(β a_j)))."""
+    for n in range(len(inputs)):
+        total, product = 0.0, 1.0
+        for j in range(inputs.shape[1]):
+            a = np.float64(inputs[n, j])
+            above = 1.0 + exp_minus(abs(beta * a))
+            total += (beta - before) * max(a, 0.0)
+            product *= above / (1.0 + exp_minus(abs(before * a)))
+            if j % 256 == 255:
+                total, product = total + np.log(product), 1.0
+        log_weights[n] += total + np.log(product)
+
+
+def run_annealing(
+    machine: BoltzmannMachine, start: Array, key: np.uint64, n_chains: int, n_temperatures: int
+) -> AnnealedChains:
+    """Anneal chains from independent features to the machine.
+
+    `start` (n_features,) are the log-odds of the independent features, and `n_temperatures` is the
+    number of steps from β = 0 to 1.
+    """
+    chains = AnnealedChains(machine, start, key, n_chains)
+    betas = np.linspace(0, 1, n_temperatures + 1).tolist()
+    for k, (before, beta) in enumerate(pairwise(betas)):
+        if k % 100 == 0:
+            check_cancelled()
+        chains.advance_to(before, beta)
+    return chains
