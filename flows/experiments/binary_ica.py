@@ -40,7 +40,7 @@ from flows.experiments.drawing import open_figure, plot_ranges
 from flows.running.executors import open_executor
 from flows.running.flow import run_task
 from pipeline.models.binary_ica.fastica import MAX_ROWS
-from pipeline.models.binary_ica.moment_matching.matching import count_surplus_equations
+from pipeline.models.binary_ica.moment_matching import count_surplus_equations
 from storage.examples import NonstationaryTruth, draw_nonstationary_rows, draw_nonstationary_truth
 
 if TYPE_CHECKING:

@@ -34,19 +34,19 @@ from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import FastICA
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.models.binary_ica.linear_ivae import LinearIVAE
-from pipeline.models.binary_ica.moment_matching.matching import (
+from pipeline.models.binary_ica.moment_matching import (
     calibrate_variances,
     count_surplus_equations,
     fill_gaps,
 )
-from pipeline.models.binary_ica.moment_matching.objective import MatchSolution, SegmentMoments
-from pipeline.models.binary_ica.moment_matching.optimiser import (
+from pipeline.models.binary_ica.gaussian_likelihood import MatchSolution, SegmentMoments
+from pipeline.models.binary_ica.gaussian_likelihood import (
     draw_start,
     maximise,
     maximise_from_seeds,
 )
-from pipeline.models.binary_ica.moment_matching.segments import estimate_segments
-from pipeline.models.binary_ica.moment_matching.selection import (
+from pipeline.models.binary_ica.segment_correlations import estimate_segments
+from pipeline.models.binary_ica.selection import (
     RIDGE_GRID,
     choose_setting,
     split_into_folds,

@@ -39,7 +39,7 @@ from pipeline.inference.sample import feature_probabilities_by_unit
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.estimation import MIN_LEAK, iter_networks
 from pipeline.models.noisy_or.gibbs import sample_posterior_means
-from pipeline.models.noisy_or.likelihood import enumerate_log_probabilities
+from pipeline.models.noisy_or.gibbs import enumerate_log_probabilities
 from pipeline.models.noisy_or.model import CODE_SWEEPS
 from pipeline.random import RowRandom
 from storage.examples import (

@@ -12,7 +12,7 @@ import pytest
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
-from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
+from pipeline.models.binary_ica.segment_correlations import SegmentStatus
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.dataset.dataset import BinaryDataset

@@ -18,7 +18,7 @@ from pipeline.data.blocks import pack_block
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.likelihood import enumerate_log_probabilities
+from pipeline.models.noisy_or.gibbs import enumerate_log_probabilities
 from pipeline.random import RowRandom
 from storage.examples import (
     EnumeratedCases,

@@ -23,8 +23,8 @@ from pipeline.executors.base import limit_blas_threads
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.binary_ica.blica import BLICA
-from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
-from pipeline.models.binary_ica.moment_matching.segments import estimate_segments
+from pipeline.models.binary_ica.gaussian_likelihood import maximise_from_seeds
+from pipeline.models.binary_ica.segment_correlations import estimate_segments
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts

@@ -46,12 +46,12 @@ from pipeline.learning.held_out import (
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
-from pipeline.models.bernoulli_mixture.kernels import (
+from pipeline.models.bernoulli_mixture.model import (
     compute_mixture_terms,
     mixture_posterior,
     sum_mixture_statistics,
 )
-from pipeline.models.bernoulli_mixture.standard_errors import (
+from pipeline.models.bernoulli_mixture.model import (
     MAX_PARAMETERS,
     MAX_ROWS,
     compute_mixture_errors,

@@ -9,11 +9,11 @@ The fit (`moment_matching`) has three steps:
 1. Estimate the tetrachoric correlations of all pairs in each segment, and ridge each matrix to a
    condition number r.
 2. Find the A, σ² and scales Q that maximise the scaled Gaussian likelihood, from several starts.
-3. Keep A, and fit σ² and Q again with the ridge in the model too. A ridge on the data alone shrinks
-   σ² several times.
+3. Keep A, and fit σ² and Q again with the ridge in the model too. With a ridge on the data alone,
+   σ² is several times too small.
 
-r and the number of components are chosen by held-out pairwise likelihood. A ridge moves A too,
-however many rows there are: by up to 0.006 per entry where one segment of 4 had δ = 0.1.
+r and the number of components are chosen by held-out pairwise likelihood. A ridge also biases A,
+however many rows there are: by up to 0.006 per entry if one of 4 segments has δ = 0.1.
 
 ==========  =======================  ==============================================
 symbol      field                    shape
@@ -29,9 +29,9 @@ C           correlations             (n_segments, n_features, n_features)
 
 Thresholds come from the margins: x_i = 1 iff a standard normal with the model's correlations
 exceeds t_i. `sample`, `transform` and the likelihoods use the thresholds. μ is the source mean that
-explains them best, and `mean_misfit` tells how well.
+explains them best; `mean_misfit` is the remaining distance.
 
-Cost per block: that of clipped PCA, for each segment. One pass. One evaluation of the likelihood
+Cost per block: as for clipped PCA, in each segment. One pass. One evaluation of the likelihood
 costs n_segments n_features² n_components.
 Missing values: pairs are counted in each segment where both values are observed. Values must be
 missing completely at random within a segment; the missing share may differ between segments.
@@ -41,7 +41,8 @@ positive, length 1); sources whose variances are proportional over segments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -49,59 +50,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.models.binary_ica.moment_matching.matching import (
+from pipeline.models.binary_ica.gaussian_likelihood import LBFGS_MEMORY
+from pipeline.models.binary_ica.moment_matching import (
+    MAX_ROUNDS,
     MatchSettings,
     MomentMatch,
+    count_surplus_equations,
     estimate_source_means,
     match_moments,
 )
-from pipeline.models.binary_ica.moment_matching.optimiser import LBFGS_MEMORY
-from pipeline.models.binary_ica.moment_matching.segments import (
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
+from pipeline.models.binary_ica.segment_correlations import (
+    MAX_UNDEFINED_SHARE,
     GroupSums,
+    SegmentCorrelations,
     SegmentStatus,
     estimate_segments,
 )
-from pipeline.models.binary_ica.moment_matching.selection import MAX_PAIRS, MAX_SPLITS
-from pipeline.models.binary_ica.moment_matching.warnings import (
-    describe_match,
-    warn_about_choice,
-    warn_about_fit,
-    warn_about_mixing,
-    warn_about_segments,
-)
-from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
+from pipeline.models.binary_ica.selection import MAX_PAIRS, MAX_SPLITS, RIDGE_GRID
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 
+Array = NDArray[np.float64]
+
 MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
-_PAIRS_PER_SLICE = 1 << 18
-"""Pairs whose correlations a thread estimates at once."""
-Array = NDArray[np.float64]
+_PAIRS_PER_SLICE = 1 << 18  # pairs whose correlations a thread estimates at once
+_MIN_HALVES_AGREEMENT = 0.95
+_MIN_LOG_RATIO_SPREAD = 0.2  # standard deviation over segments of the log ratio of two variances
+_MAX_RIDGE = 9.0
+_SINGLE_FEATURE_SHARE, _PARALLEL_COSINE = 0.95, 0.98
+_MIN_START_SIMILARITY = 0.7
 
 
 @dataclass(frozen=True)
 class BLICAParams:
-    """Parameters; the module's table gives shapes. Segments are those with rows.
+    """Parameters, for segments that have rows; the module's table gives shapes.
 
     Attributes
     ----------
     segments, segment_rows, segment_status
-        Index in the dataset, number of rows and `SegmentStatus` of each segment. Segments left out
-        have the mean variances of the others.
+        Index in the dataset, number of rows and `SegmentStatus` of each segment. Segments that were
+        left out have the mean variances of the others.
     mean_misfit
         Root mean square distance of the thresholds from those that μ implies, in standard errors.
     pair_status, varies
         `PairStatus` of every pair; 0 if a feature is constant in a segment.
     start_objectives, start_similarities
         For each start that stayed finite, best first: mean log-likelihood per row in nats up to a
-        constant, and mean cosine similarity of its mixing to that of the best.
+        constant, and mean cosine similarity of its mixing to the best start's.
     candidate_components, candidate_regularization, candidate_scores
         Settings tried on held-out rows, and their nats per pair of features and row. The first,
         with no components, is independence.
@@ -132,8 +136,8 @@ class BLICAParams:
     def segment_model(self, index: int) -> SegmentModel:
         """Return the model of a segment; unfitted segments get the mean of the others."""
         is_segment = self.segments == index
-        used = self.segment_status == SegmentStatus.USED
-        weights = is_segment if is_segment.any() else self.segment_rows * used
+        is_used = self.segment_status == SegmentStatus.USED
+        weights = is_segment if is_segment.any() else self.segment_rows * is_used
         shares = weights / weights.sum()
         return SegmentModel(
             PROBIT_SCALE * self.mixing,
@@ -162,7 +166,7 @@ class BLICA(ProbitICA):
         Number of random starts; the best result is used.
     bootstrap
         Number of replicates for the intervals of the mixing: 0 for none, else at least 20. Each
-        replicate chooses the ridge anew unless `regularization` is set. The number of components is
+        replicate chooses its own ridge unless `regularization` is set. The number of components is
         fixed.
     """
 
@@ -188,7 +192,7 @@ class BLICA(ProbitICA):
         return make_tiles(n_features, n_segments * self.count_groups(n_features), budget)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of counts by group, and of correlations and statuses of all rows and of folds."""
+        """Return the bytes of counts by group, and of correlations of all rows and of folds."""
         n_groups, n_pairs = self.count_groups(n_features), n_features**2
         n_folds = 2 * min(MAX_SPLITS, n_groups - 1)
         counts, estimates = 8, 8 + 1  # per pair and segment: int64; float64 and a status
@@ -209,7 +213,7 @@ class BLICA(ProbitICA):
         """
         if self.n_components and self.regularization and not self.bootstrap:
             return 1
-        # The same with and without a bootstrap, which must not change the choice of settings.
+        # A bootstrap must not change this number, on which the choice of settings depends.
         fitting = max(2, min(_MAX_GROUPS, _MAX_GROUP_CELLS // n_features**2))
         return 1 << (fitting.bit_length() - 1)
 
@@ -231,8 +235,8 @@ class BLICA(ProbitICA):
         if len(first.segments) < MIN_SEGMENTS:
             raise FitError(
                 f"BLICA needs at least {MIN_SEGMENTS} segments, but there are "
-                f"{len(first.segments)}. "
-                "Give the segment of each row by {segment}, or fit another model."
+                f"{len(first.segments)}. Give the segment of each row by {{segment}}, or fit "
+                "another model."
             )
         usable = first.rows >= self.min_rows
         self._check_n_segments(usable, first.segments, ())
@@ -288,8 +292,8 @@ class BLICA(ProbitICA):
         """Match the correlations of the segments, and add warnings."""
         n_groups = self.count_groups(statistics.n_features)
         indices = statistics.list_grouped_segments(n_groups)
-        whole = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
-        segments = estimate_segments(whole, self.min_rows, map_items)
+        sums = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
+        segments = estimate_segments(sums, self.min_rows, map_items)
         undefined = np.flatnonzero(segments.find_undefined_pairs().any(axis=(0, 1)))
         self._check_n_segments(segments.is_used, indices, undefined.tolist())
         _check_varying(segments.varies, segments.is_used)
@@ -319,7 +323,7 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
 
 
 def make_empty_params() -> BLICAParams:
-    """Return empty parameters for before the fit; tasks receive them, so they are small."""
+    """Return empty parameters for the state before the fit, which is sent to tasks."""
     declared = fields(BLICAParams)
     empty: dict[str, Any] = {f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared}
     return BLICAParams(**empty)
@@ -327,18 +331,12 @@ def make_empty_params() -> BLICAParams:
 
 def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAParams:
     """Convert fitted values to the model's units: variances × 8/π, outputs in units of y."""
-    solution, segments, optima, candidates = (
-        match.solution,
-        match.segments,
-        match.optima,
-        match.candidates,
-    )
+    solution, segments = match.solution, match.segments
+    optima, candidates = match.optima, match.candidates
     variances = np.exp(solution.log_variances)
     deviations = np.sqrt(1 + variances @ solution.mixing.T**2) / PROBIT_SCALE
     means, misfit = estimate_source_means(
-        solution.mixing,
-        -segments.thresholds * deviations,
-        segments.threshold_errors * deviations,
+        solution.mixing, -segments.thresholds * deviations, segments.threshold_errors * deviations
     )
     ridge = np.zeros(len(segments.is_used))
     ridge[segments.is_used] = match.ridge
@@ -365,3 +363,179 @@ def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAPa
         candidate_scores=np.array([c.score for c in candidates], np.float64),
         mixing_interval=match.interval,
     )
+
+
+def describe_match(match: MomentMatch, start_similarities: Array) -> dict[str, Any]:
+    """Return the diagnostics of a match.
+
+    `start_similarities` are the mean cosine similarities of the starts to the best, best first.
+    """
+    n_features, n_components = match.solution.mixing.shape
+    scores = [candidate.score for candidate in match.candidates]
+    return {
+        "n_components": n_components,
+        "regularization": match.regularization,
+        "surplus": count_surplus_equations(
+            n_features, n_components, int(match.segments.is_used.sum())
+        ),
+        "stability_of_starts": float(start_similarities[1:2].min(initial=1.0)),
+        **({} if match.agreement is None else {"stability_of_halves": match.agreement}),
+        "starts_finite": len(match.optima),
+        "iterations": match.best.iterations,
+        "optimiser_converged": match.best.converged,
+        "gap_rounds": match.gap_rounds,
+        "gain": max(scores[1:]) - scores[0] if scores else 0.0,
+        **count_statuses(match.segments),
+    }
+
+
+def count_statuses(segments: SegmentCorrelations) -> dict[str, int]:
+    """Count segments by `SegmentStatus`; in used segments, count pairs by `PairStatus`."""
+    used = segments.is_used
+    counts = {
+        f"segments_{status.name.lower()}": int((segments.status == status).sum())
+        for status in SegmentStatus
+    }
+    counts["constant_in_a_segment"] = int((~segments.varies[used]).sum())
+    by_status = np.zeros(len(PairStatus), np.int64)
+    for varies, status in zip(segments.varies[used], segments.pair_status[used], strict=True):
+        pairs = np.triu(varies & varies[:, None], 1)
+        by_status += np.bincount(status[pairs], minlength=len(PairStatus))
+    return counts | {f"pairs_{s.name.lower()}": int(by_status[s]) for s in PairStatus}
+
+
+def warn_about_segments(
+    segments: SegmentCorrelations, indices: NDArray[np.int64], min_rows: int, ridge: Array
+) -> tuple[FitWarning, ...]:
+    """Warn about segments, features and pairs that were left out or guessed.
+
+    `indices` are the indices of the segments in the dataset; `ridge` is δ of each segment used.
+    """
+    used = segments.is_used
+    texts = {
+        SegmentStatus.TOO_SMALL: f"segments left out, fewer than {min_rows} rows: {{segments}}; "
+        "{min_rows=1} keeps them",
+        SegmentStatus.CONSTANT: "segments left out, fewer than two features vary: {segments}",
+        SegmentStatus.UNDEFINED_PAIRS: "segments left out, more than "
+        f"{MAX_UNDEFINED_SHARE:.0%} of the pairs without a correlation: {{segments}}",
+    }
+    warnings = [
+        FitWarning(text, segments=tuple(indices[segments.status == status].tolist()))
+        for status, text in texts.items()
+        if (segments.status == status).any()
+    ]
+    constant = ~segments.varies & used[:, None]
+    if constant.any():
+        segment_list = indices[constant.any(axis=1)].tolist()
+        features = np.flatnonzero(constant.any(axis=0)).tolist()
+        text = f"features left out of segments where they are constant, {constant.sum()} times: "
+        text += "{features}, in some of the segments {segments}; see `varies`"
+        warnings.append(FitWarning(text, tuple(features), tuple(segment_list)))
+    pairs_by_text = {
+        "pairs with an empty cell, estimated after adding ½ to every cell": segments.empty_cells(),
+        "pairs without a correlation, set to the model's": segments.find_undefined_pairs(),
+    }
+    for text, pairs in pairs_by_text.items():
+        if (affected := pairs & used[:, None, None]).any():
+            features = np.flatnonzero(affected.any(axis=(0, 1))).tolist()
+            segment_list = indices[affected.any(axis=(1, 2))].tolist()
+            text += f": {affected.sum() // 2}, among {{features}} in {{segments}}"
+            warnings.append(FitWarning(text, tuple(features), tuple(segment_list)))
+    always_undefined = (segments.find_undefined_pairs() | ~used[:, None, None]).all(axis=0)
+    if always_undefined.any():
+        text = "pairs without a correlation in any segment, so the mixing is in doubt: {features}"
+        features = np.flatnonzero(always_undefined.any(axis=0)).tolist()
+        warnings.append(FitWarning(text, tuple(features)))
+    if (is_strong := ridge > _MAX_RIDGE).any():
+        text = "correlations of segments shrunk to less than a tenth by the ridge: {segments}; a "
+        text += "larger regularization shrinks less"
+        warnings.append(FitWarning(text, segments=tuple(indices[used][is_strong].tolist())))
+    return tuple(warnings)
+
+
+def warn_about_mixing(mixing: Array, remedy: str) -> tuple[FitWarning, ...]:
+    """Warn about columns of length 1 with a single feature, and pairs that are almost the same.
+
+    `remedy` is the change that the warning suggests.
+    """
+    warnings = []
+    if (single := np.flatnonzero((mixing**2).max(axis=0) > _SINGLE_FEATURE_SHARE)).size:
+        features = np.unique(np.abs(mixing[:, single]).argmax(axis=0)).tolist()
+        text = "components with a single feature: {features}; "
+        warnings.append(FitWarning(f"{text}{remedy} may do better", tuple(features)))
+    cosines = np.triu(np.abs(mixing.T @ mixing), 1)
+    if cosines.max(initial=0.0) > _PARALLEL_COSINE:
+        k, l = np.unravel_index(int(cosines.argmax()), cosines.shape)  # noqa: E741
+        text = f"components {k + 1} and {l + 1} are almost the same; {remedy} may do better"
+        warnings.append(FitWarning(text))
+    return tuple(warnings)
+
+
+def warn_about_choice(match: MomentMatch) -> tuple[FitWarning, ...]:
+    """Warn if the chosen ridge is at an end of the grid, or if halves of the rows disagree."""
+    if match.choice is None or match.agreement is None:
+        return ()
+    texts, r = [], match.regularization
+    if len({candidate.regularization for candidate in match.choice.ridges}) > 1:
+        if r == RIDGE_GRID[0]:
+            texts.append(f"regularization {r:g} is the strongest that auto tries")
+        if r == RIDGE_GRID[-1] and match.ridge.any():
+            texts.append(
+                f"regularization {r:g} is the weakest that auto tries: held-out rows favour a "
+                "ridge that only just keeps correlations positive definite"
+            )
+    if match.agreement < _MIN_START_SIMILARITY:
+        texts.append(
+            "halves of the rows disagree on the mixing: mean cosine similarity "
+            f"{match.agreement:.3f}; take fewer components or more rows"
+        )
+    return tuple(map(FitWarning, texts))
+
+
+def warn_about_fit(
+    diagnostics: Mapping[str, Any], n_starts: int, variances: Array
+) -> tuple[FitWarning, ...]:
+    """Warn about a doubtful fit.
+
+    `n_starts` is the number of starts requested; `variances` (n_segments, n_components) are the
+    source variances of the segments used.
+    """
+    texts = []
+    if (missing := -diagnostics["surplus"]) > 0:
+        # Lengths of columns count as unknowns although variances can compensate for them.
+        verb = "is not" if missing > diagnostics["n_components"] else "may not be"
+        texts.append(
+            f"{missing} more unknowns than correlations: the mixing {verb} identifiable; use fewer "
+            "components or more segments"
+        )
+    if diagnostics["gain"] < 0:
+        texts.append("held-out rows are explained no better than by independent features")
+    if (diverged := n_starts - diagnostics["starts_finite"]) > 0:
+        texts.append(f"{diverged} of {n_starts} starts diverged and were left out")
+    if not diagnostics["optimiser_converged"]:
+        texts.append(f"stopped after {diagnostics['iterations']} iterations before converging")
+    if diagnostics["stability_of_starts"] < _MIN_HALVES_AGREEMENT:
+        texts.append(
+            "the two best starts disagree: mean cosine similarity "
+            f"{diagnostics['stability_of_starts']:.3f}; the likelihood has several optima, or "
+            "the mixing is not identifiable"
+        )
+    if diagnostics["gap_rounds"] == MAX_ROUNDS:
+        texts.append("pairs set to the model's correlations had not converged")
+    if pair := _find_proportional_pair(variances):
+        texts.append(
+            f"the variances of components {pair[0] + 1} and {pair[1] + 1} rise and fall together "
+            "over segments: any rotation of the two fits as well"
+        )
+    return tuple(map(FitWarning, texts))
+
+
+def _find_proportional_pair(variances: Array) -> tuple[int, int] | None:
+    """Find the two components with the most nearly proportional variances, if too close."""
+    profiles = np.log(variances)
+    n_components = profiles.shape[1]
+    spreads = np.full((n_components, n_components), np.inf)
+    for k, l in itertools.combinations(range(n_components), 2):  # noqa: E741
+        spreads[k, l] = (profiles[:, k] - profiles[:, l]).std()
+    k, l = divmod(int(np.argmin(spreads)), n_components)  # noqa: E741
+    return (k, l) if spreads[k, l] < _MIN_LOG_RATIO_SPREAD else None

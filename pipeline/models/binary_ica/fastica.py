@@ -21,7 +21,7 @@ is right only where few values are missing.
 Cost: two passes, which count and draw rows; the search costs n_rows n_components² per step.
 Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
 positive, length 1).
-Accuracy: bits are no linear mixture, so A stays off however many rows there are. With 40 segments
+Accuracy: bits are no linear mixture, so A is biased however many rows there are. With 40 segments
 of 1,000 rows of `example:nonstationary`, the mean cosine similarity to the true A was 0.86 for 6
 features of 2 sources, 0.68 for 6 features of 6, and 0.57 for 10 features of 10 (median of 5 seeds).
 """
@@ -83,7 +83,7 @@ class FastICA(Model):
     tol: float = field(default=0.0, init=False)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the rows of each task with their mask, and of copies in double precision."""
+        """Return the bytes of each task's rows and mask, and of copies in double precision."""
         return MAX_ROWS * n_features * (4 * (n_threads + 1) + 5 * 8)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -100,13 +100,13 @@ class FastICA(Model):
         return FitState(FastICAParams(empty, empty, ones / observed), warnings=warnings)
 
     def counts_key(self, n_features: int) -> str:
-        """Name the sample of rows."""
+        """Return a key of the sample of rows."""
         return f"sample of {MAX_ROWS}"
 
     def summarize(
         self, params: FastICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> RowSample:
-        """Draw rows, the same ones for every seed."""
+        """Draw rows; the sample is the same for every seed."""
         return RowSample.from_block(block, MAX_ROWS, RowRandom(0))
 
     def update(
@@ -131,12 +131,11 @@ class FastICA(Model):
         order = np.argsort(-lengths, kind="stable")
         mixing = fix_signs((columns / lengths)[:, order])
         diagnostics = {"n_components": n_components, "optimiser_converged": converged}
-        new_warnings = (
-            () if converged else (FitWarning("the search did not converge: try another {seed}"),)
-        )
+        warnings = state.warnings
+        if not converged:
+            warnings += (FitWarning("the search did not converge: try another {seed}"),)
         unmixing = np.asarray(scipy.linalg.pinv(mixing).T, np.float64)
         params = FastICAParams(mixing, unmixing, means)
-        warnings = (*state.warnings, *new_warnings)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
 
     def _count(self, X: Array) -> int:

@@ -5,9 +5,9 @@ share A and c (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent 
 Non-stationarity-based Approach", UAI 2022, eqs 2–7, where c is 0). Unlike in BLICA, the means of
 the features carry information about A.
 
-Fit: maximise the posterior by scoring (`optimiser`), starting from a BLICA fit at a ridge of 20. A
-pass sums the scores of all rows and their products; each distinct row of a block is scored once.
-P(x) is an orthant probability (eq. 7). It is integrated over z for one or two components
+Fit: maximise the posterior by scoring (`scoring_steps`), starting from a BLICA fit at a ridge of
+20. A pass sums the scores of all rows and their products; each distinct row of a block is scored
+once. P(x) is an orthant probability (eq. 7). It is integrated over z for one or two components
 (`numerics.probit.probit_quadrature`) and approximated by expectation propagation for more
 (`numerics.probit.probit_scores`). The priors are normal, and their variances are estimated from the
 data: log σ² around 0 for the mean over segments, μ and c around 0, and the log lengths of the rows
@@ -31,7 +31,7 @@ Passes: one that counts pairs, then 8 to 20. A hundred or more are needed if the
 the model or there are far too few components.
 Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
 positive, length 1); sources whose means and variances change alike. With as many components as
-features, the length of a row of A relative to the noise is known almost only from the prior.
+features, the length of a row of A relative to the noise is determined almost only by the prior.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
-from pipeline.models.binary_ica.blica import BLICA, BLICAParams
-from pipeline.models.binary_ica.moment_matching.warnings import warn_about_mixing
-from pipeline.models.binary_ica.optimiser import (
+from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_mixing
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
+from pipeline.models.binary_ica.scoring_steps import (
     BinaryICALikelihoodParams,
     ParameterPoint,
     PriorVariances,
@@ -62,7 +62,6 @@ from pipeline.models.binary_ica.optimiser import (
     standard_errors,
     update_priors,
 )
-from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.orthant import MAX_FEATURES
@@ -122,7 +121,7 @@ class BinaryICALikelihood(ProbitICA):
         return BLICA(self.n_components, ridge, starts=self.starts)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the products of scores, or of the BLICA fit if that needs more."""
+        """Return the bytes of the products of scores, or of the BLICA fit if it needs more."""
         n_components = self.n_components or n_features
         n_shared, n_own = n_features * (n_components + 1), 2 * n_components
         products = n_shared**2 + n_segments * n_own * n_shared
@@ -136,7 +135,7 @@ class BinaryICALikelihood(ProbitICA):
         )
 
     def first_key(self, seed: int) -> str:
-        """Name the counted pairs; the number of groups depends on what BLICA has to choose."""
+        """Return a key of the counted pairs; the number of groups depends on BLICA's choices."""
         return "pairs of one group" if self.n_components else "pairs of groups"
 
     def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
@@ -145,7 +144,8 @@ class BinaryICALikelihood(ProbitICA):
         Raises
         ------
         FitError
-            As in BLICA's fit, or if there are too many features for the exact likelihood.
+            For the same reasons as in BLICA, or if there are too many features for the exact
+            likelihood.
         """
         if self.n_components is not None:
             self._check_exact(first.n_features, self.n_components)
@@ -172,20 +172,16 @@ class BinaryICALikelihood(ProbitICA):
         return FitState(params, auxiliary=auxiliary)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
-        if (
-            self.likelihood == "exact"
-            and self._choose_score_function(n_features, n_components) is None
-        ):
+        if self._choose_score_function(n_features, n_components) is None:
             raise FitError(
-                f"{{likelihood=exact}} takes at most {MAX_FEATURES} features or "
-                f"{MAX_COMPONENTS} components, but there are {n_features} features and "
-                f"{n_components} components. Use {{likelihood=ep}}, or fewer features or "
-                "components.",
+                f"{{likelihood=exact}} takes at most {MAX_FEATURES} features or {MAX_COMPONENTS} "
+                f"components, but there are {n_features} features and {n_components} components. "
+                "Use {likelihood=ep}, or fewer features or components.",
                 parameter="likelihood",
             )
 
     def _choose_score_function(self, n_features: int, n_components: int) -> ScoreFunction | None:
-        """Choose how rows are scored; None if they cannot be."""
+        """Return the function that scores rows; None if there is none for this shape."""
         if self.likelihood == "ep":
             return ep_scores
         if n_components <= MAX_COMPONENTS:
@@ -195,11 +191,7 @@ class BinaryICALikelihood(ProbitICA):
         return orthant_scores if n_features <= MAX_FEATURES else None
 
     def summarize(
-        self,
-        params: BinaryICALikelihoodParams,
-        working: Arrays,
-        block: BinaryBlock,
-        rng: RowRandom,
+        self, params: BinaryICALikelihoodParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> ScoreSums:
         """Score the rows of a block."""
         score_rows = self._choose_score_function(*params.mixing.shape)
@@ -207,9 +199,9 @@ class BinaryICALikelihood(ProbitICA):
         return sum_scores(params, block, score_rows)
 
     def get_convergence_criterion(self, state: FitState) -> ExpectedGainCriterion:
-        """Stop once the last step was expected to gain almost nothing, or no step leads higher."""
+        """Stop once the last step had a tiny expected gain, or no step raises the posterior."""
         gain = float(state.auxiliary.get("gain", np.inf))
-        return ExpectedGainCriterion(self.max_iter, self.tol, gain, _is_at_rest(state.auxiliary))
+        return ExpectedGainCriterion(self.max_iter, self.tol, gain, _has_stalled(state.auxiliary))
 
     def update(
         self,
@@ -228,7 +220,7 @@ class BinaryICALikelihood(ProbitICA):
         maximum = find_maximum(statistics, point, priors, path)
         auxiliary = {
             "priors": np.array(priors),
-            # The minimum so far: moving priors may ask for more gain after convergence.
+            # The minimum so far, because moving priors can raise the gain after convergence.
             "gain": np.array(min(maximum.gain, float(previous.get("gain", np.inf)))),
             "reached": np.array(_log_posterior(statistics, point, priors)),
             "likelihood": np.array([statistics.log_likelihood, statistics.error]),
@@ -273,9 +265,9 @@ class BinaryICALikelihood(ProbitICA):
 
 def _sum_groups(counts: PairCounts, n_groups: int) -> FeatureCounts:
     """Sum the groups of each segment, and drop the pairs."""
-    every = np.ones((len(counts.list_grouped_segments(n_groups)), n_groups), np.int64)
-    whole = counts.sum_weighted_groups(n_groups, every)
-    return FeatureCounts(whole.segments, whole.rows, *whole.margins())
+    weights = np.ones((len(counts.list_grouped_segments(n_groups)), n_groups), np.int64)
+    sums = counts.sum_weighted_groups(n_groups, weights)
+    return FeatureCounts(sums.segments, sums.rows, *sums.margins())
 
 
 def _point_from_blica(params: BLICAParams) -> ParameterPoint:
@@ -299,9 +291,9 @@ def _log_posterior(statistics: ScoreSums, point: ParameterPoint, priors: PriorVa
 
 
 def _shorten_step(state: FitState, variance: float) -> FitState:
-    """Go half as far as before, or back to the best point if that is too short to lead higher.
+    """Halve the last step, or return to the best point if the step would become too short.
 
-    Gains hidden by noise of this variance do not count.
+    Gains within the noise of this variance count as 0.
     """
     before = state.auxiliary
     share = 0.5 * float(before["share"])
@@ -312,13 +304,13 @@ def _shorten_step(state: FitState, variance: float) -> FitState:
 
 
 def _take_step(state: FitState, auxiliary: Arrays, share: float) -> FitState:
-    """Go a share of the step from the best point."""
-    there = auxiliary["points"][-1] + share * auxiliary["step"]
-    params = state.params.with_point(state.params.point.from_vector(there))
+    """Take a share of the step from the best point."""
+    vector = auxiliary["points"][-1] + share * auxiliary["step"]
+    params = state.params.with_point(state.params.point.from_vector(vector))
     return replace(state, params=params, auxiliary={**auxiliary, "share": np.array(share)})
 
 
-def _is_at_rest(auxiliary: Arrays) -> bool:
+def _has_stalled(auxiliary: Arrays) -> bool:
     return "share" in auxiliary and auxiliary["share"] == 0
 
 
@@ -327,22 +319,14 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
     if not statistics.n_unsettled:
         return ()
     text = (
-        f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not come "
-        "to rest"
+        f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not "
+        "converge"
     )
     return (FitWarning(text),)
 
 
 class RowPatterns(NamedTuple):
-    """Distinct rows.
-
-    Attributes
-    ----------
-    X, observed
-        Values and mask, (n_patterns, n_features).
-    times
-        Number of equal rows, (n_patterns,).
-    """
+    """Distinct rows, their mask, (n_patterns, n_features), and their counts, (n_patterns,)."""
 
     X: Bits
     observed: Bits
@@ -360,20 +344,12 @@ def find_patterns(block: BinaryBlock) -> RowPatterns:
 
 
 def sum_scores(
-    params: BinaryICALikelihoodParams,
-    block: BinaryBlock,
-    score_rows: ScoreFunction,
+    params: BinaryICALikelihoodParams, block: BinaryBlock, score_rows: ScoreFunction
 ) -> ScoreSums:
     """Sum the scores of the rows of a block, and their products.
 
-    Parameters
-    ----------
-    params
-        Parameters at which to score.
-    block
-        The rows.
-    score_rows
-        Scores rows, given weights and offsets for standard normal sources; `ep_scores` for example.
+    `score_rows` scores rows, given weights and offsets for standard normal sources, for example
+    `ep_scores`.
     """
     model, patterns = params.segment_model(block.segment), find_patterns(block)
     n_features, n_components = model.weights.shape
@@ -390,7 +366,7 @@ def sum_scores(
         variance += float(part.times**2 @ part_scores.error**2) if part_scores.sampled else 0.0
         gradient += part.times @ scores
         products += weighted.T @ weighted
-    shared, own = slice(n_shared), slice(n_shared, None)
+    shared, local = slice(n_shared), slice(n_shared, None)
     return ScoreSums(
         float(totals[0]),
         float(totals[1]),
@@ -400,9 +376,9 @@ def sum_scores(
         products[shared, shared],
         np.array([block.segment]),
         np.array([block.n_samples]),
-        gradient[None, own],
-        products[None, own, own],
-        products[None, own, shared],
+        gradient[None, local],
+        products[None, local, local],
+        products[None, local, shared],
     )
 
 
@@ -416,9 +392,7 @@ def _iter_pattern_parts(patterns: RowPatterns, n_parameters: int) -> Iterator[Ro
 
 
 def _score_patterns(
-    model: SegmentModel,
-    patterns: RowPatterns,
-    score_rows: ScoreFunction,
+    model: SegmentModel, patterns: RowPatterns, score_rows: ScoreFunction
 ) -> ProbitScores:
     deviations = np.sqrt(model.variances)
     return score_rows(patterns.X, model.weights * deviations, model.offsets, patterns.observed)

@@ -1,4 +1,4 @@
-"""The fitted probit model shared by BLICA and binary ICA by likelihood.
+"""Base class of BLICA and binary ICA by likelihood: everything that a fitted probit model can do.
 
 In segment u: z ~ N(μ, diag σ²), P(x_i = 1 | z) = Φ(w_iᵀ (z − μ) + b_i).
 """
@@ -37,7 +37,7 @@ class SegmentModel(NamedTuple):
     thresholds
         Thresholds of standard normals with the model's correlations, (n_features,).
     means, variances
-        Of the sources, (n_components,).
+        Means and variances of the sources, (n_components,).
     """
 
     weights: Array
@@ -63,11 +63,11 @@ class SegmentModel(NamedTuple):
     ) -> Array:
         """Sum log P(x_i, x_j) over the observed pairs i < j: nats, (n_samples,)."""
         correlation, t = self.correlation(), self.thresholds
-        np.fill_diagonal(correlation, 0.0)  # the diagonal is no pair, and 1 has no density
+        np.fill_diagonal(correlation, 0.0)  # unused, but a correlation of 1 has no density
         cells = np.moveaxis(log_cells(t[:, None], t, correlation), -1, 0)
-        one = X.astype(np.float64)
-        zero = (1.0 if observed is None else observed) - one
-        pairs = ((one, one), (one, zero), (zero, one), (zero, zero))
+        ones = X.astype(np.float64)
+        zeros = (1.0 if observed is None else observed) - ones
+        pairs = ((ones, ones), (ones, zeros), (zeros, ones), (zeros, zeros))
         total = np.zeros(len(X))
         for log_cell, (left, right) in zip(np.triu(cells, 1), pairs, strict=True):
             total += (left @ log_cell * right).sum(axis=1)

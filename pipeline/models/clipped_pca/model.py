@@ -47,7 +47,7 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.clipped_pca.standard_errors import MAX_FEATURES, add_standard_errors
-from pipeline.models.clipped_pca.strips import (
+from pipeline.models.clipped_pca.model import (
     MAX_SQUARE_FEATURES,
     count_pair_kinds,
     estimate_strip,

@@ -16,7 +16,7 @@ from pipeline.models.latent_trait.fit_statistics import (
     compute_fit_statistics,
     compute_item_statistics,
 )
-from pipeline.models.latent_trait.nodes import grid_from_working
+from pipeline.models.latent_trait.em import grid_from_working
 from pipeline.models.latent_trait.standard_errors import (
     MAX_PARAMETERS,
     choose_error_form,

@@ -65,8 +65,8 @@ from pipeline.models.latent_trait.em import (
     principal_axes,
     variational_posterior,
 )
-from pipeline.models.latent_trait.finish import add_fit_information, finish_fit
-from pipeline.models.latent_trait.nodes import (
+from pipeline.models.latent_trait.model import add_fit_information, finish_fit
+from pipeline.models.latent_trait.em import (
     NODES_PER_AXIS_LIMITS,
     NodeGrid,
     begin_finer_stage,

@@ -26,7 +26,7 @@ from pipeline.models.noisy_or.gibbs import (
     make_network,
     sample_states,
 )
-from pipeline.models.noisy_or.likelihood import estimate_row_likelihoods
+from pipeline.models.noisy_or.gibbs import estimate_row_likelihoods
 from pipeline.params import layer_arrays_field, optional_array_field
 from pipeline.random import RowRandom
 

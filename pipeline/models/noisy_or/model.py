@@ -73,7 +73,7 @@ from pipeline.models.noisy_or.estimation import (
     unpack_rows,
 )
 from pipeline.models.noisy_or.gibbs import MISSING, sample_posterior_means, sample_states
-from pipeline.models.noisy_or.likelihood import (
+from pipeline.models.noisy_or.gibbs import (
     MAX_ENUMERATED_HIDDEN,
     enumerate_log_probabilities,
     estimate_log_probabilities,

@@ -19,7 +19,7 @@ from flows.experiments.binary_ica_trials import (
 )
 from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
-from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
+from pipeline.models.binary_ica.gaussian_likelihood import MatchSolution
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.examples import NonstationaryTruth, draw_nonstationary_truth
 

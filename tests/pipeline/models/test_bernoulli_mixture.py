@@ -16,7 +16,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.bernoulli_mixture import model as bernoulli_mixture
-from pipeline.models.bernoulli_mixture.kernels import (
+from pipeline.models.bernoulli_mixture.model import (
     compute_mixture_terms,
     mixture_posterior,
     sum_mixture_statistics,

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 
-from pipeline.models.bernoulli_mixture.standard_errors import (
+from pipeline.models.bernoulli_mixture.model import (
     compute_mixture_errors,
     sum_mixture_information,
 )

@@ -13,9 +13,9 @@ from scipy.stats import multivariate_normal, norm
 
 from pipeline.data.blocks import pack_block
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams
-from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
+from pipeline.models.binary_ica.segment_correlations import SegmentStatus
 from pipeline.random import RowRandom
-from tests.pipeline.models.binary_ica.moment_matching import Floats
+from tests.pipeline.models.binary_ica import Floats
 from tests.support.strategies import Bits
 
 RNG = RowRandom(0)

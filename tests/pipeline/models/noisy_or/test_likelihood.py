@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.noisy_or.gibbs import MISSING, make_network
-from pipeline.models.noisy_or.likelihood import (
+from pipeline.models.noisy_or.gibbs import (
     enumerate_log_probabilities,
     estimate_log_probabilities,
 )

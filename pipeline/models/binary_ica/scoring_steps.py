@@ -1,11 +1,12 @@
 """Parameters of binary ICA by likelihood, and the scoring steps that maximise their posterior.
 
 The information matrix is the sum of products of scores (Berndt, Hall, Hall & Hausman 1974) plus the
-precision of the priors. Parameters of different segments interact only through the shared ones, so
-they are eliminated segment by segment. If the data do not follow the model, products of scores do
-not equal the curvature; the changes of the scores over the last steps correct it (limited-memory
-BFGS). Priors are normal. Their variances are estimated by empirical Bayes with Laplace's
-approximation, one step of MacKay's fixed point (Neural Computation 4 (1992), 415–447) per pass.
+precision of the priors. Parameters of different segments interact only through the shared
+parameters, so they are eliminated segment by segment. If the data do not follow the model, products
+of scores do not equal the curvature; the changes of the scores over the last steps correct it
+(limited-memory BFGS). Priors are normal. Their variances are estimated by empirical Bayes with
+Laplace's approximation, one step of MacKay's fixed point (Neural Computation 4 (1992), 415–447) per
+pass.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ParameterPoint(NamedTuple):
     mixing, offsets
         A, (n_features, n_components), and c, (n_features,).
     means, log_variances
-        Of the sources, (n_segments, n_components).
+        Means and log variances of the sources, (n_segments, n_components).
     """
 
     mixing: Array
@@ -48,30 +49,30 @@ class ParameterPoint(NamedTuple):
     log_variances: Array
 
     def move_by(self, change: ParameterPoint, share: float) -> ParameterPoint:
-        """Go a share of a change."""
+        """Return the point after a share of a change."""
         return ParameterPoint(*(a + share * b for a, b in zip(self, change, strict=True)))
 
     def to_vector(self) -> Array:
         """Return all values in one vector: A, c, then μ and log σ² segment by segment."""
-        own = np.hstack([self.means, self.log_variances])
-        return np.concatenate([self.mixing.ravel(), self.offsets, own.ravel()])
+        segments = np.hstack([self.means, self.log_variances])
+        return np.concatenate([self.mixing.ravel(), self.offsets, segments.ravel()])
 
     def from_vector(self, flat: Array) -> ParameterPoint:
         """Invert `to_vector` for a point of the same shapes."""
         n_entries, n_components = self.mixing.size, self.mixing.shape[1]
         n_shared = n_entries + self.offsets.size
-        own = flat[n_shared:].reshape(-1, 2 * n_components)
+        segments = flat[n_shared:].reshape(-1, 2 * n_components)
         return ParameterPoint(
             flat[:n_entries].reshape(self.mixing.shape),
             flat[n_entries:n_shared],
-            own[:, :n_components],
-            own[:, n_components:],
+            segments[:, :n_components],
+            segments[:, n_components:],
         )
 
 
 @dataclass(frozen=True)
 class BinaryICALikelihoodParams:
-    """Parameters; the table of `likelihood` gives shapes. Segments are those with rows.
+    """Parameters, for segments that have rows; the table in `likelihood.py` gives shapes.
 
     Attributes
     ----------
@@ -142,9 +143,9 @@ class PriorVariances(NamedTuple):
     Attributes
     ----------
     norms
-        Variance of log ‖a_i‖ about its mean over features. Its own prior, with three times the
-        weight of the data, holds it near 0.2 / K, the variance for rows with K uniform entries:
-        with as many components as features, the data hardly determine it.
+        Variance of log ‖a_i‖ about its mean over features. With as many components as features, the
+        data hardly determine it. It therefore has a prior, with three times the weight of the data,
+        at 0.2 / K, the variance for rows with K uniform entries.
     offsets, means, log_variances
         Variances of c, μ and log σ² about 0.
     """
@@ -165,10 +166,10 @@ class PosteriorMaximum(NamedTuple):
     gain
         Expected gain of the log posterior, in nats.
     covariance
-        Of A and c, (n_shared, n_shared).
+        Covariance of A and c, (n_shared, n_shared).
     own_covariance, mixed_covariance
-        Of μ and log σ² in each segment, (n_segments, n_own, n_own), and with A and c,
-        (n_segments, n_own, n_shared).
+        Covariance of μ and log σ² in each segment, (n_segments, n_own, n_own), and their
+        covariance with A and c, (n_segments, n_own, n_shared).
     """
 
     step: ParameterPoint
@@ -181,10 +182,7 @@ class PosteriorMaximum(NamedTuple):
 class SearchPath(NamedTuple):
     """Visited points, the latest last, and the derivatives of the log-likelihood there.
 
-    Attributes
-    ----------
-    points, scores
-        Each laid out as by `ParameterPoint.to_vector`, (n_points, n_parameters).
+    Both are (n_points, n_parameters), with rows ordered as in `ParameterPoint.to_vector`.
     """
 
     points: Array
@@ -193,12 +191,8 @@ class SearchPath(NamedTuple):
     def add_point(self, point: ParameterPoint, sums: ScoreSums) -> SearchPath:
         """Append a point, and drop the first one if there are too many."""
         entry = point.to_vector(), np.concatenate([sums.gradient, sums.own_gradient.ravel()])
-        return SearchPath(
-            *(
-                np.vstack([*old, new])[-_MAX_PATH_POINTS:]
-                for old, new in zip(self, entry, strict=True)
-            )
-        )
+        extended = (np.vstack([*old, new]) for old, new in zip(self, entry, strict=True))
+        return SearchPath(*(rows[-_MAX_PATH_POINTS:] for rows in extended))
 
 
 def make_initial_priors(point: ParameterPoint) -> PriorVariances:
@@ -230,18 +224,11 @@ def _log_norms(mixing: Array) -> Array:
 def find_maximum(
     sums: ScoreSums, point: ParameterPoint, priors: PriorVariances, path: SearchPath
 ) -> PosteriorMaximum:
-    """Find the maximum of the posterior's quadratic approximation.
+    """Find the maximum of the posterior's quadratic approximation around a point.
 
-    Parameters
-    ----------
-    sums
-        Scores at the point.
-    point, priors
-        The point of the scores, and the priors there.
-    path
-        Points up to this one. The changes of the scores along it correct the information where
-        products of scores do not equal the curvature (limited-memory BFGS; Nocedal & Wright 2006,
-        algorithm 7.4, from the information instead of a multiple of I).
+    The changes of the scores along the path to this point correct the information, because products
+    of scores may differ from the curvature (limited-memory BFGS; Nocedal & Wright 2006, algorithm
+    7.4, starting from the information instead of a multiple of I).
 
     Raises
     ------
@@ -290,20 +277,21 @@ def _invert_information(
 ) -> _InverseInformation:
     precision, own_precision = _prior_precisions(point, priors)
     own = np.linalg.inv(sums.own_information + own_precision)
-    taken = own @ sums.mixed_information  # (n_segments, n_own, n_shared)
+    cross_terms = own @ sums.mixed_information  # (n_segments, n_own, n_shared)
     flat = (-1, len(precision))
-    precision += sums.information - sums.mixed_information.reshape(flat).T @ taken.reshape(flat)
-    return _InverseInformation(np.asarray(own), taken, _invert(precision))
+    eliminated = sums.mixed_information.reshape(flat).T @ cross_terms.reshape(flat)
+    precision += sums.information - eliminated
+    return _InverseInformation(np.asarray(own), cross_terms, _invert(precision))
 
 
 def _lbfgs_step(gradient: Array, inverse: _InverseInformation, moves: Array, falls: Array) -> Array:
     """Step by the information, corrected by earlier moves and falls of the gradient along them."""
     rising = [(s, y) for s, y in zip(moves, falls, strict=True) if s @ y > 0]
-    rest, shares = gradient.copy(), []
+    remainder, shares = gradient.copy(), []
     for s, y in reversed(rising):
-        shares.append(float(s @ rest) / float(s @ y))
-        rest -= shares[-1] * y
-    step = inverse.solve(rest)
+        shares.append(float(s @ remainder) / float(s @ y))
+        remainder -= shares[-1] * y
+    step = inverse.solve(remainder)
     for (s, y), share in zip(rising, reversed(shares), strict=True):
         step += (share - float(y @ step) / float(s @ y)) * s
     return step
@@ -350,7 +338,7 @@ def _update_variance(
 ) -> float:
     """Return the self-consistent variance (MacKay 1992), in steps of bounded size.
 
-    `held` is the variance of `_PRIOR_WEIGHT` times as many additional values.
+    `prior_variance` counts as the variance of `_PRIOR_WEIGHT` times as many additional values.
     """
     n, n_known = values.size, max(values.size - float(unknown.sum()) / current, 1e-3)
     squares = float((values**2).sum())
@@ -384,19 +372,16 @@ def update_priors(
         own[:, n_components:],
     )
     prior_variances = (_UNIFORM_VARIANCE / n_components, None, None, None)
-    *others, logs = _split_by_prior(point)
-    return PriorVariances(
-        *map(
-            _update_variance, (*others, _limit_common_part(logs)), unknown, priors, prior_variances
-        )
-    )
+    *values, logs = _split_by_prior(point)
+    values.append(_limit_common_part(logs))
+    return PriorVariances(*map(_update_variance, values, unknown, priors, prior_variances))
 
 
 def _limit_common_part(logs: Array) -> Array:
-    """Scale down what segments have in common to at most the size of their differences.
+    """Scale down the mean over segments to at most the size of the differences between segments.
 
     Sources can shrink while A grows without changing the likelihood. If their prior widened
-    accordingly, nothing would fix either of them.
+    accordingly, the size of neither would be determined.
     """
     common = logs.mean(axis=0)
     differences = logs - common
@@ -417,8 +402,8 @@ def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
 def standard_errors(point: ParameterPoint, maximum: PosteriorMaximum) -> tuple[Array, Array, Array]:
     """Return standard errors of A with columns of length 1, of c, and of log σ² at that length.
 
-    By the delta method: for a column a of length l, the entries of a / l move by (I − a aᵀ / l²) /
-    l times the change of a, and log σ² by 2 aᵀ / l² times it.
+    These follow from the delta method. If a column a of length l changes by da, then a / l changes
+    by (I − a aᵀ / l²) da / l, and log σ² by 2 aᵀ da / l².
     """
     n_features, n_components = point.mixing.shape
     n_entries = point.mixing.size

@@ -15,17 +15,17 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.executors.base import MapFunction
-from pipeline.models.binary_ica.moment_matching.objective import SegmentMoments
+from pipeline.models.binary_ica.gaussian_likelihood import SegmentMoments
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.statistics.correlations import PairTables, estimate_correlations, estimate_tetrachoric
 from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
-_MIN_TASK_FEATURES = 300
 MAX_UNDEFINED_SHARE = 0.1
 """Maximum share of undefined pairs; a segment with more is left out."""
-Counts = NDArray[np.int64]
+_MIN_TASK_FEATURES = 300
 
 
 class SegmentStatus(IntEnum):
@@ -39,7 +39,7 @@ class SegmentStatus(IntEnum):
 
 @dataclass(frozen=True)
 class SegmentCorrelations:
-    """Correlations of segments, one entry per segment in each array.
+    """Correlations of segments; each array has one entry per segment.
 
     Attributes
     ----------
@@ -48,7 +48,8 @@ class SegmentCorrelations:
     rows
         Number of rows, (n_segments,).
     pair_rows
-        Rows with both of a pair observed, mean over the pairs that count, (n_segments,).
+        Rows with both features of a pair observed, mean over pairs of varying features,
+        (n_segments,).
     varies
         Whether a feature has ones and zeros, (n_segments, n_features).
     thresholds
@@ -57,8 +58,8 @@ class SegmentCorrelations:
         Their standard errors; infinite if a feature does not vary.
     correlation, pair_status
         Tetrachoric correlations and the `PairStatus` of each, (n_segments, n_features, n_features).
-        Undefined correlations of features that vary are the mean of other segments; all other
-        undefined ones are 0.
+        Undefined correlations of features that vary are the mean over other segments; other
+        undefined correlations are 0.
     extremes
         Smallest and largest eigenvalue of each correlation matrix, (n_segments, 2).
     """
@@ -146,13 +147,13 @@ def _estimate_thresholds(
 def _fill_undefined(
     correlation: Array, pair_status: NDArray[np.uint8], varies: NDArray[np.bool_], weights: Array
 ) -> None:
-    """Set undefined pairs to the weighted mean over the segments where the pair is known."""
+    """Set undefined pairs to the weighted mean over the segments where they are defined."""
     missing = _find_undefined(varies, pair_status)
     if not missing.any():
         return
-    known = (pair_status == PairStatus.PLAIN) | (pair_status == PairStatus.EMPTY_CELL)
-    total = np.einsum("u,uij,uij->ij", weights, known, correlation)
-    mass = np.einsum("u,uij->ij", weights, known)
+    is_known = (pair_status == PairStatus.PLAIN) | (pair_status == PairStatus.EMPTY_CELL)
+    total = np.einsum("u,uij,uij->ij", weights, is_known, correlation)
+    mass = np.einsum("u,uij->ij", weights, is_known)
     mean = np.divide(total, mass, out=np.zeros_like(total), where=mass > 0)
     for matrix, gaps in zip(correlation, missing, strict=True):
         matrix[gaps] = mean[gaps]
@@ -195,21 +196,10 @@ def _find_undefined(varies: NDArray[np.bool_], pair_status: NDArray[np.uint8]) -
 
 
 def find_ridge(extremes: Array, regularization: float) -> Array:
-    """Find the least δ >= 0 with which (C + δ I) / (1 + δ) has at most the condition number r.
+    """Find the least δ ≥ 0 with which (C + δ I) / (1 + δ) has at most the condition number r > 1.
 
-    Step 2 of algorithm 1 of Hyttinen et al. (2022): δ = (λ₁ − r λₙ) / (r − 1).
-
-    Parameters
-    ----------
-    extremes
-        Smallest and largest eigenvalue of each C, (n_segments, 2).
-    regularization
-        r > 1.
-
-    Returns
-    -------
-    ndarray
-        δ, (n_segments,).
+    `extremes` (n_segments, 2) has the smallest and largest eigenvalue of each C. Return δ,
+    (n_segments,), by step 2 of algorithm 1 of Hyttinen et al. (2022): δ = (λ₁ − r λₙ) / (r − 1).
     """
     least, largest = extremes.T
     needed: Array = (largest - regularization * least) / (regularization - 1)
@@ -234,14 +224,8 @@ class GroupSums:
 
     `PairCounts.sum_weighted_groups` computes the same sums at once.
 
-    Attributes
-    ----------
-    counts
-        Counts by segment and group, see `PairCounts.from_groups`.
-    n_groups
-        Number of groups per segment.
-    weights
-        How often each group counts, at least 0: (n_segments, n_groups), in the order of `segments`.
+    `counts` are by segment and group, see `PairCounts.from_groups`. `weights` (n_segments,
+    n_groups) says how often each group counts, at least 0, in the order of `segments`.
     """
 
     counts: PairCounts
@@ -274,8 +258,8 @@ class GroupSums:
         """Return the tables of pairs (i in left, j in right) of the segment at this place."""
         place, times = self._find_rows()
         rows = np.flatnonzero(place == segment)
-        counted = rows[times[rows] > 0]
-        used_rows = counted if counted.size else rows[:1]
+        weighted_rows = rows[times[rows] > 0]
+        used_rows = weighted_rows if weighted_rows.size else rows[:1]
         tables = [self.counts.table(int(row), left, right) for row in used_rows]
         return PairTable(
             *(_sum_tables(times[used_rows], parts) for parts in zip(*tables, strict=True))
@@ -297,6 +281,6 @@ class GroupSums:
 def _sum_tables(times: Counts, parts: Sequence[Counts]) -> Counts:
     """Sum one part of several tables, each multiplied by its weight."""
     total: Counts = times[0] * parts[0]
-    for often, part in zip(times[1:], parts[1:], strict=True):
-        total += often * part
+    for n_times, part in zip(times[1:], parts[1:], strict=True):
+        total += n_times * part
     return total

@@ -7,9 +7,10 @@ Olshen, Stone, "Classification and Regression Trees", 1984, section 3.4.3):
 * the weakest ridge within one standard error on which halves of the rows agree, because a ridge
   biases the mixing however many rows there are.
 
-The standard error is that of a sum of differences over segments. It is too small, because the folds
-of a segment are not independent: in simulated data, one component too many gained up to 2.5
-standard errors. One component too few lost 3.0 with 8 segments, and 6 to 14 with 40.
+Differences of scores are summed over segments, and the standard error is estimated from their
+spread. It is too small, because the folds of a segment are not independent: in simulated data, one
+component too many gained up to 2.5 standard errors. One component too few lost 3.0 standard errors
+with 8 segments, and 6 to 14 with 40.
 
 Every setting is fitted to halves of the rows and scored on the other halves. All settings use the
 same splits: the row groups are halved like the rows of a Hadamard matrix, so that any two splits
@@ -34,14 +35,14 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import label_map
-from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
-from pipeline.models.binary_ica.moment_matching.optimiser import (
+from pipeline.models.binary_ica.gaussian_likelihood import (
+    MatchSolution,
     add_component,
     map_or_thread,
     maximise,
     maximise_from_seeds,
 )
-from pipeline.models.binary_ica.moment_matching.segments import (
+from pipeline.models.binary_ica.segment_correlations import (
     GroupSums,
     SegmentCorrelations,
     estimate_segments,
@@ -61,8 +62,8 @@ _N_STARTS = 2
 _TOLERANCE = 1e-5
 _MAX_LOSS_OF_FEWER = 2.7
 _MIN_HALVES_SIMILARITY, _SIMILARITY_TOLERANCE = 0.9, 0.05
-"""Required similarity of halves: the minimum, and the tolerance below that of the best score. A
-strong ridge makes halves agree on a biased mixing, so the tolerance for weaker ridges is large."""
+"""Required similarity of halves: at least the first, and at most the second below the similarity at
+the best score. A strong ridge makes halves agree on a biased mixing, so this tolerance is large."""
 FeaturePairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 MAX_SPLITS = 2
 MAX_PAIRS = 1 << 17
@@ -72,12 +73,8 @@ MAX_PAIRS = 1 << 17
 class ComponentsTrial(NamedTuple):
     """Trial of one number of components.
 
-    Attributes
-    ----------
-    solution
-        The best fit to all rows with the first ridge, for the segments used.
-    candidates
-        The ridges tried, from the strongest.
+    `solution` is the best fit to all rows with the first ridge, for the segments used; `candidates`
+    are the ridges tried, from the strongest.
     """
 
     solution: MatchSolution
@@ -90,18 +87,11 @@ class ComponentsTrial(NamedTuple):
 
 
 class SettingChoice(NamedTuple):
-    """The chosen setting and its alternatives.
+    """The chosen setting, `candidate`, and its alternatives.
 
-    Attributes
-    ----------
-    candidate
-        The chosen setting.
-    solution
-        A fit to all rows with the chosen number of components, used as a start of the final fit.
-    ridges
-        Candidates with the chosen number of components.
-    candidates
-        All candidates, in the order of components.
+    `solution` is a fit to all rows with the chosen number of components, from which the final fit
+    also starts. `ridges` are the candidates with this number of components, and `candidates` all
+    candidates, in the order of components.
     """
 
     candidate: ScoredSetting
@@ -111,7 +101,7 @@ class SettingChoice(NamedTuple):
 
 
 def choose_setting(
-    whole: SegmentCorrelations,
+    segments: SegmentCorrelations,
     folds: Sequence[HeldOutFold],
     components: Sequence[int],
     grid: Sequence[float],
@@ -121,7 +111,7 @@ def choose_setting(
 
     Parameters
     ----------
-    whole
+    segments
         Segments of all rows.
     folds
         Output of `split_into_folds`.
@@ -133,7 +123,7 @@ def choose_setting(
     map_items
         Map over folds.
     """
-    trials = try_components(whole, folds, components, grid, map_items)
+    trials = try_components(segments, folds, components, grid, map_items)
     trial = choose_components(trials)
     trial = trial._replace(candidates=_try_weaker_ridges(folds, trial, grid, map_items))
     by_number = {t.best.n_components: t for t in (*trials, trial)}
@@ -144,21 +134,20 @@ def choose_setting(
 
 
 def try_components(
-    whole: SegmentCorrelations,
+    segments: SegmentCorrelations,
     folds: Sequence[HeldOutFold],
     components: Sequence[int],
     grid: Sequence[float],
     map_items: MapFunction,
 ) -> list[ComponentsTrial]:
-    """Score numbers of components in turn, each with the most promising ridges."""
+    """Score one number of components after another, each with the most promising ridges."""
     trials: list[ComponentsTrial] = []
     first, last_better = min(_FIRST_RIDGE_INDEX, len(grid) - 1), 0
     for place, n_components in enumerate(components):
         smaller_fit = trials[-1].solution if trials else None
-        solution = _fit_all_rows(whole, n_components, grid[first], smaller_fit, map_items)
-        trials.append(
-            ComponentsTrial(solution, _climb_grid(whole, folds, solution, grid, first, map_items))
-        )
+        solution = _fit_all_rows(segments, n_components, grid[first], smaller_fit, map_items)
+        ridges = _climb_grid(segments, folds, solution, grid, first, map_items)
+        trials.append(ComponentsTrial(solution, ridges))
         first = grid.index(trials[-1].best.regularization)
         if not _is_as_good(trials[last_better].best, trials[place].best):
             last_better = place
@@ -187,7 +176,7 @@ def choose_ridge(ridges: Sequence[ScoredSetting]) -> ScoredSetting:
 
 
 def resample_ridges(ridges: Sequence[ScoredSetting], seeds: Sequence[int]) -> list[float]:
-    """Choose the ridge anew for each seed, from scores of segments drawn with replacement."""
+    """Choose a ridge for each seed, from the scores of segments drawn with replacement."""
     n_segments = ridges[0].nats.shape[1]
     regularizations = []
     for seed in seeds:
@@ -225,37 +214,34 @@ def _is_as_good(candidate: ScoredSetting, best: ScoredSetting, n_errors: float =
 
 
 def _fit_all_rows(
-    whole: SegmentCorrelations,
+    segments: SegmentCorrelations,
     n_components: int,
     r: float,
     smaller_fit: MatchSolution | None,
     map_items: MapFunction,
 ) -> MatchSolution:
     """Fit all rows from fixed random starts, and from the fit with one component less."""
-    moments = whole.moments(r)
+    moments = segments.moments(r)
     extra_starts = [] if smaller_fit is None else [add_component(moments, smaller_fit)]
     label = f"choose, {n_components} components, all rows"
-    map_labelled, seeds = (
-        label_map(map_items, label, _N_STARTS + len(extra_starts)),
-        range(_N_STARTS),
-    )
+    map_labelled = label_map(map_items, label, _N_STARTS + len(extra_starts))
     optima = maximise_from_seeds(
-        moments, n_components, seeds, map_labelled, _TOLERANCE, extra_starts
+        moments, n_components, range(_N_STARTS), map_labelled, _TOLERANCE, extra_starts
     )
     return optima[0].solution
 
 
 def _climb_grid(
-    whole: SegmentCorrelations,
+    segments: SegmentCorrelations,
     folds: Sequence[HeldOutFold],
     solution: MatchSolution,
     grid: Sequence[float],
     first: int,
     map_items: MapFunction,
 ) -> list[ScoredSetting]:
-    """Climb the grid from place `first`; each fit starts where that of the next ridge ended."""
+    """Climb the grid from place `first`; each fit starts from the fit with the adjacent ridge."""
     n_components, settings = solution.mixing.shape[1], {}
-    starts: Sequence[MatchSolution] = make_fold_starts(folds, solution, whole.is_used)
+    starts: Sequence[MatchSolution] = make_fold_starts(folds, solution, segments.is_used)
     settings[first] = score_setting(folds, n_components, grid[first], starts, map_items)
     for step in (1, -1):
         place = first
@@ -291,8 +277,8 @@ def _try_weaker_ridges(
 
 def has_ridge(folds: Sequence[HeldOutFold], regularization: float) -> bool:
     """Return whether the ridge changes any fold; if not, weaker ridges give the same fit."""
-    trained = [fold.train for fold in folds]
-    return any(find_ridge(t.extremes[t.is_used], regularization).any() for t in trained)
+    halves = [fold.train for fold in folds]
+    return any(find_ridge(h.extremes[h.is_used], regularization).any() for h in halves)
 
 
 class ScoredSetting(NamedTuple):
@@ -327,14 +313,8 @@ class ScoredSetting(NamedTuple):
 class HeldOutFold:
     """Correlations of one half of the rows, and tables of the other.
 
-    Attributes
-    ----------
-    train
-        Segments of the first half.
-    pairs
-        Features i < j of the scored pairs, (n_pairs,) each.
-    test
-        Tables of these pairs in the other half, one entry per segment.
+    `train` are the segments of the first half, `pairs` the features i < j of the scored pairs,
+    (n_pairs,) each, and `test` the tables of these pairs in the other half, one per segment.
     """
 
     train: SegmentCorrelations
@@ -347,21 +327,9 @@ def split_into_folds(
 ) -> list[HeldOutFold]:
     """Split row groups into halves; each half is fitted once and scored once.
 
-    Parameters
-    ----------
-    counts
-        Counts by segment and group, see `PairCounts.from_groups`.
-    n_groups
-        Number of groups per segment, a power of two.
-    min_rows
-        Minimum number of rows of a segment; half of that in a fold.
-    map_items
-        Map for estimating correlations.
-
-    Returns
-    -------
-    list of HeldOutFold
-        Two for each of up to `MAX_SPLITS` splits, one after the other.
+    There are two folds for each of up to `MAX_SPLITS` splits, one after the other. `n_groups` is
+    the number of groups per segment in `counts`, a power of two. A segment of a fold needs half of
+    `min_rows`.
 
     Raises
     ------
@@ -426,19 +394,7 @@ def score_setting(
     starts: Sequence[MatchSolution],
     map_items: MapFunction,
 ) -> ScoredSetting:
-    """Fit every fold from its own start and score it.
-
-    Parameters
-    ----------
-    folds
-        Output of `split_into_folds`.
-    n_components, regularization
-        The setting.
-    starts
-        One per fold.
-    map_items
-        Map over folds.
-    """
+    """Fit every fold from the start at its place in `starts`, and score it."""
     fit = partial(_fit_fold, regularization)
     largest = max(fold.train.correlation.nbytes for fold in folds)
     label = f"choose, {n_components} components, regularization {regularization:g}"

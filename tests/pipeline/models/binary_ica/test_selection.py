@@ -11,14 +11,17 @@ import pytest
 from scipy.stats import multivariate_normal, norm
 
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.models.binary_ica.moment_matching import optimiser, selection
-from pipeline.models.binary_ica.moment_matching.objective import MatchSolution, SegmentMoments
-from pipeline.models.binary_ica.moment_matching.optimiser import Optimum
-from pipeline.models.binary_ica.moment_matching.segments import (
+from pipeline.models.binary_ica import gaussian_likelihood, selection
+from pipeline.models.binary_ica.gaussian_likelihood import (
+    MatchSolution,
+    Optimum,
+    SegmentMoments,
+)
+from pipeline.models.binary_ica.segment_correlations import (
     SegmentCorrelations,
     estimate_segments,
 )
-from pipeline.models.binary_ica.moment_matching.selection import (
+from pipeline.models.binary_ica.selection import (
     RIDGE_GRID,
     ComponentsTrial,
     HeldOutFold,
@@ -34,7 +37,7 @@ from pipeline.models.binary_ica.moment_matching.selection import (
     try_components,
 )
 from pipeline.statistics.counts import PairCounts
-from tests.pipeline.models.binary_ica.moment_matching import (
+from tests.pipeline.models.binary_ica import (
     Floats,
     correlations_of,
     counts_of,
@@ -424,5 +427,5 @@ def test_scores_have_the_same_bytes_wherever_they_are_made(
 
     here = scores(map)
     assert scores(ThreadsExecutor(2).map) == here
-    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
+    monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
     assert scores(None) == here

@@ -1,4 +1,4 @@
-"""Algorithm 1 from pair counts to a solution, with the steps before and after the optimisation.
+"""Moment matching for BLICA: from pair counts to a mixing and source variances (algorithm 1).
 
 `match_moments` chooses the setting on held-out rows if needed, maximises from several starts, fills
 undefined correlations, calibrates the variances, orders the columns, and adds bootstrap intervals.
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import label_map
-from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
-from pipeline.models.binary_ica.moment_matching.optimiser import (
+from pipeline.models.binary_ica.gaussian_likelihood import (
+    MatchSolution,
     Optimum,
     map_or_thread,
     maximise,
     maximise_from_seeds,
     maximise_variances,
 )
-from pipeline.models.binary_ica.moment_matching.segments import (
+from pipeline.models.binary_ica.segment_correlations import (
     SegmentCorrelations,
     SegmentStatus,
     estimate_segments,
 )
-from pipeline.models.binary_ica.moment_matching.selection import (
+from pipeline.models.binary_ica.selection import (
     RIDGE_GRID,
     HeldOutFold,
     ScoredSetting,
@@ -46,12 +46,10 @@ from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
 MAX_ROUNDS = 20
-_MAX_CHANGE = 1e-3
-_REFIT_TOLERANCE = 1e-11
-"""Small, or a refit that begins near its end would stop before it has moved."""
 INTERVAL_LEVEL = 0.95
-_REPLICATE_TOLERANCE = 1e-6
-"""Of replicates: it moves them by about a tenth of what they differ by."""
+_MAX_CHANGE = 1e-3
+_REFIT_TOLERANCE = 1e-11  # small, because a refit starts so near its optimum
+_REPLICATE_TOLERANCE = 1e-6  # changes a replicate by a tenth of the spread of the replicates
 
 
 @dataclass(frozen=True)
@@ -83,28 +81,19 @@ class MomentMatch:
     ----------
     n_components, regularization
         The setting used.
-    choice
-        The choice made on held-out rows; None if nothing was chosen.
-    agreement
-        Mean cosine similarity of the mixings of two halves of the rows; None if nothing was chosen.
-    candidates
-        Settings scored on held-out rows, independence first.
-    n_starts
-        Number of starts: random ones, and the one from the choice.
-    optima
-        Results of the starts that stayed finite, best first, before gaps were filled.
-    best
-        The best optimum, with gaps filled.
-    gap_rounds
-        Number of fits that filled gaps.
-    segments
-        The correlations that were matched.
-    ridge
-        δ of each segment used.
-    solution
-        The normalised solution of all segments.
-    interval
-        Bootstrap intervals of its mixing.
+    choice, agreement, candidates
+        The choice on held-out rows, the mean cosine similarity of the mixings of two halves of the
+        rows, and the scored settings, independence first; None, None and empty if the setting was
+        given.
+    n_starts, optima
+        Number of starts (random, and from the choice), and the results that stayed finite, best
+        first, before gaps were filled.
+    best, gap_rounds
+        The best optimum, with gaps filled, and the number of fits that filled gaps.
+    segments, ridge
+        The correlations that were matched, and δ of each segment used.
+    solution, interval
+        The normalised solution of all segments, and bootstrap intervals of its mixing.
     """
 
     n_components: int
@@ -211,7 +200,7 @@ def _choose_identifiable(
     settings: MatchSettings,
     map_items: MapFunction,
 ) -> SettingChoice:
-    """Choose what is not set on held-out rows, among identifiable numbers of components."""
+    """Choose the missing settings on held-out rows, among identifiable numbers of components."""
     n_components, r = settings.n_components, settings.regularization
     n, n_used = segments.correlation.shape[1], int(segments.is_used.sum())
     # Use the same count as the warnings, so that the fit never warns about its own choice.
@@ -223,23 +212,10 @@ def _choose_identifiable(
 def fill_gaps(
     optimum: Optimum, segments: SegmentCorrelations, regularization: float, map_items: MapFunction
 ) -> tuple[Optimum, SegmentCorrelations, int]:
-    """Set undefined correlations to those of the model and fit again, until they converge.
+    """Replace undefined correlations by the model's and fit again, until they converge.
 
-    Parameters
-    ----------
-    optimum
-        Optimum of the segments as they are.
-    segments
-        The segments.
-    regularization
-        Condition number to ridge to.
-    map_items
-        Map for eigenvalues and fits.
-
-    Returns
-    -------
-    optimum, segments, n_rounds
-        The last fit, the segments it was fitted to, and the number of fits, at most `MAX_ROUNDS`.
+    `optimum` is a fit to the segments with the condition number `regularization`. Return the last
+    fit, the segments it was fitted to, and the number of fits, at most `MAX_ROUNDS`.
     """
     gaps = segments.find_undefined_pairs() & segments.is_used[:, None, None]
     if not gaps.any():
@@ -268,18 +244,8 @@ def calibrate_variances(
 ) -> MatchSolution:
     """Fit variances and scales again with the mixing fixed and the ridge in the model as well.
 
-    A ridge on the data alone stabilises the mixing but shrinks the variances several times.
-
-    Parameters
-    ----------
-    solution
-        Solution of the segments used.
-    segments
-        All segments.
-    regularization
-        Condition number to ridge to.
-    map_items
-        Map for the fit.
+    A ridge on the data alone stabilises the mixing but makes the variances several times too small.
+    `solution` is for the segments used, `segments` are all segments.
     """
     moments = segments.moments(regularization)
     ridged_moments = replace(moments, model_ridge=moments.ridge)
@@ -292,20 +258,10 @@ def calibrate_variances(
 
 
 def normalize_solution(solution: MatchSolution, segments: SegmentCorrelations) -> MatchSolution:
-    """Normalise columns to length 1, sign and order; segments left out get the mean variances.
+    """Normalise a solution of the segments used, and extend it to all segments.
 
-    Parameters
-    ----------
-    solution
-        Solution of the segments used.
-    segments
-        All segments.
-
-    Returns
-    -------
-    MatchSolution
-        Solution of all segments. Columns are ordered by explained variance, largest first; the
-        largest entry of each is positive.
+    Columns get length 1 and a positive largest entry, and are ordered by explained variance,
+    largest first. Segments that were left out get the mean variances.
     """
     used, weights = segments.is_used, segments.pair_rows[segments.is_used]
     lengths = np.linalg.norm(solution.mixing, axis=0)
@@ -323,20 +279,9 @@ def normalize_solution(solution: MatchSolution, segments: SegmentCorrelations) -
 def estimate_source_means(mixing: Array, outputs: Array, errors: Array) -> tuple[Array, Array]:
     """Project the outputs implied by the margins on the mixing, by weighted least squares.
 
-    Parameters
-    ----------
-    mixing
-        A, (n_features, n_components).
-    outputs
-        Means of y = A z that would reproduce the margins, (n_segments, n_features).
-    errors
-        Their standard errors, infinite if unknown, (n_segments, n_features).
-
-    Returns
-    -------
-    means, misfit
-        μ of each segment, (n_segments, n_components), and the root mean square of the residuals in
-        standard errors, (n_segments,).
+    `outputs` (n_segments, n_features) are the means of y = A z that would reproduce the margins,
+    and `errors` their standard errors, infinite if unknown. Return μ of each segment, (n_segments,
+    n_components), and the root mean square of the residuals in standard errors, (n_segments,).
     """
     means, misfits = [], []
     for output, error in zip(outputs, errors, strict=True):
@@ -349,31 +294,18 @@ def estimate_source_means(mixing: Array, outputs: Array, errors: Array) -> tuple
 
 
 def count_surplus_equations(n_features: int, n_components: int, n_segments: int) -> int:
-    """Count statistics minus unknowns of binary ICA fitted to the correlations of its segments.
+    """Count the correlations of all segments minus the unknowns of binary ICA.
 
     With n features, K components and U segments this is U [n (n − 1) / 2 − K] − n K. Each segment
     has n (n − 1) / 2 correlations and K unknown variances of its sources; all segments share the n
     K unknown entries of the mixing matrix. The length of a column can be traded for its source's
-    variances, so K of the unknowns are free, but they count here as they do in the paper. Below −K
-    the model cannot be identified; with exact correlations it was identified for every count of at
-    least −K.
+    variances, so K of the unknowns are free, but they count here as in the paper (Hyttinen,
+    Barin-Pacela and Hyvärinen 2022, table 1). Below −K the model cannot be identified; with exact
+    correlations it was identified for every count of at least −K.
 
     The paper also counts the n margins and the K source means of a segment, which gives U [n (n +
     1) / 2 − 2 K] − n K, the same at K = n. Here the thresholds of a segment are free, so its
     margins carry no information about the mixing.
-
-    Hyttinen, Barin-Pacela and Hyvärinen (2022), Binary independent component analysis: a
-    non-stationarity-based approach, UAI, table 1.
-
-    Parameters
-    ----------
-    n_features, n_components, n_segments
-        Shape of the model.
-
-    Returns
-    -------
-    int
-        Statistics minus unknowns.
     """
     correlations = n_features * (n_features - 1) // 2
     return n_segments * (correlations - n_components) - n_features * n_components
@@ -397,20 +329,16 @@ def bootstrap_mixing_interval(
 
     Parameters
     ----------
-    counts
-        Counts by segment and group, see `PairCounts.from_groups`.
-    n_groups
-        Groups per segment, at least 2.
-    regularizations
-        Condition number to ridge to, one per replicate.
+    counts, n_groups
+        Counts by segment and group, see `PairCounts.from_groups`; at least 2 groups per segment.
+    regularizations, seeds
+        Condition number to ridge to, and random seed, for each replicate.
     optimum
         Start of every fit: the optimum of the segments used.
     mixing
         Mixing whose column order and signs the replicates adopt, (n_features, n_components).
     segments
-        Segments of the fit; segments it left out are left out here.
-    seeds
-        One per replicate.
+        Segments of the fit; segments that it left out are left out here too.
     map_items
         Map over replicates.
 

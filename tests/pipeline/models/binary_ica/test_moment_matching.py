@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from pipeline.executors.base import MapFunction
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.models.binary_ica.moment_matching import optimiser
-from pipeline.models.binary_ica.moment_matching.matching import (
+from pipeline.models.binary_ica import gaussian_likelihood
+from pipeline.models.binary_ica.gaussian_likelihood import (
+    MatchSolution,
+    Optimum,
+    maximise,
+    maximise_from_seeds,
+)
+from pipeline.models.binary_ica.moment_matching import (
     MAX_ROUNDS,
     bootstrap_mixing_interval,
     calibrate_variances,
@@ -22,13 +29,7 @@ from pipeline.models.binary_ica.moment_matching.matching import (
     fill_gaps,
     normalize_solution,
 )
-from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
-from pipeline.models.binary_ica.moment_matching.optimiser import (
-    Optimum,
-    maximise,
-    maximise_from_seeds,
-)
-from pipeline.models.binary_ica.moment_matching.segments import (
+from pipeline.models.binary_ica.segment_correlations import (
     SegmentCorrelations,
     SegmentStatus,
     estimate_segments,
@@ -36,7 +37,7 @@ from pipeline.models.binary_ica.moment_matching.segments import (
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
-from tests.pipeline.models.binary_ica.moment_matching import (
+from tests.pipeline.models.binary_ica import (
     Floats,
     correlations_of,
     counts_of,
@@ -153,13 +154,13 @@ def test_refinements_have_the_same_bytes_wherever_they_run(
     segments = with_gaps((0, 0, 1))
     optimum = best_of(segments, 4.0)
 
-    def refined(map_items: optimiser.MapFunction) -> bytes:
+    def refined(map_items: MapFunction) -> bytes:
         last, filled, _ = fill_gaps(optimum, segments, 4.0, map_items)
         return calibrate_variances(last.solution, filled, 4.0, map_items).to_vector().tobytes()
 
     here = refined(map)
     assert refined(ThreadsExecutor(2).map) == here
-    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
+    monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
     assert refined(map) == here
 
 
@@ -346,7 +347,7 @@ def test_intervals_are_percentiles_and_the_same_wherever_they_are_made(
     np.testing.assert_allclose(together, np.percentile(replicates, [2.5, 97.5], axis=0))
     assert np.ptp(replicates, axis=0).min() > 0
     threaded = bootstrap_mixing_interval(*arguments, range(5), ThreadsExecutor(2).map)
-    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
+    monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
     large = bootstrap_mixing_interval(*arguments, range(5), map)
     assert threaded.tobytes() == large.tobytes() == together.tobytes()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from pipeline.models.binary_ica.moment_matching.segments import (
+from pipeline.models.binary_ica.segment_correlations import (
     GroupSums,
     SegmentCorrelations,
     SegmentStatus,
@@ -20,7 +20,7 @@ from pipeline.models.binary_ica.moment_matching.segments import (
     find_ridge,
 )
 from pipeline.numerics.gaussian.tetrachoric import PairStatus, tetrachoric
-from tests.pipeline.models.binary_ica.moment_matching import (
+from tests.pipeline.models.binary_ica import (
     Floats,
     counts_of,
     drawn,
@@ -267,7 +267,7 @@ def test_features_that_do_not_vary_are_uncorrelated_and_no_gaps() -> None:
 
 def test_threads_and_tasks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.executors.threads import ThreadsExecutor
-    from pipeline.models.binary_ica.moment_matching import segments as module
+    from pipeline.models.binary_ica import segment_correlations as module
 
     counts, here = counts_of(rows()), estimated(rows())
     monkeypatch.setattr(module, "_MIN_TASK_FEATURES", 1)

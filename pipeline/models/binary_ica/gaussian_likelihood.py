@@ -1,0 +1,412 @@
+"""The scaled Gaussian likelihood of segments' correlations, its gradient, and its maximisation.
+
+Segment u has correlations C and the model Σ = Q (I + A S Aᵀ) Q. A (n_features, n_components) is the
+same in all segments; S = diag(σ²) and the positive diagonal Q differ (Hyttinen, Barin-Pacela,
+Hyvärinen, "Binary Independent Component Analysis: A Non-stationarity-based Approach", UAI 2022,
+section 5 and algorithm 1; π/8 is absorbed in σ²). With D = Q⁻¹, L = A S^½, B = D L and G = I + LᵀL,
+the determinant lemma and Woodbury's identity give
+
+    −log det Σ − tr(C Σ⁻¹) = 2 log det D − log det G − Σ_i D_i² + tr(G⁻¹ Bᵀ C B),
+
+which costs n² K per segment; no n × n matrix is inverted.
+
+The matched matrix is (C + δ I) / (1 + δ). If the model is ridged too, it is (Σ + δ I) / (1 + δ)
+with Σ = Q (I + L Lᵀ) Q of unit diagonal: that has the same form, with rows of L divided by √(1 + δ
++ δ ‖L_i‖²) and another Q. L-BFGS maximises the likelihood from several starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.errors import FitError
+from pipeline.executors.base import MapFunction
+from pipeline.executors.progress import make_local_map
+from pipeline.executors.threads import ThreadsExecutor
+
+Array = NDArray[np.float64]
+R = TypeVar("R")
+
+TOLERANCE = 1e-7
+"""Tolerance of the stopping rule, far below the sampling error of any data."""
+LBFGS_MEMORY = 20
+_CHECK_INTERVAL = 10
+_MAX_ITERATIONS = 20_000
+# Bounds far outside sensible solutions; they keep exponentials finite during early steps.
+_MAX_LOG_VARIANCE, _MAX_LOG_PRECISION = 25.0, 12.0
+_MAX_CORRELATION = 0.999  # limit of unshrunk correlations, which could otherwise exceed 1
+_SLICE_BYTES = 4 << 20
+_MAX_BYTES_TO_SEND = 8 << 20
+_MIN_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
+
+
+@dataclass(frozen=True)
+class SegmentMoments:
+    """Correlations to match.
+
+    Attributes
+    ----------
+    correlation
+        Correlations, unit diagonal, (n_matrices, n_features, n_features).
+    varies
+        Whether each feature is used in a segment, (n_segments, n_features).
+    weights
+        Share of each segment in the objective, (n_segments,).
+    ridge, model_ridge
+        δ of the correlations and of the model in each segment, (n_segments,).
+    places
+        Index of each segment's matrix, ascending, (n_segments,); None if all are in order.
+    """
+
+    correlation: Array
+    varies: NDArray[np.bool_]
+    weights: Array
+    ridge: Array
+    model_ridge: Array
+    places: NDArray[np.int64] | None = None
+
+    @property
+    def n_segments(self) -> int:
+        """Number of segments."""
+        return len(self.weights)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return int(self.correlation.shape[1])
+
+    def matrices(self, part: slice) -> Array:
+        """Return the correlations of a range of segments, copied only if it is not contiguous."""
+        if self.places is None:
+            return self.correlation[part]
+        places = self.places[part]
+        is_contiguous = places[-1] + 1 - places[0] == len(places)
+        return self.correlation[slice(places[0], places[-1] + 1) if is_contiguous else places]
+
+    def mean(self) -> Array:
+        """Return the weighted mean of the correlations, (n_features, n_features)."""
+        shares = np.zeros(len(self.correlation))
+        shares[slice(None) if self.places is None else self.places] = self.weights
+        mean: Array = np.tensordot(shares, self.correlation, axes=1)
+        return mean
+
+    def slices(self) -> Iterator[slice]:
+        """Split the segments into ranges that depend only on the shape."""
+        step = max(1, _SLICE_BYTES // (8 * self.n_features**2))
+        for first in range(0, self.n_segments, step):
+            yield slice(first, min(first + step, self.n_segments))
+
+
+class MatchSolution(NamedTuple):
+    """Unknowns of the likelihood.
+
+    `mixing` is A, (n_features, n_components), `log_variances` is log σ², (n_segments,
+    n_components), and `log_precisions` is log D = −log Q, (n_segments, n_features).
+    """
+
+    mixing: Array
+    log_variances: Array
+    log_precisions: Array
+
+    def to_vector(self) -> Array:
+        """Return all unknowns in one vector."""
+        return np.concatenate([part.ravel() for part in self])
+
+    def model_correlation(self, segment: int) -> Array:
+        """Return the correlations of a segment under the model, (n_features, n_features)."""
+        signal = self.mixing * np.exp(0.5 * self.log_variances[segment])
+        covariance = signal @ signal.T
+        scale = 1 / np.sqrt(1 + np.diag(covariance))
+        implied: Array = covariance * (scale * scale[:, None])
+        np.fill_diagonal(implied, 1.0)
+        return implied
+
+    def unshrink_correlation(self, segment: int, ridge: float) -> Array:
+        """Return the model's correlations as they would be without the shrinkage by the ridge."""
+        implied = self.model_correlation(segment)
+        return np.clip(implied * (1 + ridge), -_MAX_CORRELATION, _MAX_CORRELATION)
+
+
+def solution_from_vector(
+    flat: Array, n_segments: int, n_features: int, n_components: int
+) -> MatchSolution:
+    """Invert `MatchSolution.to_vector`."""
+    edges = np.cumsum([n_features * n_components, n_segments * n_components])
+    mixing, variances, precisions = np.split(flat, edges)
+    return MatchSolution(
+        mixing.reshape(n_features, n_components),
+        variances.reshape(n_segments, n_components),
+        precisions.reshape(n_segments, n_features),
+    )
+
+
+def likelihood_and_gradient(
+    moments: SegmentMoments, solution: MatchSolution, spread: MapFunction = map
+) -> tuple[float, MatchSolution]:
+    """Compute the mean log-likelihood per row at a solution, up to a constant, and its gradient.
+
+    The value is in nats; the gradient has the shape of the solution. `spread` maps over ranges of
+    segments and does not change the result.
+    """
+    mixing, log_variances, log_precisions = solution
+
+    def terms(part: slice) -> tuple[float, Array, Array, Array]:
+        return _segment_terms(moments, part, mixing, log_variances[part], log_precisions[part])
+
+    values, by_mixing, by_variances, by_precisions = zip(
+        *spread(terms, moments.slices()), strict=True
+    )
+    gradient = MatchSolution(
+        np.sum(by_mixing, axis=0), np.concatenate(by_variances), np.concatenate(by_precisions)
+    )
+    return float(np.sum(values)), gradient
+
+
+def _segment_terms(
+    moments: SegmentMoments, part: slice, mixing: Array, log_variances: Array, log_precisions: Array
+) -> tuple[float, Array, Array, Array]:
+    """Return value and gradients of some segments; D is 0 where a feature is not used."""
+    counts, weights = moments.varies[part], moments.weights[part]
+    model_ridge = moments.model_ridge[part, None]
+    roots = np.exp(0.5 * log_variances)[:, None, :]
+    D = np.exp(log_precisions) * counts
+    signal = mixing * roots * counts[:, :, None]
+    norms = np.sqrt(1 + model_ridge * (1 + (signal**2).sum(axis=2)))[:, :, None]
+    L = signal / norms
+    G = np.eye(mixing.shape[1]) + L.transpose(0, 2, 1) @ L
+    inverse, (_, log_det) = np.linalg.inv(G), np.linalg.slogdet(G)
+    B = D[:, :, None] * L
+    CB = _multiply_ridged(moments, part, B)
+    explained = B.transpose(0, 2, 1) @ CB
+    trace = (D**2).sum(axis=1) - (inverse * explained).sum(axis=(1, 2))
+    value = (log_precisions * counts).sum(axis=1) - 0.5 * (log_det + trace)
+    CBG = CB @ inverse
+    by_L = D[:, :, None] * CBG - L @ (inverse + inverse @ explained @ inverse)
+    along = model_ridge[:, :, None] * (by_L * L).sum(axis=2, keepdims=True)
+    by_signal = (by_L - along * L) / norms * weights[:, None, None]
+    by_precision = counts - D**2 + (B * CBG).sum(axis=2)
+    return (
+        float(weights @ value),
+        (by_signal * roots).sum(axis=0),
+        0.5 * (by_signal * signal).sum(axis=1),
+        by_precision * weights[:, None],
+    )
+
+
+def _multiply_ridged(moments: SegmentMoments, part: slice, B: Array) -> Array:
+    """Return (C + δ I) B / (1 + δ)."""
+    ridge = moments.ridge[part, None, None]
+    product: Array = (moments.matrices(part) @ B + ridge * B) / (1 + ridge)
+    return product
+
+
+class Optimum(NamedTuple):
+    """Result of one start.
+
+    `objective` is the mean log-likelihood per row in nats, up to a constant, `iterations` the
+    number of L-BFGS iterations, and `converged` whether the stopping rule was met.
+    """
+
+    solution: MatchSolution
+    objective: float
+    iterations: int
+    converged: bool
+
+
+def maximise_from_seeds(
+    moments: SegmentMoments,
+    n_components: int,
+    seeds: Iterable[int],
+    map_items: MapFunction,
+    tol: float = TOLERANCE,
+    also: Sequence[MatchSolution] = (),
+) -> list[Optimum]:
+    """Maximise from random starts, one per seed, and from the starts in `also`.
+
+    Return the results that stayed finite, best first. `tol` is the tolerance of `maximise`.
+    `map_items` maps over starts. Large moments would have to be sent with every start, so then the
+    starts run one after the other in this process, each on all its cores.
+
+    Raises
+    ------
+    FitError
+        If no result stayed finite.
+    """
+    starts = [*also, *(draw_start(moments, n_components, seed) for seed in seeds)]
+    fit = partial(maximise, moments, tol=tol)
+    optima = map_or_thread(fit, starts, moments.correlation.nbytes, map_items)
+    finite = [optimum for optimum in optima if np.isfinite(optimum.objective)]
+    if not finite:
+        raise FitError(
+            "Every start of the search diverged. Use a smaller {regularization}.",
+            parameter="regularization",
+        )
+    return sorted(finite, key=lambda optimum: -optimum.objective)
+
+
+def map_or_thread(
+    function: Callable[..., R], items: Iterable[Any], n_bytes: int, map_items: MapFunction
+) -> list[R]:
+    """Map if correlations of this size can be sent; otherwise run here, with threads inside."""
+    if n_bytes <= _MAX_BYTES_TO_SEND:
+        return list(map_items(function, items))
+    threads = ThreadsExecutor(os.cpu_count() or 1)
+    return list(make_local_map(map_items)(partial(function, spread=threads.map), items))
+
+
+def draw_start(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
+    """Return the leading eigenvectors of the mean correlation, rotated at random."""
+    rng = np.random.default_rng(seed)
+    n, mean = moments.n_features, moments.mean()
+    values, vectors = scipy.linalg.eigh(mean, subset_by_index=(n - n_components, n - 1))
+    turn = np.linalg.qr(rng.standard_normal((n_components, n_components)))[0]
+    mixing = (vectors * np.sqrt(np.maximum(values, 0.1))) @ turn
+    spread = 0.5 * rng.standard_normal((moments.n_segments, n_components))
+    precision = np.tile(0.5 * np.log1p((mixing**2).sum(axis=1)), (moments.n_segments, 1))
+    return MatchSolution(mixing, spread, precision)
+
+
+def add_component(moments: SegmentMoments, solution: MatchSolution) -> MatchSolution:
+    """Add a component along the leading eigenvector of the unexplained correlations."""
+    n, mean = moments.n_features, np.zeros((moments.n_features,) * 2)
+    for part in moments.slices():
+        residual = _residual_correlation(moments, solution, part)
+        mean += np.tensordot(moments.weights[part], residual, axes=1)
+    (value,), vectors = scipy.linalg.eigh(mean, subset_by_index=(n - 1, n - 1))
+    column = vectors[:, 0] * np.exp(solution.log_precisions).mean(axis=0)
+    # The residuals are computed a second time, because storing them all takes too much memory.
+    residuals = (_residual_correlation(moments, solution, part) for part in moments.slices())
+    along = [
+        np.einsum("i,uij,j->u", vectors[:, 0], residual, vectors[:, 0]) for residual in residuals
+    ]
+    variances = np.concatenate(along)
+    # A start need not be exact, but variances must be positive.
+    relative = np.log(np.clip(variances / max(value, _MIN_VALUE), *_RELATIVE_VARIANCES))
+    return MatchSolution(
+        np.column_stack([solution.mixing, np.sqrt(max(value, _MIN_VALUE)) * column]),
+        np.column_stack([solution.log_variances, relative]),
+        solution.log_precisions,
+    )
+
+
+def _residual_correlation(moments: SegmentMoments, solution: MatchSolution, part: slice) -> Array:
+    """Return the correlations of some segments minus the solution's; 0 on the diagonal."""
+    residuals: Array = moments.matrices(part) / (1 + moments.ridge[part, None, None])
+    for matrix, segment in zip(residuals, range(part.start, part.stop), strict=True):
+        matrix -= solution.model_correlation(segment)
+        np.fill_diagonal(matrix, 0.0)
+    return residuals
+
+
+def maximise(
+    moments: SegmentMoments, start: MatchSolution, tol: float = TOLERANCE, spread: MapFunction = map
+) -> Optimum:
+    """Maximise the likelihood from one start.
+
+    Stop if, over ten iterations, the objective rose by less than `tol` of its size (or of 1) and no
+    column of the mixing turned by more than 1 − cosine = `tol`. `spread` maps over ranges of
+    segments.
+    """
+    return _run_lbfgs(lambda at: likelihood_and_gradient(moments, at, spread), start, tol)
+
+
+def maximise_variances(
+    moments: SegmentMoments, n_rows: float, start: MatchSolution, spread: MapFunction = map
+) -> Optimum:
+    """Maximise the likelihood over variances and scales, with the mixing fixed.
+
+    The log variances of a source have a normal prior about their mean over segments, with a
+    standard deviation of 1 and the weight of one of the `n_rows` rows. It keeps a variance finite
+    and positive if the correlations hardly determine it. `start` provides the mixing.
+    """
+
+    def posterior(at: MatchSolution) -> tuple[float, MatchSolution]:
+        value, gradient = likelihood_and_gradient(moments, at, spread)
+        deviations = at.log_variances - at.log_variances.mean(axis=0)
+        return value - 0.5 * (deviations**2).sum() / n_rows, gradient._replace(
+            mixing=np.zeros_like(at.mixing),
+            log_variances=gradient.log_variances - deviations / n_rows,
+        )
+
+    return _run_lbfgs(posterior, start, TOLERANCE)
+
+
+def _run_lbfgs(
+    objective: Callable[[MatchSolution], tuple[float, MatchSolution]],
+    start: MatchSolution,
+    tol: float,
+) -> Optimum:
+    """Run L-BFGS until the stopping rule is met."""
+    shape = (*start.log_precisions.shape, start.mixing.shape[1])
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        value, gradient = objective(solution_from_vector(flat, *shape))
+        return -value, -gradient.to_vector()
+
+    stopping_rule = _StoppingRule(
+        tol, start.mixing, lambda flat: solution_from_vector(flat, *shape).mixing
+    )
+    result = scipy.optimize.minimize(
+        loss,
+        start.to_vector(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=_bounds(start),
+        callback=stopping_rule,
+        options={
+            "maxiter": _MAX_ITERATIONS,
+            "maxfun": 2 * _MAX_ITERATIONS,
+            "maxcor": LBFGS_MEMORY,
+            "ftol": 0.0,
+            "gtol": 0.0,
+        },
+    )
+    finite = bool(np.isfinite(result.x).all())
+    return Optimum(
+        solution_from_vector(result.x, *shape),
+        -float(result.fun) if finite else -np.inf,
+        int(result.nit),
+        stopping_rule.reached or bool(result.success),
+    )
+
+
+def _bounds(start: MatchSolution) -> scipy.optimize.Bounds:
+    limit = np.repeat(
+        [np.inf, _MAX_LOG_VARIANCE, _MAX_LOG_PRECISION], [part.size for part in start]
+    )
+    return scipy.optimize.Bounds(-limit, limit)
+
+
+class _StoppingRule:
+    """Stops L-BFGS once the solution no longer changes."""
+
+    def __init__(self, tol: float, mixing: Array, mixing_of: Callable[[Array], Array]) -> None:
+        self.tol, self.mixing_of = tol, mixing_of
+        self.mixing, self.loss, self.iterations = mixing, np.inf, 0
+        self.reached = False
+
+    def __call__(self, intermediate_result: scipy.optimize.OptimizeResult) -> None:
+        self.iterations += 1
+        if self.iterations % _CHECK_INTERVAL:
+            return
+        loss = intermediate_result.fun
+        mixing = self.mixing_of(intermediate_result.x).copy()
+        risen = self.loss - loss <= self.tol * max(1.0, abs(loss))
+        if risen and (_column_cosines(mixing, self.mixing) >= 1 - self.tol).all():
+            self.reached = True
+            raise StopIteration
+        self.loss, self.mixing = loss, mixing
+
+
+def _column_cosines(a: Array, b: Array) -> Array:
+    """Return the cosine of each pair of columns."""
+    cosines: Array = (a * b).sum(axis=0) / np.sqrt((a**2).sum(axis=0) * (b**2).sum(axis=0))
+    return cosines
