@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 _SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
 _MAX_EXACT_CHI2 = (
-    1e5  # SciPy's noncentral χ² fails far beyond; a normal approximation is used there
+    1e5  # above it, a normal approximation replaces SciPy's noncentral χ², which fails
 )
 _MIN_ITEMS = 3  # fewer items have no informative sum scores
 _MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
@@ -34,18 +34,8 @@ def compute_fit_statistics(
 ) -> dict[str, Any]:
     """Return likelihood, information criteria, reliability, and M₂ with its indices.
 
-    Parameters
-    ----------
-    params
-        Fitted parameters.
-    sums
-        Result of `standard_errors.summarize_information` over all rows.
-    nodes
-        Quadrature nodes of the fit.
-    rank
-        Number of identifiable parameters.
-    varying
-        Features that are not constant.
+    `sums` is the result of `summarize_information` over all rows, `rank` the number of identifiable
+    parameters, and `varying` the features that are not constant.
     """
     n, log_likelihood = sums.n_samples, sums.objective
     statistics: dict[str, Any] = {
@@ -159,30 +149,20 @@ class ItemFit(NamedTuple):
 
 
 def item_fit_statistics(
-    rows: NDArray[np.int64],
-    ones: NDArray[np.int64],
-    weights: Array,
-    offsets: Array,
-    nodes: Nodes,
+    rows: NDArray[np.int64], ones: NDArray[np.int64], weights: Array, offsets: Array, nodes: Nodes
 ) -> ItemFit:
     """Compute S-X² of each item.
 
-    With N_k rows of sum score k, of which an observed share O_ik and an expected share E_ik have
-    item i,
+    N_k rows have the sum score k. An observed share O_ik and an expected share E_ik of them have
+    item i:
 
         S-X²_i = Σ_k N_k (O_ik − E_ik)² / (E_ik (1 − E_ik)),   k = 1, …, n − 1
 
     (M. Orlando, D. Thissen, Applied Psychological Measurement 24 (2000), eq. 5). A score with fewer
     than one expected row with or without the item is merged with the next.
 
-    Parameters
-    ----------
-    rows
-        Number of rows of each score, (n_features + 1,).
-    ones
-        Number of these rows that have an item, (n_features + 1, n_features).
-    weights, offsets, nodes
-        The model, as in `compute_m2_fit`.
+    `rows` (n_features + 1,) is the number of rows of each score, and `ones` (n_features + 1,
+    n_features) the number of them that have each item. The model is as in `compute_m2_fit`.
     """
     expected = item_probabilities_by_score(weights, offsets, nodes)
     s_x2 = np.zeros(len(offsets))
@@ -231,14 +211,8 @@ def _merge_cells(rows: NDArray[np.int64], ones: NDArray[np.int64], expected: Arr
 class LimitedInformationFit(NamedTuple):
     """Fit of a model to margins and pairs.
 
-    Attributes
-    ----------
-    m2
-        N eᵀ C e.
-    df
-        Number of shares compared, minus the rank of Δ.
-    srmsr
-        Root mean square of the residual correlations of pairs.
+    `m2` is N eᵀ C e, `df` the number of shares compared minus the rank of Δ, and `srmsr` the root
+    mean square of the residual correlations of pairs.
     """
 
     m2: float
@@ -279,11 +253,9 @@ def compute_m2_fit(
 
     Parameters
     ----------
-    both
-        Number of rows in which both features are 1, (n_features, n_features); on the diagonal, in
-        which the feature is 1.
-    n_rows
-        Number of rows counted.
+    both, n_rows
+        Number of rows in which both features are 1, (n_features, n_features), and number of rows.
+        The diagonal counts the rows in which the feature is 1.
     weights, offsets
         Parameters, (n_features, q) and (n_features,).
     nodes
@@ -294,17 +266,14 @@ def compute_m2_fit(
     P = scipy.special.expit(nodes.points @ weights.T + offsets)
     curves = _Curves(P, P * (1 - P), np.exp(nodes.log_weights))
     expected = (P.T * curves.share) @ P
-    margins = curves.share @ P
-    np.fill_diagonal(expected, margins)
+    np.fill_diagonal(expected, curves.share @ P)
     shares = both / n_rows
     derivatives = _ShareDerivatives(
         _share_derivatives(curves, nodes), _find_identifiable_directions(weights)
     )
     m2 = n_rows * _maximize_quadratic(shares - expected, expected, curves, derivatives)
-    n_features = len(offsets)
-    return LimitedInformationFit(
-        m2, n_features * (n_features + 1) // 2 - rank, _srmsr(shares, expected)
-    )
+    df = len(offsets) * (len(offsets) + 1) // 2 - rank
+    return LimitedInformationFit(m2, df, _srmsr(shares, expected))
 
 
 def compute_independence_fit(both: NDArray[np.int64], n_rows: int) -> LimitedInformationFit:
@@ -377,8 +346,8 @@ def _maximize_quadratic(
         image = project(image)
         step = before / _pair_dot(direction, image)
         x, residual = x + step * direction, residual - step * image
-        now = _pair_dot(residual, residual)
-        direction, before = residual + now / before * direction, now
+        after = _pair_dot(residual, residual)
+        direction, before = residual + after / before * direction, after
     return _pair_dot(x, project(e / deviations))
 
 
@@ -393,9 +362,8 @@ def _make_projection(slopes: Array, basis: Array) -> Callable[[Array], Array]:
     Column (i, c) of Δ holds the derivatives of all pairs with i, and of i itself.
     """
     n, _, width = slopes.shape
-    gram = np.einsum(
-        "ijc,jid->icjd", slopes, slopes
-    )  # the pair ij occurs in the columns of i and of j
+    # The pair ij occurs in the columns of i and of j.
+    gram = np.einsum("ijc,jid->icjd", slopes, slopes)
     own = np.einsum("ijc,ijd->icd", slopes, slopes)
     gram[np.arange(n), :, np.arange(n)] = own
     along = basis.T @ gram.reshape(n * width, -1) @ basis

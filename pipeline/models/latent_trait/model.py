@@ -8,11 +8,11 @@ Fit by EM with one of four E-steps, extrapolated by SQUAREM:
 =============  =========================================================================  =======
 estimator      E-step                                                                     q
 =============  =========================================================================  =======
-`variational`  the paper's: the bound of Jaakkola & Jordan; slopes of strongly dependent  any
+`variational`  of the paper: the bound of Jaakkola & Jordan; slopes of strongly dependent  any
                items are biased, and slopes of sparse items shrink towards 0
 `quadrature`   exact marginal likelihood on Gauss–Hermite nodes (Bock & Aitkin 1981)      ≤ 3
 `ep`           nearly exact likelihood, by expectation propagation (Minka 2001)           any
-`sampling`     the paper's alternative: fixed random draws of x                           any
+`sampling`     also of the paper: fixed random draws of x                           any
 =============  =========================================================================  =======
 
 `auto` starts with the variational fit and continues with quadrature, or with `ep` if q > 3.
@@ -52,39 +52,52 @@ from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriteri
 from pipeline.learning.held_out import (
     HELD_OUT_SHARE,
     get_best_params,
+    get_held_out_scores,
     record_held_out_score,
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.em import (
-    LatentTraitParams,
-    e_step,
-    m_step,
-    make_params,
-    principal_axes,
-    variational_posterior,
-)
-from pipeline.models.latent_trait.model import add_fit_information, finish_fit
-from pipeline.models.latent_trait.em import (
     NODES_PER_AXIS_LIMITS,
+    LatentTraitParams,
     NodeGrid,
     begin_finer_stage,
     choose_first_grid,
+    e_step,
     grid_from_working,
     has_likelihood,
     is_variational,
+    m_step,
+    make_params,
     nodes_from_working,
+    principal_axes,
+    rotate_weights,
+    turn_to_principal_axes,
+    variational_posterior,
+)
+from pipeline.models.latent_trait.fit_statistics import (
+    compute_fit_statistics,
+    compute_item_statistics,
 )
 from pipeline.models.latent_trait.standard_errors import (
+    MAX_PARAMETERS,
+    choose_error_form,
     choose_row_share,
+    count_parameters,
+    standard_errors,
     summarize_information,
     summarize_scores,
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.centred_points import posterior_by_quadrature, posterior_by_sampling
-from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS, draw_nodes
+from pipeline.numerics.logistic.latent_nodes import (
+    MAX_COMPONENTS,
+    Nodes,
+    draw_nodes,
+    drop_light_nodes,
+)
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
@@ -94,7 +107,10 @@ Array = NDArray[np.float64]
 
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-4  # of the variational stage of `auto`
-_EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn anew
+_EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
+_ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
+_MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
+_MAX_DIFFICULTY = 1e6
 
 
 @dataclass(frozen=True)
@@ -159,21 +175,24 @@ class LatentTrait(Model):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        super().__post_init__()
-        q, is_equal = self.n_components, self.equal_slopes == "yes"
+        q = self.n_components
         if self.estimator == "quadrature" and (q or 1) > MAX_COMPONENTS:
             raise FitError(
                 f"{{components}} is {q}, but quadrature takes at most {MAX_COMPONENTS}. "
                 "Use {estimator=auto}.",
                 parameter="components",
             )
-        if is_equal and (self.estimator in ("variational", "ep") or q != 1):
+        if self._has_equal_slopes and (self.estimator in ("variational", "ep") or q != 1):
             raise FitError(
                 f"{{equal_slopes=yes}} cannot be combined with {{components={q}}} and "
                 f"{{estimator={self.estimator}}}. It needs {{components=1}} and "
                 "{estimator=auto}, {estimator=quadrature} or {estimator=sampling}.",
                 parameter="equal_slopes",
             )
+
+    @property
+    def _has_equal_slopes(self) -> bool:
+        return self.equal_slopes == "yes"
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the sums over nodes, or of the curvatures, of all tasks."""
@@ -228,7 +247,7 @@ class LatentTrait(Model):
         state = FitState(make_params(weights, offsets), auxiliary=auxiliary, warnings=warnings)
         if self.n_components is None:
             return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(1))
-        has_first_stage = self.estimator == "auto" and self.equal_slopes == "no"
+        has_first_stage = self.estimator == "auto" and not self._has_equal_slopes
         estimator = "variational" if has_first_stage else self._last_estimator(self.n_components)
         return self._begin_stage(state, weights, 0.0, estimator)
 
@@ -282,8 +301,10 @@ class LatentTrait(Model):
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step; constant features keep their parameters."""
-        nodes, is_equal = nodes_from_working(state.working), self.equal_slopes == "yes"
-        free, diverging = m_step(state.params, nodes, statistics, self.prior_precision, is_equal)
+        nodes = nodes_from_working(state.working)
+        free, diverging = m_step(
+            state.params, nodes, statistics, self.prior_precision, self._has_equal_slopes
+        )
         constant = state.auxiliary["constant"]
         free[constant], diverging[constant] = 0.0, False
         free[constant, -1] = state.auxiliary["margins"][constant]
@@ -332,7 +353,32 @@ class LatentTrait(Model):
         """Rotate the weights, and add diagnostics and warnings."""
         q = state.params.weights.shape[1]
         estimator = "variational" if is_variational(state.working) else self._last_estimator(q)
-        return finish_fit(self, state, statistics, estimator)
+        params, working = turn_to_principal_axes(state.params), state.working
+        rotated, correlation = rotate_weights(params.weights, self.rotation)
+        params = replace(params, rotated=rotated, component_correlation=correlation)
+        if "points" in working:
+            working = {**working, "points": working["points"] @ params.axes}
+        sums = statistics.values
+        diagnostics = {
+            "n_components": params.weights.shape[1],
+            "rows_without_values": int(sums["empty_rows"]),
+            "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
+            "estimator": estimator,
+        }
+        if estimator == "variational":
+            diagnostics["objective_is"] = "lower bound"
+        if "rounds" in sums:
+            diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
+        prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
+        warnings = [*state.warnings, *_warn_about_fit(params.weights, state, diagnostics, prior)]
+        if (grid := grid_from_working(working)) is not None:
+            peak = float(sums["peak"]) / statistics.n_samples
+            warnings += grid.warn_about_nodes(
+                state.params.weights, state.auxiliary["diverging"], peak, prior
+            )
+            diagnostics["nodes_an_axis"] = grid.nodes_per_axis
+        state = replace(state, params=params, working=working)
+        return replace(state, diagnostics=diagnostics, warnings=tuple(warnings))
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors and fit statistics of a likelihood fit.
@@ -355,8 +401,58 @@ class LatentTrait(Model):
         return summarize_information(params, nodes, share, block, rng)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
-        """Add standard errors and fit statistics."""
-        return add_fit_information(self, state, statistics)
+        """Add standard errors and, with quadrature, fit statistics."""
+        n_features, q = state.params.weights.shape
+        varying = np.setdiff1d(np.arange(n_features), state.auxiliary["constant"])
+        if grid_from_working(state.working) is not None:
+            state = self._add_fit_statistics(state, statistics, varying)
+        if n_features * (q + 1) > MAX_PARAMETERS:
+            return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters")
+        n_rows = _MIN_ROWS_PER_PARAMETER
+        rank = count_parameters(len(varying), q, self._has_equal_slopes)
+        if q > MAX_COMPONENTS and statistics.values["rows_informing"] < n_rows * rank:
+            return _warn_no_errors(state, f"fewer than {n_rows} rows per parameter")
+        diagnostics = {**state.diagnostics, "errors": choose_error_form(self.errors, q)}
+        state = replace(state, diagnostics=diagnostics)
+        return self._add_errors(state, statistics, varying)
+
+    def _add_fit_statistics(
+        self, state: FitState, statistics: Sums, varying: NDArray[np.intp]
+    ) -> FitState:
+        params, q = state.params, state.params.weights.shape[1]
+        nodes = drop_light_nodes(Nodes(state.working["points"], state.working["log_weights"]))
+        item_statistics = compute_item_statistics(params, statistics.values, nodes, varying)
+        rank = count_parameters(len(varying), q, self._has_equal_slopes)
+        fit_statistics = compute_fit_statistics(params, statistics, nodes, rank, varying)
+        diagnostics = {**state.diagnostics, "fit_statistics": fit_statistics}
+        return replace(state, params=replace(params, **item_statistics), diagnostics=diagnostics)
+
+    def _add_errors(self, state: FitState, statistics: Sums, varying: NDArray[np.intp]) -> FitState:
+        params, grid = state.params, grid_from_working(state.working)
+        unreliable = [*state.auxiliary["diverging"]]
+        if grid is not None:
+            unreliable += [*grid.find_steep_features(params.weights @ params.axes.T)]
+        fixed = np.ones(len(params.offsets), bool)
+        fixed[np.setdiff1d(varying, unreliable)] = False
+        errors = standard_errors(
+            params.weights,
+            _scale_sums(state, statistics),
+            state.diagnostics["errors"],
+            self.prior_precision,
+            fixed,
+            self._has_equal_slopes,
+        )
+        arrays = {"weights_error": errors.weights, "offsets_error": errors.offsets}
+        if params.weights.shape[1] == 1:
+            slopes = params.weights[:, 0]
+            arrays["difficulty"] = _difficulties(slopes, params.offsets)
+            arrays["difficulty_error"] = errors.difficulties(slopes, params.offsets)
+        warnings = state.warnings
+        if errors.unknown.size:  # other warnings explain why the fixed features have none
+            text = "the data do not determine these features' parameters; no standard errors: "
+            text += "{features}"
+            warnings = (*warnings, FitWarning(text, tuple(errors.unknown.tolist())))
+        return replace(state, params=replace(params, **arrays), warnings=warnings)
 
     def transform(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
@@ -413,7 +509,7 @@ class LatentTrait(Model):
 
 
 def _component_rng(state: FitState) -> np.random.Generator:
-    """Return the generator for the weights of a new component."""
+    """Return the generator for the weights of a new component, keyed by their number so far."""
     return np.random.default_rng([int(state.auxiliary["seed"][0]), state.params.weights.shape[1]])
 
 
@@ -422,7 +518,7 @@ def _restart_empty_components(
 ) -> Array:
     """Replace the components that the variational fit shrank to nothing by random weights.
 
-    Weights of 0 are a stationary point of every objective, so no fit leaves them by itself. The
+    Weights of 0 are a stationary point of every objective, so no fit would ever change them. The
     weights of `constant` features stay 0.
     """
     rotated = principal_axes(weights)
@@ -439,3 +535,63 @@ def _warn_about_component_limit(n_components: int) -> FitWarning:
         f"held-out rows gained up to {n_components} components, the maximum for quadrature; "
         "{estimator=auto} tries more"
     )
+
+
+def _warn_about_fit(
+    weights: Array, state: FitState, diagnostics: Mapping[str, Any], prior: str
+) -> list[FitWarning]:
+    """Return warnings about the fit; `prior` is a setting that keeps the weights smaller."""
+    constant, diverging = state.auxiliary["constant"], state.auxiliary["diverging"]
+    warnings = _warn_about_zero_weights(weights, constant, diagnostics["estimator"])
+    if diverging.size:
+        text = (
+            "the data separate these features, so that their weights diverge and must not be "
+            f"interpreted: {{features}}; {prior} keeps them finite"
+        )
+        warnings.append(FitWarning(text, tuple(diverging.tolist())))
+    if empty := diagnostics["rows_without_values"]:
+        warnings.append(FitWarning(f"rows without any value: {empty}; their codes are 0"))
+    return warnings
+
+
+def _warn_about_zero_weights(
+    weights: Array, constant: NDArray[np.int64], estimator: str
+) -> list[FitWarning]:
+    """Warn about components and features without weight."""
+    size, q = np.abs(weights), weights.shape[1]
+    empty, warnings = int((size.max(axis=0) < _ZERO_WEIGHT).sum()), []
+    if empty:
+        remedy = "sparse data have this effect on the variational fit; try {estimator=auto}"
+        advice = remedy if estimator == "variational" else "fewer would describe the rows as well"
+        warnings.append(FitWarning(f"components without weight: {empty} of {q}; {advice}"))
+    unused = np.setdiff1d(np.flatnonzero(size.max(axis=1) < _ZERO_WEIGHT), constant)
+    if empty < q and unused.size:
+        warnings.append(FitWarning("features without weight: {features}", tuple(unused.tolist())))
+    return warnings
+
+
+def _warn_no_errors(state: FitState, reason: str) -> FitState:
+    return replace(state, warnings=(*state.warnings, FitWarning(f"no standard errors: {reason}")))
+
+
+def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
+    """Scale sums over a sample of rows to all rows; with quadrature, the curvature is already full.
+
+    The inverse of a sample covariance of normal scores is too large by a known factor. The
+    correction matters if there are many parameters.
+    """
+    sums, q = statistics.values, state.params.weights.shape[1]
+    n_informing = max(int(sums["rows_informing"]), 1)
+    scale = np.full(3, statistics.n_samples / n_informing)
+    if grid_from_working(state.working) is not None:
+        scale[2] = 1.0
+    if q > MAX_COMPONENTS:
+        scale *= n_informing / (n_informing - state.params.free_parameters.size - 1)
+    names = ("spread", "products", "curvature")
+    return {name: c * sums[name] for name, c in zip(names, scale, strict=True) if name in sums}
+
+
+def _difficulties(slopes: Array, offsets: Array) -> Array:
+    """Return −b / w, where P is one half, clipped at `_MAX_DIFFICULTY` for slopes near 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(np.clip(-offsets / slopes, -_MAX_DIFFICULTY, _MAX_DIFFICULTY))

@@ -103,11 +103,7 @@ def _select_rows(
 
 
 def summarize_information(
-    params: LatentTraitParams,
-    nodes: Nodes,
-    share: float,
-    block: BinaryBlock,
-    rng: RowRandom,
+    params: LatentTraitParams, nodes: Nodes, share: float, block: BinaryBlock, rng: RowRandom
 ) -> Sums:
     """Compute the sums for standard errors and fit statistics; scores over a share of the rows."""
     X, observed = block.unpack_values(), block.unpack_mask()
@@ -139,11 +135,12 @@ def _sum_scores(
         return sum_node_scores(X, weights, offsets, nodes)._asdict()
     is_complete = observed.all(axis=1)
     complete = sum_node_scores(X[is_complete], weights, offsets, nodes)
-    rest = NodePosterior(*(moments[~is_complete] for moments in posterior))
-    others = sum_trait_scores(X[~is_complete], observed[~is_complete], weights, offsets, rest)
+    moments = NodePosterior(*(values[~is_complete] for values in posterior))
+    X, observed = X[~is_complete], observed[~is_complete]
+    incomplete = sum_trait_scores(X, observed, weights, offsets, moments)
     return {
-        "spread": complete.spread + others.spread,
-        "products": complete.products + others.products,
+        "spread": complete.spread + incomplete.spread,
+        "products": complete.products + incomplete.products,
     }
 
 
@@ -181,9 +178,7 @@ def _count_complete_rows(
         words = pack_rows(X)
     n_features = block.n_features
     scores = X.sum(axis=1, dtype=np.int64)
-    order = np.argsort(
-        scores.astype(np.uint16), kind="stable"
-    )  # NumPy uses the faster radix sort for uint16
+    order = np.argsort(scores.astype(np.uint16), kind="stable")  # a fast radix sort for uint16
     rows = np.bincount(scores, minlength=n_features + 1)
     ones = np.zeros((n_features + 1, n_features), np.int64)
     if len(X):
@@ -201,14 +196,10 @@ def count_parameters(n_features: int, q: int, equal_slopes: bool) -> int:
 
 
 class ItemErrors(NamedTuple):
-    """Covariances of the estimates; NaN for items whose information is singular.
+    """Covariance of each item's weights and offset, (n_features, q + 1, q + 1).
 
-    Attributes
-    ----------
-    covariance
-        Covariance of each item's weights and offset, (n_features, q + 1, q + 1).
-    unknown
-        Features without standard errors.
+    It is NaN for fixed items, and for items whose information is singular, which are listed in
+    `unknown`.
     """
 
     covariance: Array
@@ -250,12 +241,10 @@ def standard_errors(
         Sums over all rows: `curvature`, `spread`, `products` of `numerics.logistic.trait_scores`.
     form
         `louis`, `sandwich` or `crossproduct`.
-    prior_precision
-        Precision of the prior of the weights, which adds to the information.
+    prior_precision, equal_slopes
+        As in the settings; the precision adds to the information.
     fixed
         Features whose parameters were not estimated, or diverge, (n_features,).
-    equal_slopes
-        Whether all items share one weight.
     """
     n_features, q = weights.shape
     prior = np.tile(np.append(np.full(q, prior_precision), 0.0), n_features)
