@@ -4,11 +4,12 @@ Model: P(k) = π_k, P(x_i = 1 | k) = p_ki, features independent given k (G. J. M
 "Finite mixture models", 2000, section 5; also known as latent class analysis).
 
 Fit by EM with pseudo-counts: every p has a Beta(1 + s, 1 + s) prior and π a Dirichlet(1 + s) prior,
-where s is `smoothing`. In a start, every component has the margins of the features, with log-odds
-perturbed at random; the best of a few short runs continues (C. Biernacki, G. Celeux, G. Govaert,
-Computational Statistics & Data Analysis 41, 2003). Steps are extrapolated by SQUAREM in log p / (1
-− p) and log π. Missing values are left out of a row's likelihood. This is also right if observed
-values decide which values are missing, but not if the missing values themselves do.
+where s is `smoothing`. At each start, every component has the margins of the features, with
+randomly perturbed log-odds; the fit continues from the best of a few short runs (C. Biernacki, G.
+Celeux, G. Govaert, Computational Statistics & Data Analysis 41, 2003). Steps are extrapolated by
+SQUAREM in log p / (1 − p) and log π. Missing values are left out of a row's likelihood. This is
+also right if observed values decide which values are missing, but not if the missing values
+themselves do.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -16,6 +17,17 @@ symbol     field           shape
 p          probabilities   (n_components, n_features)
 π          weights         (n_components,)
 =========  ==============  ================================
+
+Posteriors are computed from packed bits: log P(x, k) = log π_k + Σ_i log(1 − p_ki) + Σ_{x_i = 1}
+log(p_ki / (1 − p_ki)). The first two terms are the same for all rows, so the cost of a row depends
+only on its ones and its missing values, for which log(1 − p_ki) is subtracted again. A row's
+posterior does not depend on the other rows of the call, not even in its last bit.
+
+Standard errors use the observed information (T. A. Louis, 1982) of the log-odds λ_ki of p_ki and
+the log-weights α_k of π. Let r_k = P(k | x), u_ki = m_i (x_i − p_ki), where m is the mask, and v_k
+= (u_k, 1). The score of a row is (r_k v_k)_k minus a constant. The information is Σ_n diag(r_k m_i
+p_ki (1 − p_ki)) for λ and N (diag π − π πᵀ) for α, minus the covariance of the component scores,
+diag_k(r_k v_k v_kᵀ) − (r_k v_k)(r_k v_k)ᵀ. Intervals are symmetric in log-odds.
 
 Cost per block: 2 n_components (number of ones + number of missing values). Passes: tens to
 hundreds.
@@ -25,18 +37,22 @@ themselves if there are fewer than about 2 log₂ n_components + 1 features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import scipy
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
     HELD_OUT_SHARE,
@@ -46,38 +62,39 @@ from pipeline.learning.held_out import (
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
-from pipeline.models.bernoulli_mixture.model import (
-    compute_mixture_terms,
-    mixture_posterior,
-    sum_mixture_statistics,
-)
-from pipeline.models.bernoulli_mixture.model import (
-    MAX_PARAMETERS,
-    MAX_ROWS,
-    compute_mixture_errors,
-    sum_mixture_information,
-)
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.information import invert_information
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
+Words = NDArray[np.uint64]
 
 MAX_HELD_OUT_COMPONENTS = 256
 """Number of components at which the search for their number ends."""
 SHORT_RUN_TOL = 1e-3
 """Tolerance of the short runs."""
+MAX_PARAMETERS = 1500
+"""With more parameters, the information matrix is too large and there are no standard errors."""
+MAX_ROWS = 20_000
+"""Number of rows over which information is summed; more rows are sampled and scaled up."""
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
+_BATCH_ENTRIES = 2**20
+_TWO_SIDED = float(scipy.special.ndtri(0.975))
+_ROWS_PER_WORD = 64
+_NEGLIGIBLE_LOG = -40.0  # exp of it is below the rounding of a sum of at least 1
+
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 @dataclass(frozen=True)
 class BernoulliMixtureParams:
-    """Parameters; the table in the module docstring gives their shapes.
+    """Parameters; the module's table gives shapes.
 
     Attributes
     ----------
@@ -147,7 +164,7 @@ class BernoulliMixture(Model):
         )
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the counts, and start from components at random around the margins.
+        """Check the counts, and start from random components around the margins.
 
         Raises
         ------
@@ -207,7 +224,7 @@ class BernoulliMixture(Model):
         return replace(self._begin_long_run(state, 0.0), params=params)
 
     def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
-        """Begin a run that goes on until it has converged."""
+        """Begin a run that continues until it has converged."""
         auxiliary = {**state.auxiliary, "short": np.array(False)}
         working = {"held_out": np.array(held_out)}
         return replace(state, working=working, auxiliary=auxiliary, starts=())
@@ -386,3 +403,273 @@ def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
 def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
     terms = compute_mixture_terms(params.probabilities, params.weights)
     return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)
+
+
+class MixtureErrors(NamedTuple):
+    """Standard errors, and the ends of 95 % intervals of probabilities.
+
+    Shapes: `probabilities` (n_components, n_features), `interval` (2, n_components, n_features),
+    `weights` (n_components,).
+    """
+
+    probabilities: Array
+    interval: Array
+    weights: Array
+
+
+def sum_mixture_information(
+    X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, probabilities: Array, posterior: Array
+) -> dict[str, Array]:
+    """Compute the sums of the information over rows.
+
+    Parameters
+    ----------
+    X, observed
+        Values and mask, (n_samples, n_features); None if all values are observed.
+    probabilities
+        p, (n_components, n_features).
+    posterior
+        P(k | x), (n_samples, n_components).
+
+    Returns
+    -------
+    dict
+        `values`: Σ r_k m_i, (n_components, n_features); `spread`: Σ r_k v_k v_kᵀ, (n_components,
+        n_features + 1, n_features + 1); `products`: Σ of scores by scores, (p, p).
+    """
+    n_components, n_features = probabilities.shape
+    width = n_features + 1
+    values = np.zeros(probabilities.shape)
+    spread = np.zeros((n_components, width, width))
+    products = np.zeros((n_components * width,) * 2)
+    height = max(1, _BATCH_ENTRIES // (n_components * width))
+    for start in range(0, len(X), height):
+        check_cancelled()
+        rows = slice(start, start + height)
+        r = posterior[rows].T
+        mask = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
+        v = np.ones((n_components, len(mask), width))
+        v[:, :, :-1] = mask * (X[rows] - probabilities[:, None])
+        values += r @ mask
+        spread += np.swapaxes(v * r[:, :, None], 1, 2) @ v
+        scores = np.moveaxis(v * r[:, :, None], 0, 1).reshape(len(mask), -1)
+        products += scores.T @ scores
+    return {"values": values, "spread": spread, "products": products}
+
+
+def compute_mixture_errors(
+    probabilities: Array,
+    weights: Array,
+    sums: Mapping[str, NDArray[Any]],
+    n_samples: int,
+    smoothing: float,
+) -> MixtureErrors:
+    """Invert the information in `sums`, the result of `sum_mixture_information` for all rows.
+
+    The pseudo-counts `smoothing` add information like rows.
+    """
+    n_components, n_features = probabilities.shape
+    width = n_features + 1
+    variances = probabilities * (1 - probabilities)
+    diagonal = np.zeros((n_components, width))
+    diagonal[:, :-1] = (sums["values"] + 2 * smoothing) * variances
+    information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
+    information += sums["products"]
+    at = np.arange(n_components) * width + n_features
+    jacobian = np.diag(weights) - np.outer(weights, weights)
+    information[np.ix_(at, at)] += (n_samples + n_components * smoothing) * jacobian
+    # Log-weights are determined up to a constant, so the last one is fixed.
+    inverse = invert_information(information, np.delete(np.eye(len(information)), at[-1], axis=1))
+    log_odds = np.sqrt(np.diag(inverse.covariance)).reshape(n_components, width)[:, :-1]
+    unknown = inverse.find_unidentified((n_components, width, 1))[:, :-1]
+    half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
+    centre = scipy.special.logit(probabilities)
+    interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
+    weights_error = np.sqrt(np.diag(jacobian @ inverse.covariance[np.ix_(at, at)] @ jacobian))
+    return MixtureErrors(np.where(unknown, np.nan, variances * log_odds), interval, weights_error)
+
+
+class MixtureTerms(NamedTuple):
+    """The terms of log P(x, k).
+
+    `log_odds` and `log_absent` are log(p / (1 − p)) and log(1 − p), (n_features, n_components);
+    `start` is log P(k, x = 0), (n_components,).
+    """
+
+    log_odds: Array
+    log_absent: Array
+    start: Array
+
+
+class MixtureSums(NamedTuple):
+    """Sums over rows, weighted by the posterior of each component.
+
+    `log_likelihood` is Σ log P(x), nats, and `mass` (n_components,) the number of rows per
+    component. `ones` and `missing` (n_features, n_components) count ones and missing values.
+    """
+
+    log_likelihood: float
+    mass: Array
+    ones: Array
+    missing: Array
+
+
+def compute_mixture_terms(probabilities: Array, weights: Array) -> MixtureTerms:
+    """Compute the logarithms that all rows share.
+
+    `probabilities` (n_components, n_features) must be strictly between 0 and 1; `weights` are
+    (n_components,).
+    """
+    log_absent = np.ascontiguousarray(np.log1p(-probabilities).T)
+    log_odds = np.ascontiguousarray(np.log(probabilities).T) - log_absent
+    return MixtureTerms(log_odds, log_absent, np.log(weights) + log_absent.sum(axis=0))
+
+
+def mixture_posterior(
+    words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
+) -> tuple[Array, Array]:
+    """Return P(k | x), (n_samples, n_components), and log P(x), (n_samples,), nats.
+
+    `words` and `observed_words` are the packed values and mask, (n_features, n_words); the mask is
+    None if all values are observed.
+    """
+    shares = np.empty((n_samples, len(terms.start)))
+    log_likelihood = np.empty(n_samples)
+    _fill_posterior(*_interleave_words(words, observed_words), *terms, shares, log_likelihood)
+    return shares, log_likelihood
+
+
+def sum_mixture_statistics(
+    words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
+) -> MixtureSums:
+    """Compute the sums of the M-step; parameters as for `mixture_posterior`."""
+    mass = np.zeros(len(terms.start))
+    ones, missing = np.zeros_like(terms.log_odds), np.zeros_like(terms.log_odds)
+    by_word = _interleave_words(words, observed_words)
+    log_likelihood = _add_sums(*by_word, n_samples, *terms, mass, ones, missing)
+    return MixtureSums(float(log_likelihood), mass, ones, missing)
+
+
+def _interleave_words(words: Words, observed_words: Words | None) -> tuple[Words, Words]:
+    """Transpose to (n_words, n_features); without a mask, return an empty one."""
+    mask = np.empty((len(words), 0), np.uint64) if observed_words is None else observed_words
+    return np.ascontiguousarray(words.T), np.ascontiguousarray(mask.T)
+
+
+def _generate_count_trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """Generate LLVM's count of trailing zeros, the position of the lowest set bit."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, False))
+
+    return types.uint64(types.uint64), generate
+
+
+_count_trailing_zeros: Any = intrinsic(_generate_count_trailing_zeros)
+
+
+@_kernel
+def _score_word(
+    words: Words,
+    observed: Words,
+    w: int,
+    log_odds: Array,
+    log_absent: Array,
+    start: Array,
+    shares: Array,
+    log_likelihood: Array,
+) -> None:
+    """Fill in P(k | x) and log P(x) of the rows of word w."""
+    shares[:] = start
+    for i in range(words.shape[1]):
+        _add_to_rows(words[w, i], 1.0, log_odds[i], shares)
+        if len(observed):
+            _add_to_rows(_mark_missing(observed[w, i], len(shares)), -1.0, log_absent[i], shares)
+    for row in range(len(shares)):
+        log_likelihood[row] = _normalise(shares[row])
+
+
+@_kernel
+def _mark_missing(observed: Any, n_rows: int) -> Any:
+    """Return a word with the bits of missing values set, among the first `n_rows`."""
+    every = np.uint64(0xFFFFFFFFFFFFFFFF)
+    return ~observed & (every >> np.uint64(_ROWS_PER_WORD - n_rows))
+
+
+@_kernel
+def _add_to_rows(marked: Any, sign: float, term: Array, shares: Array) -> None:
+    """Add a term to the marked rows."""
+    while marked:
+        row = shares[_count_trailing_zeros(marked)]
+        for k in range(len(term)):
+            row[k] += sign * term[k]
+        marked &= marked - np.uint64(1)
+
+
+@_kernel
+def _add_rows_to_total(marked: Any, shares: Array, total: Array) -> None:
+    """Add the shares of the marked rows to a total."""
+    while marked:
+        row = shares[_count_trailing_zeros(marked)]
+        for k in range(len(total)):
+            total[k] += row[k]
+        marked &= marked - np.uint64(1)
+
+
+@_kernel
+def _normalise(scores: Array) -> float:
+    """Turn log P(x, k) into P(k | x), in place, and return log P(x)."""
+    largest = scores.max()
+    total = 0.0
+    for k in range(len(scores)):
+        gap = scores[k] - largest
+        scores[k] = math.exp(gap) if gap > _NEGLIGIBLE_LOG else 0.0
+        total += scores[k]
+    for k in range(len(scores)):
+        scores[k] /= total
+    return float(largest + math.log(total))
+
+
+@_kernel
+def _fill_posterior(
+    words: Words,
+    observed: Words,
+    log_odds: Array,
+    log_absent: Array,
+    start: Array,
+    shares: Array,
+    log_likelihood: Array,
+) -> None:
+    for w in range(len(words)):
+        rows = slice(_ROWS_PER_WORD * w, min(_ROWS_PER_WORD * (w + 1), len(shares)))
+        _score_word(
+            words, observed, w, log_odds, log_absent, start, shares[rows], log_likelihood[rows]
+        )
+
+
+@_kernel
+def _add_sums(
+    words: Words,
+    observed: Words,
+    n_samples: int,
+    log_odds: Array,
+    log_absent: Array,
+    start: Array,
+    mass: Array,
+    ones: Array,
+    missing: Array,
+) -> float:
+    scratch, nats = np.empty((_ROWS_PER_WORD, len(start))), np.empty(_ROWS_PER_WORD)
+    total = 0.0
+    for w in range(len(words)):
+        n_rows = min(_ROWS_PER_WORD, n_samples - _ROWS_PER_WORD * w)
+        shares = scratch[:n_rows]
+        _score_word(words, observed, w, log_odds, log_absent, start, shares, nats[:n_rows])
+        for row in range(n_rows):
+            total += nats[row]
+            mass += shares[row]
+        for i in range(words.shape[1]):
+            _add_rows_to_total(words[w, i], shares, ones[i])
+            if len(observed):
+                _add_rows_to_total(_mark_missing(observed[w, i], n_rows), shares, missing[i])
+    return total
