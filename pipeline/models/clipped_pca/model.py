@@ -7,7 +7,7 @@ there without ε, with t = 0 and s = ±1).
 Fit: turn the correlation of each pair of s into the correlation C of the pair of x. The leading
 eigenvectors of C, each scaled by the square root of its eigenvalue, are the columns of W. There are
 two estimators of C: `tetrachoric`, the pairwise maximum likelihood with thresholds from the
-margins; and `arcsine`, C = sin(π C_ss / 2), the paper's, exact if all thresholds are zero. All
+margins; and `arcsine` of the paper, C = sin(π C_ss / 2), exact if all thresholds are zero. All
 segments are pooled.
 
 =========  ==============  ================================
@@ -18,6 +18,11 @@ t          thresholds      (n_features,)
 C          correlation     (n_features, n_features)
 λ          eigenvalues     (n_eigenvalues,)
 =========  ==============  ================================
+
+Wide data, of more than 2,000 features: correlations are computed in strips of features, and their
+spectrum by products with the strips. No task and no central step holds a square of all features.
+Correlations are stored as float32: this rounds them by at most 3e-8, far below their sampling
+errors, and changes leading eigenvalues by less than a relative 1e-8.
 
 A fitted model uses ψ_i = max(1 − ‖w_i‖², 0.001) and shortens a row of W that is longer than that.
 Cost per block: n_features² / 2 · n_samples / 64 word operations. One pass.
@@ -33,9 +38,9 @@ communalities are too high. A fit to rows of the model finds the components of W
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -47,19 +52,17 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.clipped_pca.standard_errors import MAX_FEATURES, add_standard_errors
-from pipeline.models.clipped_pca.model import (
-    MAX_SQUARE_FEATURES,
-    count_pair_kinds,
-    estimate_strip,
-    estimate_strips_memory,
-    find_lowest_eigenvalue,
-    find_strip_spectrum,
-)
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
-from pipeline.numerics.spectra.lanczos import max_leading_pairs
+from pipeline.numerics.spectra.lanczos import (
+    LeadingSpectrum,
+    Product,
+    compute_leading_spectrum,
+    max_basis_columns,
+    max_leading_pairs,
+)
 from pipeline.numerics.spectra.linalg import (
     leading_eigenpairs,
     min_shrinkage,
@@ -68,7 +71,8 @@ from pipeline.numerics.spectra.linalg import (
     shrink_eigenvalues,
 )
 from pipeline.params import array_field, optional_array_field
-from pipeline.passes.row_ranges import RangeResults
+from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memory
+from pipeline.passes.row_ranges import RangeResults, ReadRange
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
     CorrelationEstimator,
@@ -78,6 +82,7 @@ from pipeline.statistics.correlations import (
     estimate_arcsine,
     estimate_correlations,
     estimate_tetrachoric,
+    mirror_upper_triangle,
 )
 from pipeline.statistics.counts import (
     POOLED_KEY,
@@ -87,11 +92,15 @@ from pipeline.statistics.counts import (
     pool_margins,
 )
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
+from pipeline.statistics.strips import count_strip, make_strip_table
 
 Array = NDArray[np.float64]
 
 MIN_NOISE = 1e-3
 """Smallest ψ. Below it, one feature would determine a combination of the components exactly."""
+MAX_SQUARE_FEATURES = 2000
+"""Maximum number of features of one square matrix; wider data use strips."""
+_MAX_PARTS = 32
 _N_LEADING = 64
 _MAX_NEGATIVE_SHARE = 0.02
 _MAX_NULL_RATIO = 2.0
@@ -174,7 +183,7 @@ class ClippedPCA(Model):
         return make_tiles(n_features, 1, budget)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of n_features² matrices: 18 in the central step, 7 per concurrent null draw."""
+        """Return the bytes of 18 square matrices in the central step and 7 per null draw."""
         if self.has_pair_tables(n_features):
             return estimate_strips_memory(n_features, self.n_components or _N_LEADING, n_threads)
         return 8 * n_features**2 * (18 + 7 * n_threads)
@@ -256,7 +265,7 @@ class ClippedPCA(Model):
         return statistics.add_block(block, pooled=True)
 
     def counts_key(self, n_features: int) -> str:
-        """Name the counts of pairs with all segments pooled."""
+        """Return a key of the pair counts with all segments pooled."""
         return POOLED_KEY
 
     def update(
@@ -272,7 +281,7 @@ class ClippedPCA(Model):
         )
         repaired, shrinkage, repair_distance = self._repair(correlation)
         varying, constant = repaired.copy(), state.auxiliary["constant"]
-        varying[constant, constant] = 0.0  # with 1, the axis could be taken for a component
+        varying[constant, constant] = 0.0  # with 1, the feature could appear as a component
         values, vectors = leading_eigenpairs(varying, self.n_components or _N_LEADING)
         null_quantiles = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         params = replace(
@@ -297,7 +306,7 @@ class ClippedPCA(Model):
         return add_standard_errors(fitted, statistics, rng)
 
     def _repair(self, correlation: Array) -> tuple[Array, float, float]:
-        """Return repaired correlations, how much they were shrunk, and how far they moved."""
+        """Return the repaired correlations, their shrinkage τ, and the distance of the repair."""
         if self.repair == "nearest":
             nearest, distance = nearest_correlation(correlation)
             return nearest, 0.0, distance
@@ -336,8 +345,8 @@ class ClippedPCA(Model):
         """Return advice for indefinite correlations."""
         if self.empty_cells == "none":
             return "consider {empty_cells=half}"
-        how = "shrink" if self.has_pair_tables(n_features) else "nearest"
-        return f"consider {{repair={how}}}"
+        repair = "shrink" if self.has_pair_tables(n_features) else "nearest"
+        return f"consider {{repair={repair}}}"
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether data are so wide that pairs are counted in strips."""
@@ -529,3 +538,102 @@ def warn_about_noise(communalities: Array) -> FitWarnings:
         return ()
     text = "features with a communality of 1 or more, whose noise is set to 0.001: {features}"
     return (FitWarning(text, tuple(floored.tolist())),)
+
+
+def estimate_strips_memory(n_features: int, n_leading: int, n_threads: int) -> int:
+    """Return the bytes of the basis, its products, and the smallest strips of all threads."""
+    columns = 2 * max_basis_columns(n_features, n_leading) + 8 * n_leading
+    return 8 * n_features * columns + n_threads * estimate_strip_memory(
+        MIN_STRIP_HEIGHT, n_features
+    )
+
+
+def estimate_strip(
+    estimate: CorrelationEstimator, margins: Arrays, features: slice, chunks: Iterable[PackedChunk]
+) -> Mapping[str, NDArray[Any]]:
+    """Count and estimate the pairs of a strip with all features from its first one on.
+
+    Return `correlation` (float32), `status`, and the counts, each (n_strip, n_features − first).
+    """
+    n_samples, ones = int(margins["n_samples"]), margins["ones"]
+    masked = bool((margins["observed"] < n_samples).any())
+    counts = count_strip(features, len(ones), n_samples, masked, chunks)
+    correlation, status = estimate(make_strip_table(counts, features, n_samples, ones))
+    n_strip = len(status)
+    mirror_upper_triangle(correlation[:, :n_strip], status[:, :n_strip])
+    return {"correlation": correlation.astype(np.float32), "status": status, **counts}
+
+
+def find_strip_spectrum(
+    results: RangeResults,
+    constant: NDArray[np.int64],
+    n_features: int,
+    n_leading: int,
+    map_items: MapFunction,
+) -> LeadingSpectrum:
+    """Find the `n_leading` leading eigenpairs of the correlations in `results`.
+
+    The eigenvalues of `constant` features count as 0. `map_items` maps over strips; the order of
+    sums does not depend on it.
+    """
+    times = _make_product(results, constant, map_items)
+    # A fixed start makes the result reproducible; any start finds the same eigenvectors.
+    return compute_leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
+
+
+def find_lowest_eigenvalue(
+    results: RangeResults, constant: NDArray[np.int64], n_features: int, map_items: MapFunction
+) -> float:
+    """Find the lowest eigenvalue; at most 0, the eigenvalue of constant features."""
+    times = _make_product(results, constant, map_items)
+    spectrum = compute_leading_spectrum(
+        lambda v: -times(v), n_features, 1, np.random.default_rng(0)
+    )
+    return -float(spectrum.values[0] + spectrum.residuals[0])
+
+
+def _make_product(
+    results: RangeResults, constant: NDArray[np.int64], map_items: MapFunction
+) -> Product:
+    parts = _deal_strips(results.n_ranges)
+
+    def times(vectors: Array) -> Array:
+        multiply = partial(_multiply_strips, results.read, vectors)
+        product: Array = reduce(np.add, map_items(multiply, parts))
+        product[constant] -= vectors[constant]  # with 1, a feature could appear as a component
+        return product
+
+    return times
+
+
+def count_pair_kinds(
+    results: RangeResults, excluded: NDArray[np.int64], n_features: int, map_items: MapFunction
+) -> PairStatusCounts:
+    """Count the statuses of all pairs."""
+    count = partial(_count_strip_kinds, results.read, excluded, n_features)
+    kinds: PairStatusCounts = reduce(
+        PairStatusCounts.merge, map_items(count, range(results.n_ranges))
+    )
+    return kinds
+
+
+def _deal_strips(n_strips: int) -> list[range]:
+    """Deal strips to partial sums so that each sum has long and short strips."""
+    return [range(k, n_strips, _MAX_PARTS) for k in range(min(_MAX_PARTS, n_strips))]
+
+
+def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
+    """Multiply vectors by some strips of the square and by their mirror image."""
+    product = np.zeros_like(vectors)
+    for key in keys:
+        strip = read(key, ["correlation"])["correlation"].astype(np.float64)
+        n_strip, first = len(strip), len(vectors) - strip.shape[1]
+        product[first : first + n_strip] += strip @ vectors[first:]
+        product[first + n_strip :] += strip[:, n_strip:].T @ vectors[first : first + n_strip]
+    return product
+
+
+def _count_strip_kinds(
+    read: ReadRange, excluded: NDArray[np.int64], n_features: int, key: int
+) -> PairStatusCounts:
+    return count_pair_statuses(read(key, ["status"])["status"], excluded, n_features)

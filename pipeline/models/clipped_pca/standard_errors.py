@@ -1,4 +1,4 @@
-"""Standard errors of clipped PCA, from its pair counts alone.
+"""Standard errors of clipped PCA, computed from pair counts alone.
 
 Correlations: by the delta method (U. Olsson, Psychometrika 44 (1979), eqs. 20–22). With ρ the
 correlation, t the thresholds and φ₂ the bivariate density at them, a row of bits moves ρ_ij by
@@ -8,8 +8,8 @@ correlation, t the thresholds and φ₂ the bivariate density at them, a row of 
 
 divided by the share of rows in which both are observed.
 
-Loadings: a row that moves R by D moves an eigenvector v of eigenvalue λ by (λ − R)⁺ D v, and λ by
-vᵀ D v. Sums over rows of D v (D v)ᵀ give the errors of loadings, and no matrix is built per row.
+Loadings: a row that changes R by D changes an eigenvector v of eigenvalue λ by (λ − R)⁺ D v, and λ
+by vᵀ D v. Sums over rows of D v (D v)ᵀ give the errors of loadings; no matrix is built per row.
 These sums need the covariance of two correlations, which pair counts do not contain. They are taken
 over rows drawn from the fitted Gaussians, so that no row of the data is read again.
 """
@@ -38,16 +38,9 @@ _MIN_DENSITY = 1e-12
 
 
 def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -> FitState:
-    """Add standard errors to the parameters of a `ClippedPCA`.
+    """Add standard errors to the correlations, thresholds and loadings of a `ClippedPCA`.
 
-    Parameters
-    ----------
-    state
-        State with correlations and loadings.
-    counts
-        Counts of all pairs, with segments pooled.
-    rng
-        Generator of the simulated rows.
+    `counts` are the counts of all pairs, with segments pooled; `rng` draws the simulated rows.
     """
     params, n_rows = state.params, counts.n_samples
     n, ones_i, ones_j, both = (
@@ -55,7 +48,7 @@ def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Gene
         for a in counts.table(0)
     )
     influence = correlation_influence(params.correlation, n, ones_i, ones_j, both, n_rows)
-    observed, ones = (counted[0] for counted in counts.margins())
+    observed, ones = (margin[0] for margin in counts.margins())
     params = replace(
         params,
         correlation_error=correlation_standard_errors(influence, n, ones_i, ones_j, both, n_rows),
@@ -133,17 +126,10 @@ class CorrelationInfluence(NamedTuple):
 def correlation_influence(
     correlation: Array, n: Array, ones_i: Array, ones_j: Array, both: Array, n_rows: int
 ) -> CorrelationInfluence:
-    """Compute how the bits of a row move each correlation.
+    """Compute how the bits of a row move each correlation, (n_features, n_features).
 
-    Parameters
-    ----------
-    correlation
-        (n_features, n_features).
-    n, ones_i, ones_j, both
-        Rows with both observed, ones of either feature among them, and ones of both; shaped like
-        `correlation`.
-    n_rows
-        Total number of rows.
+    `n` counts the rows with both features observed, `ones_i` and `ones_j` the ones of each feature
+    among them, and `both` the rows with both ones. These arrays have the shape of `correlation`.
     """
     is_informative = (n > 0) & (ones_i > 0) & (ones_i < n) & (ones_j > 0) & (ones_j < n)
     np.fill_diagonal(is_informative, False)
@@ -170,24 +156,15 @@ def correlation_standard_errors(
 ) -> Array:
     """Compute the standard errors of correlations, (n_features, n_features); NaN where unknown.
 
-    Parameters
-    ----------
-    influence
-        `correlation_influence` of the same counts.
-    n, ones_i, ones_j, both, n_rows
-        The same counts.
+    The counts are as for `correlation_influence`, which computed `influence` from them.
     """
     rows = np.maximum(n, 1)
     variance = np.zeros(n.shape)
     cells = {(1, 1): both, (1, 0): ones_i - both, (0, 1): ones_j - both}
     cells[0, 0] = n - ones_i - ones_j + both
     for (a, b), count in cells.items():
-        change = (
-            a * b * influence.joint
-            - a * influence.single
-            - b * influence.single.T
-            - influence.constant
-        )
+        joint, single = influence.joint, influence.single
+        change = a * b * joint - a * single - b * single.T - influence.constant
         variance += count / rows * change**2
     # The influences weigh a row by the share of rows that observe the pair.
     errors = np.sqrt(variance / rows) * rows / n_rows
@@ -204,19 +181,9 @@ def sum_influence_products(
 ) -> Array:
     """Sum (D v)(D v)ᵀ over rows, minus the contribution of their mean.
 
-    Parameters
-    ----------
-    X, observed
-        (n_samples, n_features); `observed` is None if every value is observed.
-    influence
-        Influence of bits on correlations.
-    vectors
-        Eigenvectors, (n_features, n_components).
-
-    Returns
-    -------
-    moments
-        (n_components, n_features, n_features).
+    `X` and `observed` are (n_samples, n_features); `observed` is None if every value is observed.
+    Return the sums for each eigenvector in `vectors` (n_features, n_components), as an array of
+    shape (n_components, n_features, n_features).
     """
     n_features, q = vectors.shape
     products, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
@@ -243,15 +210,9 @@ def loading_standard_errors(
 ) -> Array:
     """Compute the standard errors of √λ v, (n_features, n_components); 0 unless λ > 0.
 
-    Parameters
-    ----------
-    correlation
-        R, (n_features, n_features).
-    values, vectors
-        Its leading eigenvalues and eigenvectors, (n_components,) and (n_features, n_components).
-    moments
-        Covariance of D v over rows, divided by their number,
-        (n_components, n_features, n_features).
+    `values` (n_components,) and `vectors` (n_features, n_components) are the leading eigenvalues
+    and eigenvectors of R, `correlation`. `moments` (n_components, n_features, n_features) is the
+    covariance of D v over rows, divided by their number.
     """
     all_values, all_vectors = scipy.linalg.eigh(correlation)
     errors = np.zeros(vectors.shape)
