@@ -1,8 +1,8 @@
 """Parameters of noisy-OR networks, and how they are learned from a sample of rows.
 
-The sample is learned from several random starts. Every row of the sample keeps its hidden units
-from epoch to epoch: chains that started anew in every epoch would stay far from the units that
-explain a row best, and so would the weights.
+Learning starts from several random networks. Every row of the sample keeps its hidden units from
+epoch to epoch. If chains restarted in every epoch, they would not reach the units that explain a
+row best, and the weights would not either.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pipeline.models.noisy_or.gibbs import (
     MAX_PROBABILITY,
     MISSING,
     NoisyOrNetwork,
+    estimate_row_likelihoods,
     make_network,
     sample_states,
 )
-from pipeline.models.noisy_or.gibbs import estimate_row_likelihoods
 from pipeline.params import layer_arrays_field, optional_array_field
 from pipeline.random import RowRandom
 
@@ -52,7 +52,7 @@ _GAIN_STANDARD_ERRORS = 2  # a gain counts if it is above this many standard err
 
 @dataclass(frozen=True)
 class NoisyOrParams:
-    """Parameters; the table in the docstring of `model` gives their shapes."""
+    """Parameters; the table in `model.py` gives shapes."""
 
     weights: tuple[Array, ...] = layer_arrays_field("below", "above")
     leaks: tuple[Array, ...] = layer_arrays_field("below")
@@ -62,7 +62,7 @@ class NoisyOrParams:
     def from_probabilities(
         cls, f: Sequence[Array], f_of_leaks: Sequence[Array], activity: Array | None = None
     ) -> NoisyOrParams:
-        """Make the parameters from f = 1 − e^−w, clipped to what sweeps can compute with."""
+        """Make the parameters from f = 1 − e^−w, clipped to the range that sweeps can handle."""
         weights, leaks = (
             tuple(-np.log1p(-np.clip(a, _MIN_PROBABILITY, MAX_PROBABILITY)) for a in part)
             for part in (f, f_of_leaks)
@@ -179,16 +179,9 @@ def remove_units(params: NoisyOrParams, dead: NDArray[np.bool_]) -> NoisyOrParam
 
 
 class LearnedNetwork(NamedTuple):
-    """A network, with the hidden units of the rows that it was learned from.
+    """A network, with the hidden units, (n_samples, n_hidden), of the rows it was learned from.
 
-    Attributes
-    ----------
-    params
-        The network.
-    states
-        Hidden units, (n_samples, n_hidden).
-    score
-        Mean of log P(x, units), nats.
+    `score` is the mean of log P(x, units), nats.
     """
 
     params: NoisyOrParams
@@ -203,18 +196,14 @@ def learn_from_starts(
 
     Parameters
     ----------
-    model
-        Settings.
-    layers
-        Units per layer, from the data up.
+    model, layers
+        Settings, and the units per layer, from the data up.
     X
-        Rows, with `MISSING` for missing values.
-    seed
-        Seed of all draws.
-    n_starts
-        Number of starts.
+        Rows, (n_samples, n_features), with `MISSING` for missing values.
+    seed, n_starts
+        Seed of all draws, and number of starts.
     map_items
-        Runs the starts.
+        Map over starts.
     """
     learn = partial(_learn_one_start, model, tuple(layers), X, seed)
     best = max(map_items(learn, range(n_starts)), key=lambda network: network.score)
@@ -226,10 +215,9 @@ def learn_from_starts(
 def iter_networks(
     model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
 ) -> Iterator[NoisyOrParams]:
-    """Learn from one random start and yield the network after every epoch.
+    """Learn from random start number `start` and yield the network after every epoch.
 
-    The last epoch uses all rows at once. The parameters are those of `learn_from_starts`; `start`
-    is the number of the start.
+    The last epoch uses all rows at once. The other parameters are as for `learn_from_starts`.
     """
     learner, rng = _draw_learner(model, layers, X, seed, start)
     yield from learner.iter_epochs(rng)
@@ -327,12 +315,7 @@ def choose_layers(
     """Choose the layers by the likelihood of held-out rows.
 
     A single layer is doubled until two doublings in a row gain nothing; then a second layer of half
-    the size is tried.
-
-    Returns
-    -------
-    tuple
-        The layers, and the score of each choice that was tried, nats per row.
+    the size is tried. Return the layers, and the score of each choice that was tried, nats per row.
     """
     n_starts, scores = min(model.starts, _FEW_STARTS), []
 
@@ -345,7 +328,7 @@ def choose_layers(
 
     layers: tuple[int, ...] = (1,)
     best, width, n_failures = score(layers), 2, 0
-    # One unit may act as a leak by being always on, so that 2 units gain nothing although 4 do.
+    # A unit may act as a leak by being always on, so that 2 units gain nothing although 4 do.
     while width <= min(MAX_CHOSEN_UNITS, X.shape[1]) and n_failures < _MAX_FAILURES:
         if _is_gain(nats := score((width,)), best):
             layers, best, n_failures = (width,), nats, 0

@@ -1,4 +1,4 @@
-"""Gibbs sampling of noisy-OR networks, one row at a time.
+"""Gibbs sampling of noisy-OR networks, one row at a time, and log P(x) of rows.
 
 A unit is off with probability e = e^−u, a product over the units above it that are on. e is updated
 while units flip: a flip multiplies or divides the e of the units below by e^−w. Every sweep
@@ -9,18 +9,28 @@ logarithm is taken of as many factors as do not overflow, and the divisions are 
 A feature that is off adds −w to the log-odds of a unit, whatever the other units are. This is
 summed once per row, and the sweeps visit only the features that are on. So sparse rows take little
 time.
+
+log P(x) is computed by enumeration or estimated by annealed importance sampling (R. M. Neal,
+Statistics and Computing 11, 2001). The chains of a row start from units drawn without the features
+and end at the posterior of the units given the features, through p_β ∝ P(units) P(x | units)^β.
+Each chain accumulates the log weight Σ (β' − β) log P(x | units); the mean of the weights is an
+unbiased estimate of P(x).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.networks.boltzmann_rows import log_mean_exp
 from pipeline.numerics.row_random import draw_uniform, make_row_state
+from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -31,11 +41,18 @@ MAX_PROBABILITY = 1 - 1e-6
 """Largest f: products of 32 ratios do not overflow."""
 MISSING = 2
 """Code of a missing value."""
+MAX_ENUMERATED_HIDDEN = 20
+"""Number of hidden units up to which log P(x) is exact."""
 _FACTORS_PER_LOG = 32
 _MIN_PRODUCT = 1e-280
 _SMALL_PRODUCT = 1e-200
 _CERTAIN_VARIANCE = 1e-12  # below it, a variance is rounding error
 _N_RUNS = 8  # runs of consecutive sweeps whose means are compared
+_ROWS_AT_ONCE = 64
+_SCHEDULE_STEEPNESS = 3  # puts most temperatures near β = 0, where the chains first depend on x
+_NEGLIGIBLE = 45.0  # nats below the largest term
+# For scoring passes and choices of layers, where less precision is enough:
+_MAX_CHEAP_UNITS, _CHAINS, _TEMPERATURES = 10, 10, 100
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 # Vectorization needs to reorder the products of ratios; the compiled code then fixes the order.
@@ -115,20 +132,10 @@ def sample_posterior_means(
 ) -> tuple[Array, Array]:
     """Average the hidden units over two chains, one started with all units off, one with all on.
 
-    Parameters
-    ----------
-    network, X, key, rows
-        As for `sample_states`.
-    n_first
-        Sweeps of each chain that are discarded.
-    n_sweeps
-        Sweeps of each chain that are averaged.
-
-    Returns
-    -------
-    tuple
-        Means of P(unit on | all others), (n_samples, n_hidden), and their effective number of
-        independent draws, estimated from the differences between four runs of sweeps per chain.
+    The first `n_first` sweeps of each chain are discarded, the next `n_sweeps` averaged. Return the
+    means of P(unit on | all others), (n_samples, n_hidden), and their effective number of
+    independent draws, estimated from the differences between four runs of sweeps per chain. The
+    other parameters are as for `sample_states`.
     """
     means = np.empty((len(X), network.n_hidden))
     worth = np.empty_like(means)
@@ -140,12 +147,9 @@ def sample_posterior_means(
 def make_workspace(sizes: Integers, misses: Array, off: Array) -> RowWorkspace:
     """Allocate the work space of a row: hidden units and their weights first, features last.
 
-    Returns
-    -------
-    tuple
-        Misses, their inverses, off, values of the units, e of each, and `silent`: per unit of the
-        lowest layer, the sum of log misses of the features that are off. `load_row` fills in the
-        parts that concern features.
+    Return misses, their inverses, off, values of the units, e of each unit, and `silent`: for each
+    unit of the lowest layer, the sum of log misses of the features that are off. `load_row` fills
+    in the parts that concern features.
     """
     n_features, n_pairs = sizes[0], sizes[0] * sizes[1]
     of_units = np.concatenate((misses[n_pairs:], misses[:n_pairs]))
@@ -230,23 +234,11 @@ def gibbs_sweep(
 ) -> float:
     """Draw every hidden unit given all others, the lowest layer first.
 
-    Parameters
-    ----------
-    sizes, n_on, space
-        From `make_workspace` and `load_row`; units and e are changed in place.
-    state, first_draw
-        Random state of the row, and the number of the first draw.
-    power
-        Power of P(x | units).
-    shares
-        Output: the probability with which each unit was drawn, (n_hidden,).
-    flips
-        Output: the mean flip probability of each layer, (n_layers,).
-
-    Returns
-    -------
-    float
-        The largest flip probability.
+    The units and e in `space`, which `make_workspace` and `load_row` made, are changed in place.
+    `state` is the random state of the row, `first_draw` the number of the first draw, and `power`
+    the power of P(x | units). Fill in `shares` (n_hidden,), the probability with which each unit
+    was drawn, and `flips` (n_layers,), the mean flip probability of each layer. Return the largest
+    flip probability.
     """
     of_units, inverses, _, units, e, silent = space
     fill_off_probabilities(sizes, n_on, space)
@@ -325,11 +317,8 @@ def _average_sweeps(
     units, shares, flips = space[3], np.empty(n_hidden), np.empty(len(sizes) - 1)
     runs, n_of_chain = np.empty((_N_RUNS, n_hidden)), _N_RUNS // 2
     for n in range(len(X)):
-        state, n_on, draw = (
-            make_row_state(key, rows[n]),
-            load_row(sizes, misses, off, X[n], space),
-            0,
-        )
+        state, draw = make_row_state(key, rows[n]), 0
+        n_on = load_row(sizes, misses, off, X[n], space)
         runs[:] = 0.0
         for chain in range(2):
             units[:n_hidden] = chain
@@ -350,3 +339,174 @@ def _summarize_runs(runs: Array, n_draws: float, mean: Array, worth: Array) -> N
         spread = ((runs[:, i] - mean[i]) ** 2).sum() / (len(runs) - 1) / len(runs)
         own = max(mean[i] * (1 - mean[i]), _CERTAIN_VARIANCE)
         worth[i] = n_draws if spread * n_draws <= own else own / spread
+
+
+def enumerate_log_probabilities(network: NoisyOrNetwork, X: Bits) -> Array:
+    """Return log P(x), (n_samples,), by summing over all states of the hidden units.
+
+    `X` (n_samples, n_features) has values or `MISSING`; the network has at most
+    `MAX_ENUMERATED_HIDDEN` hidden units. The states of a layer are the rows of the network above
+    it, which is enumerated first.
+    """
+    n_features, n_above = network.sizes[:2]
+    off = network.off[:n_features]
+    misses = network.misses[: n_features * n_above].reshape(n_above, n_features)
+    above = (network.sizes[1:], network.misses[misses.size :], network.off[n_features:])
+    states = (np.arange(1 << n_above)[:, None] >> np.arange(n_above) & 1).astype(np.uint8)
+    is_top = len(network.sizes) == 2
+    prior = (
+        _log_independent(above[2], states)
+        if is_top
+        else enumerate_log_probabilities(NoisyOrNetwork(*above), states)
+    )
+    nats = np.empty(len(X))
+    for rows in _iter_slices(len(X)):
+        _enumerate_states(misses, off, X[rows], prior, nats[rows])
+    return nats
+
+
+def _iter_slices(n_rows: int) -> Iterator[slice]:
+    """Yield slices of a few rows, and check for cancellation before each."""
+    for first in range(0, n_rows, _ROWS_AT_ONCE):
+        check_cancelled()
+        yield slice(first, first + _ROWS_AT_ONCE)
+
+
+def _log_independent(off: Array, states: Bits) -> Array:
+    logs: Array = np.log(off).sum() + states @ (np.log1p(-off) - np.log(off))
+    return logs
+
+
+@_kernel
+def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, nats: Array) -> None:
+    """Count through the states, reusing the products of all bits above the lowest one set."""
+    n_above = len(misses)
+    for n in range(len(X)):
+        on = np.flatnonzero(X[n] == 1)
+        e, logs = np.empty((n_above + 1, len(on))), np.zeros(n_above + 1)
+        of_off = np.zeros(n_above)
+        for i in range(len(off)):
+            if X[n, i] == 0:
+                logs[n_above] += math.log(off[i])
+                for j in range(n_above):
+                    of_off[j] += math.log(misses[j, i])
+        e[n_above] = off[on]
+        largest, total = -np.inf, 0.0
+        for s in range(len(prior)):
+            top = 0
+            while s >> top & 1 == 0 and top < n_above - 1:
+                top += 1
+            for j in range(n_above - 1 if s == 0 else top, -1, -1):
+                is_on = s >> j & 1
+                logs[j] = logs[j + 1] + (of_off[j] if is_on else 0.0)
+                for i in range(len(on)):
+                    e[j, i] = e[j + 1, i] * (misses[j, on[i]] if is_on else 1.0)
+            log = prior[s] + logs[0]
+            if log < largest - _NEGLIGIBLE:
+                continue
+            log += _log_on_probability(e[0])
+            if log > largest:
+                total = total * math.exp(largest - log) + 1.0
+                largest = log
+            else:
+                total += math.exp(log - largest)
+        nats[n] = largest + math.log(total)
+
+
+@_kernel
+def _log_on_probability(e: Array) -> float:
+    """Return Σ log(1 − e), with one logarithm per 32 factors."""
+    total, product = 0.0, 1.0
+    for i in range(len(e)):
+        product *= 1.0 - e[i]
+        if i % 32 == 31:
+            total, product = total + math.log(product), 1.0
+    return total + math.log(product)
+
+
+def estimate_log_probabilities(
+    network: NoisyOrNetwork,
+    X: Bits,
+    key: np.uint64,
+    rows: Integers,
+    n_chains: int,
+    n_temperatures: int,
+) -> tuple[Array, Array]:
+    """Estimate log P(x) of each row by annealed importance sampling.
+
+    `key` and `rows` (n_samples,) key the random draws. Each row has `n_chains` chains of
+    `n_temperatures` steps. Return the estimates and their standard errors, (n_samples,) each.
+    """
+    powers = np.linspace(0, 1, n_temperatures + 1) ** _SCHEDULE_STEEPNESS
+    nats, errors = np.empty(len(X)), np.empty(len(X))
+    for at in _iter_slices(len(X)):
+        _anneal_rows(*network, X[at], key, rows[at], n_chains, powers, nats[at], errors[at])
+    return nats, errors
+
+
+def estimate_row_likelihoods(
+    network: NoisyOrNetwork, X: Bits, rows: Integers, rng: RowRandom
+) -> Array:
+    """Return a cheap estimate of log P(x), (n_samples,), nats; exact for small networks."""
+    if network.n_hidden <= _MAX_CHEAP_UNITS:
+        return enumerate_log_probabilities(network, X)
+    key = rng.stream("judged").key
+    return estimate_log_probabilities(network, X, key, rows, _CHAINS, _TEMPERATURES)[0]
+
+
+@_kernel
+def _anneal_rows(
+    sizes: Integers,
+    misses: Array,
+    off: Array,
+    X: Bits,
+    key: np.uint64,
+    rows: Integers,
+    n_chains: int,
+    powers: Array,
+    nats: Array,
+    errors: Array,
+) -> None:
+    n_hidden, space = len(off) - sizes[0], make_workspace(sizes, misses, off)
+    shares, flips, logs = np.empty(n_hidden), np.empty(len(sizes) - 1), np.empty(n_chains)
+    for n in range(len(X)):
+        state, draw = make_row_state(key, rows[n]), 0
+        n_on = load_row(sizes, misses, off, X[n], space)
+        of_leaks = np.log(off[: sizes[0]][X[n] == 0]).sum()
+        for chain in range(n_chains):
+            _draw_downward(sizes, n_on, space, state, draw)
+            draw += n_hidden
+            logs[chain] = 0.0
+            for t in range(1, len(powers)):
+                fill_off_probabilities(sizes, n_on, space)
+                log = of_leaks + _log_feature_likelihood(n_hidden, n_on, sizes[1], space)
+                logs[chain] += (powers[t] - powers[t - 1]) * log
+                if t < len(powers) - 1:
+                    gibbs_sweep(sizes, n_on, space, state, draw, powers[t], shares, flips)
+                    draw += n_hidden
+        nats[n], errors[n] = log_mean_exp(logs)
+
+
+@_kernel
+def _draw_downward(
+    sizes: Integers, n_on: int, space: RowWorkspace, state: np.uint64, first_draw: int
+) -> None:
+    """Draw the hidden units from the top layer down."""
+    units, e, start = space[3], space[4], sizes[1:].sum()
+    units[:start] = 0.0
+    for k in range(len(sizes) - 1, 0, -1):
+        stop = start
+        start -= sizes[k]
+        fill_off_probabilities(sizes, n_on, space)  # recomputes all layers, but layers are few
+        for i in range(start, stop):
+            units[i] = 1.0 if draw_uniform(state, first_draw + i) >= e[i] else 0.0
+
+
+@_kernel
+def _log_feature_likelihood(n_hidden: int, n_on: int, n_above: int, space: RowWorkspace) -> float:
+    """Return log P(x | units) without the leaks of features that are off."""
+    _, _, _, units, e, silent = space
+    log = _log_on_probability(e[n_hidden : n_hidden + n_on])
+    for i in range(n_above):
+        log += units[i] * silent[i]
+    return log

@@ -13,9 +13,9 @@ with f = 1 − e^−w, g = 1 − e^−u and the update (eq. 9)
 whose fixed points maximize the likelihood under Beta(α, β) priors of f. First, networks are learned
 from a sample of 5,000 rows: from several starts, each re-estimated after every `batch` rows, lower
 layers first, from one draw of the hidden units per row. Then passes over all rows continue from the
-best start. Sums over rows are exact for any chunking. Averages of networks that were learned
-separately would not be, because each network has its units in another order. Passes are judged by
-log P(x) of a tenth of the rows, at most 500, which are held out if there are at least 1,000 rows.
+best start. Sums over rows do not depend on the chunking. Networks that were learned separately
+could not be averaged, because each network has its units in another order. A pass is scored by log
+P(x) of a tenth of the rows, at most 500, which are held out if there are at least 1,000 rows.
 
 Causes only turn units on, so the model cannot represent features that exclude each other.
 
@@ -34,9 +34,9 @@ leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; in the
 The components are the hidden units of all layers, from the data up. log P(x) is exact by
 enumeration for at most 20 of them; otherwise it is estimated by annealed importance sampling.
 
-Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one that reads nothing, then a
-few. Sums of one draw are unbiased, but there are many local maxima, and chains may stay where they
-started; the fit warns if two chains disagree.
+Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one that sums nothing, then a
+few. Sums of one draw are unbiased, but there are many local maxima, and chains may hardly leave
+their start; the fit warns if two chains disagree.
 Not identifiable: the order of the units within a layer.
 """
 
@@ -72,12 +72,14 @@ from pipeline.models.noisy_or.estimation import (
     sum_unit_statistics,
     unpack_rows,
 )
-from pipeline.models.noisy_or.gibbs import MISSING, sample_posterior_means, sample_states
 from pipeline.models.noisy_or.gibbs import (
     MAX_ENUMERATED_HIDDEN,
+    MISSING,
     enumerate_log_probabilities,
     estimate_log_probabilities,
     estimate_row_likelihoods,
+    sample_posterior_means,
+    sample_states,
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -94,7 +96,7 @@ SAMPLE_ROWS = 5000
 CODE_SWEEPS = (50, 100)
 """Sweeps per chain that are discarded, and that are averaged, for codes."""
 _HELD_OUT, _MIN_ROWS_TO_CHOOSE = 0.1, 100
-_MAX_JUDGED_ROWS, _FEW_ROWS = 500, 1000
+_MAX_SCORED_ROWS, _FEW_ROWS = 500, 1000
 _PASS_SWEEPS_FACTOR = 2  # a pass takes more sweeps than the search because its chains start anew
 _MAX_PRIOR = 1e6
 _MIN_ACTIVITY, _MIN_CAUSED = 1e-3, 0.05  # smallest share of rows, and largest f, of a useful unit
@@ -182,7 +184,6 @@ class NoisyOr(Model):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        super().__post_init__()
         if self.layers is not None and self.n_components not in (None, sum(self.layers)):
             raise FitError(
                 f"{{components}} is {self.n_components}, but {{layers}} has {sum(self.layers)} "
@@ -206,7 +207,7 @@ class NoisyOr(Model):
         return RowSample.from_block(block, SAMPLE_ROWS, rng)
 
     def first_key(self, seed: int) -> str:
-        """Include the sample in the key."""
+        """Return a key of the sample of rows."""
         return f"sample of {SAMPLE_ROWS} by seed {seed}"
 
     def initialize(self, first: RowSample, rng: np.random.Generator) -> FitState:
@@ -226,8 +227,7 @@ class NoisyOr(Model):
                 parameter="layers",
             )
         working = _make_stage_working(first.n_samples, int(rng.integers(2**63)), searching=True)
-        is_judged = is_held_out(first.rows, float(working["judged"]), int(working["seed"]))
-        is_learned = ~is_judged if working["apart"] else np.full(len(is_judged), True)
+        _, is_learned = _split_rows(first.rows, working)
         sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)[is_learned]
         leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
         return FitState(
@@ -258,16 +258,15 @@ class NoisyOr(Model):
     def summarize(
         self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """Draw hidden units and compute the sums of eq. 9; judge some of the rows."""
+        """Draw hidden units and compute the sums of eq. 9; score some of the rows."""
         if working["searching"]:
             return Sums(block.n_samples, 0.0, {})
         # Every pass uses the same draws, because otherwise passes could not be compared.
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
-        is_judged = is_held_out(block.rows, float(working["judged"]), int(working["seed"]))
-        judged = block.take_rows(np.flatnonzero(is_judged))
-        nats = estimate_row_likelihoods(params.network, unpack_rows(judged), judged.rows, rng)
+        is_scored, is_learned = _split_rows(block.rows, working)
+        scored = block.take_rows(np.flatnonzero(is_scored))
+        nats = estimate_row_likelihoods(params.network, unpack_rows(scored), scored.rows, rng)
         sums = {"n_judged": np.array(len(nats))}
-        is_learned = ~is_judged if working["apart"] else np.full(len(is_judged), True)
         sums |= self._sum_drawn_units(params, block.take_rows(np.flatnonzero(is_learned)), rng)
         return Sums(block.n_samples, float(nats.sum()), sums)
 
@@ -282,14 +281,15 @@ class NoisyOr(Model):
         return {**sums, "on": states.sum(axis=0), "n_learnt": np.array(len(X))}
 
     def objective(self, params: NoisyOrParams, statistics: Sums) -> float:
-        """Return the mean log P(x) of the judged rows, nats."""
+        """Return the mean log P(x) of the rows that score the pass, nats."""
         return float(statistics.objective / max(statistics.values.get("n_judged", 0), 1))
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Search in one pass; then stop after `patience` passes without improvement."""
         if state.working.get("searching", False):
             return PassCountCriterion(1)
-        # Keep the last pass, not the best: scores are noisy, and later ones owe less to the start.
+        # Keep the last pass, not the best: scores are noisy, and later passes depend less on the
+        # start.
         return PatienceCriterion(self.max_iter, self.patience, self.tol, keeps_best=False)
 
     def update(
@@ -308,10 +308,8 @@ class NoisyOr(Model):
         sample, layers = state.auxiliary["sample"], self._sizes
         diagnostics = {}
         if layers is None:
-            n_apart = max(int(_HELD_OUT * len(sample)), 1)
-            layers, scores = choose_layers(
-                self, sample[n_apart:], sample[:n_apart], seed, map_items
-            )
+            n_out = max(int(_HELD_OUT * len(sample)), 1)
+            layers, scores = choose_layers(self, sample[n_out:], sample[:n_out], seed, map_items)
             diagnostics = {"held_out_scores": scores}
         params = learn_from_starts(self, layers, sample, seed, self.starts, map_items).params
         dead = _is_dead_unit(params)
@@ -329,12 +327,12 @@ class NoisyOr(Model):
         """Add the diagnostics, and warnings about dead units and chains that have not mixed."""
         params = state.params
         unmixed = compute_unmixed_share(params, state.auxiliary["sample"])
-        judged = "rows held out" if state.working["apart"] else "all rows"
+        scored_rows = "rows held out" if state.working["apart"] else "all rows"
         diagnostics = {
             **state.diagnostics,
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
-            "objective_is": f"log-likelihood of {judged}",
+            "objective_is": f"log-likelihood of {scored_rows}",
             "log_prior": log_prior(params, self.alpha, self.beta, self.leaks == "learned"),
             "unmixed": unmixed,
         }
@@ -398,11 +396,23 @@ class NoisyOr(Model):
 
 
 def _make_stage_working(n_samples: int, seed: int, *, searching: bool = False) -> Arrays:
-    """Make the working state of a stage; below 1,000 rows, all rows are judged and learned from."""
+    """Make the working state of a stage; below 1,000 rows, no rows are held out.
+
+    `searching` marks the first stage, `apart` whether rows are held out, and `judged` is the share
+    of rows that score a pass.
+    """
     is_few = n_samples < _FEW_ROWS
-    share = 1.0 if is_few else min(_MAX_JUDGED_ROWS / n_samples, _HELD_OUT)
+    share = 1.0 if is_few else min(_MAX_SCORED_ROWS / n_samples, _HELD_OUT)
     values = {"searching": searching, "apart": not is_few, "judged": share, "seed": seed}
     return {name: np.array(value) for name, value in values.items()}
+
+
+def _split_rows(
+    rows: NDArray[np.int64], working: Arrays
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which rows score a pass, and which rows are learned from, (n_rows,) each."""
+    is_scored = is_held_out(rows, float(working["judged"]), int(working["seed"]))
+    return is_scored, ~is_scored if working["apart"] else np.full(len(is_scored), True)
 
 
 def _make_full_pass_working(state: FitState) -> Arrays:
@@ -429,16 +439,14 @@ def _warn_about_dead_units(params: NoisyOrParams, is_pruned: bool) -> tuple[FitW
         return ()
     names = [f"{k}.{i + 1}" for k, n in enumerate(params.sizes[1:], 1) for i in range(n)]
     names = [name for name, is_dead in zip(names, dead, strict=True) if is_dead]
-    listed, n_more = ", ".join(names[:_MAX_NAMED_UNITS]), len(names) - _MAX_NAMED_UNITS
-    listed += f" and {n_more} more" if n_more > 0 else ""
-    text = (
-        f"units that are hardly ever on, or turn nothing on: {listed} (layer.unit); ask for fewer"
-    )
+    units, n_more = ", ".join(names[:_MAX_NAMED_UNITS]), len(names) - _MAX_NAMED_UNITS
+    units += f" and {n_more} more" if n_more > 0 else ""
+    text = f"units that are hardly ever on, or turn nothing on: {units} (layer.unit); use fewer"
     return (FitWarning(text if is_pruned else f"{text}, or use {{prune=yes}}"),)
 
 
 def compute_unmixed_share(params: NoisyOrParams, X: Bits) -> float:
-    """Return the share of (some) rows for which two chains disagree about a unit."""
+    """Return the share of rows, among the first 300, for which two chains disagree about a unit."""
     X, key = X[:_CHECKED_ROWS], RowRandom(0).stream("mixing").key
     _, draws = sample_posterior_means(params.network, X, key, np.arange(len(X)), *CODE_SWEEPS)
     return float((draws.min(axis=1) < _MIN_EFFECTIVE_DRAWS).mean())
