@@ -1,4 +1,4 @@
-"""Parameters of models: frozen dataclasses of arrays whose dimensions have names."""
+"""Parameters of models: frozen dataclasses of arrays with named dimensions."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def layer_arrays_field(*dims: str) -> Any:
 
 def get_named_arrays(params: Any) -> NamedArrays:
     """Return a model's parameters as named arrays with their dimensions."""
-    named: NamedArrays = {}
+    arrays: NamedArrays = {}
     for f in fields(params):
         dims, value = f.metadata["dims"], getattr(params, f.name)
         if "per_layer" in f.metadata:
-            named |= {f"{f.name}_{k}": (_name_layer_dims(dims, k), a) for k, a in enumerate(value)}
+            arrays |= {f"{f.name}_{k}": (_name_layer_dims(dims, k), a) for k, a in enumerate(value)}
         elif value is not None:
-            named[f.name] = (dims, value)
-    return named
+            arrays[f.name] = (dims, value)
+    return arrays
 
 
 def _name_layer_dims(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
@@ -68,17 +68,20 @@ def _list_layer_names(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[str
 
 
 def find_unexpected_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> set[str]:
-    """Return the names of arrays that a class of parameters lacks, or does not know."""
+    """Return the names of required arrays that are missing, and of arrays without a field."""
     single = [f for f in fields(kind) if "per_layer" not in f.metadata]
     layered = {
         n for f in fields(kind) if f not in single for n in _list_layer_names(f.name, arrays)
     }
     required = {f.name for f in single if f.default is MISSING}
-    known = {f.name for f in single} | layered
-    return (required - set(arrays)) | (set(arrays) - known)
+    declared = {f.name for f in single} | layered
+    return (required - set(arrays)) | (set(arrays) - declared)
 
 
 def convert_to_c_order(params: Any) -> Any:
-    """Lay arrays out as storage returns them; products of other layouts differ in the last bits."""
+    """Lay arrays out in C order, as storage returns them.
+
+    Products of arrays in another layout differ in the last bits.
+    """
     arrays = {name: np.asarray(a, order="C") for name, (_, a) in get_named_arrays(params).items()}
     return replace(params, **vars(params_from_arrays(type(params), arrays)))

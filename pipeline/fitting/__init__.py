@@ -1,1 +1,1 @@
-"""The training loop, and the pair work that precedes it."""
+"""The training loop, and the pair work before it."""

@@ -1,7 +1,7 @@
 """The only training loop: sum statistics over all rows, update, and check convergence.
 
-The loop ends with the model's last stage. A pass with several starts reads the rows once and sums
-the statistics of all starts.
+The loop ends after the model's last stage. A pass with several starts reads the rows once and sums
+the statistics of every start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from pipeline.statistics.sums import Statistics
 
 
 class PassInputs(NamedTuple):
-    """The parts of a state that the tasks of a pass need: parameters, working state, and draws."""
+    """Parameters, working state and random draws that the tasks of a pass need."""
 
     params: Any
     working: Arrays
@@ -119,11 +119,11 @@ def start_fit(
     first
         The model's first statistics, of all rows.
     initial_params
-        Parameters of an earlier fit to begin at, if the model can.
+        Parameters of an earlier fit to start from, if the model supports that.
     run_pairs
-        Runs pair work and returns its results; by default they stay in the memory of this process.
+        Runs pair work and returns its results. By default they stay in this process's memory.
     spare_memory
-        Bytes that tasks of pair work may need beyond `model.estimate_memory`; None is no limit.
+        Bytes that tasks of pair work may use beyond `model.estimate_memory`; None for no limit.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def collect_pass_statistics(
 
 
 def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
-    """Return the inputs of every running start, or of the state; each start has its own stream."""
+    """Return the inputs of every running start, each with its own stream, or of the state."""
     rng = RowRandom(seed, state.iteration)
     if not state.starts:
         return (PassInputs(state.params, state.working, rng),)
@@ -187,7 +187,7 @@ def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
 
 
 def _format_pass_label(model: Model, state: FitState) -> str:
-    """Return the label of a pass; for iterative models with its number and the last objective."""
+    """Return the label of a pass; for iterative models, with its number and the last objective."""
     if model.get_convergence_criterion(state).max_iter == 1:
         return model.statistics.label
     objective = max((s.history[-1] for s in state.running_states if s.history), default=None)
@@ -198,7 +198,7 @@ def _format_pass_label(model: Model, state: FitState) -> str:
 def _sum_group(
     model: Model, points: tuple[PassInputs, ...], blocks: ReadBlocks, before: Any
 ) -> Statistics | None:
-    """Sum a group of chunks for every start, or let the model take its steps in it."""
+    """Sum a group of chunks for every start, or let the model take its own steps through them."""
     if isinstance(model, CanLearnLocally):
         results = [model.learn(p.params, p.working, blocks, p.rng) for p in points]
         parts = tuple(part for part in results if part is not None)
@@ -227,7 +227,7 @@ def fit_pass(
     statistics: Statistics | None = None,
     progress: Progress = ignore_progress,
 ) -> FitState:
-    """Do one pass. Pass `statistics` if those of this pass have been collected before."""
+    """Do one pass, with `statistics` if they have already been collected."""
     if statistics is None:
         statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
     parts = iter(
@@ -301,8 +301,8 @@ def _accelerate(
     """Choose the parameters of the next pass: the result of `update`, or an extrapolation."""
     if not isinstance(model, CanAccelerate) or model.acceleration == "none":
         return SquaremStep(mapped.params, {}, True)
-    at, to = model.pack_params(state.params), model.pack_params(mapped.params)
-    step = choose_squarem_step(at, to, objective, state.acceleration)
+    start, end = model.pack_params(state.params), model.pack_params(mapped.params)
+    step = choose_squarem_step(start, end, objective, state.acceleration)
     return step._replace(parameters=model.unpack_params(mapped.params, step.parameters, n_samples))
 
 
@@ -315,7 +315,7 @@ def _advance_stage(model: Model, state: FitState, statistics: Statistics) -> Fit
 
 
 def _begin_stage(state: FitState) -> FitState:
-    """Begin a stage with an empty history and an empty memory of the extrapolation."""
+    """Begin a stage with an empty history and an empty memory of the acceleration."""
     starts = tuple(_begin_stage(start) for start in state.starts)
     fresh = replace(state, history=(), acceleration={}, best=None, done=False, starts=starts)
     return replace(fresh, params=convert_to_c_order(state.params))
@@ -362,7 +362,7 @@ def fit_model(
         first = collect_first_statistics(model, rows, executor, seed, progress)
         state = start_fit(model, first, rows, executor, seed, progress=progress)
     if is_stage_over(model.get_convergence_criterion(state), state.history):
-        state = replace(state, done=True)  # the model needed nothing but its pair work
+        state = replace(state, done=True)  # the model only needed its pair work
     has_fixed_statistics = model.counts_key(rows.n_features) is not None
     while not state.done:
         if statistics is None:
@@ -383,12 +383,10 @@ def _run_information_pass(
     working = model.begin_information_pass(state) if isinstance(model, HasInformationPass) else None
     if working is None:
         return state
-    summarize = partial(
-        _summarize_information, model, PassInputs(state.params, working, RowRandom(seed))
-    )
-    statistics: Statistics = collect_statistics(
-        summarize, rows, executor, "errors", progress=progress
-    )
+    point = PassInputs(state.params, working, RowRandom(seed))
+    summarize = partial(_summarize_information, model, point)
+    statistics: Statistics
+    statistics = collect_statistics(summarize, rows, executor, "errors", progress=progress)
     with limit_blas_threads():
         finished: FitState = model.finish_information_pass(state, statistics)
     return replace(finished, params=convert_to_c_order(finished.params))
@@ -406,5 +404,5 @@ def _complete_fit(model: Model, state: FitState, executor: Executor, seed: int) 
         with limit_blas_threads():
             prepared = convert_to_c_order(model.prepare(state.params, rng, executor.map))
         state = replace(state, params=prepared)
-    doubts = warn_about_ending(model.get_convergence_criterion(state), state.history)
-    return replace(state, warnings=(*state.warnings, *doubts))
+    new_warnings = warn_about_ending(model.get_convergence_criterion(state), state.history)
+    return replace(state, warnings=(*state.warnings, *new_warnings))

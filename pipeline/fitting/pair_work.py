@@ -1,4 +1,4 @@
-"""Pair work: comparisons of every row with all rows, or of features, done before the passes.
+"""Pair work before the passes: comparisons of every row with all rows, or tables of feature pairs.
 
 A task holds one range of rows, reads all chunks one by one, and returns the results of its rows.
 Results as large as the data are thus written once, by the worker that computed them.
@@ -39,17 +39,18 @@ from pipeline.passes.row_ranges import (
 
 @dataclass(frozen=True)
 class RowPairJob:
-    """What all tasks share; small enough to send with each of them.
+    """Comparison of rows with all others: a function of a row range, sent with every task.
 
     Attributes
     ----------
     compare
-        Updates the results of the first block's rows by the rows of the second, given the results
-        so far, None at first. See `CanCompareRows.compare`.
+        Updates the results of the first block's rows by comparing them with the second block's
+        rows. Its third argument holds the results so far, None at first. See
+        `CanCompareRows.compare`.
     rows
         The rows that get results.
     others
-        The rows that each of them is compared with.
+        The rows that each row is compared with.
     """
 
     label: ClassVar[str] = "pairs"
@@ -89,7 +90,7 @@ class RowPairJob:
         return stop
 
     def describe_arrays(self) -> ArrayDescriptions:
-        """Describe the arrays that tasks return, learned from a block without rows."""
+        """Describe the arrays that tasks return, found by comparing empty blocks."""
         blocks = (b for key in range(self.rows.n_chunks) for b in iter_blocks(self.rows.read(key)))
         empty = next(blocks).take_rows(np.empty(0, np.int64))
         arrays = {ROW: empty.rows, **self.compare(empty, empty, None)}
@@ -112,7 +113,7 @@ class PairJob(Protocol):
         """Describe the arrays that tasks return."""
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
-        """Count the rows or features to split into ranges, by chunk."""
+        """Count the rows or features of each chunk that are split into ranges."""
 
     def choose_range_length(self, total: int) -> int:
         """Choose the number of rows or features per range."""
@@ -131,10 +132,10 @@ def get_pair_job_label(model: Model, n_features: int) -> str | None:
 def make_pair_job(
     model: Any, state: FitState, rows: RowSource, spare: int | None = None
 ) -> PairJob:
-    """Create the pair work of a model: it compares rows, or tabulates pairs of features.
+    """Create the pair work of a model, which compares rows or tabulates pairs of features.
 
-    `spare` is the number of bytes that tasks may need beyond `model.estimate_memory`; None is
-    unlimited.
+    `spare` is the number of bytes that tasks may use beyond `model.estimate_memory`; None for no
+    limit.
     """
     if isinstance(model, CanCompareRows):
         return RowPairJob(partial(model.compare, state.params, state.working), rows, rows)

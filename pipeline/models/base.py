@@ -1,4 +1,4 @@
-"""The protocol of all models. `capabilities` has what only some models can do."""
+"""The protocol of all models; `capabilities` has the methods of some models only."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from pipeline.statistics.sums import Statistics
 class Model(Protocol):
     """A frozen dataclass of hyperparameters, validated in `__post_init__`.
 
-    A model subclasses this explicitly; methods with a body here are defaults. Settings are whole
-    numbers, numbers, texts, `Literal`, bool or tuples of whole numbers. The class docstring
-    describes each under "Attributes", and `pipeline.models.settings.setting` declares its range.
+    A model subclasses this explicitly; methods with a body here are defaults. A setting is an int,
+    float, str, bool, `Literal` or tuple of ints. The class docstring describes each under
+    "Attributes", and `pipeline.models.settings.setting` declares its range.
 
-    The module docstring lists under "Not identifiable" what no data can determine. Everything else
-    is recovered from rows that the fitted model sampled, up to sampling error and a bias that the
-    module names.
+    The module docstring lists under "Not identifiable" the parameters that no data can determine.
+    All others are recovered by a fit to rows sampled from the fitted model, up to sampling error
+    and a bias that the module docstring states.
 
     A model has parameters per segment if an array of `params` has the dimension `segment`. It then
-    has two more arrays of whole numbers, (segment,): `segments`, the index of each segment in the
-    fitted data, and `segment_rows`, its number of rows there.
-    `segments.map_fitted_segments` reads them. A block's segment, and those that `sample` and
-    `reconstruct` take, are such indices; any other, such as `UNKNOWN_SEGMENT`, stands for
-    the mean of the segments fitted. To other models segments do not matter.
+    has two more integer arrays, (segment,): `segments`, the index of each segment in the fitted
+    data, and `segment_rows`, its number of rows there. `segments.map_fitted_segments` reads them.
+    Blocks, `sample` and `reconstruct` refer to segments by these indices. Any other index, such as
+    `UNKNOWN_SEGMENT`, stands for the mean of the fitted segments. Other models ignore segments.
     """
 
     name: ClassVar[str]
@@ -45,12 +44,12 @@ class Model(Protocol):
     params: ClassVar[type[Any]]
     """A frozen dataclass whose arrays are declared as in `pipeline.params`."""
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",)}
-    """Arrays of `transform` and their dimensions after the row, which must differ: `component`,
-    `feature`, or these with `_j`."""
+    """Arrays of `transform`, and their dimensions after the rows: `component`, `feature`, or these
+    with `_j`. No dimension may occur twice in an array."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
     has_expensive_rows: ClassVar[bool] = False
-    """Whether rows are so expensive that the groups of few chunks should be split into tasks."""
+    """Whether rows are so expensive that groups of a few chunks should be split into more tasks."""
     max_iter: int
     tol: float
     n_components: int | None
@@ -69,8 +68,8 @@ class Model(Protocol):
     def list_required_columns(self) -> tuple[str, ...]:
         """Return the names of the per-row columns that passes read from `block.columns`.
 
-        Texts are int32 codes in the order of the dataset's list, -1 if empty. Whole numbers are
-        int64; fractions are float64, NaN if missing.
+        Texts are int32 codes in the order of the dataset's list, -1 if empty. Integers are int64;
+        other numbers are float64, NaN if missing.
         """
         return ()
 
@@ -80,18 +79,16 @@ class Model(Protocol):
         return first
 
     def first_key(self, seed: int) -> str:
-        """Return a key of everything besides the block that `summarize_first` depends on."""
+        """Return a key of everything except the block that `summarize_first` depends on."""
         return "first"
 
     def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
         """Check the data and create the state before the first pass."""
-        ...
 
     def summarize(
         self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Statistics:
         """MAP: return the block's sufficient statistics under these parameters."""
-        ...
 
     def add_to(
         self, statistics: Any, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -103,9 +100,8 @@ class Model(Protocol):
     def counts_key(self, n_features: int) -> str | None:
         """Return a key of the statistics of `summarize` if they depend on the block alone.
 
-        Such statistics are stored with the dataset and reused by every fit with the same key. The
-        fit then reads the data once, however many updates follow. None if they depend on
-        parameters.
+        Such statistics are stored with the dataset and reused by every fit with the same key. A fit
+        then reads the data once, for any number of updates. None if they depend on parameters.
         """
         return None
 
@@ -117,7 +113,6 @@ class Model(Protocol):
         `rng` is new in every pass. The loop extrapolates (`capabilities.CanAccelerate`), judges
         convergence and moves on to the next stage.
         """
-        ...
 
     def objective(self, params: Any, statistics: Any) -> float:
         """Return the objective per row, which is maximised, in nats."""
@@ -131,8 +126,7 @@ class Model(Protocol):
         """Return the state at the beginning of the next stage, or None after the last.
 
         A stage may have more components, other rows, another estimator, one more layer or a lower
-        temperature, and it has its own history. `state` is the result of the last update,
-        `statistics` are those of the last pass.
+        temperature, and it has its own history. `state` is the result of the last update.
         """
         return None
 
@@ -148,4 +142,3 @@ class Model(Protocol):
         self, params: Any, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """MAP: return latent codes: `mean`, (n_samples, n_components), and others in `codes`."""
-        ...

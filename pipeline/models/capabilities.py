@@ -30,7 +30,7 @@ class LogLikelihood(NamedTuple):
     standard_error
         Standard error of each row's estimate, independent between rows, 0 if exact: (n_samples,).
     shared_error
-        Standard error that all rows share, such as of log Z. More rows do not reduce it.
+        Standard error that all rows share, for example of log Z. More rows do not reduce it.
     integration_error
         Bound of the error of quadrature or another approximation in each row, (n_samples,). Errors
         of different rows may have the same sign, so they add up.
@@ -54,7 +54,6 @@ class HasLogLikelihood(Protocol):
         FitError
             If it cannot be computed.
         """
-        ...
 
 
 @runtime_checkable
@@ -63,7 +62,6 @@ class HasLowerBound(Protocol):
 
     def lower_bound(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
         """MAP: return the bound of each row, nats, (n_samples,)."""
-        ...
 
 
 @runtime_checkable
@@ -72,7 +70,6 @@ class HasPseudoLikelihood(Protocol):
 
     def pseudo_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
         """MAP: return Σ_i log P(x_i | the others) of each row, nats, (n_samples,)."""
-        ...
 
 
 @runtime_checkable
@@ -81,7 +78,6 @@ class HasCompositeLikelihood(Protocol):
 
     def composite_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
         """MAP: return Σ_i<j log P(x_i, x_j) of each row, nats, (n_samples,)."""
-        ...
 
 
 @runtime_checkable
@@ -100,7 +96,6 @@ class CanSample(Protocol):
         `segments`, (n_samples,), selects the segment of each row if the model has parameters per
         segment. None draws segments with their frequencies in the fitted data.
         """
-        ...
 
 
 @runtime_checkable
@@ -114,7 +109,6 @@ class CanReconstruct(Protocol):
 
         `segments` is (n_samples,); None means that all are unknown.
         """
-        ...
 
 
 class HiddenCauses(NamedTuple):
@@ -137,8 +131,7 @@ class HasHiddenCauses(Protocol):
     """Has layers of hidden units, each of which may turn units below it on."""
 
     def get_hidden_causes(self, params: Any) -> HiddenCauses:
-        """Return what each unit turns on."""
-        ...
+        """Return the hidden units with the probabilities that each turns others on."""
 
 
 @runtime_checkable
@@ -149,11 +142,9 @@ class CanPredict(Protocol):
 
     def predict(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
         """MAP: return P(y | x), (n_samples, n_categories), or a mean, (n_samples, 1)."""
-        ...
 
     def categories(self, params: Any) -> Array | None:
         """Return the categories in the fitted data, in ascending order; None for a number."""
-        ...
 
 
 @runtime_checkable
@@ -162,7 +153,6 @@ class CanPrepare(Protocol):
 
     def prepare(self, params: Any, rng: np.random.Generator, map_items: MapFunction) -> Any:
         """CENTRAL: return the parameters with the optional arrays of the artifact."""
-        ...
 
 
 @runtime_checkable
@@ -171,32 +161,28 @@ class HasInformationPass(Protocol):
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """CENTRAL: return the arrays that the tasks of this pass need; None to skip the pass."""
-        ...
 
     def summarize_information(
         self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Statistics:
         """MAP: summarize a block at the fitted parameters."""
-        ...
 
     def finish_information_pass(self, state: FitState, statistics: Any) -> FitState:
         """CENTRAL: add the results of the pass to parameters and diagnostics."""
-        ...
 
 
 @runtime_checkable
 class CanWarmStart(Protocol):
-    """Can begin its passes at the parameters of an earlier fit.
+    """Can start from the parameters of an earlier fit, which may have had other settings.
 
-    One-pass models need no start. The two fits may have different settings.
+    Models with a single pass do not need this.
     """
 
     def warm_start(self, state: FitState, params: Any) -> FitState:
-        """Return the beginning of the last stage at parameters with the same number of components.
+        """Return the start of the last stage at parameters with the same number of components.
 
         `state` is the result of `initialize`, which has checked the data.
         """
-        ...
 
 
 @runtime_checkable
@@ -207,12 +193,10 @@ class CanAccelerate(Protocol):
     """`squarem`, or `none`."""
 
     def pack_params(self, params: Any) -> Array:
-        """Return the parameters that passes change, as an array without bounds."""
-        ...
+        """Return the parameters that passes change, as an unconstrained array."""
 
     def unpack_params(self, params: Any, packed: Array, n_samples: int) -> Any:
-        """Undo `packed`, all else as in `params`; back within what so many rows allow."""
-        ...
+        """Return `params` with these values, within the bounds of a fit to `n_samples` rows."""
 
 
 @runtime_checkable
@@ -220,7 +204,7 @@ class CanLearnLocally(Protocol):
     """Takes many steps per pass: every task takes its own, over the rows of its chunks.
 
     `summarize` is never called. A task returns the change of the parameters over its steps,
-    weighted by its rows, so that `update` can apply the mean change of all tasks.
+    weighted by its rows; `update` applies the mean change of all tasks.
     `pipeline.learning.batches` splits rows into batches in keyed random order.
     """
 
@@ -232,14 +216,13 @@ class CanLearnLocally(Protocol):
         rng: RowRandom,
     ) -> Statistics | None:
         """MAP: take steps over the rows of a group of chunks; None if it has no rows."""
-        ...
 
 
 @runtime_checkable
 class CanCompareRows(Protocol):
     """Compares every row with all rows before its passes, for example to find neighbours.
 
-    Passes follow if the convergence criterion allows any; `PassCountCriterion(0)` allows none.
+    `PassCountCriterion(0)` as convergence criterion means that no passes follow.
     """
 
     def compare(
@@ -252,14 +235,14 @@ class CanCompareRows(Protocol):
     ) -> Arrays:
         """MAP: update the results of the left rows by the rows of one more chunk.
 
-        A task holds its left rows while all chunks, including their own, pass on the right in
+        A task holds its left rows and reads all chunks, including their own, as right rows in
         order. The final results are stored, not sent. They must not depend on how rows are split
-        into chunks; the nearest k rows, for example, do not if ties are broken by row number.
+        into chunks. For example, k nearest rows do not if ties are broken by row number.
 
         Parameters
         ----------
         params, working
-            As `initialize` made them.
+            Results of `initialize`.
         left, right
             Rows of all segments in original order. Empty blocks only determine the dtypes.
         before
@@ -270,7 +253,6 @@ class CanCompareRows(Protocol):
         Mapping
             Arrays by name, each (n_left_rows, …). `row` is added by the caller.
         """
-        ...
 
     def update_from_pairs(
         self,
@@ -284,7 +266,6 @@ class CanCompareRows(Protocol):
         `results.read(key)` returns the arrays of a range in original row order, with `row`, the
         original rows. It may also be called in a function that `map_items` maps over keys.
         """
-        ...
 
 
 @runtime_checkable
@@ -296,7 +277,6 @@ class CanTabulatePairs(Protocol):
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether data with this number of features are counted in strips."""
-        ...
 
     def tabulate(
         self, params: Any, working: Arrays, features: slice, chunks: Iterator[PackedChunk]
@@ -306,7 +286,7 @@ class CanTabulatePairs(Protocol):
         Parameters
         ----------
         params, working
-            As `initialize` made them.
+            Results of `initialize`.
         features
             The strip. Its features are paired with all features from its first on. An empty strip
             after the last feature only determines the dtypes.
@@ -318,7 +298,6 @@ class CanTabulatePairs(Protocol):
         Mapping
             Arrays by name, each (n_strip, n_features − first).
         """
-        ...
 
     def update_from_pairs(
         self,
@@ -332,7 +311,6 @@ class CanTabulatePairs(Protocol):
         `results.read(key, names)` returns the arrays of a strip. It may also be called in a
         function that `map_items` maps over keys.
         """
-        ...
 
 
 def check_can_sample(model: Model) -> CanSample:

@@ -4,8 +4,8 @@ Model: k(x, y) = ⟨φ(x), φ(y)⟩ = exp(−‖x − y‖² / 2 h²); the codes
 components of φ (B. Schölkopf, A. Smola, K.-R. Müller, Neural Computation 10, 1998; M. Sugiyama,
 "Introduction to Statistical Machine Learning" (2016), 36.1.1). There is no generative model of
 rows. For binary rows ‖x − y‖² is the number of features that differ, counted in packed bits.
-Structure that is not linear in the features, such as curves and clusters, shows at the scale of the
-width h.
+The components show structure that is not linear in the features, such as curves and clusters, at
+the scale of the width h.
 
 Fit: eigenvectors α of H K H with eigenvalues λ, H = I − 1 1ᵀ / n, scaled by 1 / √λ. Equal rows are
 one row weighted by its count, which gives the same components. The fit uses all distinct rows, up
@@ -134,7 +134,7 @@ class KernelPCA(Model):
     tol: float = field(default=0.0, init=False)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the distinct rows, the landmarks' matrices, and the Lanczos vectors."""
+        """Return the bytes of distinct rows, the landmarks' matrices, and the Lanczos vectors."""
         n_words = -(-n_features // 64)
         rows = 16 * MAX_ROWS * (n_words + 2)
         matrices = 8 * (self.landmarks or 0) ** 2
@@ -146,7 +146,7 @@ class KernelPCA(Model):
         return DistinctRows.from_block(block, MAX_ROWS, rng)
 
     def first_key(self, seed: int) -> str:
-        """Name the sample of distinct rows."""
+        """Return a key of the sample of distinct rows."""
         return f"{MAX_ROWS} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
@@ -182,7 +182,7 @@ class KernelPCA(Model):
         )
 
     def counts_key(self, n_features: int) -> str | None:
-        """Name the counts of an exact fit, which sums nothing else; None with landmarks."""
+        """Return a key of the counts, the only sums of an exact fit; None with landmarks."""
         return "feature counts" if self.landmarks is None else None
 
     def summarize(
@@ -212,7 +212,7 @@ class KernelPCA(Model):
         Raises
         ------
         FitError
-            If a feature was never observed, or the rows do not span so many components.
+            If a feature was never observed, or there are more components than the rows span.
         """
         observed, ones = _feature_margins(statistics)
         rows, q = state.params.landmark_rows(len(ones)), self.n_components or 2
@@ -234,15 +234,12 @@ class KernelPCA(Model):
         )
         diagnostics["width"] = float(params.width)
         diagnostics["explained"] = float(values[:q].sum() / decomposition.total)
-        new_warnings = (
-            *make_constant_feature_warnings(observed, ones, "they move no code"),
-            *warnings,
-        )
+        warnings = make_constant_feature_warnings(observed, ones, "they move no code") + warnings
         return replace(
             state,
             params=params,
             diagnostics={"n_components": q, **diagnostics},
-            warnings=(*state.warnings, *new_warnings),
+            warnings=state.warnings + warnings,
         )
 
     def _find_components(
@@ -276,7 +273,7 @@ class KernelPCA(Model):
 
 
 def _check_distinct_rows(first: DistinctRows) -> None:
-    """Refuse more distinct rows than an exact fit can take, and estimate its cost."""
+    """Refuse more distinct rows than an exact fit can take, with an estimate of its cost."""
     if first.is_whole:
         return
     minutes = _MINUTES_OF_MAX_FIT * (first.n_distinct / MAX_ROWS) ** 2
@@ -298,13 +295,13 @@ def _median_distance(rows: BitRows) -> float:
     """
     sample = rows.take(slice(_WIDTH_ROWS))
     squared = squared_distances(sample, sample)[np.triu_indices(sample.n_rows, 1)]
-    apart = squared[(squared > 0) & (squared < np.inf)]
-    if not len(apart):
+    positive = squared[(squared > 0) & (squared < np.inf)]
+    if not len(positive):
         raise FitError(
             "No two rows differ in features observed in both, so there is nothing to fit. "
             "Fit other rows."
         )
-    return float(np.sqrt(np.median(apart)))
+    return float(np.sqrt(np.median(positive)))
 
 
 def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -313,11 +310,11 @@ def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArr
 
 
 def _warn_about_landmarks(n_landmarks: int, agreement: float) -> tuple[FitWarning, ...]:
-    """Warn if half of the landmarks give other codes, because more landmarks then may, too."""
+    """Warn if half of the landmarks give other codes, because then more landmarks may as well."""
     if agreement >= _MIN_AGREEMENT:
         return ()
-    more = min(2 * n_landmarks, MAX_LANDMARKS)
-    advice = f", {{landmarks={more}}}" if more > n_landmarks else ""
+    n_doubled = min(2 * n_landmarks, MAX_LANDMARKS)
+    advice = f", {{landmarks={n_doubled}}}" if n_doubled > n_landmarks else ""
     return (
         FitWarning(
             f"codes may change with more landmarks{advice}: the codes of half of the landmarks "

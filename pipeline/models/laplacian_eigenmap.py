@@ -13,9 +13,10 @@ a random order of the rows. With missing values, d_ij is the differing share of 
 observed in both, times the number of features. Disconnected parts of the graph are joined by the
 shortest links between them, and the fit warns about it.
 
-A vertex has its own code. Any other row has the weighted mean code of its k nearest vertices,
-divided by 1 − λ, as L α = λ D α states for a vertex (Y. Bengio et al., "Out-of-sample extensions
-for LLE, Isomap, MDS, eigenmaps, and spectral clustering", NIPS 2003). 1 − λ counts as at least 0.1.
+The code of a vertex is its row of α. Any other row has the weighted mean code of its k nearest
+vertices, divided by 1 − λ but at least by 0.1, because L α = λ D α implies the same for vertices
+(Y. Bengio et al., "Out-of-sample extensions for LLE, Isomap, MDS, eigenmaps, and spectral
+clustering", NIPS 2003).
 A row without an observed value, or with none in common with its vertices, has the code 0, the mean.
 
 ======  ===========  =========================================================
@@ -93,7 +94,7 @@ class LaplacianEigenmapParams:
     width: Array | None = optional_array_field()
 
     def vertices(self, n_features: int) -> NumberedRows:
-        """Return the vertices, each in a part of its own."""
+        """Return the vertices, each as a separate part of the graph."""
         numbers = np.arange(len(self.rows))
         return NumberedRows(unpack_bytes(n_features, self.rows, self.observed), numbers, numbers)
 
@@ -147,7 +148,7 @@ class LaplacianEigenmap(Model):
         return self.landmarks or MAX_ROWS
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the maximum number of vertices, their links and their eigenvectors."""
+        """Return the bytes of the largest number of vertices, their links and eigenvectors."""
         bytes_per_vertex = 80 * -(-n_features // 64) + 150 * self.k + 8 * (8 * self._dimension + 80)
         return self._max_vertices * bytes_per_vertex
 
@@ -156,7 +157,7 @@ class LaplacianEigenmap(Model):
         return DistinctRows.from_block(block, self._max_vertices, rng)
 
     def first_key(self, seed: int) -> str:
-        """Name the distinct rows; the seed draws and orders them."""
+        """Return a key of the distinct rows; the seed draws and orders them."""
         return f"{self._max_vertices} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
@@ -204,17 +205,13 @@ class LaplacianEigenmap(Model):
         )
 
     def summarize(
-        self,
-        params: LaplacianEigenmapParams,
-        working: Arrays,
-        block: BinaryBlock,
-        rng: RowRandom,
+        self, params: LaplacianEigenmapParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> FeatureCounts:
         """Count the features of a block."""
         return FeatureCounts.from_block(block)
 
     def counts_key(self, n_features: int) -> str:
-        """Name the counts of features."""
+        """Return a key of the counts of features."""
         return "features"
 
     def update(
@@ -229,7 +226,7 @@ class LaplacianEigenmap(Model):
         Raises
         ------
         FitError
-            If a feature was never observed, or rows cannot be compared with the others.
+            If a feature was never observed, or a row cannot be compared with any other.
         """
         observed, ones = pool_margins(statistics)
         vertices = state.params.vertices(len(ones))
@@ -250,15 +247,13 @@ class LaplacianEigenmap(Model):
         diagnostics: dict[str, float] = {"vertices": n, "parts": len(sizes)}
         if width is not None:
             diagnostics["width"] = width
-        new_warnings = (
-            *make_constant_feature_warnings(observed, ones),
-            *_warn_about_graph(sizes, eigenvalues),
-        )
+        new_warnings = make_constant_feature_warnings(observed, ones)
+        new_warnings += _warn_about_graph(sizes, eigenvalues)
         return replace(
             state,
             params=params,
             diagnostics={"n_components": self._dimension, **diagnostics},
-            warnings=(*state.warnings, *new_warnings),
+            warnings=state.warnings + new_warnings,
         )
 
     def _choose_width(self, nearest: NearestRows) -> float | None:
@@ -287,8 +282,8 @@ class LaplacianEigenmap(Model):
         self, params: LaplacianEigenmapParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Compute the codes: a vertex's own, or the mean code of the nearest vertices."""
-        vertices, nowhere = params.vertices(block.n_features), np.full(block.n_samples, -1)
-        rows = NumberedRows(block.to_packed_rows(), nowhere, nowhere)
+        vertices, unnumbered = params.vertices(block.n_features), np.full(block.n_samples, -1)
+        rows = NumberedRows(block.to_packed_rows(), unnumbered, unnumbered)
         nearest = empty_nearest(block.n_samples, self.k)
         merge_nearest("hamming", rows, vertices, nearest)
         codes = _average_codes(params, nearest)
@@ -309,8 +304,8 @@ def _warn_about_graph(sizes: NDArray[np.int64], eigenvalues: Array) -> tuple[Fit
     warnings = []
     if len(sizes) > 1:
         sizes_text = ", ".join(f"{size:,}" for size in sizes[:_MAX_NAMED_PARTS])
-        more = ", …" if len(sizes) > _MAX_NAMED_PARTS else ""
-        text = f"the graph has {len(sizes):,} unconnected parts ({sizes_text}{more} distinct "
+        ellipsis = ", …" if len(sizes) > _MAX_NAMED_PARTS else ""
+        text = f"the graph has {len(sizes):,} unconnected parts ({sizes_text}{ellipsis} distinct "
         text += "rows), which the shortest links join; codes may show only these parts. Use more "
         warnings.append(FitWarning(text + "neighbours, {k}"))
     n_rough = int((eigenvalues > 1 - _MIN_EIGENVALUE).sum())
@@ -340,9 +335,9 @@ def _average_codes(params: LaplacianEigenmapParams, nearest: NearestRows) -> Arr
 def _find_vertices(
     rows: BitRows, vertices: BitRows, nearest: NearestRows
 ) -> tuple[RowIndices, RowIndices]:
-    """Find the rows that are vertices, and the vertex of each."""
+    """Return the places of the rows that are vertices, and the vertex of each."""
     if rows.observed is None and vertices.observed is None:
-        near = np.flatnonzero(nearest.distances[:, 0] == 0)
-        return near, nearest.indices[near, 0]
+        places = np.flatnonzero(nearest.distances[:, 0] == 0)
+        return places, nearest.indices[places, 0]
     # With missing values, rows at distance 0 may still differ.
     return find_equal_rows(rows, vertices)

@@ -1,4 +1,4 @@
-"""Find models by name: those of this package, and those that other packages declare."""
+"""Find models by name, in this package and in other packages that declare models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from pipeline.models.base import Model
 ENTRY_POINT_GROUP = "latentbits.models"
 """Entry point group of models in other packages: NAME = "package.module:Class"."""
 MODELS_VARIABLE = "LATENTBITS_MODELS"
-"""Environment variable that lists more models, package.module:Class separated by commas.
+"""Environment variable that lists more models: package.module:Class, separated by commas.
 
-A fitted model is found by name, so that an artifact cannot decide which code is imported."""
+A fitted model is found by its name only, so that an artifact cannot decide which code is
+imported."""
 
 
 def find_models() -> dict[str, type[Model]]:
@@ -36,7 +37,7 @@ def find_model_class(name: str) -> type[Model]:
     Raises
     ------
     FitError
-        If there is none; the message suggests the nearest name.
+        If there is no such model; the message suggests the nearest name.
     """
     return import_model(name) if ":" in name else find_known_model(name)
 
@@ -47,20 +48,20 @@ def find_known_model(name: str) -> type[Model]:
     Raises
     ------
     FitError
-        If there is none; the message suggests the nearest name.
+        If there is no such model; the message suggests the nearest name.
     """
-    known = find_models()
-    if name not in known:
+    models = find_models()
+    if name not in models:
         raise FitError(
-            f"There is no model {name!r}.{format_suggestion(name, known)} "
-            f"The models are {', '.join(known)}.",
+            f"There is no model {name!r}.{format_suggestion(name, models)} "
+            f"The models are {', '.join(models)}.",
             parameter="model",
         )
-    return known[name]
+    return models[name]
 
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
-    """Create a model again from the settings in a manifest, which records tuples as lists."""
+    """Create a model from the settings in a manifest, which stores tuples as lists."""
     names = {f.name for f in fields(kind) if f.init}  # type: ignore[arg-type]
     values = {name: value for name, value in recorded.items() if name in names}
     return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
@@ -79,8 +80,8 @@ def import_model(path: str) -> type[Model]:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise FitError(
-            f"{path!r} cannot be imported ({error}). Give package.module:Class, and install its "
-            "package.",
+            f"{path!r} cannot be imported ({error}). Use the form package.module:Class, and "
+            "install the package.",
             parameter="model",
         ) from error
     if not _is_model(kind):
@@ -90,7 +91,7 @@ def import_model(path: str) -> type[Model]:
         )
     if (_find_own_models() | _imported_models).get(kind.name, kind) is not kind:
         raise FitError(
-            f"{path!r} has the name {kind.name!r}, which another model has too. Rename it.",
+            f"{path!r} has the same name as another model, {kind.name!r}. Rename it.",
             parameter="model",
         )
     return _imported_models.setdefault(kind.name, kind)

@@ -19,24 +19,19 @@ from docstring_parser import DocstringStyle, parse
 
 from pipeline.errors import FitError
 
-_TYPE_DESCRIPTIONS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "True or False",
-    str: "a text",
-}
+_TYPE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 
 @dataclass(frozen=True)
 class SettingRange:
-    """The finite numbers that a setting may be.
+    """Range of the finite numbers that a setting may take.
 
     Attributes
     ----------
     minimum, maximum
-        Bounds that are allowed themselves.
+        Inclusive bounds.
     above, below
-        Bounds that are not.
+        Exclusive bounds.
     or_zero
         Whether 0 is allowed too.
     """
@@ -59,14 +54,10 @@ class SettingRange:
         )
 
     def __str__(self) -> str:
-        bounds = {
-            "at least": self.minimum,
-            "above": self.above,
-            "at most": self.maximum,
-            "below": self.below,
-        }
-        words = (f"{word} {bound:,.16g}" for word, bound in bounds.items() if bound is not None)
-        return ("0, or " if self.or_zero else "") + " and ".join(words)
+        words = ("at least", "above", "at most", "below")
+        bounds = zip(words, (self.minimum, self.above, self.maximum, self.below), strict=True)
+        texts = (f"{word} {bound:,.16g}" for word, bound in bounds if bound is not None)
+        return ("0, or " if self.or_zero else "") + " and ".join(texts)
 
 
 def setting(
@@ -146,7 +137,7 @@ def _has_type(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
-    return isinstance(value, kind) if isinstance(kind, type) else True  # `check_settings` does it
+    return isinstance(value, kind) if isinstance(kind, type) else True  # see `check_settings`
 
 
 def _describe_type(kind: Any) -> str:
@@ -156,7 +147,7 @@ def _describe_type(kind: Any) -> str:
 
 
 def list_hyperparameters(model: type[Any]) -> tuple[str, ...]:
-    """Return the names of a model's settings in its order, without the number of components."""
+    """Return the names of a model's settings in order, without the number of components."""
     return tuple(name for name in signature(model).parameters if name != "n_components")
 
 
@@ -166,9 +157,9 @@ def can_be_none(model: type[Any], name: str) -> bool:
 
 
 def describe_settings(model: type[Any]) -> defaultdict[str, str]:
-    """Return the description of each setting: its text under "Attributes" in the docstrings.
+    """Return the description of each setting, from "Attributes" in the docstrings.
 
-    A class may add to the descriptions of the classes it inherits from, or replace them.
+    A class adds its descriptions to those of its base classes, or replaces them.
     """
     descriptions: defaultdict[str, str] = defaultdict(str)
     docs = [kind.__doc__ or "" for kind in reversed(model.__mro__)]

@@ -1,4 +1,4 @@
-"""The state of a fit, which models update, the loop passes on, and checkpoints store."""
+"""The state of a fit, which models update and checkpoints store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class FitState:
-    """Everything that a resumed run needs.
+    """State of a fit; everything that a resumed run needs.
 
     Attributes
     ----------
@@ -25,22 +25,22 @@ class FitState:
         Values that tasks need only during the fit, such as the share of held-out rows, a
         temperature or a learning rate. They are sent with every task.
     auxiliary
-        Values that the central step keeps between passes; tasks never see them.
+        Values that only the central step needs; they are not sent to tasks.
     acceleration
-        Memory of the extrapolation, managed by the loop.
+        Memory of the acceleration, managed by the loop.
     iteration
         Number of passes done.
     history
         Objective per row after each pass of this stage.
     best
-        Parameters of the best pass of this stage, if the stage ends with these.
+        Parameters of the best pass of this stage, if the criterion keeps them.
     diagnostics
         Small values for the artifact, by name.
     warnings
         Warnings for the user.
     starts
-        Starts that share passes until all have ended; the best one continues. Until then `params`
-        are those of the first.
+        Starts that share passes until all have ended; the fit continues from the best. Until then
+        `params` are the parameters of the first start.
     done
         Whether the fit has ended; for a start, whether its stage has.
     """

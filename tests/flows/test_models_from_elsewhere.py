@@ -139,8 +139,8 @@ def test_a_column_that_is_not_there_is_refused_at_once(cli, data):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tests.models.coder:Nothing", "Give package.module:Class"),
-        ("tests.models.nowhere:Coder", "Give package.module:Class"),
+        ("tests.models.coder:Nothing", "Use the form package.module:Class"),
+        ("tests.models.nowhere:Coder", "Use the form package.module:Class"),
         ("tests.models.coder:CoderParams", "Derive it from pipeline.models.base.Model"),
     ],
 )
