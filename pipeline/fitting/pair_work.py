@@ -67,7 +67,7 @@ class RowPairJob:
             If the run was interrupted.
         """
         left = concatenate_blocks(
-            [block.take_rows(at) for block, at, _ in iter_range_rows(self.rows.read, row_range)]
+            [b.take_rows(places) for b, places, _ in iter_range_rows(self.rows.read, row_range)]
         )
         results: Arrays | None = None
         for key in range(self.others.n_chunks):

@@ -91,14 +91,14 @@ def _unpack_blocks(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> Traini
     )
 
 
-def take_batch_rows(batch: TrainingBatch, at: NDArray[np.int64] | slice) -> TrainingBatch:
+def take_batch_rows(batch: TrainingBatch, places: NDArray[np.int64] | slice) -> TrainingBatch:
     """Return some rows of a batch."""
     return TrainingBatch(
-        batch.X[at],
-        None if batch.observed is None else batch.observed[at],
-        batch.rows[at],
-        batch.segments[at],
-        {name: values[at] for name, values in batch.columns.items()},
+        batch.X[places],
+        None if batch.observed is None else batch.observed[places],
+        batch.rows[places],
+        batch.segments[places],
+        {name: values[places] for name, values in batch.columns.items()},
     )
 
 

@@ -250,18 +250,18 @@ class SquaremStep(NamedTuple):
 
 
 def choose_squarem_step(
-    at: Array, mapped: Array, objective: float, memory: AccelerationMemory
+    theta: Array, mapped: Array, objective: float, memory: AccelerationMemory
 ) -> SquaremStep:
     """Choose the parameters of the next pass.
 
-    `at` is θ of the last pass, `objective` its objective, and `mapped` the result of EM at θ.
+    `theta` is θ of the last pass, `objective` its objective, and `mapped` the result of EM at θ.
     `memory` comes from the previous call and is empty at first.
     """
     place, limit = int(memory.get("place", 0)), float(memory.get("limit", _FIRST_LIMIT))
     if place == 0:
-        return SquaremStep(mapped, _make_memory(1, limit, start=at), True)
+        return SquaremStep(mapped, _make_memory(1, limit, start=theta), True)
     if place == 1:
-        return _extrapolate(memory["start"], at, mapped, objective, limit)
+        return _extrapolate(memory["start"], theta, mapped, objective, limit)
     if objective < float(memory["objective"]):
         return SquaremStep(memory["fallback"], _make_memory(0, max(limit / _GROWTH, 1.0)), False)
     return SquaremStep(mapped, _make_memory(0, limit), True)

@@ -121,11 +121,11 @@ class GradientLearner:
         self.theta, self.memory, self.n_rows = theta, memory, 0
         self._optimiser, self._rate = optimiser, rate
 
-    def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
+    def step(self, batch: TrainingBatch, places: NDArray[np.int64]) -> None:
         """Take a step with some rows of a batch, if there are any."""
-        if len(at):
-            self._take_step(take_batch_rows(batch, at))
-            self.n_rows += len(at)
+        if len(places):
+            self._take_step(take_batch_rows(batch, places))
+            self.n_rows += len(places)
 
     def _take_step(self, batch: TrainingBatch) -> None:
         raise NotImplementedError

@@ -482,15 +482,15 @@ class ContrastLearner(GradientLearner):
         centre_gradient(theta_as_layer(gradient), self._shares, activity)
         self._move(self._regularise(gradient, activity), activity)
 
-    def _hidden_inputs(self, at: slice) -> Singles:
-        return np.matmul(self._units[at], self.theta[:, :-1], out=self._hidden_in[at])
+    def _hidden_inputs(self, places: slice) -> Singles:
+        return np.matmul(self._units[places], self.theta[:, :-1], out=self._hidden_in[places])
 
-    def _visible_inputs(self, at: slice) -> Singles:
-        return np.matmul(self._hidden[at], self.theta[:-1].T, out=self._visible_in[at])
+    def _visible_inputs(self, places: slice) -> Singles:
+        return np.matmul(self._hidden[places], self.theta[:-1].T, out=self._visible_in[places])
 
-    def _fill_hidden(self, at: slice, inputs: Singles, weight: float) -> None:
+    def _fill_hidden(self, places: slice, inputs: Singles, weight: float) -> None:
         """Set hidden units to their probabilities times a row weight."""
-        hidden = self._hidden[at]
+        hidden = self._hidden[places]
         hidden[:, -1] = weight
         fill_probabilities(inputs, inputs.shape[1], hidden, np.float32(weight))
 
@@ -513,12 +513,12 @@ class ContrastLearner(GradientLearner):
             self._draws = UnitDraws(self._rng.stream(f"row {row}").key, numbers)
         return self._draws
 
-    def _fill_visible(self, at: slice, inputs: Singles, draws: UnitDraws) -> None:
+    def _fill_visible(self, places: slice, inputs: Singles, draws: UnitDraws) -> None:
         """Draw hidden units given their inputs, then visible units."""
-        hidden = self._hidden[at]
+        hidden = self._hidden[places]
         hidden[:, -1] = 1
         draws.fill(inputs, inputs.shape[1], hidden)
-        draws.fill(self._visible_inputs(at), len(self._shares), self._units[at])
+        draws.fill(self._visible_inputs(places), len(self._shares), self._units[places])
 
     def _fill_missing(self, own: slice, observed: Bits, draws: UnitDraws) -> None:
         """Draw missing values by Gibbs steps that start from the shares of ones."""
@@ -650,9 +650,9 @@ class AnnealedChains:
     def resample(self, rng: np.random.Generator) -> None:
         """Resample the chains by their weights, so that each mode has its share of chains."""
         shares = np.cumsum(np.exp(self.log_weights - self.log_weights.max()))
-        places = (rng.random() + np.arange(len(shares))) / len(shares)
-        at = np.searchsorted(shares / shares[-1], places)
-        self.units = self.units[np.minimum(at, len(shares) - 1)]
+        positions = (rng.random() + np.arange(len(shares))) / len(shares)
+        chosen = np.searchsorted(shares / shares[-1], positions)
+        self.units = self.units[np.minimum(chosen, len(shares) - 1)]
         self.log_weights = np.zeros(len(shares))
 
     def advance_to(self, before: float, beta: float) -> None:

@@ -475,17 +475,20 @@ def compute_mixture_errors(
     diagonal[:, :-1] = (sums["values"] + 2 * smoothing) * variances
     information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
     information += sums["products"]
-    at = np.arange(n_components) * width + n_features
+    places = np.arange(n_components) * width + n_features
     jacobian = np.diag(weights) - np.outer(weights, weights)
-    information[np.ix_(at, at)] += (n_samples + n_components * smoothing) * jacobian
+    information[np.ix_(places, places)] += (n_samples + n_components * smoothing) * jacobian
     # Log-weights are determined up to a constant, so the last one is fixed.
-    inverse = invert_information(information, np.delete(np.eye(len(information)), at[-1], axis=1))
+    directions = np.delete(np.eye(len(information)), places[-1], axis=1)
+    inverse = invert_information(information, directions)
     log_odds = np.sqrt(np.diag(inverse.covariance)).reshape(n_components, width)[:, :-1]
     unknown = inverse.find_unidentified((n_components, width, 1))[:, :-1]
     half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
     centre = scipy.special.logit(probabilities)
     interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
-    weights_error = np.sqrt(np.diag(jacobian @ inverse.covariance[np.ix_(at, at)] @ jacobian))
+    weights_error = np.sqrt(
+        np.diag(jacobian @ inverse.covariance[np.ix_(places, places)] @ jacobian)
+    )
     return MixtureErrors(np.where(unknown, np.nan, variances * log_odds), interval, weights_error)
 
 

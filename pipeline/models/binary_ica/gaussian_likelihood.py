@@ -315,7 +315,7 @@ def maximise(
     column of the mixing turned by more than 1 − cosine = `tol`. `spread` maps over ranges of
     segments.
     """
-    return _run_lbfgs(lambda at: likelihood_and_gradient(moments, at, spread), start, tol)
+    return _run_lbfgs(lambda point: likelihood_and_gradient(moments, point, spread), start, tol)
 
 
 def maximise_variances(
@@ -328,11 +328,11 @@ def maximise_variances(
     and positive if the correlations hardly determine it. `start` provides the mixing.
     """
 
-    def posterior(at: MatchSolution) -> tuple[float, MatchSolution]:
-        value, gradient = likelihood_and_gradient(moments, at, spread)
-        deviations = at.log_variances - at.log_variances.mean(axis=0)
+    def posterior(point: MatchSolution) -> tuple[float, MatchSolution]:
+        value, gradient = likelihood_and_gradient(moments, point, spread)
+        deviations = point.log_variances - point.log_variances.mean(axis=0)
         return value - 0.5 * (deviations**2).sum() / n_rows, gradient._replace(
-            mixing=np.zeros_like(at.mixing),
+            mixing=np.zeros_like(point.mixing),
             log_variances=gradient.log_variances - deviations / n_rows,
         )
 

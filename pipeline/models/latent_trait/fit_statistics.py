@@ -179,8 +179,9 @@ def item_fit_statistics(
 def item_probabilities_by_score(weights: Array, offsets: Array, nodes: Nodes) -> Array:
     """Return P(item | sum score), (n_features + 1, n_features).
 
-    Given a node, the characteristic function of the score of all other items is that of all items
-    divided by one factor. At an odd number of points, no factor is 0.
+    Given a node, the characteristic function of the score is a product with one factor per item.
+    Dividing by a factor leaves the score of all other items. At an odd number of points, no factor
+    is 0.
     """
     n_features, share = len(offsets), np.exp(nodes.log_weights)
     n_points = n_features + 1 + n_features % 2

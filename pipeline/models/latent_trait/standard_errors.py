@@ -98,8 +98,8 @@ def _select_rows(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, int]:
     """Return a random share of the rows, with their mask and number."""
     X, observed = block.unpack_values(), block.unpack_mask()
-    at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
-    return X[at], None if observed is None else observed[at], len(at)
+    places = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
+    return X[places], None if observed is None else observed[places], len(places)
 
 
 def summarize_information(

@@ -279,14 +279,15 @@ class _EpochLearner:
         is_settled = np.concatenate([[True], self._flips[:-1] < _MAX_SETTLED_FLIPS])
         return tuple(np.flatnonzero(np.logical_and.accumulate(is_settled)).tolist())
 
-    def learn(self, layers: Sequence[int], at: Any) -> float:
+    def learn(self, layers: Sequence[int], places: Any) -> float:
         """Draw the hidden units of some rows, re-estimate, and return the mean log P."""
         check_cancelled()
-        model, X, states = self._model, self._X[at], self._states[at]
-        key, rows = self._rng.stream(f"epoch {self._n_done}").key, np.arange(len(self._X))[at]
+        model, X, states = self._model, self._X[places], self._states[places]
+        key, rows = self._rng.stream(f"epoch {self._n_done}").key, np.arange(len(self._X))[places]
         powers = (model.settled, self._powers)
         flips = sample_states(self._params.network, X, states, key, rows, *powers)
-        self._states[at], self._flips, self._n_done = states, flips.mean(axis=0), self._n_done + 1
+        self._states[places], self._flips = states, flips.mean(axis=0)
+        self._n_done += 1
         nats, sums = sum_unit_statistics(self._params, X, states)
         prior = (model.alpha, model.beta)
         self._params = reestimate(self._params, sums, *prior, layers, model.leaks == "learned")
