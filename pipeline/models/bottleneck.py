@@ -172,7 +172,7 @@ class Bottleneck(GradientModel):
         return LabelCounts.from_block(block, self.column)
 
     def first_key(self, seed: int) -> str:
-        """Include the column in the key."""
+        """Return a key that includes the column of the labels."""
         return f"first, labels {self.column}"
 
     def initialize(self, first: LabelCounts, rng: np.random.Generator) -> FitState:

@@ -279,7 +279,7 @@ class BLICA(ProbitICA):
         return statistics.add_block_groups(block, self.count_groups(block.n_features))
 
     def counts_key(self, n_features: int) -> str:
-        """Name the pairs of each segment's groups."""
+        """Return a key of the pair counts of each segment's groups."""
         return f"{self.count_groups(n_features)} groups"
 
     def update(
