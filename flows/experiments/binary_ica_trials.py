@@ -32,6 +32,13 @@ from pipeline.fitting.loop import (
 from pipeline.models.base import Model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import FastICA
+from pipeline.models.binary_ica.gaussian_likelihood import (
+    MatchSolution,
+    SegmentMoments,
+    draw_start,
+    maximise,
+    maximise_from_seeds,
+)
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.models.binary_ica.linear_ivae import LinearIVAE
 from pipeline.models.binary_ica.moment_matching import (
@@ -39,19 +46,13 @@ from pipeline.models.binary_ica.moment_matching import (
     count_surplus_equations,
     fill_gaps,
 )
-from pipeline.models.binary_ica.gaussian_likelihood import MatchSolution, SegmentMoments
-from pipeline.models.binary_ica.gaussian_likelihood import (
-    draw_start,
-    maximise,
-    maximise_from_seeds,
-)
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.models.binary_ica.segment_correlations import estimate_segments
 from pipeline.models.binary_ica.selection import (
     RIDGE_GRID,
     choose_setting,
     split_into_folds,
 )
-from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.gaussian.tetrachoric import tetrachoric
 from pipeline.numerics.metrics import mean_cosine_similarity

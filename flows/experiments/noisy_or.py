@@ -6,57 +6,194 @@ M. S. Lewicki, T. J. Sejnowski, "Bayesian unsupervised learning of higher order 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-
-from flows.experiments.drawing import COLOURS, open_figure
-from flows.experiments.noisy_or_problems import CauseProblem, average_top_units
-from pipeline.executors.base import limit_blas_threads
-from pipeline.inference.sample import feature_probabilities_by_unit
-from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.estimation import iter_networks
-from pipeline.models.noisy_or.gibbs import enumerate_log_probabilities, sample_posterior_means
-from pipeline.models.noisy_or.model import CODE_SWEEPS
-from pipeline.random import RowRandom
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+import numpy as np
+import scipy
+from numpy.typing import NDArray
 
-from flows.cli.options import ExecutorOptions, Json, Option, WholeNumber
+from flows.cli.options import ExecutorOptions, Option, WholeNumber
 from flows.experiments import base
 from flows.experiments.base import (
+    Array,
+    Bits,
+    Experiment,
     group_medians,
-    run_experiment,
+    make_printed_table,
+    print_results,
     summarize_run,
+    track_progress,
     write_results,
     write_table,
 )
-from flows.experiments.noisy_or_problems import (
-    cosine_to_causes,
-    make_problems,
-    score_top_units,
-)
+from flows.experiments.drawing import COLOURS, figure_paths, open_figure, plot_image
 from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow, run_task
+from flows.running.flow import run_task
 from pipeline.errors import FitError
-from storage.examples import entropy, merge_equal_rows
+from pipeline.executors.base import limit_blas_threads
+from pipeline.inference.sample import feature_probabilities_by_unit
+from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
+from pipeline.models.noisy_or.estimation import MIN_LEAK, iter_networks
+from pipeline.models.noisy_or.gibbs import enumerate_log_probabilities, sample_posterior_means
+from pipeline.models.noisy_or.model import CODE_SWEEPS
+from pipeline.random import RowRandom
+from storage.examples import (
+    EnumeratedCases,
+    entropy,
+    enumerate_lines,
+    enumerate_shifter,
+    merge_equal_rows,
+)
 
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Labels = NDArray[np.str_]
+
+NAME = "noisy-or"
+
+# Problems
+
+_NO_PATTERN = "none"  # label of lines that form no pattern
+
+
+class CauseProblem(NamedTuple):
+    """A distribution of rows with known causes.
+
+    Attributes
+    ----------
+    cases
+        All cases from which a row can arise.
+    layers
+        Units of each layer of the network, as in the paper.
+    shape
+        Height and width of a row as an image.
+    built
+        The hand-built network; its lowest units are the true causes.
+    n_fresh
+        Number of fresh rows that measure progress; fewer if there are more states to sum over.
+    score_labels
+        Computes the share of labels or rows that P(top unit on | row), (n_rows, n_top), identifies.
+    """
+
+    name: str
+    cases: EnumeratedCases
+    layers: tuple[int, int]
+    shape: tuple[int, int]
+    built: NoisyOrParams
+    n_fresh: int
+    score_labels: Callable[[Array, Labels], float]
+
+    @property
+    def case_indices(self) -> NDArray[np.intp]:
+        """Cases that the top units should distinguish, by label."""
+        return np.flatnonzero(self.cases.labels != _NO_PATTERN)
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels in order of appearance."""
+        return list(dict.fromkeys(self.cases.labels[self.case_indices].tolist()))
+
+
+def make_problems() -> tuple[CauseProblem, CauseProblem]:
+    """Return both problems: the lines and the shifter."""
+    return (
+        CauseProblem(
+            "lines",
+            enumerate_lines(),
+            (10, 5),
+            (5, 5),
+            _build_lines_network(enumerate_lines()),
+            2000,
+            _score_by_label,
+        ),
+        CauseProblem(
+            "shifter",
+            enumerate_shifter(),
+            (20, 2),
+            (4, 8),
+            _build_shifter_network(),
+            64,
+            _score_by_row,
+        ),
+    )
+
+
+def _build_lines_network(cases: EnumeratedCases) -> NoisyOrParams:
+    """Build one unit per line, one per pattern, and one that can turn on any line."""
+    pixels = np.zeros((5, 5, 10))
+    for i in range(5):
+        pixels[i, :, i] = pixels[:, i, 5 + i] = 1
+    images = cases.X[cases.labels != _NO_PATTERN]
+    whole = images @ pixels.reshape(25, 10) == 5
+    # The best approximation: top units are independent, but the patterns are not.
+    patterns, lines_of_any = np.full(len(images), 0.15), np.full(10, 0.25)
+    return _build_network(
+        pixels.reshape(25, 10), np.column_stack([whole.T, lines_of_any]), np.append(patterns, 0.55)
+    )
+
+
+def _build_shifter_network() -> NoisyOrParams:
+    """Build one unit per bit and direction, and one per direction."""
+    features, width = np.arange(32).reshape(4, 8), 8
+    pixels = np.zeros((32, 2 * width))
+    for direction, shift in enumerate((-1, 1)):
+        for i in range(width):
+            on = [*features[:2, i], *features[2:, (i + shift) % width]]
+            pixels[on, direction * width + i] = 1
+    return _build_network(pixels, 0.5 * np.repeat(np.eye(2), width, axis=0), np.full(2, 0.5))
+
+
+def _build_network(below: Array, above: Array, prior: Array) -> NoisyOrParams:
+    leaks = [np.full(len(f), MIN_LEAK) for f in (below, above)]
+    return NoisyOrParams.from_probabilities((below, above), (*leaks, prior))
+
+
+def cosine_to_causes(params: NoisyOrParams, problem: CauseProblem) -> float:
+    """Compute the mean cosine between f of the lowest units and the causes, matched one to one."""
+    learnt, true = (f / np.linalg.norm(f, axis=0) for f in (params.f[0], problem.built.f[0]))
+    cosines = learnt.T @ true
+    return float(cosines[scipy.optimize.linear_sum_assignment(-cosines)].mean())
+
+
+def average_top_units(means: Array, problem: CauseProblem) -> Array:
+    """Average P(top unit on | row) by label, (n_labels, n_top).
+
+    `means` holds the hidden units of the labelled cases, (n_labelled, n_hidden).
+    """
+    return _average_by_label(
+        means[:, problem.layers[0] :], problem.cases.labels[problem.case_indices]
+    )
+
+
+def score_top_units(means: Array, problem: CauseProblem) -> float:
+    """Compute the share of labels or rows that the top units identify; see `average_top_units`."""
+    return problem.score_labels(
+        means[:, problem.layers[0] :], problem.cases.labels[problem.case_indices]
+    )
+
+
+def _average_by_label(top: Array, labels: Labels) -> Array:
+    return np.array([top[labels == label].mean(axis=0) for label in dict.fromkeys(labels.tolist())])
+
+
+def _score_by_label(top: Array, labels: Labels) -> float:
+    """Count the labels with a unit that is on for them and off for all others."""
+    on = _average_by_label(top, labels) > 0.5
+    return float((on & (on.sum(axis=0) == 1)).any(axis=1).mean())
+
+
+def _score_by_row(top: Array, labels: Labels) -> float:
+    """Count the rows whose label is identified by the likelier of two units."""
+    share = float(((top[:, 0] > top[:, 1]) == (labels == labels[0])).mean())
+    return max(share, 1 - share)
+
+
+# Trials
 
 
 class NoisyOrTrial(NamedTuple):
@@ -72,8 +209,8 @@ class NoisyOrTrial(NamedTuple):
         Fresh rows that measure progress, (n_fresh, n_features).
     rows, probabilities
         All possible rows, (n_rows, n_features), and their probabilities, (n_rows,).
-    asked
-        Rows whose hidden units are reported, (n_asked, n_features).
+    code_rows
+        Rows whose hidden units are reported, (n_code_rows, n_features).
     epochs
         Epochs after which to measure, counted from 1; the last epoch is always measured.
     seed, start
@@ -103,7 +240,7 @@ class NoisyOrResult(NamedTuple):
     params
         The network after the last epoch.
     means
-        P(unit on | row) for the reported rows, (n_asked, n_hidden), by Gibbs sampling.
+        P(unit on | row) for the reported rows, (n_code_rows, n_hidden), by Gibbs sampling.
     """
 
     epochs: list[int]
@@ -116,21 +253,30 @@ class NoisyOrResult(NamedTuple):
 
 def run_noisy_or_trial(trial: NoisyOrTrial) -> NoisyOrResult:
     """Learn from random weights and measure the network during and after learning."""
-    layers, wanted = trial.model.layers or (), {*trial.epochs}
+    layers, epochs = trial.model.layers or (), {*trial.epochs}
     networks = iter_networks(trial.model, layers, trial.X, trial.seed, trial.start)
-    seen: dict[int, Array] = {}
+    bits_by_epoch: dict[int, Array] = {}
     with limit_blas_threads():
         for epoch, params in enumerate(networks, 1):
-            if epoch in wanted:
-                seen[epoch] = bits_per_row(params, trial.fresh)
-        seen[epoch] = bits_per_row(params, trial.fresh)
-        at_end = float(trial.probabilities @ bits_per_row(params, trial.rows))
-    found = np.array([*seen.values()])
-    errors = found.std(axis=1, ddof=1) / np.sqrt(len(trial.fresh))
+            if epoch in epochs:
+                bits_by_epoch[epoch] = bits_per_row(params, trial.fresh)
+        bits_by_epoch[epoch] = bits_per_row(params, trial.fresh)
+        bits_at_end = float(trial.probabilities @ bits_per_row(params, trial.rows))
+    bits = np.array([*bits_by_epoch.values()])
+    errors = bits.std(axis=1, ddof=1) / np.sqrt(len(trial.fresh))
     key = RowRandom(trial.seed, trial.start).stream("asked").key
-    asked = (trial.code_rows, key, np.arange(len(trial.code_rows)))
-    means, _ = sample_posterior_means(params.network, *asked, *CODE_SWEEPS)
-    return NoisyOrResult([*seen], found.mean(axis=1), errors, at_end, params, means)
+    code_rows = (trial.code_rows, key, np.arange(len(trial.code_rows)))
+    means, _ = sample_posterior_means(params.network, *code_rows, *CODE_SWEEPS)
+    return NoisyOrResult([*bits_by_epoch], bits.mean(axis=1), errors, bits_at_end, params, means)
+
+
+class ProblemResults(NamedTuple):
+    """Results of each start of a problem; bits per row of the data and of a hand-built network."""
+
+    problem: CauseProblem
+    starts: list[NoisyOrResult]
+    entropy: float
+    built: float
 
 
 def bits_per_row(params: NoisyOrParams, X: Bits) -> Array:
@@ -139,48 +285,38 @@ def bits_per_row(params: NoisyOrParams, X: Bits) -> Array:
     return bits
 
 
-# The unit is the width of an image.
+# Figures; the unit of lengths is the width of an image.
+
 _INCHES, _GAP, _SQUARE, _CAPTION = 0.62, 0.2, 0.6, 1.1
 _LEFT, _COLUMN_GAP = 1.7, 0.5
 _TICKS = (5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 40)
 
 
-class LearningCurves(NamedTuple):
-    """Learning curves of a problem, the entropy, and the bits per row of a hand-built network."""
-
-    name: str
-    starts: Sequence[NoisyOrResult]
-    entropy: float
-    built: float
-
-
-def _paths(stem: Path, name: str) -> tuple[Path, Path]:
-    path = stem.with_name(f"{stem.name}_{name}.png")
-    return path, path.with_suffix(".svg")
-
-
-def plot_bits(stem: Path, problems: Sequence[LearningCurves]) -> None:
+def plot_bits(folder: Path, problems: Sequence[ProblemResults]) -> None:
     """Plot bits per row over epochs, one line per start (figure 4)."""
     note = (
         "Mean of −log₂ P over fresh rows, exact for each row. Epochs learn from 200 rows each: the "
-        "lower layer first, then the upper, then both; the last learns from all rows. Dotted: the "
-        "entropy of a row, which no model can go below. Dashed: a network of as many layers that "
-        "was built by hand."
+        "lower layer first, then the upper, then both; the last epoch learns from all rows. "
+        "Dotted: the entropy of a row, the lower limit of any model. Dashed: a hand-built network "
+        "with the same layers."
     )
-    title = "Noisy-OR networks: bits a row while they learn"
-    with open_figure(*_paths(stem, "bits"), size=(10, 4.6), title=title, note=note) as figure:
-        for axes, found in zip(figure.subplots(1, len(problems)), problems, strict=True):
-            _plot_curves(axes, found)
+    title = "Noisy-OR networks: bits per row while they learn"
+    paths = figure_paths(folder, f"{NAME}_bits")
+    with open_figure(*paths, size=(10, 4.6), title=title, note=note) as figure:
+        for axes, results in zip(figure.subplots(1, len(problems)), problems, strict=True):
+            _plot_curves(axes, results)
 
 
-def _plot_curves(axes: Axes, found: LearningCurves) -> None:
-    for start in found.starts:
+def _plot_curves(axes: Axes, results: ProblemResults) -> None:
+    for start in results.starts:
         style: Any = {"color": COLOURS[0], "marker": "o", "markersize": 2.5, "linewidth": 1}
         axes.plot(start.epochs, start.bits, alpha=0.6, **style)
-    label = f"built by hand, {found.built:.2f}"
-    axes.axhline(found.built, color=COLOURS[1], ls="--", lw=1, label=label)
-    axes.axhline(found.entropy, color="black", ls=":", lw=1, label=f"entropy, {found.entropy:.2f}")
-    axes.set(title=f"{found.name}, {len(found.starts)} starts", xlabel="epoch", ylabel="bits a row")
+    label = f"built by hand, {results.built:.2f}"
+    axes.axhline(results.built, color=COLOURS[1], ls="--", lw=1, label=label)
+    label = f"entropy, {results.entropy:.2f}"
+    axes.axhline(results.entropy, color="black", ls=":", lw=1, label=label)
+    title = f"{results.problem.name}, {len(results.starts)} starts"
+    axes.set(title=title, xlabel="epoch", ylabel="bits per row")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_yticks([bits for bits in _TICKS if low <= bits <= high])
@@ -189,25 +325,26 @@ def _plot_curves(axes: Axes, found: LearningCurves) -> None:
     axes.legend()
 
 
-def plot_network(stem: Path, problem: CauseProblem, learnt: NoisyOrResult, start: int) -> None:
+def plot_network(folder: Path, problem: CauseProblem, result: NoisyOrResult, start: int) -> None:
     """Plot the features that units of both layers turn on (figures 2 and 3b)."""
-    params, (n_lower, n_upper) = learnt.params, problem.layers
+    params, (n_lower, n_upper) = result.params, problem.layers
     height, n_columns = problem.shape[0] / problem.shape[1], n_lower + 1 + len(problem.labels)
     step = max(height, _SQUARE) + _GAP
     ends = (n_columns * (1 + _GAP) + _COLUMN_GAP, height + _CAPTION + n_upper * step)
     note = (
-        "Top: pixels that a lower unit alone turns on, black with probability f = 1. Below: a row "
-        "an upper unit; the area of a square is f for the lower unit above it. Right: the pixels "
-        "that an upper unit alone turns on through lower ones, and squares for how likely it is on "
-        "in rows of each kind. Percent: rows that a unit is on in."
+        "Top: pixels that a lower unit alone turns on, black with probability f = 1. Below: one "
+        "row per upper unit; the area of a square is f for the lower unit above it. Right: the "
+        "pixels that an upper unit alone turns on through lower units, and squares for the "
+        "probability that it is on in rows of each kind. Percent: share of rows in which a unit "
+        "is on."
     )
     title = f"Noisy-OR network of the {problem.name}: "
-    title += f"start {start}, the best, with {learnt.bits_at_end:.2f} bits a row"
+    title += f"start {start}, the best, with {result.bits_at_end:.2f} bits per row"
     size = ((ends[0] + _LEFT) * _INCHES, ends[1] * _INCHES + 1.4)
-    paths = _paths(stem, f"{problem.name}_network")
+    paths = figure_paths(folder, f"{NAME}_{problem.name}_network")
     with open_figure(*paths, size=size, title=title, note=note) as figure:
         axes = figure.add_subplot()
-        _plot_layers(axes, problem, params, average_top_units(learnt.means, problem).T)
+        _plot_layers(axes, problem, params, average_top_units(result.means, problem).T)
         axes.set(xlim=(-_LEFT, ends[0]), ylim=(ends[1], -_GAP))
         axes.set_aspect("equal")
         axes.axis("off")
@@ -226,7 +363,7 @@ def _plot_layers(axes: Axes, problem: CauseProblem, params: NoisyOrParams, on: A
     activity = np.zeros(n_lower + n_upper) if params.activity is None else params.activity
     shares = [f"{share:.0%}" for share in activity]
     for column, unit in enumerate(order):
-        _plot_image(axes, lower[unit], column, 0)
+        plot_image(axes, lower[unit], (column * (1 + _GAP), 0))
         _plot_text(axes, f"1.{unit + 1}\n{shares[unit]}", column, height + 0.05)
     top = height + _CAPTION
     for column, label in enumerate(("turns on", *problem.labels)):
@@ -237,7 +374,8 @@ def _plot_layers(axes: Axes, problem: CauseProblem, params: NoisyOrParams, on: A
         axes.text(-0.2, middle, name, ha="right", va="center")
         for column, f in enumerate(params.f[1][order, unit]):
             _plot_square(axes, f, column, middle)
-        _plot_image(axes, upper[unit], _column_position(n_lower, 0), middle - height / 2)
+        left = _column_position(n_lower, 0) * (1 + _GAP)
+        plot_image(axes, upper[unit], (left, middle - height / 2))
         for column, mean in enumerate(on[unit]):
             _plot_square(axes, mean, _column_position(n_lower, column + 1), middle)
         top += max(height, _SQUARE) + _GAP
@@ -246,16 +384,6 @@ def _plot_layers(axes: Axes, problem: CauseProblem, params: NoisyOrParams, on: A
 def _column_position(n_lower: int, column: int) -> float:
     """Return the position of a column to the right of all lower units."""
     return n_lower + column + _COLUMN_GAP / (1 + _GAP)
-
-
-def _plot_image(axes: Axes, image: Array, column: float, top: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    left, height = column * (1 + _GAP), image.shape[0] / image.shape[1]
-    place = (left, left + 1, top + height, top)
-    axes.imshow(image, extent=place, cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
-    frame: Any = {"fill": False, "edgecolor": "#999999", "linewidth": 0.5}
-    axes.add_patch(Rectangle((left, top), 1, height, **frame))
 
 
 def _plot_square(axes: Axes, share: float, column: float, middle: float) -> None:
@@ -275,31 +403,13 @@ def _plot_text(axes: Axes, text: str, column: float, top: float) -> None:
 
 def _order_lower_units(f: Sequence[Array]) -> NDArray[np.intp]:
     """Order lower units by their upper unit, then by the first feature that they turn on."""
-    most = f[0].max(axis=0)
-    first = (f[0] > 0.5 * most).argmax(axis=0)
-    return np.lexsort([first, f[1].argmax(axis=1), most < 0.5])
+    largest = f[0].max(axis=0)
+    first = (f[0] > 0.5 * largest).argmax(axis=0)
+    return np.lexsort([first, f[1].argmax(axis=1), largest < 0.5])
 
 
-NAME = "noisy-or"
-OUTPUT = "runs/experiments/noisy-or"
-HELP = """Learn lines and shifted rows with noisy-OR networks (Lewicki & Sejnowski 1996).
+# The command
 
-Networks of 10 and 5 hidden units learn lines on 5 x 5 pixels, which come in patterns; networks of
-20 and 2 units learn pairs of a row of bits and its shifted copy. Writes tables (CSV and JSON) and
-figures (PNG and SVG): the bits per row, −log₂ P, over the epochs of every start (the paper's figure
-4), and the features that the units of the best start turn on (figures 2 and 3b).
-
-`bits` is the exact average over all possible rows after the last epoch; no model has fewer than the
-`entropy`. `built` is a hand-built network with the same layers. `cosine` is the mean cosine between
-the lower units and the true causes, matched one to one. `told` is the share of the four patterns
-with an upper unit of their own, or the share of shifted rows whose direction the two upper units
-identify.
-"""
-EXAMPLES = """Examples:
-
-    python -m flows.experiments noisy-or --quick
-    python -m flows.experiments noisy-or --starts 20
-"""
 _STARTS, _QUICK_STARTS = 10, 2
 _EPOCHS, _QUICK_EPOCHS = NoisyOr.epochs, 10
 _ROWS = 5000
@@ -309,79 +419,62 @@ _QUICK_CHECKPOINT_TIMES = (1.0, 2.0)
 _VALUES = ("bits", "cosine", "told")
 
 
-class ProblemResults(NamedTuple):
-    """Results of each start of a problem, and the lowest possible bits per row."""
-
-    problem: CauseProblem
-    starts: list[NoisyOrResult]
-    entropy: float
-    built: float
-
-
 @Option(name="*")
 @dataclass(frozen=True)
 class NoisyOrOptions(base.ExperimentOptions):
     """Options of `noisy-or`."""
 
-    output: base.Output = OUTPUT
+    output: base.Output = f"runs/experiments/{NAME}"
     starts: Annotated[
         WholeNumber | None,
         Option(help="Number of starts per problem. [default: 10, or 2 with --quick]"),
     ] = None
 
     def check(self) -> None:
-        """Check also the number of starts.
-
-        Raises
-        ------
-        DataError, FitError
-            If an option cannot be used, or contradicts another.
-        """
+        """Check also the number of starts."""
         super().check()
         if self.starts == 0:
-            raise FitError("--starts must be at least 1.")
+            raise FitError("--starts is 0. Choose at least 1.")
 
 
-@make_lazy_flow("experiment-noisy-or", NoisyOrOptions)
-def noisy_or(options: NoisyOrOptions) -> dict[str, Any]:
-    """Learn and draw; `python -m flows.experiments noisy-or --help` says more."""
-    begun, output, quick = time.perf_counter(), options.output, options.quick
+def run_noisy_or(options: NoisyOrOptions) -> dict[str, Any]:
+    """Learn both problems from every start, and draw the figures."""
+    quick, folder = options.quick, Path(options.output)
     n_starts = options.starts or (_QUICK_STARTS if quick else _STARTS)
-    given = (quick, n_starts, options.seed, options.where)
-    found = run_task("trials", partial(run_noisy_or_trials, *given))
-    rows = [row for one in found for row in _start_rows(one)]
-    middle = group_medians(rows, ("problem", "entropy", "built"), _VALUES)
-    stem = Path(output, NAME)
-    write_results(output, NAME, rows, middle)
-    write_table(
-        stem.with_name(f"{NAME}_epochs"), [row for one in found for row in _epoch_rows(one)]
-    )
-    write_table(
-        stem.with_name(f"{NAME}_top"), [row for one in found for row in _top_unit_rows(one)]
-    )
-    plot_bits(
-        stem,
-        [LearningCurves(one.problem.name, one.starts, one.entropy, one.built) for one in found],
-    )
-    for one in found:
-        best = int(np.argmin([start.bits_at_end for start in one.starts]))
-        plot_network(stem, one.problem, one.starts[best], best)
-    return {"starts": rows, **summarize_run(output, NAME, middle, begun)}
+    arguments = (quick, n_starts, options.seed, options.where)
+    problems = run_task("trials", partial(run_noisy_or_trials, *arguments))
+    rows = _join_rows(_start_rows, problems)
+    medians = group_medians(rows, ("problem", "entropy", "built"), _VALUES)
+    write_results(options.output, NAME, rows, medians)
+    write_table(folder / f"{NAME}_epochs", _join_rows(_epoch_rows, problems))
+    write_table(folder / f"{NAME}_top", _join_rows(_top_unit_rows, problems))
+    plot_bits(folder, problems)
+    for results in problems:
+        best = int(np.argmin([start.bits_at_end for start in results.starts]))
+        plot_network(folder, results.problem, results.starts[best], best)
+    return {"starts": rows, **summarize_run(options.output, NAME, medians)}
+
+
+def _join_rows(
+    list_rows: Callable[[ProblemResults], list[dict[str, Any]]], problems: Iterable[ProblemResults]
+) -> list[dict[str, Any]]:
+    return [row for results in problems for row in list_rows(results)]
 
 
 def run_noisy_or_trials(
     quick: bool, n_starts: int, seed: int, where: ExecutorOptions
 ) -> list[ProblemResults]:
     """Learn each problem from every start."""
-    both, console = make_problems(), Console(stderr=True)
-    trials = [trial for problem in both for trial in _make_trials(problem, quick, n_starts, seed)]
+    problems = make_problems()
+    trials = [
+        trial for problem in problems for trial in _make_trials(problem, quick, n_starts, seed)
+    ]
     with open_executor(**where) as executor:
-        tried = executor.map(run_noisy_or_trial, trials)
-        hidden = not sys.stderr.isatty()
-        starts = [*track(tried, "starts", len(trials), console=console, disable=hidden)]
+        results = executor.map(run_noisy_or_trial, trials)
+        starts = [*track_progress(results, "starts", len(trials))]
     return [
         _collect_results(problem, starts[k * n_starts : (k + 1) * n_starts])
-        for k, problem in enumerate(both)
+        for k, problem in enumerate(problems)
     ]
 
 
@@ -394,14 +487,14 @@ def _make_trials(
     if quick:
         n_epochs, n_fresh, times = _QUICK_EPOCHS, problem.n_fresh // 4, _QUICK_CHECKPOINT_TIMES
     model = NoisyOr(layers=problem.layers, epochs=n_epochs)
-    looks = (1, *(round(share * n_epochs) for share in times))
+    epochs = (1, *(round(share * n_epochs) for share in times))
     X, fresh = (
         cases.X[rng.choice(len(cases.X), n, p=cases.probabilities)] for n in (_ROWS, n_fresh)
     )
     rows, probabilities = merge_equal_rows(cases)
-    asked = cases.X[problem.case_indices]
+    code_rows = cases.X[problem.case_indices]
     return [
-        NoisyOrTrial(model, X, fresh, rows, probabilities, asked, looks, seed, start)
+        NoisyOrTrial(model, X, fresh, rows, probabilities, code_rows, epochs, seed, start)
         for start in range(n_starts)
     ]
 
@@ -412,74 +505,92 @@ def _collect_results(problem: CauseProblem, starts: list[NoisyOrResult]) -> Prob
     return ProblemResults(problem, starts, entropy(problem.cases), built)
 
 
-def _start_rows(found: ProblemResults) -> list[dict[str, Any]]:
-    about = {"problem": found.problem.name, "entropy": found.entropy, "built": found.built}
+def _start_rows(results: ProblemResults) -> list[dict[str, Any]]:
+    keys = {"problem": results.problem.name, "entropy": results.entropy, "built": results.built}
     return [
         {
-            **about,
+            **keys,
             "start": k,
             "bits": start.bits_at_end,
-            "cosine": cosine_to_causes(start.params, found.problem),
-            "told": score_top_units(start.means, found.problem),
+            "cosine": cosine_to_causes(start.params, results.problem),
+            "told": score_top_units(start.means, results.problem),
         }
-        for k, start in enumerate(found.starts)
+        for k, start in enumerate(results.starts)
     ]
 
 
-def _epoch_rows(found: ProblemResults) -> list[dict[str, Any]]:
+def _epoch_rows(results: ProblemResults) -> list[dict[str, Any]]:
     """List the bits of the fresh rows with their standard errors."""
     return [
         {
-            "problem": found.problem.name,
+            "problem": results.problem.name,
             "start": k,
             "epoch": epoch,
             "bits": float(bits),
             "standard_error": float(error),
         }
-        for k, start in enumerate(found.starts)
+        for k, start in enumerate(results.starts)
         for epoch, bits, error in zip(start.epochs, start.bits, start.errors, strict=True)
     ]
 
 
-def _top_unit_rows(found: ProblemResults) -> list[dict[str, Any]]:
+def _top_unit_rows(results: ProblemResults) -> list[dict[str, Any]]:
     """List the probability that each top unit is on, by label."""
     return [
         {
-            "problem": found.problem.name,
+            "problem": results.problem.name,
             "start": k,
             "label": label,
             "unit": f"2.{unit + 1}",
             "on": float(mean),
         }
-        for k, start in enumerate(found.starts)
+        for k, start in enumerate(results.starts)
         for label, means in zip(
-            found.problem.labels, average_top_units(start.means, found.problem), strict=True
+            results.problem.labels, average_top_units(start.means, results.problem), strict=True
         )
         for unit, mean in enumerate(means)
     ]
 
 
-def print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: dict[str, Any]) -> None:
     """Print the results of each start, the medians and the paths."""
-    console = Console(soft_wrap=True, highlight=False)
-    style: Any = {"box": None, "padding": (0, 2, 0, 0), "title_justify": "left"}
-    table = Table("problem", "start", *_VALUES, title="bits a row", **style)
+    table = make_printed_table("problem", "start", *_VALUES, title="bits per row")
     for row in summary["starts"]:
         table.add_row(row["problem"], str(row["start"]), *_format_row(row))
     for row in summary["medians"]:
         table.add_row(row["problem"], "median", *_format_row(row))
-    console.print(table)
-    for row in summary["medians"]:
-        limits = f"entropy {row['entropy']:.3f} bits, network built by hand {row['built']:.3f}"
-        console.print(f"{row['problem']}: {limits}")
-    for path in summary["files"]:
-        console.print(path, markup=False)
+    limits = [
+        f"{row['problem']}: entropy {row['entropy']:.3f} bits, "
+        f"network built by hand {row['built']:.3f}"
+        for row in summary["medians"]
+    ]
+    print_results(summary, table, *limits)
 
 
 def _format_row(row: Mapping[str, Any]) -> Sequence[str]:
     return f"{row['bits']:.3f}", f"{row['cosine']:.3f}", f"{row['told']:.0%}"
 
 
-def main(*, options: NoisyOrOptions = NoisyOrOptions(), json: Json = False) -> None:
-    """Run the flow and print its summary."""
-    run_experiment(noisy_or, options, json, print_summary)
+EXPERIMENT = Experiment(
+    """Learn lines and shifted rows with noisy-OR networks (Lewicki & Sejnowski 1996).
+
+Networks of 10 and 5 hidden units learn lines on 5 x 5 pixels, which come in patterns; networks of
+20 and 2 units learn pairs of a row of bits and its shifted copy. Writes tables (CSV and JSON) and
+figures (PNG and SVG): the bits per row, −log₂ P, over the epochs of every start (the paper's figure
+4), and the features that the units of the best start turn on (figures 2 and 3b).
+
+`bits` is the exact average over all possible rows after the last epoch; no model has fewer than the
+`entropy`. `built` is a hand-built network with the same layers. `cosine` is the mean cosine between
+the lower units and the true causes, matched one to one. `told` is the share of the four patterns
+that have their own upper unit, or the share of shifted rows whose direction the two upper units
+identify.
+""",
+    """Examples:
+
+    python -m flows.experiments noisy-or --quick
+    python -m flows.experiments noisy-or --starts 20
+""",
+    NoisyOrOptions,
+    run_noisy_or,
+    print_summary,
+)

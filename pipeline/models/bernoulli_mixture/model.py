@@ -583,7 +583,9 @@ def _score_word(
     log_likelihood: Array,
 ) -> None:
     """Fill in P(k | x) and log P(x) of the rows of word w."""
-    shares[:] = start
+    for row in range(len(shares)):
+        for k in range(len(start)):
+            shares[row, k] = start[k]
     for i in range(words.shape[1]):
         _add_to_rows(words[w, i], 1.0, log_odds[i], shares)
         if len(observed):
