@@ -60,6 +60,8 @@ from storage.stores.locations import (
 PAIRS_FOLDER = "pairs"
 """Folder, inside an artifact, of the arrays over all pairs of features."""
 _CHUNK_BYTES = 32 << 20
+_MAX_SMALL_BYTES = 1 << 16
+_PACKED_NAME = "packed"
 _REMEDY = REMEDIES[ARTIFACT_FORMAT]
 A = TypeVar("A")
 B = TypeVar("B")
@@ -272,10 +274,6 @@ def _load_cached(path: str, digest: str) -> Artifact:
     if artifact.manifest["manifest_digest"] != digest:
         raise DataError(f"{path}: the artifact has changed since the start. Run again.")
     return artifact
-
-
-_MAX_SMALL_BYTES = 1 << 16
-_PACKED_NAME = "packed"
 
 
 class PackedArrays(NamedTuple):

@@ -55,6 +55,7 @@ from storage.stores.locations import (
     write_text,
 )
 
+_RANGES_PER_PAGE = 64
 _REMEDY = "Run the command that wrote them again."
 
 
@@ -344,9 +345,6 @@ def _read_checked_chunk(
     ):
         raise DataError(f"{name}: chunk {key} is missing.")
     return values
-
-
-_RANGES_PER_PAGE = 64
 
 
 @dataclass(frozen=True)

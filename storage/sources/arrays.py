@@ -25,6 +25,10 @@ from storage.sources.value_codes import (
     encode_numbers,
 )
 
+_SPLIT_LABELS = ("train", "valid", "test")
+# Arrays of the packed form that are never per-row columns.
+_RESERVED_ARRAYS = ("X", "M", "G", "shape", "cols", "segnames")
+_ENTRIES_AT_ONCE = 1 << 20
 ReadRows = Callable[[int, int], NDArray[Any]]
 
 
@@ -91,11 +95,6 @@ def _read_rows(
     if len(data) != n_bytes or (is_last and stream.read(1)):
         raise ValueError(f"array {name!r} is not as long as its header says")
     return np.frombuffer(data, header.dtype).reshape(shape)
-
-
-_SPLIT_LABELS = ("train", "valid", "test")
-# Arrays of the packed form that are never per-row columns.
-_RESERVED_ARRAYS = ("X", "M", "G", "shape", "cols", "segnames")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,9 +323,6 @@ def _read_labels(
     if "segnames" not in headers:
         return {"split": _SPLIT_LABELS}
     return {"split": _SPLIT_LABELS, "seg": _read_texts(path, archive, headers, "segnames")}
-
-
-_ENTRIES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ LONG_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 """Suffixes of files that may be long tables."""
 _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
+_MAX_NAMED = 5
 _READ_ERRORS = (
     OSError,
     ValueError,
@@ -284,9 +285,6 @@ def translate_read_errors(path: str) -> Iterator[None]:
             f"{path}: the file cannot be read: {reason or type(error).__name__}. "
             "Check that it is complete and that its suffix is right."
         ) from error
-
-
-_MAX_NAMED = 5
 
 
 def divide_columns(

@@ -18,6 +18,10 @@ from storage.sources.base import Source, SourceBatch, check_installed, translate
 from storage.sources.spool import Entries, spool_entries
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros, check_numeric
 
+# Every range of individuals is spread over the whole file, so few long ranges are faster.
+_READ_CELLS = 1 << 27
+_FAM_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
+_MISSING_COUNT = -127
 _CELL_NAMES = "obs_names"
 """Column of the cell names."""
 
@@ -116,12 +120,6 @@ def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
         encoding=encoding,
         columns=columns,
     )
-
-
-# Every range of individuals is spread over the whole file, so few long ranges are faster.
-_READ_CELLS = 1 << 27
-_FAM_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
-_MISSING_COUNT = -127
 
 
 @dataclass(frozen=True, kw_only=True)

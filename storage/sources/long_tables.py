@@ -48,6 +48,248 @@ from storage.sources.value_codes import (
 )
 from storage.stores.object_path import is_url
 
+# Large enough to hide the cost per batch: the known names are searched once per batch.
+_BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
+_ROLES = ("row", "feature", "value")
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class LongColumns(NamedTuple):
+    """Columns of a long table.
+
+    Attributes
+    ----------
+    row, feature
+        Columns with the names of row and feature.
+    value
+        Column with the value. Without it a line means 1, and pairs without a line are 0.
+    """
+
+    row: str
+    feature: str
+    value: str | None = None
+
+
+def parse_long_columns(text: str) -> LongColumns:
+    """Parse `row=COLUMN,feature=COLUMN,value=COLUMN`.
+
+    Raises
+    ------
+    DataError
+        If the text has another form.
+    """
+    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
+    columns = {name.strip(): column.strip() for name, column in pairs}
+    if len(columns) < len(pairs) or not {"row", "feature"} <= columns.keys() <= {*_ROLES}:
+        raise DataError(
+            f"{{long={text}}}: write row=COLUMN,feature=COLUMN and, if there are values, "
+            "value=COLUMN."
+        )
+    if "" in columns.values():
+        raise DataError(f"{{long={text}}}: there is no column after one of the =.")
+    if len({*columns.values()}) < len(columns):
+        raise DataError(f"{{long={text}}}: one column has two roles. Name three different ones.")
+    return LongColumns(**columns)
+
+
+class LineBatch(NamedTuple):
+    """Consecutive lines of one file, starting at line `first`."""
+
+    path: str
+    first: int
+    table: pa.RecordBatch
+
+    def column(self, name: str) -> pa.Array:
+        """Return the texts of a column."""
+        return self.table.column(name)
+
+    def format_place(self, at: int) -> str:
+        """Describe the position of a line."""
+        return f"{self.path}: row {self.first + at + 1} (data rows counted from 1)"
+
+
+def read_lines(
+    paths: Sequence[str],
+    columns: LongColumns,
+    row_columns: Sequence[str],
+    options: ReadOptions,
+    remote_tags: dict[str, str],
+) -> Iterator[LineBatch]:
+    """Yield batches of lines with the requested columns; record remote files in `remote_tags`.
+
+    Names are dictionary-encoded, values are booleans or numbers if possible; all else is text.
+    """
+    requested = [*dict.fromkeys([name for name in columns if name is not None] + [*row_columns])]
+    for path in paths:
+        first = 0
+        folder_values = {
+            name: text for name, text in parse_folder_columns(path).items() if name in requested
+        }
+        layout = _FileColumns(
+            path, columns, [name for name in requested if name not in folder_values], folder_values
+        )
+        with translate_read_errors(path), open_local_copy(path) as (copy, tag):
+            if is_url(path):
+                remote_tags[path] = tag
+            if path.lower().endswith(".parquet"):
+                batches = _iter_parquet_batches(copy, layout)
+            else:
+                batches = _iter_csv_batches(copy, layout, options)
+            for batch in batches:
+                yield LineBatch(path, first, layout.add_folder_values(batch))
+                first += batch.num_rows
+
+
+class _FileColumns(NamedTuple):
+    """The requested columns of a file, some of which are in the names of its folders.
+
+    Attributes
+    ----------
+    path
+        The file, as given.
+    columns
+        The roles of the columns.
+    file_columns
+        The columns in the file.
+    folder_values
+        The columns from folder names: one text for all lines.
+    """
+
+    path: str
+    columns: LongColumns
+    file_columns: list[str]
+    folder_values: Mapping[str, str]
+
+    def check_header(self, names: Sequence[str]) -> None:
+        """Raise `DataError` if a file lacks a column or has one twice."""
+        for name in self.file_columns:
+            if name not in names:
+                raise DataError(
+                    f"{self.path}: there is no column {name!r} among {', '.join(names[:8])}. "
+                    "Check {long} and {keep}."
+                )
+        check_column_in_one_place(self.path, self.folder_values, names)
+
+    def convert_for_role(self, name: str, column: pa.Array) -> pa.Array:
+        """Dictionary-encode names of rows and features; keep numeric values; make the rest text."""
+        if name in (self.columns.row, self.columns.feature):
+            return _encode_names(column)
+        is_value = name == self.columns.value and is_feature_type(column.type)
+        if pa.types.is_dictionary(column.type) and not is_value:
+            column = column.dictionary_decode()
+        return column if is_value else column.cast(pa.string())
+
+    def convert_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Convert all columns for their roles."""
+        names = batch.schema.names
+        arrays = [
+            self.convert_for_role(n, column) for n, column in zip(names, batch.columns, strict=True)
+        ]
+        return pa.record_batch(arrays, names=names)
+
+    def add_folder_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Add the columns from folder names."""
+        for name, text in self.folder_values.items():
+            column = self.convert_for_role(name, pa.repeat(pa.scalar(text), batch.num_rows))
+            batch = batch.append_column(name, column)
+        return batch
+
+
+def _encode_names(column: pa.Array) -> pa.DictionaryArray:
+    """Dictionary-encode texts in order of appearance, without unused entries."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()  # before casting, which would make a text per line
+        return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
+    in_use = column.indices.dictionary_encode()
+    names = column.dictionary.take(in_use.dictionary).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(in_use.indices, names)
+
+
+def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.RecordBatch]:
+    """Encode batches of lines on all CPUs; texts are read as codes, as most files store them."""
+    schema = pa.parquet.read_schema(path, memory_map=True)
+    layout.check_header(schema.names)
+    texts = [name for name in layout.file_columns if is_text(schema.field(name).type)]
+    with pa.parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
+        batches = file.iter_batches(_BATCH_LINES, columns=layout.file_columns)
+        yield from map_on_all_cpus(
+            lambda run: layout.convert_columns(_merge_batches(run)), _group_batches(batches)
+        )
+
+
+def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Group batches: encoded ones end at each row group, which may be small."""
+    run: list[pa.RecordBatch] = []
+    for batch in batches:
+        if run and sum(part.num_rows for part in run) + batch.num_rows > _BATCH_LINES:
+            yield run
+            run = []
+        run.append(batch)
+    if run:
+        yield run
+
+
+def _merge_batches(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Merge batches; booleans become numbers, so that a map can still invert them."""
+    table = pa.Table.from_batches(run)
+    kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in table.schema)
+    table = table.cast(pa.schema(list(zip(table.schema.names, kinds, strict=True))))
+    return table.unify_dictionaries().combine_chunks().to_batches()[0]
+
+
+def _iter_csv_batches(
+    path: str, layout: _FileColumns, options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """Parse blocks of lines on all CPUs."""
+    delimiter, header = read_csv_header(path)
+    layout.check_header(header)
+    file_columns = layout.file_columns
+    types = dict.fromkeys(file_columns, pa.string())
+    bits = types | {name: pa.bool_() for name in file_columns if name == layout.columns.value}
+    words = make_csv_word_options(options, options.maps[0] if options.maps else None)
+
+    def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
+        table = parse_csv_block(block, header, delimiter, types, words, use_threads=False)
+        return layout.convert_columns(table.combine_chunks().to_batches()[0])
+
+    def parse(block: bytes) -> pa.RecordBatch:
+        if options.threshold is None:
+            with suppress(pa.ArrowInvalid):
+                return read(bits, block)
+        return read(types, block)
+
+    with open_text(path) as stream:
+        stream.readline()
+        yield from map_on_all_cpus(parse, iter_line_blocks(stream, _BLOCK_BYTES))
+
+
+def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
+    """Apply a function that releases the GIL to each part, in order, on all CPUs."""
+    n_threads = pa.cpu_count()
+    with ThreadPoolExecutor(n_threads) as pool:
+        waiting: deque[Future[U]] = deque()
+        try:
+            for part in _read_ahead(parts):
+                waiting.append(pool.submit(function, part))
+                if len(waiting) > n_threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _read_ahead(parts: Iterable[T]) -> Iterator[T]:
+    """Yield parts; a thread reads the next part while one is processed."""
+    iterator, end = iter(parts), object()
+    with ThreadPoolExecutor(1) as reader:
+        coming: Future[Any] = reader.submit(next, iterator, end)
+        while (part := coming.result()) is not end:
+            coming = reader.submit(next, iterator, end)
+            yield part
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongTableSource(Source):
@@ -270,248 +512,3 @@ def _refuse_new(lines: LineBatch, column: str, names: Sequence[str]) -> None:
             f"{lines.format_place(at)}, column {column!r}: {names[0]!r} is not a feature of the "
             "dataset. Ingest all rows again with {overwrite}."
         )
-
-
-# Large enough to hide the cost per batch: the known names are searched once per batch.
-_BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
-_ROLES = ("row", "feature", "value")
-
-
-class LongColumns(NamedTuple):
-    """Columns of a long table.
-
-    Attributes
-    ----------
-    row, feature
-        Columns with the names of row and feature.
-    value
-        Column with the value. Without it a line means 1, and pairs without a line are 0.
-    """
-
-    row: str
-    feature: str
-    value: str | None = None
-
-
-def parse_long_columns(text: str) -> LongColumns:
-    """Parse `row=COLUMN,feature=COLUMN,value=COLUMN`.
-
-    Raises
-    ------
-    DataError
-        If the text has another form.
-    """
-    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
-    columns = {name.strip(): column.strip() for name, column in pairs}
-    if len(columns) < len(pairs) or not {"row", "feature"} <= columns.keys() <= {*_ROLES}:
-        raise DataError(
-            f"{{long={text}}}: write row=COLUMN,feature=COLUMN and, if there are values, "
-            "value=COLUMN."
-        )
-    if "" in columns.values():
-        raise DataError(f"{{long={text}}}: there is no column after one of the =.")
-    if len({*columns.values()}) < len(columns):
-        raise DataError(f"{{long={text}}}: one column has two roles. Name three different ones.")
-    return LongColumns(**columns)
-
-
-class LineBatch(NamedTuple):
-    """Consecutive lines of one file, starting at line `first`."""
-
-    path: str
-    first: int
-    table: pa.RecordBatch
-
-    def column(self, name: str) -> pa.Array:
-        """Return the texts of a column."""
-        return self.table.column(name)
-
-    def format_place(self, at: int) -> str:
-        """Describe the position of a line."""
-        return f"{self.path}: row {self.first + at + 1} (data rows counted from 1)"
-
-
-def read_lines(
-    paths: Sequence[str],
-    columns: LongColumns,
-    row_columns: Sequence[str],
-    options: ReadOptions,
-    remote_tags: dict[str, str],
-) -> Iterator[LineBatch]:
-    """Yield batches of lines with the requested columns; record remote files in `remote_tags`.
-
-    Names are dictionary-encoded, values are booleans or numbers if possible; all else is text.
-    """
-    requested = [*dict.fromkeys([name for name in columns if name is not None] + [*row_columns])]
-    for path in paths:
-        first = 0
-        folder_values = {
-            name: text for name, text in parse_folder_columns(path).items() if name in requested
-        }
-        layout = _FileColumns(
-            path, columns, [name for name in requested if name not in folder_values], folder_values
-        )
-        with translate_read_errors(path), open_local_copy(path) as (copy, tag):
-            if is_url(path):
-                remote_tags[path] = tag
-            if path.lower().endswith(".parquet"):
-                batches = _iter_parquet_batches(copy, layout)
-            else:
-                batches = _iter_csv_batches(copy, layout, options)
-            for batch in batches:
-                yield LineBatch(path, first, layout.add_folder_values(batch))
-                first += batch.num_rows
-
-
-class _FileColumns(NamedTuple):
-    """The requested columns of a file, some of which are in the names of its folders.
-
-    Attributes
-    ----------
-    path
-        The file, as given.
-    columns
-        The roles of the columns.
-    file_columns
-        The columns in the file.
-    folder_values
-        The columns from folder names: one text for all lines.
-    """
-
-    path: str
-    columns: LongColumns
-    file_columns: list[str]
-    folder_values: Mapping[str, str]
-
-    def check_header(self, names: Sequence[str]) -> None:
-        """Raise `DataError` if a file lacks a column or has one twice."""
-        for name in self.file_columns:
-            if name not in names:
-                raise DataError(
-                    f"{self.path}: there is no column {name!r} among {', '.join(names[:8])}. "
-                    "Check {long} and {keep}."
-                )
-        check_column_in_one_place(self.path, self.folder_values, names)
-
-    def convert_for_role(self, name: str, column: pa.Array) -> pa.Array:
-        """Dictionary-encode names of rows and features; keep numeric values; make the rest text."""
-        if name in (self.columns.row, self.columns.feature):
-            return _encode_names(column)
-        is_value = name == self.columns.value and is_feature_type(column.type)
-        if pa.types.is_dictionary(column.type) and not is_value:
-            column = column.dictionary_decode()
-        return column if is_value else column.cast(pa.string())
-
-    def convert_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert all columns for their roles."""
-        names = batch.schema.names
-        arrays = [
-            self.convert_for_role(n, column) for n, column in zip(names, batch.columns, strict=True)
-        ]
-        return pa.record_batch(arrays, names=names)
-
-    def add_folder_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add the columns from folder names."""
-        for name, text in self.folder_values.items():
-            column = self.convert_for_role(name, pa.repeat(pa.scalar(text), batch.num_rows))
-            batch = batch.append_column(name, column)
-        return batch
-
-
-def _encode_names(column: pa.Array) -> pa.DictionaryArray:
-    """Dictionary-encode texts in order of appearance, without unused entries."""
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()  # before casting, which would make a text per line
-        return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-    in_use = column.indices.dictionary_encode()
-    names = column.dictionary.take(in_use.dictionary).cast(pa.string())
-    return pa.DictionaryArray.from_arrays(in_use.indices, names)
-
-
-def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.RecordBatch]:
-    """Encode batches of lines on all CPUs; texts are read as codes, as most files store them."""
-    schema = pa.parquet.read_schema(path, memory_map=True)
-    layout.check_header(schema.names)
-    texts = [name for name in layout.file_columns if is_text(schema.field(name).type)]
-    with pa.parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
-        batches = file.iter_batches(_BATCH_LINES, columns=layout.file_columns)
-        yield from map_on_all_cpus(
-            lambda run: layout.convert_columns(_merge_batches(run)), _group_batches(batches)
-        )
-
-
-def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Group batches: encoded ones end at each row group, which may be small."""
-    run: list[pa.RecordBatch] = []
-    for batch in batches:
-        if run and sum(part.num_rows for part in run) + batch.num_rows > _BATCH_LINES:
-            yield run
-            run = []
-        run.append(batch)
-    if run:
-        yield run
-
-
-def _merge_batches(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Merge batches; booleans become numbers, so that a map can still invert them."""
-    table = pa.Table.from_batches(run)
-    kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in table.schema)
-    table = table.cast(pa.schema(list(zip(table.schema.names, kinds, strict=True))))
-    return table.unify_dictionaries().combine_chunks().to_batches()[0]
-
-
-def _iter_csv_batches(
-    path: str, layout: _FileColumns, options: ReadOptions
-) -> Iterator[pa.RecordBatch]:
-    """Parse blocks of lines on all CPUs."""
-    delimiter, header = read_csv_header(path)
-    layout.check_header(header)
-    file_columns = layout.file_columns
-    types = dict.fromkeys(file_columns, pa.string())
-    bits = types | {name: pa.bool_() for name in file_columns if name == layout.columns.value}
-    words = make_csv_word_options(options, options.maps[0] if options.maps else None)
-
-    def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
-        table = parse_csv_block(block, header, delimiter, types, words, use_threads=False)
-        return layout.convert_columns(table.combine_chunks().to_batches()[0])
-
-    def parse(block: bytes) -> pa.RecordBatch:
-        if options.threshold is None:
-            with suppress(pa.ArrowInvalid):
-                return read(bits, block)
-        return read(types, block)
-
-    with open_text(path) as stream:
-        stream.readline()
-        yield from map_on_all_cpus(parse, iter_line_blocks(stream, _BLOCK_BYTES))
-
-
-T = TypeVar("T")
-U = TypeVar("U")
-
-
-def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
-    """Apply a function that releases the GIL to each part, in order, on all CPUs."""
-    n_threads = pa.cpu_count()
-    with ThreadPoolExecutor(n_threads) as pool:
-        waiting: deque[Future[U]] = deque()
-        try:
-            for part in _read_ahead(parts):
-                waiting.append(pool.submit(function, part))
-                if len(waiting) > n_threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-
-def _read_ahead(parts: Iterable[T]) -> Iterator[T]:
-    """Yield parts; a thread reads the next part while one is processed."""
-    iterator, end = iter(parts), object()
-    with ThreadPoolExecutor(1) as reader:
-        coming: Future[Any] = reader.submit(next, iterator, end)
-        while (part := coming.result()) is not end:
-            coming = reader.submit(next, iterator, end)
-            yield part

@@ -15,6 +15,30 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 
+ValueCodes = NDArray[np.uint8]
+
+# Value codes other than 0 and 1.
+MISSING, INVALID = 2, 3
+# So few columns that their source rows and a target line each fit the first-level cache.
+_TILE_COLUMNS = 16
+_ALL_FEATURES = "*:"  # prefix of a map for all features, whose values may contain colons
+_MAX_DISTINCT = 10
+_MAX_PROPOSED = 3  # values whose meanings a map proposes
+_MAX_LONG_COLUMNS = 6  # columns of a table that may be a long one
+_LONG_ROLES = ("row", "feature", "value")
+_MAX_NAMED = 5
+_MAX_VALUE_LENGTH = 60
+_DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
+_MISSING_WORDS = ("None", "nan")
+# A column is taken for row names from this many values and this share of distinct ones on.
+_MIN_IDENTIFIERS, _IDENTIFIER_SHARE = 20, 0.9
+_BIT_SHARE = 0.9
+_BIT_WORDS = frozenset({"0", "1"})
+_YES_WORDS = frozenset(
+    {"1", "yes", "y", "yea", "aye", "true", "t", "ja", "oui", "si", "sí", "correct"}
+)
+_NO_WORDS = frozenset({"0", "no", "n", "nay", "false", "f", "nein", "non", "incorrect", "wrong"})
+
 
 def parse_number(text: str) -> float | None:
     """Parse a number, true or false; return None for anything else."""
@@ -30,9 +54,6 @@ def parse_float(word: str) -> float | None:
         return float(word)
     except ValueError:
         return None
-
-
-_ALL_FEATURES = "*:"  # prefix of a map for all features, whose values may contain colons
 
 
 @dataclass(frozen=True)
@@ -141,14 +162,6 @@ def format_plain_map(text: str) -> str:
 def find_map(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:
     """Return the first map that applies to a feature, or None."""
     return next((m for m in maps if feature == m.columns or fnmatchcase(feature, m.columns)), None)
-
-
-ValueCodes = NDArray[np.uint8]
-
-# Value codes other than 0 and 1.
-MISSING, INVALID = 2, 3
-# So few columns that their source rows and a target line each fit the first-level cache.
-_TILE_COLUMNS = 16
 
 
 @dataclass(frozen=True)
@@ -270,24 +283,6 @@ def copy_to_row_order(codes: ValueCodes) -> ValueCodes:
     for start in range(0, codes.shape[1], _TILE_COLUMNS):
         ordered[:, start : start + _TILE_COLUMNS] = codes[:, start : start + _TILE_COLUMNS]
     return ordered
-
-
-_MAX_DISTINCT = 10
-_MAX_PROPOSED = 3  # values whose meanings a map proposes
-_MAX_LONG_COLUMNS = 6  # columns of a table that may be a long one
-_LONG_ROLES = ("row", "feature", "value")
-_MAX_NAMED = 5
-_MAX_VALUE_LENGTH = 60
-_DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
-_MISSING_WORDS = ("None", "nan")
-# A column is taken for row names from this many values and this share of distinct ones on.
-_MIN_IDENTIFIERS, _IDENTIFIER_SHARE = 20, 0.9
-_BIT_SHARE = 0.9
-_BIT_WORDS = frozenset({"0", "1"})
-_YES_WORDS = frozenset(
-    {"1", "yes", "y", "yea", "aye", "true", "t", "ja", "oui", "si", "sí", "correct"}
-)
-_NO_WORDS = frozenset({"0", "no", "n", "nay", "false", "f", "nein", "non", "incorrect", "wrong"})
 
 
 def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap | None) -> str:

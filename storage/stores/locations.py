@@ -34,6 +34,8 @@ from storage.stores.object_store import STORE_KINDS, translate_store_errors
 
 MANIFEST_NAME = "manifest.json"
 LATEST_NAME = "latest"
+RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
+"""A claim expires STALE_SECONDS after its last renewal; clocks must differ by less than that."""
 _CHECKSUM_BYTES = 1 << 20
 _FILE_SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".dat", ".json", ".parquet", ".feather", ".npy", ".npz", ".mtx"),
@@ -267,10 +269,6 @@ def _rename(new: Path, target: Path) -> None:
         target.rename(old)
     new.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
-"""A claim expires STALE_SECONDS after its last renewal; clocks must differ by less than that."""
 
 
 @contextmanager
