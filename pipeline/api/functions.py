@@ -317,12 +317,12 @@ def _draw_vote_rows(
 
 def _build_model(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:
     kind = find_model_class(name)
-    known = list_hyperparameters(kind)
+    setting_names = list_hyperparameters(kind)
     for key in settings:
-        if key not in known:
+        if key not in setting_names:
             raise FitError(
-                f"{kind.name} has no setting {key!r}. Its settings are: {', '.join(known)}."
-                f"{format_suggestion(key, known)}"
+                f"{kind.name} has no setting {key!r}. Its settings are: {', '.join(setting_names)}."
+                f"{format_suggestion(key, setting_names)}"
             )
     if isinstance(components, str) and components != "auto":
         raise FitError(

@@ -72,7 +72,7 @@ class LargestMove(NamedTuple):
     now: float
 
 
-def compare_loadings(before: Any, now: Any) -> tuple[str, float] | None:
+def compare_loadings(old: Any, new: Any) -> tuple[str, float] | None:
     """Compare the loadings of two fits: their first array over features and components.
 
     Returns
@@ -81,23 +81,23 @@ def compare_loadings(before: Any, now: Any) -> tuple[str, float] | None:
         The array's name and the mean cosine similarity of its columns; None without such an array
         or without components.
     """
-    earlier = get_named_arrays(before)
-    for name, (dims, values) in get_named_arrays(now).items():
+    old_arrays = get_named_arrays(old)
+    for name, (dims, values) in get_named_arrays(new).items():
         if set(dims) == {"feature", "component"} and len(dims) == 2:
-            pair = [earlier[name][1], values]
+            pair = [old_arrays[name][1], values]
             oriented = [a if dims[0] == "feature" else a.T for a in pair]
             if all(a.size for a in oriented):
                 return name, mean_cosine_similarity(oriented[1], oriented[0])
     return None
 
 
-def find_largest_move(before: Any, now: Any) -> LargestMove | None:
+def find_largest_move(old: Any, new: Any) -> LargestMove | None:
     """Find the feature whose threshold or offset (first array over features) moved most."""
-    for name, (dims, values) in get_named_arrays(now).items():
+    for name, (dims, values) in get_named_arrays(new).items():
         if dims == ("feature",):
-            earlier = get_named_arrays(before)[name][1]
-            i = int(np.argmax(np.abs(values - earlier)))
-            return LargestMove(name, i, float(earlier[i]), float(values[i]))
+            old_values = get_named_arrays(old)[name][1]
+            i = int(np.argmax(np.abs(values - old_values)))
+            return LargestMove(name, i, float(old_values[i]), float(values[i]))
     return None
 
 

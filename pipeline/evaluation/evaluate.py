@@ -203,7 +203,7 @@ def _score_block(
         segment_rows[block.segment] = block.n_samples
         matched = replace(block, segment=int(subject.segments[block.segment]))
     scored = reduce(
-        Sums.merge, (_score_part(subject, measure, rng, part) for part in _split_block(matched))
+        Sums.merge, (_score_part(subject, measure, rng, piece) for piece in _split_block(matched))
     )
     return replace(scored, values={**scored.values, **predicted, "segment_rows": segment_rows})
 

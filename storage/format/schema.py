@@ -26,7 +26,7 @@ SAFE_CODECS = frozenset(
 """Codecs of numbers that only compute."""
 
 
-def check_codecs(path: str, metadata: Mapping[str, Any], known: Set[str]) -> None:
+def check_codecs(path: str, metadata: Mapping[str, Any], permitted: Set[str]) -> None:
     """Refuse an array with other codecs, before any value is read.
 
     Some codecs, such as pickle, run code that the author of the array chose.
@@ -37,7 +37,7 @@ def check_codecs(path: str, metadata: Mapping[str, Any], known: Set[str]) -> Non
         Name of the array in messages.
     metadata
         The array's Zarr metadata, of version 2 or 3.
-    known
+    permitted
         Names of the permitted codecs.
 
     Raises
@@ -46,7 +46,7 @@ def check_codecs(path: str, metadata: Mapping[str, Any], known: Set[str]) -> Non
         If a codec is not permitted; the message names it.
     """
     for name in _iter_codec_names(metadata):
-        if name not in known:
+        if name not in permitted:
             raise DataError(
                 f"{path}: the codec {name!r} may run code chosen by the author of the array. "
                 "Write the array with another codec."

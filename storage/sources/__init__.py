@@ -191,9 +191,9 @@ def expand_sources(patterns: Sequence[str]) -> list[str]:
     return [path for pattern in patterns for path in _expand(pattern)]
 
 
-def find_new_files(folders: Sequence[str], known: Mapping[str, str]) -> NewFiles:
-    """Find the files below folders or prefixes that are not known yet; see `list_new_files`."""
-    return list_new_files(folders, known, _OPENERS)
+def find_new_files(folders: Sequence[str], known_tags: Mapping[str, str]) -> NewFiles:
+    """Find the data files below folders or prefixes that are new; see `list_new_files`."""
+    return list_new_files(folders, known_tags, _OPENERS)
 
 
 def _expand(pattern: str) -> list[str]:

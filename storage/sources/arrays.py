@@ -54,8 +54,10 @@ def read_member_headers(archive: ZipFile) -> dict[str, NpyHeader]:
 def read_header(stream: IO[bytes]) -> NpyHeader:
     """Read the header of a `.npy` file or member; the stream is then at the values."""
     version = npy.read_magic(stream)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    return NpyHeader(*read(stream))
+    read_array_header = (
+        npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    )
+    return NpyHeader(*read_array_header(stream))
 
 
 def read_member(archive: ZipFile, name: str) -> NDArray[Any]:

@@ -324,9 +324,9 @@ def _match_columns(
 ) -> set[str]:
     """Return the columns with these names; a name without a column is a pattern."""
     matches: set[str] = set()
-    known = set(names)
+    all_names = set(names)
     for pattern in patterns:
-        hits = {pattern} & known or {name for name in names if fnmatchcase(name, pattern)}
+        hits = {pattern} & all_names or {name for name in names if fnmatchcase(name, pattern)}
         if not (hits or may_miss):
             near = get_close_matches(pattern, names, n=1)
             first = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)

@@ -109,8 +109,10 @@ def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
         check_numeric(path, (X if encoding == "array" else X["data"]).dtype)
         if encoding != "array":
             check_implicit_zeros(path, options)
-    known = {_CELL_NAMES: obs.index, **obs}
-    columns = {n: pa.Array.from_pandas(known[n]) for n in options.row_columns if n in known}
+    cell_columns = {_CELL_NAMES: obs.index, **obs}
+    columns = {
+        n: pa.Array.from_pandas(cell_columns[n]) for n in options.row_columns if n in cell_columns
+    }
     return AnnDataSource(
         path=path,
         options=options,

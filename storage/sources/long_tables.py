@@ -104,9 +104,9 @@ class LineBatch(NamedTuple):
         """Return the texts of a column."""
         return self.table.column(name)
 
-    def format_place(self, at: int) -> str:
+    def format_place(self, line: int) -> str:
         """Describe the position of a line."""
-        return f"{self.path}: row {self.first + at + 1} (data rows counted from 1)"
+        return f"{self.path}: row {self.first + line + 1} (data rows counted from 1)"
 
 
 def read_lines(
@@ -386,10 +386,10 @@ class _RowTexts:
         self.is_known[distinct] = True
         differ = self.values[rows] != texts
         if differ.any():
-            at = int(differ.argmax())
+            line = int(differ.argmax())
             raise DataError(
-                f"{lines.format_place(at)}, column {name!r}: the text is {texts[at]!r}, but "
-                f"{self.values[rows[at]]!r} in other lines of the same row. Do not keep the column."
+                f"{lines.format_place(line)}, column {name!r}: the text is {texts[line]!r}, but "
+                f"{self.values[rows[line]]!r} in other lines of the row. Do not keep the column."
             )
 
 
@@ -482,12 +482,12 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
         return encode_column(column, ReadOptions())
     codes = encode_column(column, options, value_map)
     if codes.max(initial=0) == INVALID:
-        at = int((codes == INVALID).argmax())
-        nearby = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
+        line = int((codes == INVALID).argmax())
+        nearby = [repr(value) for value in column[max(0, line - 5000) : line + 5000].to_pylist()]
         rule = "map" if value_map else "threshold" if options.threshold is not None else None
-        problem = describe_invalid_value(repr(column[at].as_py()), options, value_map)
+        problem = describe_invalid_value(repr(column[line].as_py()), options, value_map)
         raise DataError(
-            f"{lines.format_place(at)}, column {columns.value!r}: {problem} "
+            f"{lines.format_place(line)}, column {columns.value!r}: {problem} "
             f"{suggest_remedy(columns.value, nearby, rule)}"
         )
     return codes
@@ -507,8 +507,8 @@ def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> 
 
 def _refuse_new(lines: LineBatch, column: str, names: Sequence[str]) -> None:
     if names:
-        at = pc.index(lines.column(column).dictionary_decode(), names[0]).as_py()
+        line = pc.index(lines.column(column).dictionary_decode(), names[0]).as_py()
         raise DataError(
-            f"{lines.format_place(at)}, column {column!r}: {names[0]!r} is not a feature of the "
+            f"{lines.format_place(line)}, column {column!r}: {names[0]!r} is not a feature of the "
             "dataset. Ingest all rows again with {overwrite}."
         )

@@ -52,7 +52,7 @@ class NewFiles(NamedTuple):
 
 
 def list_new_files(
-    folders: Sequence[str], known: Mapping[str, str], suffixes: Iterable[str]
+    folders: Sequence[str], known_tags: Mapping[str, str], suffixes: Iterable[str]
 ) -> NewFiles:
     """Find the files that were not read before.
 
@@ -60,7 +60,7 @@ def list_new_files(
     ----------
     folders
         Folders, or prefixes such as `s3://bucket/incoming`.
-    known
+    known_tags
         Tags of the files read before, by path.
     suffixes
         Suffixes of data files. Paths with a part that starts with `.` or `_` are ignored.
@@ -72,12 +72,12 @@ def list_new_files(
     """
     files = [file for folder in folders for file in _list_data_files(folder, tuple(suffixes))]
     for file in files:
-        if known.get(file.path, file.tag) != file.tag:
+        if known_tags.get(file.path, file.tag) != file.tag:
             raise DataError(
                 f"{file.path}: the file has changed since it was ingested. Write new rows to "
                 "another file, or ingest all files again with {overwrite}."
             )
-    new = [file for file in files if file.path not in known]
+    new = [file for file in files if file.path not in known_tags]
     settled = time.time() - SETTLE_SECONDS
     return NewFiles(
         [file.path for file in new if file.written <= settled],

@@ -146,9 +146,9 @@ def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
     yes, no = (
         [value.strip() for text in texts for value in text.split(",")] for texts in (ones, zeros)
     )
-    if both := {value.casefold() for value in yes} & {value.casefold() for value in no}:
+    if repeated := {value.casefold() for value in yes} & {value.casefold() for value in no}:
         raise DataError(
-            f"{{yes}} and {{no}} both contain {min(both)!r}. Remove it from one of them."
+            f"{{yes}} and {{no}} both contain {min(repeated)!r}. Remove it from one of them."
         )
     listed = [f"{value}=1" for value in yes] + [f"{value}=0" for value in no]
     return (f"{_ALL_FEATURES}{','.join(listed)}",) if ones else ()
@@ -205,9 +205,9 @@ class ReadOptions:
                 "Name all values in one."
             )
         for value_map in self.maps:
-            if both := [t for t in self.missing if value_map.find_code(t) is not None]:
+            if mapped := [t for t in self.missing if value_map.find_code(t) is not None]:
                 raise DataError(
-                    f"{{missing={both[0]}}}: a map reads this value as 0 or 1. "
+                    f"{{missing={mapped[0]}}}: a map reads this value as 0 or 1. "
                     "Remove it from one of them."
                 )
 
@@ -352,13 +352,13 @@ def _suggest_map(counts: Counter[str], alternative: str) -> str:
     """Suggest a map: the usual meaning of words such as yes, or both meanings of two values."""
     plain = {value.strip("'\""): n for value, n in counts.most_common()}
     ones, zeros = ([v for v in plain if v.lower() in words] for words in (_YES_WORDS, _NO_WORDS))
-    others = [value for value in plain if value not in (*ones, *zeros)]
+    unmapped = [value for value in plain if value not in (*ones, *zeros)]
     if ones and zeros and not {*ones, *zeros} <= _BIT_WORDS:
         pairs = [f"{value}=1" for value in ones] + [f"{value}=0" for value in zeros]
-        return f"Use {{map={','.join(pairs)}}}{_format_missing_options(others)}"
+        return f"Use {{map={','.join(pairs)}}}{_format_missing_options(unmapped)}"
     n_bits = sum(n for value, n in plain.items() if value in _BIT_WORDS)
     if n_bits > _BIT_SHARE * counts.total():
-        return f"Correct it, or read it as missing:{_format_missing_options(others)}"
+        return f"Correct it, or read it as missing:{_format_missing_options(unmapped)}"
     if not 2 <= len(plain) <= _MAX_PROPOSED:
         grades = ", or, if the values are ordered, {threshold=T}"
         numbers = all(parse_number(value) is not None for value in plain)
@@ -366,10 +366,10 @@ def _suggest_map(counts: Counter[str], alternative: str) -> str:
             "Define the meaning of every value: {map=VALUE=1,VALUE=0}, and "
             f"{{missing=VALUE}} for the rest{grades if numbers else ''}{alternative}"
         )
-    one, zero, *others = sorted(plain, key=lambda value: value != "1")  # 1 first
+    one, zero, *unmapped = sorted(plain, key=lambda value: value != "1")  # 1 first
     return (
-        f"Define their meaning: {{map={one}=1,{zero}=0}}{_format_missing_options(others)}, or "
-        f"{{map={one}=0,{zero}=1}}{_format_missing_options(others)}{alternative}"
+        f"Define their meaning: {{map={one}=1,{zero}=0}}{_format_missing_options(unmapped)}, or "
+        f"{{map={one}=0,{zero}=1}}{_format_missing_options(unmapped)}{alternative}"
     )
 
 

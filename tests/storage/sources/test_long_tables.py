@@ -164,7 +164,7 @@ def test_other_columns_are_kept_where_all_lines_of_a_row_agree(tmp_path):
     path = table(tmp_path / "b.csv", [*lines, ("c2", "GBR", "no", "1991")], header)
     assert refused(path, options=options) == (
         f"{path}: row 6 (data rows counted from 1), column 'year': the text is '1991', but '' "
-        "in other lines of the same row. Do not keep the column."
+        "in other lines of the row. Do not keep the column."
     )
 
 
