@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
+from storage.artifacts.artifacts import (
+    NamedArray,
+    RunFolder,
+    load_artifact,
+    load_packed,
+    select_prefix,
+    write_artifact,
+    write_packed,
+)
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
+from storage.stores.locations import AnyPath, parse_path
 from tests.storage.conftest import Array, files_of, new_path, write_dataset
 
 NUMBERS = (
@@ -263,3 +274,163 @@ def test_nothing_on_disk_is_a_pickle(path: Path) -> None:
             json.loads(content)
         else:
             assert content.startswith(b"\x28\xb5\x2f\xfd"), f"{name} is no zstd frame"
+
+
+PACKED_ARRAYS = {
+    "bits": np.arange(7) % 2 == 0,  # so that what follows lies at an odd place
+    "counts": np.arange(12, dtype=np.int64).reshape(3, 4),
+    "large": np.random.default_rng(0).random((100, 200)),
+    "none": np.empty((0, 3), np.float32),
+    "scalar": np.array(2.5),
+    "turned": np.arange(6, dtype=np.int32).reshape(2, 3).T,
+}
+
+
+def test_packed_arrays_come_back(tmp_path):
+    write_packed(tmp_path / "a", PACKED_ARRAYS, {"note": 1})
+    found = load_packed(tmp_path / "a")
+    assert found.manifest["note"] == 1
+    assert found.arrays.keys() == PACKED_ARRAYS.keys()
+    for name, array in PACKED_ARRAYS.items():
+        assert found.arrays[name].dtype == array.dtype
+        assert found.arrays[name].flags.c_contiguous
+        assert np.array_equal(found.arrays[name], array)
+    assert arrays_on_disk(tmp_path / "a") == {"packed", "large"}
+
+
+@pytest.mark.parametrize("arrays", [{}, {"none": np.empty(0)}])
+def test_nothing_comes_back(tmp_path, arrays):
+    write_packed(tmp_path / "a", arrays, {})
+    assert load_packed(tmp_path / "a").arrays.keys() == arrays.keys()
+
+
+@pytest.mark.parametrize("size", [2, 20_000], ids=["small", "large"])
+def test_what_is_not_finite_is_refused_by_name(tmp_path, size):
+    values = np.append(np.ones(size), np.nan)
+    with pytest.raises(DataError, match=rf"b is not finite: nan at \({size},\)"):
+        write_packed(tmp_path / "a", {"a": np.ones(2), "b": values}, {})
+    assert not (tmp_path / "a").exists()
+
+
+def test_damage_is_seen(tmp_path):
+    write_packed(tmp_path / "a", PACKED_ARRAYS, {})
+    (tmp_path / "a" / "packed" / "c" / "0").write_bytes(b"")
+    with pytest.raises(DataError, match="packed is damaged"):
+        load_packed(tmp_path / "a")
+
+
+def test_an_artifact_of_another_layout_is_refused(tmp_path):
+    write_artifact(tmp_path / "a", {"a": NamedArray(("x",), np.ones(3))}, {})
+    with pytest.raises(DataError, match="no packed arrays"):
+        load_packed(tmp_path / "a")
+
+
+def test_few_objects_are_written(bucket):
+    folder = parse_path(f"{bucket}/a")
+    write_packed(folder, {f"a{i}": np.arange(9) for i in range(50)}, {})
+    assert len(folder.list_keys()) == 4
+    assert len(load_packed(folder).arrays) == 50
+
+
+def test_parts_lose_their_beginning():
+    assert select_prefix({"a-x": 1, "a-y": 2, "b-x": 3}, "a-") == {"x": 1, "y": 2}
+
+
+def arrays_on_disk(folder: AnyPath) -> set[str]:
+    return set(json.loads((folder / "manifest.json").read_text())["arrays"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "runs", "clipped_pca", "1" * 64)
+
+
+def test_work_of_another_fit_lies_elsewhere(run: RunFolder) -> None:
+    other = RunFolder(run.output, run.model, "2" * 64)
+    same = RunFolder(run.output, run.model, "1" * 64)
+    assert run.work_folder == same.work_folder != other.work_folder
+    assert run.work_folder.is_relative_to(run.output)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_work_is_kept_for_who_resumes(resume: bool, run: RunFolder) -> None:
+    with run.claim_work(resume):
+        (run.work_folder / "state").write_text("pass 3")
+    with run.claim_work(resume):
+        assert (run.work_folder / "state").exists() == resume
+
+
+def test_the_same_fit_does_not_run_twice_at_once(run: RunFolder) -> None:
+    with run.claim_work(resume=False):
+        (run.work_folder / "state").write_text("pass 3")
+        with (
+            pytest.raises(DataError, match="another process is writing"),
+            run.claim_work(resume=False),
+        ):
+            pass
+        assert (run.work_folder / "state").exists()
+    with run.claim_work(resume=False):
+        assert not (run.work_folder / "state").exists()
+
+
+def test_a_fit_that_never_began_leaves_nothing(run: RunFolder) -> None:
+    with pytest.raises(ZeroDivisionError), run.claim_work(resume=False):
+        raise ZeroDivisionError
+    assert not run.output.exists()
+
+
+def test_a_finished_fit_leaves_no_work(run: RunFolder) -> None:
+    other = RunFolder(run.output, "bmm", run.fingerprint)
+    with run.claim_work(resume=False), other.claim_work(resume=False):
+        (other.work_folder / "state").write_text("pass 3")
+        run.delete_work()
+    assert not run.work_folder.exists()
+    assert other.work_folder.is_dir()
+    other.delete_work()
+    assert list(run.output.iterdir()) == []
+    other.delete_work()
+
+
+def test_artifacts_are_named_after_model_and_time(run: RunFolder) -> None:
+    assert re.fullmatch(r"clipped_pca-\d{8}T\d{12}", run.make_artifact_path().name)
+    assert run.make_artifact_path().parent == run.output
+
+
+def test_the_latest_is_the_one_pointed_to(run: RunFolder) -> None:
+    for value in (1.0, 2.0):
+        path = run.output / f"clipped_pca-{value:.0f}"
+        write_artifact(path, {"mean": NamedArray((), np.array(value))}, {})
+        run.set_latest(path)
+        assert load_artifact(run.output)["mean"] == value
+    assert (run.output / "latest").read_text() == "clipped_pca-2\n"
+    assert sorted(path.name for path in run.output.iterdir()) == [
+        "clipped_pca-1",
+        "clipped_pca-2",
+        "latest",
+    ]
+
+
+def test_runs_can_be_moved(run: RunFolder) -> None:
+    path = run.output / "clipped_pca-1"
+    write_artifact(path, {"mean": NamedArray((), np.array(3.0))}, {})
+    run.set_latest(path)
+    moved = run.output.rename(run.output.with_name("elsewhere"))
+    assert load_artifact(moved)["mean"] == 3.0
+
+
+def test_the_latest_stays_when_the_next_cannot_be_named(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.output.mkdir()
+    run.set_latest(run.output / "clipped_pca-1")
+
+    def refuse(_: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        run.set_latest(run.output / "clipped_pca-2")
+    assert files_of(run.output) == {"latest": b"clipped_pca-1\n"}
+
+
+SETTINGS = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=4)
