@@ -14,8 +14,7 @@ from pipeline.errors import FitWarning
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays, params_from_arrays
-from pipeline.statistics.several_starts import pass_statistics_from_arrays
-from pipeline.statistics.sums import Statistics
+from pipeline.statistics.sums import Statistics, pass_statistics_from_arrays
 from storage.artifacts.artifacts import load_packed, select_prefix, write_packed
 from storage.errors import DataError, StoreUnreachableError
 from storage.format.manifest_schemas import check_schema

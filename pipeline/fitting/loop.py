@@ -53,8 +53,7 @@ from pipeline.passes.map_reduce import (
 )
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
-from pipeline.statistics.several_starts import MultiStartStatistics
-from pipeline.statistics.sums import Statistics
+from pipeline.statistics.sums import MultiStartStatistics, Statistics
 
 
 class PassInputs(NamedTuple):

@@ -13,7 +13,15 @@ from pipeline.executors.base import MapFunction
 from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
 from pipeline.numerics.gaussian.tetrachoric import PairStatus, arcsine_correlation, tetrachoric
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
-from pipeline.statistics.counts import Counts, PairCounts, PairTable
+from pipeline.statistics.counts import PairCounts, PairTable
+from pipeline.statistics.sums import Array, Counts
+
+Statuses = NDArray[np.uint8]
+CorrelationEstimator = Callable[[PairTable], tuple[Array, Statuses]]
+"""Returns each pair's correlation, 0 where it is undefined, and its `PairStatus`."""
+
+_PAIRS_PER_TASK = 1 << 18
+_MAX_SENT_BYTES = 8 << 20
 
 
 def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTable:
@@ -21,16 +29,16 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
 
     Each count follows its exact law given the margins (hypergeometric; normal for large counts).
     Pairs are coupled as they are in real data: their normal scores are the entries of the sample
-    correlation matrix of independent Gaussians, drawn as a Wishart matrix. With scores drawn pair
-    by pair the leading null eigenvalue would come out too low by about n_features / n_samples.
+    correlation matrix of independent Gaussians, drawn as a Wishart matrix. If scores were drawn
+    pair by pair, the leading null eigenvalue would be too low by about n_features / n_samples.
 
     Parameters
     ----------
     table
         Margins `n`, `ones_i`, `ones_j` of all pairs, broadcastable to (n_features, n_features),
-        each feature with itself on the diagonal; `joint` is not looked at.
+        each feature with itself on the diagonal; `joint` is not used.
     rng
-        Source of the draw.
+        Generator of the draws.
 
     Returns
     -------
@@ -47,37 +55,29 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
 
 
 def _count_coupling_rows(n: NDArray[np.int64]) -> int:
-    """Rows that couple pairs: all rows if values are missing at random, however few a pair has."""
+    """Estimate how many rows couple the pairs: all rows, if values are missing at random."""
     if n.ndim == 0:
         return int(n)
     i, j = np.nonzero(np.triu(n, 1))
-    own = n.diagonal().astype(np.float64)
-    return round(float((own[i] * own[j]).sum() / n[i, j].sum())) if len(i) else 1
+    observed = n.diagonal().astype(np.float64)
+    return round(float((observed[i] * observed[j]).sum() / n[i, j].sum())) if len(i) else 1
 
 
-def _draw_correlation(
-    n_features: int, n_rows: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Sample correlation matrix of independent normals."""
+def _draw_correlation(n_features: int, n_rows: int, rng: np.random.Generator) -> Array:
+    """Draw the sample correlation matrix of independent normals."""
     degrees = n_rows - 1
-    if degrees >= n_features:  # Bartlett's decomposition: no need to draw every row
+    if degrees >= n_features:  # Bartlett's decomposition, which does not draw every row
         factor = np.tril(rng.standard_normal((n_features, n_features)), -1)
         np.fill_diagonal(factor, np.sqrt(rng.chisquare(degrees - np.arange(n_features))))
     else:
         factor = rng.standard_normal((n_features, max(degrees, 1)))
     factor /= np.linalg.norm(factor, axis=1, keepdims=True)
-    correlation: NDArray[np.float64] = factor @ factor.T
+    correlation: Array = factor @ factor.T
     return correlation
 
 
-Array = NDArray[np.float64]
-Statuses = NDArray[np.uint8]
-CorrelationEstimator = Callable[[PairTable], tuple[Array, Statuses]]
-"""Gives each pair's correlation, 0 where it is undefined, and its `PairStatus`."""
-
-
 class PairTables(Protocol):
-    """Tables of all pairs of features, a row a segment: counted, or made when asked for."""
+    """Tables of all pairs of features by segment, stored or computed on demand."""
 
     @property
     def segments(self) -> Counts:
@@ -85,33 +85,29 @@ class PairTables(Protocol):
 
     @property
     def rows(self) -> Counts:
-        """Rows of each, (n_seen,)."""
+        """Number of rows of each segment, (n_seen,)."""
 
     @property
     def n_features(self) -> int:
         """Number of features."""
 
     def margins(self) -> tuple[Counts, Counts]:
-        """Return observed values and ones of every feature, (n_seen, n_features) each."""
+        """Return the numbers of observed values and ones, (n_seen, n_features) each."""
 
     def table(self, segment: int, left: slice = ..., right: slice = ...) -> PairTable:
-        """Return the tables of pairs (i in left, j in right) of the segment at this place."""
-
-
-_PAIRS_PER_TASK = 1 << 18
-_MAX_SENT_BYTES = 8 << 20
+        """Return the tables of pairs (i in left, j in right) for `segments[segment]`."""
 
 
 def estimate_tetrachoric(
     empty_cells: Literal["half", "none"], table: PairTable
 ) -> tuple[Array, Statuses]:
-    """Estimate by pairwise maximum likelihood, thresholds from each table's margins."""
-    found = tetrachoric(*table, empty_cells=empty_cells)
-    return np.nan_to_num(found.correlation, nan=0.0), found.status
+    """Estimate correlations by pairwise maximum likelihood, with the thresholds of each table."""
+    result = tetrachoric(*table, empty_cells=empty_cells)
+    return np.nan_to_num(result.correlation, nan=0.0), result.status
 
 
 def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
-    """Estimate by sin(π c / 2), c the correlation of the bits: exact when half of them are 1."""
+    """Estimate by sin(π c / 2), c the correlation of the bits; exact if half of them are 1."""
     n, ones_i, ones_j, joint = (np.asarray(a, np.float64) for a in table)
     spread = np.sqrt(ones_i * (n - ones_i)) * np.sqrt(ones_j * (n - ones_j))
     clipped = np.divide(n * joint - ones_i * ones_j, spread, out=0.0 * joint, where=spread > 0)
@@ -123,7 +119,7 @@ def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
 def estimate_correlations(
     counts: PairTables, estimate: CorrelationEstimator, map_items: MapFunction
 ) -> tuple[Array, Statuses]:
-    """Estimate all pairs of every segment.
+    """Estimate the correlations of all pairs in every segment.
 
     Parameters
     ----------
@@ -132,7 +128,7 @@ def estimate_correlations(
     estimate
         The estimator; it is sent to the workers.
     map_items
-        Where runs of segments, or strips of pairs of one segment, are estimated.
+        Map over the tasks, each a few segments or a strip of the pairs of one segment.
 
     Returns
     -------
@@ -143,8 +139,8 @@ def estimate_correlations(
     correlation, status = np.zeros(shape), np.zeros(shape, np.uint8)
     parts = list(_iter_parts(*shape[:2]))
     tables = (_copy_tables(counts, segments, rows) for segments, rows in parts)
-    for (segments, rows), found in zip(parts, map_items(estimate, tables), strict=True):
-        correlation[segments, rows, rows.start :], status[segments, rows, rows.start :] = found
+    for (segments, rows), result in zip(parts, map_items(estimate, tables), strict=True):
+        correlation[segments, rows, rows.start :], status[segments, rows, rows.start :] = result
     for matrix, codes in zip(correlation, status, strict=True):
         mirror_upper_triangle(matrix, codes)
     return correlation, status
@@ -163,25 +159,26 @@ def draw_null_spectra(
     Returns
     -------
     ndarray
-        One row a seed, (n_draws, k), as many eigenvalues as `leading_eigenvalues` gives.
+        One row per seed, (n_draws, k), where k is the number that `leading_eigenvalues` returns.
     """
     margins = counts.table(segment)._replace(joint=np.zeros(0))
-    # Margins by pair (missing values) of many features are too large to send with each draw.
-    spread = map_items if sum(np.size(a) * 8 for a in margins) < _MAX_SENT_BYTES else map
-    return np.array(list(spread(partial(_draw_null_spectrum, estimate, margins, n_leading), seeds)))
+    # With missing values, the margins of many features' pairs are too large to send with each draw.
+    map_draws = map_items if sum(np.size(a) * 8 for a in margins) < _MAX_SENT_BYTES else map
+    draw = partial(_draw_null_spectrum, estimate, margins, n_leading)
+    return np.array(list(map_draws(draw, seeds)))
 
 
 class PairStatusCounts(NamedTuple):
-    """What tables pairs i < j have, by `PairStatus`.
+    """Counts of the pairs i < j by `PairStatus`.
 
     Attributes
     ----------
     n_pairs
-        How many there are of each, (n_statuses,).
+        Number of pairs, (n_statuses,).
     n_judged
-        The same, without pairs of features that are left out, (n_statuses,).
+        Number of pairs without features that are left out, (n_statuses,).
     involved
-        Features of these, (n_statuses, n_features).
+        Whether a feature is in one of the latter pairs, (n_statuses, n_features).
     """
 
     n_pairs: NDArray[np.int64]
@@ -201,14 +198,15 @@ class PairStatusCounts(NamedTuple):
 def count_pair_statuses(
     status: Statuses, left_out: NDArray[np.int64], n_features: int
 ) -> PairStatusCounts:
-    """Count the statuses of a strip of features with all from its first on.
+    """Count the statuses of the pairs of a strip.
 
     Parameters
     ----------
     status
-        (n_strip, n_features − first); the square of all is one such strip.
+        Statuses of the strip's features with all features from the strip's first one on,
+        (n_strip, n_features − first). A strip may consist of all features.
     left_out
-        Features that are not judged.
+        Features to leave out.
     n_features
         Number of all features.
     """
@@ -216,15 +214,15 @@ def count_pair_statuses(
     first = n_features - n_right
     pairs = np.arange(n_right) > np.arange(n_strip)[:, None]
     n_pairs = np.bincount(status[pairs], minlength=len(PairStatus))
-    out = left_out[left_out >= first] - first
-    pairs[:, out] = False
-    pairs[out[out < n_strip]] = False
+    columns = left_out[left_out >= first] - first
+    pairs[:, columns] = False
+    pairs[columns[columns < n_strip]] = False
     n_judged = np.zeros(len(PairStatus), np.int64)
     involved = np.zeros((len(PairStatus), n_features), np.bool_)
     for code in PairStatus:
-        found = (status == code) & pairs
-        n_judged[code], involved[code, first:] = found.sum(), found.any(axis=0)
-        involved[code, first : first + n_strip] |= found.any(axis=1)
+        matches = (status == code) & pairs
+        n_judged[code], involved[code, first:] = matches.sum(), matches.any(axis=0)
+        involved[code, first : first + n_strip] |= matches.any(axis=1)
     return PairStatusCounts(n_pairs, n_judged, involved)
 
 
@@ -241,13 +239,13 @@ def _draw_null_spectrum(
 
 
 def _iter_parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
-    """Cut segments and rows so that a task estimates about as many pairs as any other."""
-    together = max(1, _PAIRS_PER_TASK // n_features**2)
+    """Yield slices of segments and of rows, so that all tasks estimate about as many pairs."""
+    n_together = max(1, _PAIRS_PER_TASK // n_features**2)
     height = max(1, min(n_features, _PAIRS_PER_TASK // n_features))
-    for segment in range(0, n_segments, together):
+    for segment in range(0, n_segments, n_together):
         for row in range(0, n_features, height):
             yield (
-                slice(segment, min(segment + together, n_segments)),
+                slice(segment, min(segment + n_together, n_segments)),
                 slice(row, min(row + height, n_features)),
             )
 
@@ -255,12 +253,13 @@ def _iter_parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice
 def _copy_tables(counts: PairTables, segments: slice, rows: slice) -> PairTable:
     """Copy the tables of some segments, so that not all counts are sent with them."""
     right = slice(rows.start, counts.n_features)
-    each = (counts.table(u, rows, right) for u in range(segments.start, segments.stop))
-    return PairTable(*(np.stack([*map(np.atleast_2d, parts)]) for parts in zip(*each, strict=True)))
+    tables = (counts.table(u, rows, right) for u in range(segments.start, segments.stop))
+    stacks = (np.stack([*map(np.atleast_2d, parts)]) for parts in zip(*tables, strict=True))
+    return PairTable(*stacks)
 
 
 def mirror_upper_triangle(correlation: Array, status: Statuses) -> None:
-    """Copy what lies above the diagonal below it; the diagonal is sure."""
+    """Copy the upper triangle to the lower one, in place; set the diagonal to 1 and `PLAIN`."""
     lower = np.tri(len(correlation), k=-1, dtype=np.bool_)
     np.copyto(correlation, correlation.T, where=lower)
     np.copyto(status, status.T, where=lower)

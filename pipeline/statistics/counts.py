@@ -1,29 +1,39 @@
 """Counts of ones and joint ones, by segment: int64 and exact.
 
-Arrays have one row for each segment that was seen, so a block costs its own segment only. For
-cross-validation and the bootstrap the rows of a segment are dealt to groups, each counted like a
-segment of its own with index segment · n_groups + group.
+Arrays have one row per segment seen, so that counts of a block hold only the block's segment. For
+cross-validation and the bootstrap, the rows of a segment are dealt to groups, and each group is
+counted like a segment with the index segment · n_groups + group.
+
+Pairs that are too many for one table are counted in strips: the pairs of some features with each
+other and with all later features, over the rows of all segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Tile
+from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
 from pipeline.errors import FitError, FitWarning
 from pipeline.numerics.bits import kernels
-from pipeline.statistics.sums import sum_by_segment, sum_weighted_rows
+from pipeline.statistics.sums import Counts, CountStatistics, sum_by_segment, sum_weighted_rows
 
-Counts = NDArray[np.int64]
+POOLED_KEY = "pooled"
+"""Key of the pair counts in which all segments are pooled."""
+StripCounts = Mapping[str, NDArray[Any]]
+"""`joint`, (n_strip, n_right). If values are missing, also `pair_rows`, the rows with both features
+observed, and in these rows `ones_left` and `ones_right`, the ones of the left and right feature."""
+_MAX_BATCH_WORDS, _MAX_BATCH_BYTES = 512, 32 << 20
+"""Size of a batch of chunks, which are counted together."""
+_MASKED_ARRAYS = ("pair_rows", "ones_left", "ones_right")
 
 
 @dataclass(frozen=True)
-class FeatureCounts:
+class FeatureCounts(CountStatistics):
     """Rows, observed values and ones of every feature.
 
     Attributes
@@ -31,9 +41,9 @@ class FeatureCounts:
     segments
         Indices of the segments seen, sorted, (n_seen,).
     rows
-        Rows of each, (n_seen,).
+        Number of rows of each segment, (n_seen,).
     observed, ones
-        Observed values and ones among them, (n_seen, n_features).
+        Number of observed values, and of ones among them, (n_seen, n_features).
     """
 
     label: ClassVar[str] = "feature counts"
@@ -57,20 +67,9 @@ class FeatureCounts:
         """Number of rows."""
         return int(self.rows.sum())
 
-    @property
-    def objective(self) -> float:
-        """Counts have none."""
-        return 0.0
-
     def merge(self, other: Self) -> Self:
         """Add further rows."""
         return replace(self, **sum_by_segment(self, other, ("rows", "observed", "ones")))
-
-    @classmethod
-    def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Return the only part."""
-        (part,) = parts
-        return part
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
@@ -78,24 +77,22 @@ class FeatureCounts:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Undo `arrays`."""
+        """Restore the counts from the arrays of `to_arrays`."""
         return cls(**arrays)
 
 
-def pool_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
-    """Return the observed values and the ones of each feature in all segments, (n_features,) each.
+def pool_margins(counts: FeatureCounts) -> tuple[Counts, Counts]:
+    """Count the observed values and the ones of each feature over all segments, (n_features,) each.
 
     Raises
     ------
     FitError
         If a feature was never observed.
     """
-    observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+    observed, ones = counts.observed.sum(axis=0), counts.ones.sum(axis=0)
     if (missing := np.flatnonzero(observed == 0)).size:
         raise FitError(
-            "Expected observed values in every feature, got none in {features}. "
-            "Leave these features out.",
-            missing.tolist(),
+            "These features have no observed value: {features}. Leave them out.", missing.tolist()
         )
     return observed, ones
 
@@ -103,9 +100,9 @@ def pool_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
 def make_constant_feature_warnings(
     observed: Counts, ones: Counts, consequence: str = "nothing else depends on them"
 ) -> tuple[FitWarning, ...]:
-    """Warn about constant features, found in the margins of `pool_margins`."""
+    """Warn about constant features, given the margins from `pool_margins`."""
     constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-    text = f"constant, so that {consequence}: {{features}}"
+    text = f"constant features, so {consequence}: {{features}}"
     return (FitWarning(text, constant),) if constant else ()
 
 
@@ -115,9 +112,9 @@ class PairTable(NamedTuple):
     Attributes
     ----------
     n
-        Rows with both observed.
+        Number of rows in which both features are observed.
     ones_i, ones_j, joint
-        Rows among them with x_i = 1, with x_j = 1, with both.
+        Number of these rows with x_i = 1, with x_j = 1, and with both.
     """
 
     n: NDArray[Any]
@@ -127,25 +124,25 @@ class PairTable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PairCounts:
+class PairCounts(CountStatistics):
     """Joint ones of every pair of features; with missing values, pairwise-complete counts.
 
-    Blocks without a mask enter `full_rows`, `full_ones` and `joint`; blocks with one enter
-    `pair_rows`, `ones_left`, `ones_right` and `joint`, so a merge of both kinds stays a plain sum.
+    Blocks without a mask are counted in `full_rows`, `full_ones` and `joint`, blocks with a mask in
+    `pair_rows`, `ones_left`, `ones_right` and `joint`. Merging the two kinds is thus a plain sum.
 
     Attributes
     ----------
     segments
         Indices of the segments seen, sorted, (n_seen,).
     rows
-        Rows of each, (n_seen,).
+        Number of rows of each segment, (n_seen,).
     full_rows, full_ones
         Rows, and ones of each feature, in blocks without a mask: (n_seen,), (n_seen, n_features).
     joint
         Joint ones, (n_seen, n_left, n_right).
     pair_rows, ones_left, ones_right
-        In blocks with a mask: rows with i and j observed, ones of i among them, ones of j among
-        them; each like `joint`, or None where no block had a mask.
+        In blocks with a mask: rows with i and j observed, and the ones of i and of j in these rows,
+        each in the shape of `joint`; None if no block had a mask.
     tile
         The features of the last two axes; None means all.
     """
@@ -163,16 +160,16 @@ class PairCounts:
 
     @classmethod
     def from_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:
-        """Count the pairs of one block.
+        """Count the pairs of one block that `block.tile` selects.
 
-        `block.tile` says which; pooled are all segments counted as segment 0.
+        With `pooled`, every segment is counted as segment 0.
         """
         return cls._from_parts([replace(block, segment=0) if pooled else block])
 
     @classmethod
     def _from_parts(cls, parts: Sequence[BinaryBlock]) -> Self:
-        """Count blocks of different segments, in rising order."""
-        # Room for all is made once and filled, so that no other copy of them exists.
+        """Count blocks of different segments, in the order of the segments."""
+        # The tables are allocated once and filled in place, so that no second copy exists.
         first, n = parts[0], len(parts)
         tile = first.tile or Tile((0, first.n_features), (0, first.n_features))
         shape = (n, tile.left[1] - tile.left[0], tile.right[1] - tile.right[0])
@@ -186,53 +183,44 @@ class PairCounts:
             tile=first.tile,
             **{name: np.zeros(shape, np.int64) for name in by_pair},
         )
-        for at, part in enumerate(parts):
-            counts._add_part(at, part)
+        for place, part in enumerate(parts):
+            counts._add_part(place, part)
         return counts
 
-    def _add_part(self, at: int, block: BinaryBlock) -> None:
-        """Add a block to one row of counts, in place."""
+    def _add_part(self, place: int, block: BinaryBlock) -> None:
+        """Add a block to one row of the counts, in place."""
         words, mask = block.words, block.observed_words
-        self.rows[at] += block.n_samples
-        _add_joint_counts(words, words, block.tile, self.joint[at])
+        self.rows[place] += block.n_samples
+        _add_joint_counts(words, words, block.tile, self.joint[place])
         if mask is None:
-            self.full_rows[at] += block.n_samples
-            self.full_ones[at] += kernels.popcounts(words)
+            self.full_rows[place] += block.n_samples
+            self.full_ones[place] += kernels.popcounts(words)
         else:
             assert self.pair_rows is not None
             assert self.ones_left is not None
             assert self.ones_right is not None
-            _add_joint_counts(mask, mask, block.tile, self.pair_rows[at])
-            _add_joint_counts(words, mask, block.tile, self.ones_left[at])
-            _add_joint_counts(mask, words, block.tile, self.ones_right[at])
+            _add_joint_counts(mask, mask, block.tile, self.pair_rows[place])
+            _add_joint_counts(words, mask, block.tile, self.ones_left[place])
+            _add_joint_counts(mask, words, block.tile, self.ones_right[place])
 
     @classmethod
     def from_groups(cls, block: BinaryBlock, n_groups: int) -> Self:
-        """Count the groups of one block, which `BinaryBlock.split_into_groups` makes.
+        """Count each group of a block's rows; `BinaryBlock.split_into_groups` forms the groups.
 
-        Parameters
-        ----------
-        block
-            The rows; `block.tile` says which pairs.
-        n_groups
-            Number of groups.
-
-        Returns
-        -------
-        PairCounts
-            One row for each group that has rows, under the index segment · n_groups + group. A
-            block without rows keeps its first group, so that its segment counts as seen.
+        Groups without rows have no counts. A block without rows keeps its first group, so that its
+        segment counts as seen.
         """
         return cls._from_parts(_split_into_groups(block, n_groups))
 
     def add_block(self, block: BinaryBlock, *, pooled: bool) -> Self:
-        """Add a block, as `from_block` counts it: see `add_block_groups`."""
+        """Add a block as counted by `from_block`; see `add_block_groups`."""
         return self._add_parts([replace(block, segment=0) if pooled else block])
 
     def add_block_groups(self, block: BinaryBlock, n_groups: int) -> Self:
-        """Add the groups of a block, in place where their segments were seen before.
+        """Add the groups of a block, in place if their segments were seen before.
 
-        For counts that only the caller holds: `merge` would make two further tables of all pairs.
+        Use it only on counts that nobody else holds. It saves the two further tables of all pairs
+        that `merge` would allocate.
         """
         return self._add_parts(_split_into_groups(block, n_groups))
 
@@ -241,19 +229,14 @@ class PairCounts:
         has_room = parts[0].observed_words is None or self.pair_rows is not None
         if not has_room or not np.isin(segments, self.segments).all():
             return self.merge(self._from_parts(parts))
-        for at, part in zip(np.searchsorted(self.segments, segments), parts, strict=True):
-            self._add_part(int(at), part)
+        for place, part in zip(np.searchsorted(self.segments, segments), parts, strict=True):
+            self._add_part(int(place), part)
         return self
 
     @property
     def n_samples(self) -> int:
         """Number of rows."""
         return int(self.rows.sum())
-
-    @property
-    def objective(self) -> float:
-        """Counts have none."""
-        return 0.0
 
     @property
     def n_features(self) -> int:
@@ -267,7 +250,7 @@ class PairCounts:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Join the tiles of the upper triangle to the full square."""
+        """Join the tiles of the upper triangle into the full square."""
         if len(parts) == 1 and parts[0].tile is None:
             return parts[0]
         first = parts[0]
@@ -284,7 +267,7 @@ class PairCounts:
         )
 
     def margins(self) -> tuple[Counts, Counts]:
-        """Return observed values and ones of every feature, (n_seen, n_features) each."""
+        """Return the numbers of observed values and ones, (n_seen, n_features) each."""
         ones = np.diagonal(self.joint, axis1=1, axis2=2)
         observed = np.broadcast_to(self.full_rows[:, None], ones.shape)
         if self.pair_rows is not None:
@@ -294,7 +277,7 @@ class PairCounts:
     def table(
         self, segment: int, left: slice = slice(None), right: slice = slice(None)
     ) -> PairTable:
-        """Return the tables of pairs (i in left, j in right) of the segment at this place."""
+        """Return the tables of pairs (i in left, j in right) for `segments[segment]`."""
         n, ones = self.full_rows[segment], self.full_ones[segment]
         pairs = (segment, left, right)
         ones_i, ones_j = ones[left, None], ones[None, right]
@@ -308,25 +291,25 @@ class PairCounts:
         )
 
     def list_grouped_segments(self, n_groups: int) -> Counts:
-        """Return the segments that these groups belong to, sorted, (n_segments_seen,)."""
+        """Return the segments whose groups were counted, sorted, (n_segments_seen,)."""
         return np.unique(self.segments // n_groups)
 
     def sum_weighted_groups(self, n_groups: int, weights: Counts) -> Self:
-        """Sum the groups of every segment, each with its weight.
+        """Sum the groups of every segment, multiplied by their weights.
 
         Parameters
         ----------
         n_groups
-            What `from_groups` was given.
+            Number of groups, as passed to `from_groups`.
         weights
-            Weight of each group, at least 0, (n_segments_seen, n_groups), one row for each of
+            Weight of each group, at least 0, (n_segments_seen, n_groups). Rows are in the order of
             `list_grouped_segments`.
 
         Returns
         -------
         PairCounts
-            One row for each of `list_grouped_segments`, even if all its weights are 0. With all
-            weights 1 these are the counts of `from_block`.
+            One row per segment, even if all its weights are 0. If all weights are 1, these are the
+            counts of `from_block`.
 
         Raises
         ------
@@ -337,9 +320,8 @@ class PairCounts:
         expected = (len(segments), n_groups)
         if weights.shape != expected or weights.min(initial=0) < 0:
             raise FitError(
-                f"Expected weights of at least 0 and of shape {expected}, got shape "
-                f"{weights.shape} and a minimum of {weights.min(initial=0)}. "
-                "Give every group of every segment seen one weight."
+                f"`weights` has the shape {weights.shape} and the minimum {weights.min(initial=0)}."
+                f" Pass one weight of at least 0 for each group of each segment: {expected}."
             )
         place = np.searchsorted(segments, self.segments // n_groups)
         times = weights[place, self.segments % n_groups]
@@ -363,28 +345,21 @@ class PairCounts:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Undo `arrays`."""
+        """Restore the counts from the arrays of `to_arrays`."""
         counts = {name: a for name, a in arrays.items() if name != "tile"}
         tile = Tile(*map(tuple, arrays["tile"].tolist())) if "tile" in arrays else None
         return cls(**counts, tile=tile)
 
 
 def make_tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
-    """Cut the pairs of features so that one task's counts stay within a budget.
-
-    Parameters
-    ----------
-    n_features, n_segments
-        Shape of the counts.
-    budget
-        Bytes a task may hold.
+    """Cut the pairs of features into tiles, so that a task's counts fit into `budget` bytes.
 
     Returns
     -------
     tuple of Tile or None
-        None alone where one task can count all pairs; else the upper triangle of tiles.
+        The upper triangle of tiles, or only None if one task can count all pairs.
     """
-    # Four arrays of int64 with a mask, held twice while merging.
+    # With a mask there are four int64 arrays, held twice while merging.
     side = max(1, int((budget / (8 * 4 * 2 * n_segments)) ** 0.5))
     if side >= n_features:
         return (None,)
@@ -392,17 +367,13 @@ def make_tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | No
     return tuple(Tile(left, right) for k, left in enumerate(edges) for right in edges[k:])
 
 
-POOLED_KEY = "pooled"
-"""What `Model.counted` calls the pairs of all segments as one."""
-
-
 def _split_into_groups(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
-    """Deal rows to groups; those without rows are left out, but for the first where all are."""
+    """Deal rows to groups; return the groups with rows, or the first group if there are none."""
     key = block.segment * n_groups
-    dealt = [
+    groups = [
         replace(part, segment=key + g) for g, part in enumerate(block.split_into_groups(n_groups))
     ]
-    return [part for part in dealt if part.n_samples] or dealt[:1]
+    return [group for group in groups if group.n_samples] or groups[:1]
 
 
 def _add_joint_counts(left: Any, right: Any, tile: Tile | None, counts: Counts) -> None:
@@ -416,7 +387,7 @@ def _add_joint_counts(left: Any, right: Any, tile: Tile | None, counts: Counts) 
 
 
 def _assemble_square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:
-    """Lay tiles into the square: `upper` where they lie, `lower` transposed across the diagonal."""
+    """Assemble a square from tiles: `upper` at the tile, `lower` transposed across the diagonal."""
     n, first = parts[0].n_features, parts[0].joint
     square = np.zeros((len(first), n, n), np.int64)
     for part in parts:
@@ -425,3 +396,100 @@ def _assemble_square(parts: Sequence[PairCounts], upper: str, lower: str) -> Cou
         square[:, right, left] = getattr(part, lower).transpose(0, 2, 1)
         square[:, left, right] = getattr(part, upper)
     return square
+
+
+def count_strip(
+    features: slice, n_features: int, n_samples: int, masked: bool, chunks: Iterable[PackedChunk]
+) -> StripCounts:
+    """Count the pairs of a strip of features with each other and with all later features.
+
+    Parameters
+    ----------
+    features
+        The strip.
+    n_features, n_samples
+        Shape of the dataset. Counts are stored in the smallest integers that can hold `n_samples`.
+    masked
+        Whether any value is missing.
+    chunks
+        All chunks.
+    """
+    shape = (features.stop - features.start, n_features - features.start)
+    names = ("joint", *_MASKED_ARRAYS) if masked else ("joint",)
+    counts = {name: np.zeros(shape, _choose_count_type(n_samples, np.uint32)) for name in names}
+    for batch in _iter_chunk_batches(chunks, shape[1]):
+        _add_chunks(counts, features, batch)
+    return {name: a.astype(_choose_count_type(n_samples, np.uint16)) for name, a in counts.items()}
+
+
+def make_strip_table(
+    strip: StripCounts, features: slice, n_samples: int, ones: NDArray[np.int64]
+) -> PairTable:
+    """Return the tables of a strip, given the number of ones of each feature, (n_features,)."""
+    if "pair_rows" in strip:
+        return PairTable(*(strip[name] for name in (*_MASKED_ARRAYS, "joint")))
+    return PairTable(
+        np.array(n_samples), ones[features, None], ones[None, features.start :], strip["joint"]
+    )
+
+
+def _iter_chunk_batches(chunks: Iterable[PackedChunk], n_right: int) -> Iterator[list[PackedChunk]]:
+    """Join small chunks: adding to a table takes as long as counting a few dozen words."""
+    max_words = min(_MAX_BATCH_WORDS, _MAX_BATCH_BYTES // (8 * max(1, n_right)))
+    batch: list[PackedChunk] = []
+    n_words = 0
+    for chunk in chunks:
+        width = chunk.words.shape[1]
+        if batch and n_words + width > max_words:
+            yield batch
+            batch, n_words = [], 0
+        batch.append(chunk)
+        n_words += width
+    if batch:
+        yield batch
+
+
+def _add_chunks(counts: StripCounts, features: slice, chunks: Sequence[PackedChunk]) -> None:
+    """Add the rows of the chosen split; masking the left side is enough to leave out the others."""
+    height, right = features.stop - features.start, slice(features.start, None)
+    row_mask = np.concatenate([_make_row_mask(chunk) for chunk in chunks])
+    words = _concatenate_words([chunk.words[right] for chunk in chunks])
+    left = words[:height] & row_mask
+    kernels.add_joint_counts(left, words, counts["joint"])
+    if "pair_rows" not in counts:
+        return
+    masks = _concatenate_words([_get_mask(chunk)[right] for chunk in chunks])
+    left_mask = masks[:height] & row_mask
+    kernels.add_joint_counts(left_mask, masks, counts["pair_rows"])
+    kernels.add_joint_counts(left, masks, counts["ones_left"])
+    kernels.add_joint_counts(left_mask, words, counts["ones_right"])
+
+
+def _concatenate_words(words: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    return words[0] if len(words) == 1 else np.concatenate(words, axis=1)
+
+
+def _get_mask(chunk: PackedChunk) -> NDArray[np.uint64]:
+    """Return the mask of observed values, even if no value is missing."""
+    full = np.broadcast_to(~np.uint64(0), chunk.words.shape)
+    return full if chunk.observed is None else chunk.observed
+
+
+def _make_row_mask(chunk: PackedChunk) -> NDArray[np.uint64]:
+    """Return a mask of the rows of the chosen split, (n_words,), without padding."""
+    bits, last = np.zeros(64 * chunk.words.shape[1], np.uint8), 0
+    for _, first_word, n_rows in chunk.blocks.tolist():
+        in_split = True if chunk.keep is None else chunk.keep[last : last + n_rows]
+        bits[64 * first_word : 64 * first_word + n_rows] = in_split
+        last += n_rows
+    packed: NDArray[np.uint64] = np.packbits(bits, bitorder="little").view(np.uint64)
+    return packed
+
+
+def _choose_count_type(
+    n_samples: int, least: type[np.unsignedinteger[Any]]
+) -> type[np.integer[Any]]:
+    """Return the smallest integer type that can count the rows and is no smaller than `least`."""
+    if n_samples <= np.iinfo(least).max:
+        return least
+    return np.uint32 if n_samples <= np.iinfo(np.uint32).max else np.int64

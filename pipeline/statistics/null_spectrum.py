@@ -1,15 +1,15 @@
 """Leading eigenvalues of the correlations of independent features, from their margins alone.
 
-`draw_null_spectra` draws whole matrices of estimates; of many features none fits in memory. Here
-features are grouped by their margins, and each pair of groups is described by three numbers, summed
-over the law of the joint count c of two independent features, hypergeometric given the margins: the
-mean of the estimate r(c); Cov(r, c) / sd(c), which is the part of r that is linear in the sample
-correlation of the two, and so hangs together over pairs; and the variance that is left, which does
-not. `noise_spectrum` gives the eigenvalues of such a matrix where features are many, `soft_edge`
-how they vary. More features cost no more, but for sorting them.
+`draw_null_spectra` draws whole matrices of estimates, which do not fit in memory if there are many
+features. Here features are grouped by their margins. Given the margins, the joint count c of two
+independent features is hypergeometric. Each pair of groups is described by three moments of the
+estimate r(c): its mean; Cov(r, c) / sd(c), the part of r that is linear in the sample correlation
+of the two features and therefore dependent between pairs; and the remaining variance, which is
+independent between pairs. `noise_spectrum` computes the eigenvalues of such a matrix of many
+features, and how they vary. The cost hardly depends on the number of features.
 
-With few expected joint ones, the result is closer to real data than `draw_null_spectra`, which
-couples pairs by the normal scores of their counts instead of the counts themselves.
+If few joint ones are expected, the result is closer to real data than `draw_null_spectra`, which
+couples pairs by the normal scores of their counts instead of by the counts themselves.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from pipeline.numerics.spectra.noise_spectrum import (
 )
 from pipeline.statistics.correlations import CorrelationEstimator
 from pipeline.statistics.counts import PairTable
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
+from pipeline.statistics.sums import Array, Counts
 
 _MAX_GROUPS = 96
 _MIN_GROUP_SIZE = 4
@@ -52,29 +50,29 @@ def estimate_null_quantiles(
     rng: np.random.Generator,
     quantile: float = 0.95,
 ) -> Array:
-    """Return a quantile of each leading eigenvalue over independent features with these margins.
+    """Return a quantile of each leading eigenvalue for independent features with these margins.
 
     Parameters
     ----------
     n_rows
-        Rows of the data.
+        Number of rows in the data.
     observed, ones
-        Observed values of each feature, and ones among them, (n_features,). Values are taken as
+        Number of observed values, and of ones among them, (n_features,). Values are assumed to be
         missing completely at random.
     estimate
         The estimator of correlations.
     n_leading
-        How many eigenvalues; few beside the number of features.
+        Number of eigenvalues, small compared to the number of features.
     rng
-        Source of the draws.
+        Generator of the draws.
     quantile
-        Which quantile.
+        The quantile to return.
 
     Returns
     -------
     ndarray
-        (k,), descending, k = n_leading or the number of features that vary if that is less.
-        Features that do not vary have eigenvalues of exactly 1, which are left out.
+        Quantiles, descending, (k,), where k is n_leading or, if smaller, the number of features
+        that vary. Constant features have eigenvalues of exactly 1, which are left out.
     """
     order = np.lexsort((observed, ones))
     observed, ones = observed[order], ones[order]
@@ -102,9 +100,9 @@ def make_grouped_noise(
     estimate: CorrelationEstimator,
     rng: np.random.Generator,
 ) -> GroupedNoise:
-    """Describe the estimates of all pairs of independent features by groups of their margins.
+    """Describe the estimates for independent features by the moments of groups of features.
 
-    Parameters are those of `estimate_null_quantiles`; all features vary.
+    Parameters are as for `estimate_null_quantiles`; no feature may be constant.
     """
     groups = _group_features(np.array([scipy.special.ndtri(ones / observed), np.log(observed)]))
     shares = (np.arange(_TABLES_PER_GROUP) + 0.5) / _TABLES_PER_GROUP
@@ -123,20 +121,20 @@ def make_grouped_noise(
 
 
 def _group_features(coordinates: Array) -> list[NDArray[np.intp]]:
-    """Halve groups of features, the widest and largest first, along what varies the most."""
+    """Halve groups of features, the widest and largest first, along their widest coordinate."""
 
-    def entry(features: NDArray[np.intp]) -> tuple[float, int, int, NDArray[np.intp]]:
+    def make_entry(features: NDArray[np.intp]) -> tuple[float, int, int, NDArray[np.intp]]:
         spans = np.ptp(coordinates[:, features], axis=1)
-        may_split = len(features) >= 2 * _MIN_GROUP_SIZE
-        weight = float(spans.max()) ** 2 * len(features) if may_split else 0.0
+        can_split = len(features) >= 2 * _MIN_GROUP_SIZE
+        weight = float(spans.max()) ** 2 * len(features) if can_split else 0.0
         return -weight, int(features[0]), int(spans.argmax()), features
 
-    heap = [entry(np.arange(coordinates.shape[1]))]
+    heap = [make_entry(np.arange(coordinates.shape[1]))]
     while len(heap) < _MAX_GROUPS and heap[0][0] < 0:
         _, _, axis, features = heapq.heappop(heap)
         ordered = features[np.argsort(coordinates[axis, features], kind="stable")]
         for half in np.array_split(ordered, 2):
-            heapq.heappush(heap, entry(half))
+            heapq.heappush(heap, make_entry(half))
     return [features for *_, features in heap]
 
 
@@ -148,7 +146,7 @@ def _draw_margins(
     j: NDArray[np.intp],
     rng: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
-    """Draw rows and ones of the table of features i and j, which miss values independently."""
+    """Draw rows and ones of tables of features i and j, whose values are missing independently."""
     n = _draw_overlaps(np.full(i.shape, n_rows), observed[i], observed[j], rng)
     return (
         n,
@@ -158,25 +156,22 @@ def _draw_margins(
 
 
 def _draw_overlaps(
-    n: NDArray[Any], some: Counts, others: NDArray[Any], rng: np.random.Generator
+    n: NDArray[Any], left: Counts, right: NDArray[Any], rng: np.random.Generator
 ) -> Array:
-    """Draw how many rows `some` and `others` of n have in common, where chance puts them."""
-    rows, a, b = (np.ravel(x).astype(np.float64) for x in (n, some, others))
+    """Draw the number of common rows of two random sets of `left` and `right` of n rows."""
+    rows, a, b = (np.ravel(x).astype(np.float64) for x in (n, left, right))
     return joint_count_quantiles(rows, a, b, rng.standard_normal(n.size)).reshape(n.shape)
 
 
 def _compute_moments(
     n: Array, ones_i: Array, ones_j: Array, estimate: CorrelationEstimator
 ) -> Array:
-    """Return mean, linear part and variance of the estimate from each table, (3, *shape).
-
-    Sums are over the law of the joint count; of a wide one, over evenly spaced counts.
-    """
+    """Return mean, linear part and variance of the estimate from each table, (3, *shape)."""
     joint, chance = _compute_joint_law(n, ones_i, ones_j)
-    likely = chance > _MIN_PROBABILITY
-    whole = np.broadcast_arrays(n[..., None], ones_i[..., None], ones_j[..., None], joint)
+    is_likely = chance > _MIN_PROBABILITY
+    tables = np.broadcast_arrays(n[..., None], ones_i[..., None], ones_j[..., None], joint)
     values = np.zeros(joint.shape)
-    values[likely], _ = estimate(PairTable(*(a[likely] for a in whole)))
+    values[is_likely], _ = estimate(PairTable(*(a[is_likely] for a in tables)))
     mean = (chance * values).sum(axis=-1)
     count = joint - (chance * joint).sum(axis=-1, keepdims=True)
     deviation = np.sqrt((chance * count**2).sum(axis=-1))
@@ -187,14 +182,17 @@ def _compute_moments(
 
 
 def _compute_joint_law(n: Array, ones_i: Array, ones_j: Array) -> tuple[Array, Array]:
-    """Return joint counts and their probabilities, one more axis of `_N_NODES`."""
+    """Return joint counts and their probabilities, with one more axis of length `_NODES`.
+
+    If more counts are possible, the ones returned are evenly spaced.
+    """
     rows = np.maximum(n, 2.0)
     mean = ones_i * ones_j / rows
     deviation = np.sqrt(mean * (rows - ones_i) * (rows - ones_j) / (rows * (rows - 1)))
     low = np.maximum(np.maximum(0.0, ones_i + ones_j - n), np.floor(mean - 7 * deviation - 2))
     high = np.minimum(np.minimum(ones_i, ones_j), np.ceil(mean + 7 * deviation + 12))
-    apart = np.maximum(1.0, np.ceil((high - low) / (_NODES - 1)))
-    joint = low[..., None] + apart[..., None] * np.arange(_NODES)
+    spacing = np.maximum(1.0, np.ceil((high - low) / (_NODES - 1)))
+    joint = low[..., None] + spacing[..., None] * np.arange(_NODES)
     n, ones_i, ones_j = n[..., None], ones_i[..., None], ones_j[..., None]
     possible = joint <= high[..., None]
     joint = np.where(possible, joint, low[..., None])

@@ -1,8 +1,8 @@
-"""Some rows drawn from all, beside the counts of all: for what needs real rows, and not many."""
+"""Samples of rows, for computations that need real rows but not all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -14,30 +14,33 @@ from pipeline.errors import FitWarning
 from pipeline.numerics.bits.packed_rows import BitRows, full_mask_words
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Counts, CountStatistics
 
+Words = NDArray[np.uint64]
 _PER_ROW = ("draws", "rows", "X", "observed", "segments", "labels")
+_DISTINCT_ARRAYS = ("hashes", "words", "observed", "times")
 
 
 @dataclass(frozen=True)
-class RowSample:
-    """The rows whose keyed draws are the smallest: a sample without replacement.
+class RowSample(CountStatistics):
+    """The rows with the smallest keyed draws, a sample without replacement; and counts of all rows.
 
     Attributes
     ----------
     counts
-        Of all rows.
+        Counts of all rows.
     size
-        Rows to keep at the most.
+        Maximum number of rows in the sample.
     draws
-        Draws of the rows kept, rising, (n_kept,).
+        Draws of the sampled rows, rising, (n_sampled,).
     rows
-        Their original rows, (n_kept,).
+        Original indices of the sampled rows, (n_sampled,).
     X, observed
-        Their values and mask, (n_kept, n_features).
+        Values and mask of the sampled rows, (n_sampled, n_features).
     segments
-        Indices of their segments, (n_kept,).
+        Index of each sampled row's segment, (n_sampled,).
     labels
-        Their labels as numbers, 0 where none were given, (n_kept,).
+        Labels as numbers, (n_sampled,); 0 if there are no labels.
     """
 
     label: ClassVar[str] = "row sample"
@@ -58,70 +61,55 @@ class RowSample:
         rng: RowRandom,
         labels: NDArray[np.float64] | None = None,
     ) -> Self:
-        """Draw from one block, by the stream `sample`; labels of its rows go along."""
+        """Draw rows of one block, with their labels, by the random stream `sample`."""
         draws = rng.stream("sample").uniform(block.rows, 1)[:, 0]
-        at = np.argsort(draws, kind="stable")[:size]
-        taken = block.take_rows(at)
-        X, mask = taken.unpack_values(), taken.unpack_mask()
+        places = np.argsort(draws, kind="stable")[:size]
+        sample = block.take_rows(places)
+        X, mask = sample.unpack_values(), sample.unpack_mask()
         observed = np.ones_like(X) if mask is None else mask
-        segments = np.full(len(at), block.segment, np.int64)
-        drawn = np.zeros(len(at)) if labels is None else labels[at]
+        segments = np.full(len(places), block.segment, np.int64)
+        sample_labels = np.zeros(len(places)) if labels is None else labels[places]
         counts = FeatureCounts.from_block(block)
-        return cls(counts, size, draws[at], taken.rows, X, observed, segments, drawn)
+        return cls(counts, size, draws[places], sample.rows, X, observed, segments, sample_labels)
 
     @property
     def n_samples(self) -> int:
         """Number of all rows."""
         return self.counts.n_samples
 
-    @property
-    def objective(self) -> float:
-        """None: 0."""
-        return 0.0
-
     def merge(self, other: Self) -> Self:
-        """Keep the smallest draws of both."""
-        both = {n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in _PER_ROW}
-        at = np.lexsort((both["rows"], both["draws"]))[: self.size]
-        kept = {name: values[at] for name, values in both.items()}
-        return type(self)(self.counts.merge(other.counts), self.size, **kept)
-
-    @classmethod
-    def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Return the only part."""
-        (part,) = parts
-        return part
+        """Keep the smallest draws of both samples."""
+        joined = {n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in _PER_ROW}
+        places = np.lexsort((joined["rows"], joined["draws"]))[: self.size]
+        sample = {name: values[places] for name, values in joined.items()}
+        return type(self)(self.counts.merge(other.counts), self.size, **sample)
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
-        own = {f"sample_{name}": getattr(self, name) for name in _PER_ROW}
-        return {**self.counts.to_arrays(), "sample_size": np.array(self.size), **own}
+        sample = {f"sample_{name}": getattr(self, name) for name in _PER_ROW}
+        return {**self.counts.to_arrays(), "sample_size": np.array(self.size), **sample}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Undo `arrays`."""
-        own = {n.removeprefix("sample_"): a for n, a in arrays.items() if n.startswith("sample_")}
-        counted = {n: a for n, a in arrays.items() if not n.startswith("sample_")}
-        size = int(own.pop("size"))
-        return cls(FeatureCounts.from_arrays(counted), size, **own)
-
-
-Words = NDArray[np.uint64]
-Counts = NDArray[np.int64]
-_ARRAYS = ("hashes", "words", "observed", "times")
+        """Restore the sample from the arrays of `to_arrays`."""
+        prefix = "sample_"
+        sample = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+        counts = {n: a for n, a in arrays.items() if not n.startswith(prefix)}
+        size = int(sample.pop("size"))
+        return cls(FeatureCounts.from_arrays(counts), size, **sample)
 
 
 @dataclass(frozen=True)
-class DistinctRows:
-    """Distinct rows in the order of a keyed hash of what they hold, those of the smallest hashes.
+class DistinctRows(CountStatistics):
+    """Distinct rows with the smallest keyed hashes of their contents, in the order of the hashes.
 
-    How rows are cut and ordered does not matter. Where there are more distinct rows than asked
-    for, those kept are a sample of them without replacement, and their numbers are still exact.
+    The result does not depend on the order of rows or on chunks. If there are more than `size`
+    distinct rows, the ones kept are a sample without replacement; their counts are still exact.
 
     Attributes
     ----------
     size
-        Distinct rows to keep at the most.
+        Maximum number of distinct rows to keep.
     n_features
         Number of features.
     n_samples
@@ -129,11 +117,11 @@ class DistinctRows:
     is_whole
         Whether all distinct rows were kept.
     hashes
-        Rising, (n_kept,).
+        Hashes, rising, (n_kept,).
     words, observed
-        Values and mask of each, 64 features a word, (n_kept, ceil(n_features / 64)).
+        Values and mask, with 64 features per word, (n_kept, ceil(n_features / 64)).
     times
-        How many rows are like each, (n_kept,).
+        Number of rows equal to each distinct row, (n_kept,).
     """
 
     label: ClassVar[str] = "distinct rows"
@@ -148,7 +136,7 @@ class DistinctRows:
 
     @classmethod
     def from_block(cls, block: BinaryBlock, size: int, rng: RowRandom) -> Self:
-        """Find those of one block, by the stream `distinct rows`."""
+        """Find the distinct rows of one block, with hashes of the random stream `distinct rows`."""
         n = block.n_samples
         rows = block.to_packed_rows()
         words, observed = rows.words.T, rows.mask.T
@@ -169,28 +157,22 @@ class DistinctRows:
         observed: Words,
         times: Counts,
     ) -> Self:
-        """Put like rows together, and keep those of the smallest hashes."""
+        """Count equal rows, and keep the distinct rows with the smallest hashes."""
         order = np.argsort(hashes, kind="stable")
         is_new = _is_new_row(order, hashes, words, observed)
-        if (is_new[1:] & (np.diff(hashes[order]) == 0)).any():  # rows that differ have one hash
+        if (is_new[1:] & (np.diff(hashes[order]) == 0)).any():  # different rows with equal hashes
             order = np.lexsort((*observed.T, *words.T, hashes))
             is_new = _is_new_row(order, hashes, words, observed)
         first = np.flatnonzero(is_new)
-        kept = order[first[:size]]
-        summed = np.add.reduceat(times[order], first)[:size] if len(first) else times
+        places = order[first[:size]]
+        counts = np.add.reduceat(times[order], first)[:size] if len(first) else times
         is_whole = is_whole and len(first) <= size
-        return cls(
-            size, n_features, n_samples, is_whole, hashes[kept], words[kept], observed[kept], summed
-        )
-
-    @property
-    def objective(self) -> float:
-        """None: 0."""
-        return 0.0
+        per_row = hashes[places], words[places], observed[places], counts
+        return cls(size, n_features, n_samples, is_whole, *per_row)
 
     @property
     def n_distinct(self) -> int:
-        """Number of distinct rows; where not all were kept, estimated by the largest hash.
+        """Number of distinct rows; if not all were kept, an estimate from the largest hash.
 
         (k − 1) / U, the k-th smallest of n uniform U, is n in the mean (K. Beyer et al., "On
         synopses for distinct-value estimation under multiset operations", SIGMOD 2007).
@@ -207,22 +189,17 @@ class DistinctRows:
 
     @property
     def rows_with_values(self) -> tuple[BitRows, Counts]:
-        """The rows of which something was observed, and how many are like each."""
-        at = np.flatnonzero(self.observed.any(axis=1))
-        return self.rows.take(at), self.times[at]
+        """The distinct rows with an observed value, and their counts."""
+        places = np.flatnonzero(self.observed.any(axis=1))
+        return self.rows.take(places), self.times[places]
 
     def merge(self, other: Self) -> Self:
         """Keep the smallest hashes of both."""
-        both = (np.concatenate([getattr(self, n), getattr(other, n)]) for n in _ARRAYS)
+        pairs = ((getattr(self, name), getattr(other, name)) for name in _DISTINCT_ARRAYS)
         n_samples = self.n_samples + other.n_samples
         is_whole = self.is_whole and other.is_whole
-        return self._keep_smallest(self.size, self.n_features, n_samples, is_whole, *both)
-
-    @classmethod
-    def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Return the only part."""
-        (part,) = parts
-        return part
+        arrays = map(np.concatenate, pairs)
+        return self._keep_smallest(self.size, self.n_features, n_samples, is_whole, *arrays)
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
@@ -230,22 +207,22 @@ class DistinctRows:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Undo `arrays`."""
+        """Restore the rows from the arrays of `to_arrays`."""
         size, n_features, n_samples = (int(arrays[n]) for n in ("size", "n_features", "n_samples"))
         scalars = size, n_features, n_samples, bool(arrays["is_whole"])
-        return cls(*scalars, *(arrays[name] for name in _ARRAYS))
+        return cls(*scalars, *(arrays[name] for name in _DISTINCT_ARRAYS))
 
 
 def _is_new_row(order: Counts, hashes: Words, words: Words, observed: Words) -> NDArray[np.bool_]:
-    """Return which rows, in this order, differ from the one before."""
-    both = np.column_stack([hashes, words, observed])[order]
-    differ = np.full(len(order), True)
-    differ[1:] = (both[1:] != both[:-1]).any(axis=1)
-    return differ
+    """Return which rows differ from the previous row in this order, (n_rows,)."""
+    contents = np.column_stack([hashes, words, observed])[order]
+    is_new = np.full(len(order), True)
+    is_new[1:] = (contents[1:] != contents[:-1]).any(axis=1)
+    return is_new
 
 
-def make_unobserved_row_warnings(first: DistinctRows) -> tuple[FitWarning, ...]:
-    """Warn about rows without any value, counted among the distinct rows in the sample."""
-    n_unseen = int(first.times.sum() - first.rows_with_values[1].sum())
-    text = f"rows of which nothing was observed are not fitted, and have the code 0: {n_unseen:,}"
-    return (FitWarning(text),) if n_unseen else ()
+def make_unobserved_row_warnings(distinct: DistinctRows) -> tuple[FitWarning, ...]:
+    """Warn about rows without any observed value, counted among the kept distinct rows."""
+    n_unobserved = int(distinct.times.sum() - distinct.rows_with_values[1].sum())
+    text = f"rows without any observed value are not fitted and have the code 0: {n_unobserved:,}"
+    return (FitWarning(text),) if n_unobserved else ()

@@ -1,4 +1,4 @@
-"""Sums of arrays over rows: what the E-step of most models leaves."""
+"""Statistics summed over rows: protocol, named sums, sums of scores, and sums of several starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
 
 class Statistics(Protocol):
     """Sufficient statistics of some rows.
@@ -17,7 +20,7 @@ class Statistics(Protocol):
     """
 
     label: ClassVar[str]
-    """What the pass that collects it is called, such as `pair counts`."""
+    """Name of the pass that collects these statistics, such as `pair counts`."""
 
     @property
     def n_samples(self) -> int:
@@ -25,28 +28,44 @@ class Statistics(Protocol):
 
     @property
     def objective(self) -> float:
-        """Objective summed over rows, maximised; 0.0 when the model has none."""
+        """Objective summed over rows, which is maximised; 0.0 if the model has none."""
 
     def merge(self, other: Self) -> Self:
         """Add the statistics of further rows."""
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Join the statistics of all tiles of features; one part is returned as it is."""
+        """Join the statistics of all tiles of features; a single part is returned as it is."""
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Everything to store, by name."""
+        """Return everything to store, by name."""
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Undo `arrays`."""
+        """Restore statistics from the arrays of `to_arrays`."""
 
 
-Counts = NDArray[np.int64]
+class UntiledStatistics:
+    """Base of statistics that are not split into tiles of features."""
+
+    @classmethod
+    def stitch(cls, parts: Sequence[Self]) -> Self:
+        """Return the only part."""
+        (part,) = parts
+        return part
+
+
+class CountStatistics(UntiledStatistics):
+    """Base of statistics without an objective."""
+
+    @property
+    def objective(self) -> float:
+        """Return 0: counts have no objective."""
+        return 0.0
 
 
 def sum_by_segment(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Sum the named arrays of two statistics, a row for each of their `segments`, by segment."""
+    """Add the named arrays of two statistics, whose rows belong to their `segments`."""
     segments = np.union1d(a.segments, b.segments)
     return {"segments": segments, **{name: _sum_array(segments, a, b, name) for name in names}}
 
@@ -59,13 +78,13 @@ def _sum_array(segments: Counts, a: Any, b: Any, name: str) -> NDArray[Any] | No
         total: NDArray[Any] = parts[0][1] + parts[1][1]
         return total
     total = np.zeros((len(segments), *parts[0][1].shape[1:]), parts[0][1].dtype)
-    for seen, counts in parts:
-        total[np.searchsorted(segments, seen)] += counts
+    for part_segments, counts in parts:
+        total[np.searchsorted(segments, part_segments)] += counts
     return total
 
 
 def sum_weighted_rows(counts: Counts, place: Counts, times: Counts, n_places: int) -> Counts:
-    """Add row r of the counts, times[r] times, to row place[r] of the sum."""
+    """Add row r of the counts, multiplied by times[r], to row place[r] of the sum."""
     total = np.zeros((n_places, *counts.shape[1:]), np.int64)
     for row in np.flatnonzero(times):
         total[place[row]] += times[row] * counts[row]
@@ -73,7 +92,7 @@ def sum_weighted_rows(counts: Counts, place: Counts, times: Counts, n_places: in
 
 
 @dataclass(frozen=True)
-class Sums:
+class Sums(UntiledStatistics):
     """Named arrays, summed over rows.
 
     Attributes
@@ -83,7 +102,7 @@ class Sums:
     objective
         Objective summed over rows, nats.
     values
-        The sums; those that are merged have the same names and shapes.
+        The sums. Only sums with the same names and shapes can be merged.
     """
 
     label: ClassVar[str] = "E-step"
@@ -99,12 +118,6 @@ class Sums:
             {name: value + other.values[name] for name, value in self.values.items()},
         )
 
-    @classmethod
-    def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Return the only part."""
-        (part,) = parts
-        return part
-
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
         scalars = {"n_samples": np.array(self.n_samples), "objective": np.array(self.objective)}
@@ -112,47 +125,48 @@ class Sums:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Undo `arrays`."""
-        sums = {name: array for name, array in arrays.items() if name.startswith("sum_")}
+        """Restore the sums from the arrays of `to_arrays`."""
         return cls(
             int(arrays["n_samples"]),
             float(arrays["objective"]),
-            {name.removeprefix("sum_"): array for name, array in sums.items()},
+            {n.removeprefix("sum_"): a for n, a in arrays.items() if n.startswith("sum_")},
         )
 
 
 @dataclass(frozen=True)
 class StepSums(Sums):
-    """What tasks give of the steps that they took."""
+    """Sums over the gradient steps that tasks took."""
 
     label: ClassVar[str] = "steps"
 
-
-Array = NDArray[np.float64]
 
 _BY_SEGMENT = ("rows", "own_gradient", "own_information", "mixed_information")
 
 
 @dataclass(frozen=True)
-class ScoreSums:
-    """The score of a row is the derivative of its log-likelihood; products estimate information.
+class ScoreSums(UntiledStatistics):
+    """Sums of scores and of their products, which estimate the information.
+
+    The score of a row is the derivative of its log-likelihood by the parameters. Some parameters
+    are shared by all rows, others belong to one segment.
 
     Attributes
     ----------
     log_likelihood, error
-        Nats, summed over rows: the log-likelihood, and what it may be off by.
+        Log-likelihood and its estimated error, nats, summed over rows.
     variance
-        Of the log-likelihood, nats², where it is found by random draws.
+        Variance of the log-likelihood, nats², if random draws estimate it.
     n_unsettled
-        Rows whose log-likelihood did not come to rest.
+        Number of rows whose log-likelihood did not converge.
     gradient, information
-        Sums of scores, (n_shared,), and of their products, (n_shared, n_shared).
+        Scores by the shared parameters, (n_shared,), and their products, (n_shared, n_shared).
     segments, rows
-        Index of each segment seen, sorted, and its rows, (n_seen,).
+        Index of each segment seen, sorted, and its number of rows, (n_seen,).
     own_gradient, own_information
-        The same by the parameters of a segment, (n_seen, n_own) and (n_seen, n_own, n_own).
+        Scores by the parameters of each segment, (n_seen, n_own), and their products,
+        (n_seen, n_own, n_own).
     mixed_information
-        Products of the two, (n_seen, n_own, n_shared).
+        Products of scores by segment and shared parameters, (n_seen, n_own, n_shared).
     """
 
     label: ClassVar[str] = "scores"
@@ -190,18 +204,68 @@ class ScoreSums:
             **sum_by_segment(self, other, _BY_SEGMENT),
         )
 
-    @classmethod
-    def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Return the only part."""
-        (part,) = parts
-        return part
-
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
         return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Undo `arrays`."""
+        """Restore the sums from the arrays of `to_arrays`."""
         values: dict[str, Any] = {n: a if a.ndim else a.item() for n, a in arrays.items()}
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class MultiStartStatistics:
+    """Statistics of a fit with several starts: one part per start, all over the same rows."""
+
+    label: ClassVar[str] = "starts"
+    parts: tuple[Statistics, ...]
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows summed."""
+        return self.parts[0].n_samples
+
+    @property
+    def objective(self) -> float:
+        """Best objective of all starts, summed over rows."""
+        return max(part.objective for part in self.parts)
+
+    def merge(self, other: Self) -> Self:
+        """Add further rows."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return type(self)(tuple(a.merge(b) for a, b in pairs))
+
+    @classmethod
+    def stitch(cls, parts: Sequence[Self]) -> Self:
+        """Join all tiles of features, start by start."""
+        tiles_by_start = zip(*(part.parts for part in parts), strict=True)
+        return cls(tuple(type(tiles[0]).stitch(tiles) for tiles in tiles_by_start))
+
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Return all arrays, with the start's number and a hyphen before each name."""
+        return {
+            f"{k}-{name}": values
+            for k, part in enumerate(self.parts)
+            for name, values in part.to_arrays().items()
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Raise, as the arrays lack the type of the parts; use `pass_statistics_from_arrays`."""
+        raise NotImplementedError
+
+
+def pass_statistics_from_arrays(
+    kind: type[Statistics], arrays: Mapping[str, NDArray[Any]]
+) -> Statistics | MultiStartStatistics:
+    """Restore the statistics of a pass, of one start or several, from their arrays."""
+    prefixes = {name.partition("-")[0] for name in arrays if name.partition("-")[0].isdigit()}
+    if not prefixes:
+        return kind.from_arrays(arrays)
+    parts = [
+        {n.removeprefix(f"{k}-"): a for n, a in arrays.items() if n.startswith(f"{k}-")}
+        for k in sorted(prefixes, key=int)
+    ]
+    return MultiStartStatistics(tuple(kind.from_arrays(part) for part in parts))

@@ -21,7 +21,7 @@ import psutil
 
 from pipeline.numerics.bits.kernels import symmetric_joint_counts
 from pipeline.passes.feature_strips import choose_strip_height
-from pipeline.statistics.strips import count_strip
+from pipeline.statistics.counts import count_strip
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import create_dataset
 from tests.support.data import ArrayBatch, make_test_row_source

@@ -16,12 +16,20 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
-from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
+from pipeline.statistics.counts import (
+    FeatureCounts,
+    PairCounts,
+    _choose_count_type,
+    count_strip,
+    make_strip_table,
+    make_tiles,
+)
 from tests.support.strategies import (
     DenseData,
     chunkings,
     count_dense_pairs,
     make_memory_blocks,
+    make_memory_rows,
     tables,
 )
 
@@ -257,5 +265,35 @@ def test_a_block_without_rows_still_names_its_segment(observed: Any) -> None:
 @pytest.mark.parametrize("weights", [np.ones((1, 3), int), np.ones((2, 2), int), [[1, -1]]])
 def test_wrong_weights_are_refused(weights: Any) -> None:
     counts = PairCounts.from_groups(pack_block(np.ones((9, 2), np.uint8)), 2)
-    with pytest.raises(FitError, match=r"Expected weights of at least 0 and of shape \(1, 2\)"):
+    with pytest.raises(FitError, match=r"each group of each segment: \(1, 2\)"):
         counts.sum_weighted_groups(2, np.array(weights))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=tables(splits=True), draw=st.data())
+def test_a_strip_has_the_pairs_of_all_rows_of_the_split(
+    data: DenseData, draw: st.DataObject
+) -> None:
+    kept = data if data.keep is None else data.take_rows(data.keep)
+    X, mask = (kept.X & kept.mask).astype(np.int64), kept.mask.astype(np.int64)
+    n = X.shape[1]
+    first = draw.draw(st.integers(0, n - 1))
+    features = slice(first, draw.draw(st.integers(first + 1, n)))
+    rows = make_memory_rows(data, draw.draw(chunkings(len(data.X))))
+    chunks = map(rows.read, range(rows.n_chunks))
+    masked = bool((mask == 0).any())
+    strip = count_strip(features, n, len(X), masked, chunks)
+    table = make_strip_table(strip, features, len(X), X.sum(axis=0))
+    expected = (mask.T @ mask, X.T @ mask, mask.T @ X, X.T @ X)
+    for got, square in zip(table, expected, strict=True):
+        wanted = square[features, first:]
+        np.testing.assert_array_equal(np.broadcast_to(got, wanted.shape), wanted)
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "least", "expected"),
+    [(9, np.uint16, np.uint16), (65535, np.uint16, np.uint16), (65536, np.uint16, np.uint32)]
+    + [(9, np.uint32, np.uint32), (2**32 - 1, np.uint32, np.uint32), (2**32, np.uint16, np.int64)],
+)
+def test_counts_are_kept_in_what_holds_all_rows(n_samples, least, expected) -> None:
+    assert _choose_count_type(n_samples, least) is expected
