@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pipeline.api.functions import evaluate, fit, transform
-    from pipeline.data.protocols import Dataset
+    from pipeline.data.datasets import Dataset
     from pipeline.data.tables import BinaryTable
     from storage import load_artifact, open_codes, open_dataset
 
@@ -116,7 +116,7 @@ def from_dataframe(
 
 def _make_dataset(table: BinaryTable, path: Any) -> Dataset:
     if path is None:
-        from pipeline.data.in_memory import make_memory_dataset
+        from pipeline.data.datasets import make_memory_dataset
 
         return make_memory_dataset(table)
     from storage import open_dataset

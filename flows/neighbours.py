@@ -27,7 +27,7 @@ from flows.fitting.provenance import compute_fingerprint, describe_dataset, list
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
-from pipeline.data.features import check_same_features
+from pipeline.data.matching import check_same_features
 from pipeline.errors import FitError
 from pipeline.evaluation.neighbourhoods import NearestRowSearch
 from pipeline.executors.base import Executor

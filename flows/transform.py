@@ -37,7 +37,7 @@ from flows.fitting.provenance import compute_fingerprint, describe_provenance
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
-from pipeline.data.segments import describe_unknown_segments, find_segment_indices
+from pipeline.data.matching import describe_unknown_segments, find_segment_indices
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed

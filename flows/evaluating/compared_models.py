@@ -11,7 +11,7 @@ import scipy
 
 from flows.data.datasets import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.provenance import TrainingRows, find_training_rows
-from pipeline.data.segments import describe_unknown_segments
+from pipeline.data.matching import describe_unknown_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel, match_segments
 from pipeline.evaluation.prediction import TargetLabels, find_target_labels

@@ -11,7 +11,7 @@ from typing import Any
 from flows.cli.errors import format_error, spell_option
 from flows.running.flow import StageRunner
 from pipeline.data.blocks import RowSource
-from pipeline.data.segments import map_fitted_segments
+from pipeline.data.matching import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
     LikelihoodMeasure,

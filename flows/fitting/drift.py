@@ -11,7 +11,7 @@ from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import FitJob
 from flows.fitting.provenance import describe_artifact
 from pipeline.data.blocks import RowSource
-from pipeline.data.segments import map_fitted_segments
+from pipeline.data.matching import map_fitted_segments
 from pipeline.evaluation.drift import (
     compare_correlations,
     compare_loadings,

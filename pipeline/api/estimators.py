@@ -30,7 +30,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pipeline.api import functions as api
-from pipeline.data.in_memory import MemoryDataset, make_memory_dataset
+from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.tables import make_binary_table
 from pipeline.errors import FitError
 from pipeline.executors.threads import make_executor

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from pipeline.data.datasets import StoredArtifact
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
-from pipeline.data.protocols import StoredArtifact
 from pipeline.errors import spell_parameters
 from pipeline.inference.from_artifact import model_from_artifact
 from pipeline.models.base import Model

@@ -18,9 +18,9 @@ from warnings import warn
 
 from pipeline.api.fitted import Evaluation, FittedModel, LatentCodes
 from pipeline.data.blocks import RowSource
-from pipeline.data.features import check_same_features
-from pipeline.data.protocols import Dataset
-from pipeline.data.segments import (
+from pipeline.data.datasets import Dataset
+from pipeline.data.matching import (
+    check_same_features,
     describe_unknown_segments,
     find_segment_indices,
     map_fitted_segments,

@@ -1,1 +1,1 @@
-"""Rows in memory: blocks, datasets, tables, features and segments."""
+"""Rows in memory: blocks, tables, datasets, and matching them with a fit by name."""

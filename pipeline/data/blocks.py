@@ -1,4 +1,4 @@
-"""Blocks, the packed rows of one segment within one chunk, which every model takes."""
+"""Blocks, the packed rows of one segment within one chunk: the input of every model."""
 
 from __future__ import annotations
 
@@ -95,17 +95,7 @@ class BinaryBlock:
         Full words go to the groups in turn, so that nothing is unpacked and neighbouring rows stay
         together. The remaining rows, fewer than 64 n_groups, are cut into one range per group. The
         block's first row determines the group that gets the first range; otherwise the same group
-        would be short in every block.
-
-        Parameters
-        ----------
-        n_groups
-            Number of groups.
-
-        Returns
-        -------
-        list of BinaryBlock
-            One block per group; some are empty if there are fewer rows than groups.
+        would be short in every block. Groups are empty if there are fewer rows than groups.
 
         Raises
         ------
@@ -113,13 +103,13 @@ class BinaryBlock:
             If there are no groups.
         """
         if n_groups < 1:
-            raise FitError(f"Expected n_groups of at least 1, got {n_groups}. Ask for one or more.")
+            raise FitError(f"`n_groups` is {n_groups}. Choose at least 1.")
         if n_groups == 1:
             return [self]
-        # Words that are not full are cut instead: their padding must not become rows.
+        # A word that is not full must not go to a group as a whole: its padding would become rows.
         n_words = self.n_samples // (64 * n_groups) * n_groups
-        n_left = self.n_samples - 64 * n_words
-        cuts = [64 * n_words + n_left * g // n_groups for g in range(n_groups + 1)]
+        n_remaining = self.n_samples - 64 * n_words
+        cuts = [64 * n_words + n_remaining * g // n_groups for g in range(n_groups + 1)]
         first = int(self.rows[0]) % n_groups if self.n_samples else 0
         ranges = np.roll(np.array([*pairwise(cuts)]), first, axis=0)
         return [
@@ -210,12 +200,12 @@ class RowSource:
 
 
 def iter_blocks(chunk: PackedChunk) -> Iterator[BinaryBlock]:
-    """Yield the blocks of a chunk, without rows of other splits."""
-    last = 0
+    """Yield the blocks of a chunk, limited to the rows of the chosen split."""
+    start = 0
     for segment, first_word, n_rows in chunk.blocks:
         span = slice(int(first_word), int(first_word + -(-n_rows // 64)))
-        rows = slice(last, last + int(n_rows))
-        last = rows.stop
+        rows = slice(start, start + int(n_rows))
+        start = rows.stop
         block = BinaryBlock(
             chunk.words[:, span],
             None if chunk.observed is None else chunk.observed[:, span],
@@ -227,23 +217,23 @@ def iter_blocks(chunk: PackedChunk) -> Iterator[BinaryBlock]:
         yield block if chunk.keep is None else block.take_rows(np.flatnonzero(chunk.keep[rows]))
 
 
-def _take_rows(block: BinaryBlock, whole: slice, single: NDArray[np.int64]) -> BinaryBlock:
+def _take_rows(block: BinaryBlock, full_words: slice, single: NDArray[np.int64]) -> BinaryBlock:
     """Return the rows of some full words, followed by single rows."""
-    first_rows = 64 * np.arange(block.words.shape[1])[whole]
+    first_rows = 64 * np.arange(block.words.shape[1])[full_words]
     indices = np.concatenate([np.add.outer(first_rows, np.arange(64)).ravel(), single])
     mask = block.observed_words
     return replace(
         block,
-        words=_take_words(block.words, whole, single),
-        observed_words=None if mask is None else _take_words(mask, whole, single),
+        words=_take_words(block.words, full_words, single),
+        observed_words=None if mask is None else _take_words(mask, full_words, single),
         n_samples=len(indices),
         rows=block.rows[indices],
         columns={name: values[indices] for name, values in block.columns.items()},
     )
 
 
-def _take_words(words: Words, whole: slice, single: NDArray[np.int64]) -> Words:
-    return np.concatenate([words[:, whole], kernels.select_rows(words, single)], axis=1)
+def _take_words(words: Words, full_words: slice, single: NDArray[np.int64]) -> Words:
+    return np.concatenate([words[:, full_words], kernels.select_rows(words, single)], axis=1)
 
 
 def _gather_words(words: Sequence[Words], indices: NDArray[np.int64]) -> Words:

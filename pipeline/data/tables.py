@@ -41,7 +41,7 @@ class BinaryTable:
     segments
         Name of each row's segment, (n_rows,); None if there is only one.
     columns
-        Per-row columns, (n_rows,) each: int64, float64, or texts, which are empty where missing.
+        Per-row columns, (n_rows,) each: int64, float64, or texts; a missing text is empty.
     """
 
     X: NDArray[np.uint8]
@@ -72,7 +72,7 @@ def make_binary_table(
     keep
         Per-row columns by name, (n_rows,) each; the column `split` defines the splits.
     rule
-        Which values are 1 or 0, if they are not 0, 1, True or False.
+        Rule for values other than 0, 1, True and False.
     remedy
         Last sentence of the error about a value that is not binary.
 
@@ -112,7 +112,7 @@ def make_binarization_rule(
     Raises
     ------
     FitError
-        If both were given, or the mapping does not map values to 1 and others to 0.
+        If both were given, or the mapping does not contain both 0 and 1.
     """
     if map is None:
         return threshold
@@ -128,34 +128,34 @@ def make_binarization_rule(
 def apply_binarization_rule(
     values: NDArray[Any], names: Sequence[str], rule: BinarizationRule
 ) -> NDArray[Any]:
-    """Replace values by 0, 1 and NaN, as a rule says; None leaves them as they are.
+    """Replace values by 0, 1 and NaN according to a rule; None leaves them as they are.
 
     Raises
     ------
     FitError
-        Naming the row and the column of the first value that the rule does not cover.
+        If the rule does not cover a value; the message names the first one's row and column.
     """
     if rule is None:
         return values
     data = np.ma.getdata(values)
     if isinstance(rule, Mapping):
-        known = {key: np.nan if code is None else code for key, code in rule.items()}
-        flat = [known.get(v, np.nan if _is_missing(v) else np.inf) for v in data.ravel().tolist()]
-        codes = np.array(flat, np.float64).reshape(values.shape)
+        codes = {key: np.nan if code is None else code for key, code in rule.items()}
+        flat = [codes.get(v, np.nan if _is_missing(v) else np.inf) for v in data.ravel().tolist()]
+        bits = np.array(flat, np.float64).reshape(values.shape)
         expected = ", ".join(map(repr, rule))
     else:
         numbers = _convert_to_numbers(data)
         bits = np.where(numbers > rule, 1.0, 0.0)
-        codes = np.where(np.isnan(numbers) | np.isinf(numbers), numbers, bits)
+        bits = np.where(np.isnan(numbers) | np.isinf(numbers), numbers, bits)
         expected = "a number"
-    codes[np.ma.getmaskarray(values)] = np.nan
-    if np.isinf(codes).any():
-        row, feature = divmod(int(np.isinf(codes).argmax()), values.shape[1])
+    bits[np.ma.getmaskarray(values)] = np.nan
+    if np.isinf(bits).any():
+        row, feature = divmod(int(np.isinf(bits).argmax()), values.shape[1])
         raise FitError(
-            f"row {row + 1} (counted from 1), column {names[feature]!r}: Expected {expected} or a "
-            f"missing value, got {_format_value(data[row, feature])}."
+            f"row {row + 1} (counted from 1), column {names[feature]!r}: the value is "
+            f"{_format_value(data[row, feature])}, not {expected} or missing."
         )
-    return codes
+    return bits
 
 
 def convert_to_bits(
@@ -166,25 +166,27 @@ def convert_to_bits(
     Raises
     ------
     FitError
-        Naming the row and the column of the first value that is not binary.
+        If a value is not binary; the message names the first one's row and column.
     """
     numbers = _convert_to_numbers(np.ma.getdata(values))
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
     if numbers.dtype.kind == "f":
         missing = np.isnan(numbers) if missing is None else missing | np.isnan(numbers)
     ones = numbers == 1
-    known = ones | (numbers == 0)
+    is_valid = ones | (numbers == 0)
     if missing is not None:
-        known |= missing
+        is_valid |= missing
         ones &= ~missing
-    if not known.all():
-        row, feature = divmod(int(np.argmin(known)), values.shape[1])
+    if not is_valid.all():
+        row, feature = divmod(int(np.argmin(is_valid)), values.shape[1])
         raise FitError(
-            f"row {row + 1} (counted from 1), column {names[feature]!r}: Expected 0, 1, True, "
-            f"False or a missing value, got {_format_value(values[row, feature])}. {remedy}"
+            f"row {row + 1} (counted from 1), column {names[feature]!r}: the value is "
+            f"{_format_value(values[row, feature])}, not 0, 1, True, False or missing. {remedy}"
         )
-    is_whole = missing is None or not missing.any()
-    return ones.view(np.uint8), None if is_whole or missing is None else (~missing).view(np.uint8)
+    is_complete = missing is None or not missing.any()
+    return ones.view(np.uint8), None if is_complete or missing is None else (~missing).view(
+        np.uint8
+    )
 
 
 def convert_segments(values: ArrayLike, n_rows: int) -> NDArray[Any]:
@@ -216,8 +218,7 @@ def _check_column_length(values: ArrayLike, name: str, n_rows: int) -> NDArray[A
     column = np.asarray(values)
     if column.shape != (n_rows,):
         raise FitError(
-            f"{name}: Expected {n_rows:,} values, one per row, got an array of shape "
-            f"{column.shape}."
+            f"{name} has the shape {column.shape}. Pass one value per row: {n_rows:,} values."
         )
     return column
 
@@ -266,11 +267,11 @@ def _check_feature_names(names: Sequence[Any], n_features: int) -> tuple[str, ..
 
 
 def _iter_repeated_names(names: Sequence[str]) -> Iterator[str]:
-    seen: set[str] = set()
+    earlier_names: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in earlier_names:
             yield name
-        seen.add(name)
+        earlier_names.add(name)
 
 
 def make_table_from_frame(
@@ -292,25 +293,26 @@ def make_table_from_frame(
         Names of the columns (variables in xarray) with the segment of each row, and of the per-row
         columns to keep.
     features
-        Names of the feature columns; None takes all columns other than those above.
+        Names of the feature columns; None takes all columns except `segment` and `keep`.
     rule
-        Which values are 1 or 0, if they are not 0, 1, True or False.
+        Rule for values other than 0, 1, True and False.
 
     Raises
     ------
     FitError
-        If `df` is none of these, lacks a column, or holds a value that is not binary.
+        If `df` has another type, lacks a column, or holds a value that is not binary.
     """
     for name, names in (("keep", keep), ("features", features)):
         if isinstance(names, str):
             raise FitError(
-                f"Expected a list of names, got {names!r}. Write [{names!r}].", parameter=name
+                f"The value is the text {names!r}. Pass a list: [{names!r}].", parameter=name
             )
     xarray = sys.modules.get("xarray")
     if xarray is not None and isinstance(df, xarray.DataArray | xarray.Dataset):
         if features is not None:
             raise FitError(
-                "{features} works for data frames only. Use .sel() of xarray.", parameter="features"
+                "Only data frames take this argument. Select features of xarray objects by .sel().",
+                parameter="features",
             )
         return _convert_xarray(df, segment, keep, rule)
     return _convert_data_frame(_wrap_frame(df), segment, keep, features, rule)
@@ -324,8 +326,8 @@ def _wrap_frame(df: Any) -> nw.DataFrame[Any]:
     except TypeError:
         kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__name__}"
         raise FitError(
-            "Expected a data frame of pandas, Polars or the like, or an xarray object, got "
-            f"{kind}. Collect a lazy frame first; pass an array to from_numpy."
+            f"A {kind} is neither a data frame of pandas, Polars or a similar library nor an "
+            "xarray object. Collect a lazy frame first; pass an array to from_numpy."
         ) from None
     except nw.exceptions.DuplicateError as error:
         raise FitError(" ".join(str(error).split()) + ". Rename one.") from None
@@ -360,8 +362,8 @@ def _convert_xarray(
     values = data["values"] if "values" in variables else data
     if getattr(values, "ndim", None) != 2:
         raise FitError(
-            "Expected a DataArray (row, feature), or a Dataset with `values` of that shape, got "
-            f"{type(data).__name__} with {', '.join(map(str, data.dims))}."
+            f"The {type(data).__name__} has the dimensions {', '.join(map(str, data.dims))}. Pass "
+            "a DataArray (row, feature), or a Dataset with `values` of that shape."
         )
     X, feature = values.values, values.dims[1]
     if "observed" in variables:
@@ -371,12 +373,12 @@ def _convert_xarray(
     return _make_table(X, features, per_row, segment, keep, rule)
 
 
-def _check_columns(segment: str | None, keep: Sequence[str], known: Sequence[str]) -> list[str]:
+def _check_columns(segment: str | None, keep: Sequence[str], columns: Sequence[str]) -> list[str]:
     names = [*keep, *([] if segment is None else [segment])]
     for name in names:
-        if name not in known:
-            near = format_suggestion(name, map(str, known))
-            raise FitError(f"There is no column {name!r}.{near}")
+        if name not in columns:
+            suggestion = format_suggestion(name, map(str, columns))
+            raise FitError(f"There is no column {name!r}.{suggestion}")
     return names
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, pack_block
-from pipeline.data.segments import find_segment_indices
+from pipeline.data.matching import find_segment_indices
 from pipeline.errors import FitError
 from pipeline.evaluation.prediction import (
     TargetLabels,

@@ -8,8 +8,8 @@ from typing import Any, get_type_hints
 
 from numpy.typing import NDArray
 
-from pipeline.data.protocols import StoredArtifact
-from pipeline.data.segments import get_fitted_segments, map_fitted_segments
+from pipeline.data.datasets import StoredArtifact
+from pipeline.data.matching import get_fitted_segments, map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.registry import MODELS_VARIABLE, find_models, restore_model

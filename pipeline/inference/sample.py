@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.segments import get_fitted_segments
+from pipeline.data.matching import get_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_sample

@@ -16,7 +16,7 @@ import pytest
 
 from flows.data.datasets import load_fitted_model
 from pipeline.data.blocks import pack_block
-from pipeline.data.segments import UNKNOWN_SEGMENT
+from pipeline.data.matching import UNKNOWN_SEGMENT
 from pipeline.models.capabilities import CanReconstruct
 from pipeline.models.registry import find_model_class, find_models
 from pipeline.random import RowRandom

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel, check_dataset_features
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
-from pipeline.data.segments import find_segment_indices
+from pipeline.data.matching import find_segment_indices
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
 from pipeline.models.capabilities import CanSample, check_can_sample
 from pipeline.passes.map_reduce import tree_merge

@@ -55,7 +55,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.segments import draw_segments
+from pipeline.data.matching import draw_segments
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks

@@ -13,7 +13,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.segments import UNKNOWN_SEGMENT, draw_segments
+from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.gaussian.pair_likelihood import log_cells

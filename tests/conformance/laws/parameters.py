@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.api.functions import FittedModel
 from pipeline.data.blocks import pack_block
-from pipeline.data.segments import UNKNOWN_SEGMENT, get_fitted_segments, map_fitted_segments
+from pipeline.data.matching import UNKNOWN_SEGMENT, get_fitted_segments, map_fitted_segments
 from pipeline.models.capabilities import CanReconstruct, CanSample, HasLogLikelihood
 from pipeline.params import get_named_arrays, params_from_arrays
 from pipeline.random import RowRandom

@@ -1,30 +1,76 @@
-"""Datasets in memory: chunks of packed rows as in a dataset on disk, but without files."""
+"""Datasets: the protocols that `storage` implements, and datasets in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Words
+from pipeline.data.blocks import PackedChunk, Words
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
 
 _CHUNK_BYTES = 1 << 20
-"""Size of a chunk's bits: enough for a task, but small enough that every thread gets some."""
+"""Size of a chunk's bits: large enough for a task, small enough to give work to every thread."""
 _ONLY_SEGMENT = "all"
 _SPLIT = "split"
 
 
+class ReadChunk(Protocol):
+    """Reads chunks by key."""
+
+    def __call__(self, key: int) -> PackedChunk:
+        """Read a chunk."""
+
+
+class Dataset(Protocol):
+    """A dataset on disk (`storage.open_dataset`) or in memory (`MemoryDataset`)."""
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features."""
+
+    @property
+    def segment_names(self) -> tuple[str, ...]:
+        """Names of the segments."""
+
+    @property
+    def levels(self) -> Mapping[str, Iterable[str]]:
+        """Texts of the per-row columns that are stored as codes, in the order of the codes."""
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks."""
+
+    def make_reader(
+        self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
+    ) -> ReadChunk:
+        """Return a function that reads chunks, or their rows of a split, with per-row columns."""
+
+
+class StoredArtifact(Protocol):
+    """A fitted model on disk, from `storage.load_artifact`: arrays by name, and a manifest."""
+
+    @property
+    def path(self) -> Any:
+        """Its folder."""
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """Settings, names, results and warnings of the fit."""
+
+    def __getitem__(self, name: str) -> NDArray[Any]: ...
+
+
 @dataclass(frozen=True)
 class MemoryChunk:
-    """A range of rows, stably sorted by segment; implements `pipeline.data.blocks.PackedChunk`."""
+    """A range of rows, stably sorted by segment; implements `PackedChunk`."""
 
     words: Words
     observed: Words | None
@@ -52,7 +98,7 @@ class MemoryReader:
 
 @dataclass(frozen=True, repr=False)
 class MemoryDataset(ResultDisplayMixin):
-    """A dataset in memory, made by `make_memory_dataset`; a `pipeline.data.protocols.Dataset`.
+    """A dataset in memory, created by `make_memory_dataset`; implements `Dataset`.
 
     Attributes
     ----------
@@ -61,7 +107,7 @@ class MemoryDataset(ResultDisplayMixin):
     levels
         Texts of the per-row columns that are stored as codes, in the order of the codes.
     chunks
-        The rows.
+        The rows, as chunks like those of a dataset on disk.
     """
 
     feature_names: tuple[str, ...]
@@ -89,16 +135,16 @@ class MemoryDataset(ResultDisplayMixin):
         FitError
             If there is no such split or column.
         """
-        known = self.chunks[0].columns
+        own_columns = self.chunks[0].columns
         for name in columns:
-            if name not in known:
-                have = ", ".join(known) or "none"
-                raise FitError(f"There is no per-row column {name!r}, only: {have}.")
+            if name not in own_columns:
+                choices = ", ".join(own_columns) or "none"
+                raise FitError(f"There is no per-row column {name!r}, only: {choices}.")
         splits = self.levels.get(_SPLIT, ())
         if split is not None and split not in splits:
-            have = ", ".join(splits) or "none"
+            choices = ", ".join(splits) or "none"
             raise FitError(
-                f"The dataset has no split {split!r}. It has: {have}.", parameter="split"
+                f"The dataset has no split {split!r}. It has: {choices}.", parameter="split"
             )
         return MemoryReader(self.chunks, columns, None if split is None else splits.index(split))
 
@@ -108,8 +154,8 @@ class MemoryDataset(ResultDisplayMixin):
         yield "segments", f"{len(self.segment_names):,}"
         if columns := self.chunks[0].columns:
             yield "columns", ", ".join(columns)
-        is_whole = all(chunk.observed is None for chunk in self.chunks)
-        yield "missing values", "none" if is_whole else "some"
+        is_complete = all(chunk.observed is None for chunk in self.chunks)
+        yield "missing values", "none" if is_complete else "some"
 
 
 def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
@@ -142,9 +188,9 @@ def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
 
 def _encode_texts(texts: NDArray[Any]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Replace texts by codes in order of first appearance, and empty texts by -1."""
-    known = {text: code for code, text in enumerate(dict.fromkeys(filter(None, texts)))}
-    codes = np.fromiter((known.get(text, -1) for text in texts), np.int32, len(texts))
-    return codes, tuple(known)
+    code_by_text = {text: code for code, text in enumerate(dict.fromkeys(filter(None, texts)))}
+    codes = np.fromiter((code_by_text.get(text, -1) for text in texts), np.int32, len(texts))
+    return codes, tuple(code_by_text)
 
 
 def _make_chunk(
@@ -166,4 +212,4 @@ def _make_chunk(
 
 
 def _pack_parts(bits: NDArray[np.uint8], parts: list[NDArray[np.int64]]) -> Words:
-    return np.concatenate([kernels.pack_rows(bits[part]) for part in parts], axis=1)
+    return np.concatenate([kernels.pack_rows(bits[rows]) for rows in parts], axis=1)

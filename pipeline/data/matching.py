@@ -1,0 +1,90 @@
+"""Match the features and segments of other data with those of a fit, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import FitError, FitWarning
+from pipeline.params import get_named_arrays
+
+UNKNOWN_SEGMENT = -1
+"""Index of segments that were not fitted; models use the mean of the fitted segments."""
+
+
+def get_fitted_segments(params: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of the fitted segments and their numbers of rows, (n_segments,) each.
+
+    Both are empty if the model has no parameters by segment.
+    """
+    if not any("segment" in dims for dims, _ in get_named_arrays(params).values()):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return params.segments, params.segment_rows
+
+
+def draw_segments(params: Any, n_samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Draw segments in proportion to their fitted rows, (n_samples,)."""
+    indices, rows = get_fitted_segments(params)
+    return rng.choice(indices, n_samples, p=rows / rows.sum())
+
+
+def map_fitted_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
+    """Return the index of each fitted segment by name, given the names in the fitted data."""
+    indices, _ = get_fitted_segments(params)
+    return {names[index]: index for index in indices.tolist()}
+
+
+def find_segment_indices(fitted: Mapping[str, int], names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the model's index of each named segment, or `UNKNOWN_SEGMENT`, (n_segments,)."""
+    return np.array([fitted.get(name, UNKNOWN_SEGMENT) for name in names], np.int64)
+
+
+def describe_unknown_segments(fitted: Mapping[str, int], names: Sequence[str]) -> list[str]:
+    """Return a warning that lists the segments without parameters, if the model has segments.
+
+    A segment without a name holds rows of unknown segments; the warning does not list it.
+    """
+    indices = np.flatnonzero(find_segment_indices(fitted, names) == UNKNOWN_SEGMENT)
+    unknown = [index for index in indices.tolist() if names[index]]
+    if not fitted or not unknown:
+        return []
+    text = "segments that were not fitted, so the mean of all fitted segments is used: {segments}"
+    return [FitWarning(text, segments=tuple(unknown)).render(segments=names)]
+
+
+def check_same_features(
+    expected: Sequence[str],
+    got: Sequence[str],
+    fit: str = "the fit",
+    remedy: str = "Use the features of the fit in the same order, or fit again.",
+) -> None:
+    """Check that data have the same features as a fit, in the same order.
+
+    Parameters
+    ----------
+    expected, got
+        Names of the features of the fit and of the data.
+    fit
+        Name of the fit in the message.
+    remedy
+        The last sentence of the message.
+
+    Raises
+    ------
+    FitError
+        If they differ; the message names the first difference and its position.
+    """
+    for position, (fitted, name) in enumerate(zip_longest(expected, got), start=1):
+        if fitted != name:
+            raise FitError(
+                f"Feature {position} is {_format_name(name)}, but {_format_name(fitted)} in {fit}. "
+                f"{remedy}"
+            )
+
+
+def _format_name(name: str | None) -> str:
+    return "missing" if name is None else repr(name)
