@@ -34,7 +34,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.code_digest import digest_modules
 from pipeline.executors.progress import Progress
 from pipeline.fitting.pair_work import RowPairJob
-from pipeline.numerics.graphs.nearest_rows import Metric
+from pipeline.numerics.graphs.neighbours import Metric
 from pipeline.passes.row_ranges import choose_rows_per_range
 from storage.codes.codes import CodesWriter, UnfinishedCodes, open_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset

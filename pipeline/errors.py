@@ -1,4 +1,4 @@
-"""Errors and warnings that name features, segments and parameters the way their reader knows them.
+"""Errors and warnings that name features, segments and parameters in the terms of their reader.
 
 The text of an error or a warning may contain placeholders:
 
@@ -9,8 +9,8 @@ The text of an error or a warning may contain placeholders:
 | `{components=3}` | `--components 3` | `components=3` |
 | `{repair=nearest}` | `--set repair=nearest` | `repair="nearest"` |
 
-Python's spelling is the default; `flows.cli.errors` has that of the command line. Braces inside a
-path or a quoted value, such as `data/{year}.csv`, are no placeholders.
+Python's spelling is the default; `flows.cli.errors` spells for the command line. Braces inside a
+path or a quoted value, such as `data/{year}.csv`, are not placeholders.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ def _find_names(indices: Sequence[int] | Sequence[str], names: Sequence[str]) ->
 
 def _format_names(indices: Sequence[int] | Sequence[str], names: Sequence[str] | None) -> str:
     first = _find_names(indices[:_MAX_NAMES], names or ())
-    more = len(indices) - len(first)
-    return ", ".join(map(repr, first)) + (f" and {more} more" if more > 0 else "")
+    n_more = len(indices) - len(first)
+    return ", ".join(map(repr, first)) + (f" and {n_more} more" if n_more > 0 else "")
 
 
-def format_suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean …?` with the known word nearest to an unknown one, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+def format_suggestion(word: str, choices: Iterable[str]) -> str:
+    """Return ` Did you mean …?` with the choice most similar to the word, or an empty text."""
+    matches = difflib.get_close_matches(word, list(choices), n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 class FitError(ValueError):
@@ -147,7 +147,7 @@ class FitError(ValueError):
     Attributes
     ----------
     message
-        The same as a `FitWarning`, to be rendered with names or with another spelling.
+        The message as a `FitWarning`, which can be rendered with names or with another spelling.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class FitError(ValueError):
 
     @classmethod
     def from_message(cls, message: FitWarning) -> Self:
-        """Make an error of a message."""
+        """Return an error with this message."""
         return cls(message.text, message.features, message.segments, parameter=message.parameter)
 
     def with_names(self, features: Sequence[str], segments: Sequence[str] = ()) -> Self:
-        """Return the error with names in place of the indices; without names, indices stay."""
+        """Return the error with names in place of indices; without names, indices stay."""
         return self.from_message(self.message.with_names(features, segments))
 
     def with_parameter_names(self, names: Mapping[str, str]) -> Self:
@@ -186,7 +186,7 @@ class FitError(ValueError):
 
 
 def _to_tuple(values: Sequence[int] | Sequence[str]) -> Any:
-    return tuple(one if isinstance(one, str) else int(one) for one in values)
+    return tuple(value if isinstance(value, str) else int(value) for value in values)
 
 
 class ClusterLost(RuntimeError):

@@ -1,4 +1,4 @@
-"""Random draws keyed by (seed, pass, stream, original row), so that no draw depends on the worker.
+"""Random draws keyed by (seed, pass, stream, original row), so that draws are equal on any worker.
 
 `pipeline.numerics.row_random` draws the same numbers in compiled code.
 """
@@ -42,7 +42,7 @@ class RowRandom:
 
     @cached_property
     def key(self) -> np.uint64:
-        """The hash of seed, pass and stream, which kernels take in place of this object."""
+        """The hash of seed, pass and stream, which is passed to kernels instead of this object."""
         with np.errstate(over="ignore"):
             key = _mix_bits(np.uint64(self.seed) * _GOLDEN + np.uint64(self.pass_index))
             if self.stream_key:
@@ -57,7 +57,7 @@ class RowRandom:
         return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
     def hash_rows(self, contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Draw by the content of rows, (n_rows, n_words), instead of their numbers; (n_rows,)."""
+        """Draw 64 bits per row, (n_rows,), keyed by the row's contents, (n_rows, n_words)."""
         with np.errstate(over="ignore"):
             state = np.full(len(contents), self.key)
             for word in contents.T:

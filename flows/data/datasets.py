@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flows.data.ingest import ingest_sources
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
-from pipeline.data.features import check_same_features
+from pipeline.data.matching import check_same_features
 from pipeline.errors import FitError
 from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.statistics.labels import SEGMENT

@@ -54,7 +54,7 @@ from pipeline.models.binary_ica.selection import (
     split_into_folds,
 )
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
-from pipeline.numerics.gaussian.tetrachoric import tetrachoric
+from pipeline.numerics.gaussian.pair_tables import tetrachoric
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from storage.examples import NonstationaryTruth

@@ -42,7 +42,7 @@ from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.running.flow import run_task
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams
-from pipeline.numerics.gaussian.tetrachoric import sign_correlation
+from pipeline.numerics.gaussian.pair_tables import sign_correlation
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.random import RowRandom
 

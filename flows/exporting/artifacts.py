@@ -18,7 +18,7 @@ from flows.exporting.files import (
     list_segment_names,
     make_table,
 )
-from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.pair_tables import PairStatus
 from storage.artifacts.artifacts import Artifact
 from storage.codes.codes import Codes
 from storage.errors import DataError

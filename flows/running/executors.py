@@ -14,8 +14,7 @@ from flows.cli.options import ExecutorName, ExecutorOptions
 from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 
 
 def open_executor(**where: Unpack[ExecutorOptions]) -> AbstractContextManager[Executor]:

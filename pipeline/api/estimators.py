@@ -33,7 +33,7 @@ from pipeline.api import functions as api
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.tables import make_binary_table
 from pipeline.errors import FitError
-from pipeline.executors.threads import make_executor
+from pipeline.executors.base import make_executor
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     CanSample,

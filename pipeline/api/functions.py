@@ -36,9 +36,8 @@ from pipeline.evaluation.neighbourhoods import (
     draw_labelled_rows,
 )
 from pipeline.evaluation.prediction import find_target_labels, name_categories
-from pipeline.executors.base import Executor
+from pipeline.executors.base import Executor, make_executor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.executors.threads import make_executor
 from pipeline.fitting.loop import fit_model as fit_model
 from pipeline.inference.transform import Reconstruction, TransformTask, transform_rows
 from pipeline.learning.convergence import find_ending

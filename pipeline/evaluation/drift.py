@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import PackedChunk, RowSource
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.executors.base import MapFunction
-from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom

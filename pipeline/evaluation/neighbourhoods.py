@@ -25,14 +25,14 @@ from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.inference.transform import cast_for_storage, iter_portions
 from pipeline.models.base import Model
 from pipeline.numerics.graphs.kernel_components import squared_distances
-from pipeline.numerics.graphs.nearest_rows import (
+from pipeline.numerics.graphs.neighbours import (
     Metric,
     NearestRows,
     NumberedRows,
     empty_nearest,
     merge_nearest,
 )
-from pipeline.numerics.graphs.neighbourhoods import (
+from pipeline.numerics.metrics import (
     NOT_AMONG_OTHERS,
     find_nearest_places,
     majority_label,

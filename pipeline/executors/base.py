@@ -1,28 +1,32 @@
-"""The executor protocol, its serial implementation, and what all executors share."""
+"""The executor protocol, the serial and the threaded executor, and parts that executors share."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
-from pipeline.executors.cancellation import check_cancelled
+from pipeline.errors import FitError
+from pipeline.executors.cancellation import check_cancelled, current_check, run_cancellable
 
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
 MapFunction = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-"""The map that central work splits itself with: `Executor.map` or `map`."""
+"""A map for central work: `Executor.map` or `map`."""
 
 
 class Executor(Protocol):
-    """Runs work: on this thread, on other threads or on a cluster."""
+    """Runs tasks on this thread, on other threads or on a cluster."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a pure function to every item; yield the results in the order of the items.
@@ -32,7 +36,7 @@ class Executor(Protocol):
 
 
 class SerialExecutor:
-    """The executor without concurrency, the reference for all others."""
+    """Executor on the calling thread, the reference for all others."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield the results in the order of the items."""
@@ -42,6 +46,57 @@ class SerialExecutor:
                 check_cancelled()
 
 
+def count_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class ThreadsExecutor:
+    """Executor on threads of this process; compiled kernels release the interpreter lock."""
+
+    n_threads: int = field(default_factory=count_cpus)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
+        """Apply a function to every item; yield the results in the order of the items."""
+        end, caller_should_continue = threading.Event(), current_check()
+
+        def should_continue() -> bool:
+            """Ask the caller too, because its thread may receive an interrupt late or never."""
+            return not end.is_set() and caller_should_continue()
+
+        with limit_blas_threads(), ThreadPoolExecutor(self.n_threads) as pool:
+
+            def submit(item: T) -> Future[R]:
+                return pool.submit(run_cancellable, should_continue, function, item)
+
+            try:
+                yield from iter_results_in_order(
+                    submit, Future.result, items, 2 * self.n_threads, Future.cancel
+                )
+            finally:
+                end.set()  # cancel running items; leaving the pool waits for them
+
+
+def make_executor(n_jobs: int | None) -> Executor:
+    """Return an executor with `n_jobs` threads, as in scikit-learn: None is 1, -1 is all CPUs.
+
+    Raises
+    ------
+    FitError
+        If it is 0.
+    """
+    if n_jobs == 0:
+        text = "{n_jobs} is 0. Choose a number of threads, or -1 for all CPUs."
+        raise FitError(text, parameter="n_jobs")
+    n_threads = n_jobs or 1
+    if n_threads < 0:
+        n_threads = max(1, count_cpus() + 1 + n_threads)
+    return SerialExecutor() if n_threads == 1 else ThreadsExecutor(n_threads)
+
+
 def iter_results_in_order(
     submit: Callable[[T], F],
     get_result: Callable[[F], R],
@@ -49,7 +104,7 @@ def iter_results_in_order(
     n_ahead: int,
     discard: Callable[[F], object] = lambda future: None,
 ) -> Generator[R]:
-    """Yield the results of items, at most `n_ahead` of which are submitted at any time.
+    """Yield the results in the order of the items, with at most `n_ahead` items submitted.
 
     Memory therefore does not grow with the number of items. After an error, or when the generator
     is closed, pending items are discarded. `check_cancelled` is called after each result.
@@ -97,7 +152,7 @@ class _BlasThreadLimit:
 
 @lru_cache(maxsize=1)
 def _find_blas_libraries(n_modules: int) -> ThreadpoolController:
-    """Find the loaded BLAS libraries; the cache is renewed whenever a module was imported."""
+    """Find the loaded BLAS libraries, again whenever the number of imported modules changes."""
     return ThreadpoolController()
 
 

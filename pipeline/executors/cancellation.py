@@ -1,4 +1,4 @@
-"""Cancel running tasks: a thread cannot be stopped from outside, so tasks ask regularly."""
+"""Cancel running tasks: a thread cannot be stopped from outside, so tasks check regularly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run items on a Dask cluster: only keys are sent to it, and only results are returned.
 
-The function of a map is sent once, as the result of a task of its own. Workers pass it to each
-other, and Dask recomputes it if the worker that held it dies. Scattered data would be lost then.
+The function of a map is sent once, as the result of a separate task. Workers pass it to each other,
+and Dask recomputes it if the worker that holds it dies, whereas scattered data would be lost.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class DaskExecutor:
         finally:
             sent_function.release()
 
-    def _submit(self, function: Callable[..., Any], *arguments: Any, **where: Any) -> Future:
-        """Submit a task, without the warning of Dask that large arguments are sent repeatedly."""
+    def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
+        """Submit a task, without Dask's warning that large arguments are sent repeatedly."""
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": sys.maxsize}):
-            return self.client.submit(function, *arguments, pure=False, **where)
+            return self.client.submit(function, *arguments, pure=False, **options)
 
     def describe_workers(self) -> dict[str, dict[str, Any]]:
         """Describe the current workers, by address."""
@@ -119,7 +119,7 @@ class DaskExecutor:
 
     @contextmanager
     def _raise_cluster_lost(self, connection_error: type[OSError]) -> Iterator[None]:
-        """Raise `ClusterLost`, and close the client, which would wait for the cluster to return."""
+        """Raise `ClusterLost`, and close the client, which would wait until the cluster returns."""
         try:
             yield
         except KilledWorker as error:
@@ -135,24 +135,24 @@ def _make_cluster_lost(error: BaseException) -> ClusterLost:
 
 
 def check_workers(client: Client, packages: Sequence[str]) -> None:
-    """Refuse current workers whose code or libraries differ from those of this process.
+    """Check that all current workers have the same code and libraries as this process.
 
     Raises
     ------
     FitError
-        Naming a worker, its version and the version here.
+        If a worker differs; the message names its version and the version here.
     """
     expected = describe_environment(packages)
-    for worker, found in client.run(describe_environment, packages, on_error="return").items():
-        if isinstance(found, Exception):
+    for worker, versions in client.run(describe_environment, packages, on_error="return").items():
+        if isinstance(versions, Exception):
             raise FitError(
                 f"worker {worker}: latentbits is missing or has another version there "
-                f"({' '.join(str(found).split())[:200]}). Install the version that is here."
+                f"({' '.join(str(versions).split())[:200]}). Install the version that is here."
             )
         for name, value in expected.items():
-            if found.get(name) != value:
+            if versions.get(name) != value:
                 raise FitError(
-                    f"worker {worker}: {name} is {found.get(name)} there, but {value} here. "
+                    f"worker {worker}: {name} is {versions.get(name)} there, but {value} here. "
                     "Install the version that is here."
                 )
 
@@ -166,7 +166,7 @@ def _run_task(function: Callable[[T], R], item: T) -> R:
     key = worker.get_current_task()
 
     def should_continue() -> bool:
-        """Ask the worker, which learns when the client releases the task or dies."""
+        """Ask the worker, which is informed when the client releases the task or dies."""
         task = worker.state.tasks.get(key)
         return task is not None and task.state != "cancelled"
 

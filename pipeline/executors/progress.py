@@ -13,19 +13,19 @@ class Progress(Protocol):
     """Receives the progress of a pass."""
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
-        """Note that `done` of `total` tasks (0 = unknown) have finished, with `rows` rows.
+        """Report that `done` of `total` tasks (0 = unknown), with `rows` rows, have finished.
 
-        Passes of one fit have labels that agree up to the first comma. Central work has no rows.
+        Labels of the passes of one fit agree up to the first comma. Central work has no rows.
         """
 
 
 def ignore_progress(label: str, done: int, total: int, rows: int) -> None:
-    """Ignore it."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class ProgressMap:
-    """A map for central work that reports progress after each item, once `label_map` named it.
+    """A map for central work that reports progress after each item, once `label_map` has named it.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class ProgressMap:
     progress
         Receives the progress.
     label, total
-        What the items are, and their number. Without a label no progress is reported.
+        Name and number of the items. Without a label, no progress is reported.
     """
 
     map_items: MapFunction

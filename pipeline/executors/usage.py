@@ -14,16 +14,16 @@ _PROC_STATUS = Path("/proc/self/status")
 
 
 class ProcessUsage(NamedTuple):
-    """Resources that a process has used since it started; bytes are None if they are not counted.
+    """Resources that a process has used since it started.
 
     Attributes
     ----------
     process
-        Identifies it: machine, process id and start time.
+        Identifies the process: machine, process id and start time.
     cpu_seconds
-        CPU time of all its threads.
+        CPU time of all threads.
     bytes_read, bytes_written
-        Bytes in system calls, even if no disk was involved.
+        Bytes in system calls, with or without disk access; None if the system does not count them.
     peak_memory
         Largest resident memory in bytes, libraries included.
     """

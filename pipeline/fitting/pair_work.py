@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, RowSource, concatenate_blocks, iter_blocks
-from pipeline.executors.base import Executor, limit_blas_threads
+from pipeline.executors.base import Executor, count_cpus, limit_blas_threads
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.executors.threads import count_cpus
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanCompareRows, CanTabulatePairs
 from pipeline.models.state import FitState

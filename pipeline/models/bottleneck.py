@@ -49,7 +49,7 @@ from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemo
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.three_layers import (
+from pipeline.numerics.networks.layered_network import (
     ThreeLayerNetwork,
     compute_hidden_units,
     compute_outputs,

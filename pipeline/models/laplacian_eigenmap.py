@@ -52,17 +52,15 @@ from pipeline.models.base import Model
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.bits.packed_rows import BitRows, find_equal_rows, unpack_bytes
-from pipeline.numerics.graphs.nearest_rows import (
+from pipeline.numerics.graphs.neighbours import (
     NearestRows,
     NumberedRows,
-    empty_nearest,
-    merge_nearest,
-)
-from pipeline.numerics.graphs.neighbour_graph import (
     connect_components,
+    empty_nearest,
     find_nearest_vertices,
     label_connected_components,
     laplacian_eigenvectors,
+    merge_nearest,
     neighbour_edges,
 )
 from pipeline.params import array_field, optional_array_field

@@ -37,21 +37,23 @@ class InformationInverse(NamedTuple):
 
 
 def invert_information(information: Array, directions: Array) -> InformationInverse:
-    """Invert the information within the directions in which parameters are free.
+    """Invert the information within the directions in which the parameters are free.
 
     Parameters
     ----------
     information
         Information, (p, p).
     directions
-        Basis of these directions, (p, n_directions).
+        Basis of the free directions, (p, n_directions).
     """
-    along = directions.T @ information @ directions
-    scale = 1 / np.sqrt(np.maximum(np.diag(along), 1e-300))
-    values, vectors = scipy.linalg.eigh(scale[:, None] * along * scale)
-    known = values > _SINGULAR_SHARE * values.max(initial=0.0)
-    root = directions @ (scale[:, None] * vectors[:, known]) / np.sqrt(values[known])
-    unidentified = ((directions @ vectors[:, ~known]) ** 2).sum(axis=1)
+    projected = directions.T @ information @ directions
+    scale = 1 / np.sqrt(np.maximum(np.diag(projected), 1e-300))
+    values, vectors = scipy.linalg.eigh(scale[:, None] * projected * scale)
+    is_informative = values > _SINGULAR_SHARE * values.max(initial=0.0)
+    root = (
+        directions @ (scale[:, None] * vectors[:, is_informative]) / np.sqrt(values[is_informative])
+    )
+    unidentified = ((directions @ vectors[:, ~is_informative]) ** 2).sum(axis=1)
     return InformationInverse(root @ root.T, unidentified)
 
 

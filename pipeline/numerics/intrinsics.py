@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 
 def make_fma(kind: Any) -> Any:
-    """Return an intrinsic for a b + c, rounded once, of numbers of this type."""
+    """Return an intrinsic for a b + c, rounded once, of numbers of type `kind`."""
 
     def define(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -21,7 +21,7 @@ def make_fma(kind: Any) -> Any:
 
 
 def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
-    """Return an intrinsic for 2**k, where k is in the low bits of a number.
+    """Return an intrinsic for 2**k, where k is stored in the low bits of a number.
 
     Parameters
     ----------
@@ -36,7 +36,9 @@ def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
 
     def define(typing_context: Any, k: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            integer, real = (context.get_value_type(of) for of in (same_width, kind))
+            integer, real = (
+                context.get_value_type(number_type) for number_type in (same_width, kind)
+            )
             exponent = builder.shl(builder.bitcast(arguments[0], integer), integer(n_mantissa_bits))
             return builder.bitcast(builder.add(exponent, integer(bias << n_mantissa_bits)), real)
 

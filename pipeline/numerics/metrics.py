@@ -1,4 +1,4 @@
-"""Reconstruction losses, and the similarity of mixing matrices."""
+"""Reconstruction losses, similarity of mixing matrices, and agreement of neighbourhoods."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from pipeline.errors import FitError
 
 MIN_PROBABILITY = 1e-6
 """Probabilities are clipped this far from 0 and 1, so that a wrong certain bit stays finite."""
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+NOT_AMONG_OTHERS = -1
+"""Place of a row that is not among the others."""
 
 
 def reconstruction_losses(
@@ -115,3 +119,88 @@ def _normalize_columns(mixing: NDArray[np.float64], name: str) -> NDArray[np.flo
     lengths = np.linalg.norm(scaled, axis=0)
     directions: NDArray[np.float64] = scaled / np.where(lengths > 0, lengths, 1)
     return directions
+
+
+def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
+    """Find the k nearest neighbours of each row, the nearest first; ties go to the earlier row.
+
+    Parameters
+    ----------
+    distances
+        Distances of each row to the other rows, (n_rows, n_others), n_others > k.
+    k
+        Number of neighbours per row.
+    own
+        Place of each row among the other rows, or `NOT_AMONG_OTHERS`, (n_rows,). A row is not its
+        own neighbour.
+
+    Returns
+    -------
+    ndarray
+        Places among the other rows, (n_rows, k).
+    """
+    limits = np.partition(distances, k, axis=1)[:, k, None]
+    is_nearer, is_tied = distances < limits, distances == limits
+    room = k + 1 - is_nearer.sum(axis=1, keepdims=True)
+    chosen = is_nearer | (is_tied & (np.cumsum(is_tied, axis=1, dtype=np.int32) <= room))
+    places = np.nonzero(chosen)[1].reshape(-1, k + 1)
+    order = np.argsort(np.take_along_axis(distances, places, axis=1), axis=1, kind="stable")
+    places = np.take_along_axis(places, order, axis=1)
+    is_other = places != own[:, None]
+    is_other[is_other.all(axis=1), -1] = False
+    nearest: Indices = places[is_other].reshape(-1, k)
+    return nearest
+
+
+def trustworthiness(original: Array, coded: Array, k: int) -> float:
+    """Measure whether neighbours in the codes are also neighbours in the data.
+
+    1 − 2 / (n k (2n − 3k − 1)) Σ_i Σ_{j ∈ U_i} (r(i, j) − k), where U_i are the rows among the k
+    nearest of row i in the codes that are not among its k nearest in the data, and r(i, j) is the
+    rank of row j by its distance from row i in the data. With the two spaces exchanged, this is
+    continuity: whether neighbours in the data are also neighbours in the codes.
+
+    Venna and Kaski (2001), Neighborhood preservation in nonlinear projection methods: an
+    experimental study, ICANN.
+
+    Parameters
+    ----------
+    original, coded
+        Distances of all rows in the two spaces, (n_rows, n_rows).
+    k
+        Number of neighbours per row, fewer than half of the rows.
+
+    Returns
+    -------
+    float
+        In [0, 1]; about 0.5 for random neighbours.
+    """
+    n = len(original)
+    near = find_nearest_places(coded, k, np.arange(n))
+    too_far = np.maximum(_distance_ranks(original, near) - k, 0).sum()
+    return float(1 - 2 * too_far / (n * k * (2 * n - 3 * k - 1)))
+
+
+def _distance_ranks(distances: Array, rows: Indices) -> Indices:
+    """Return the ranks, from 1, of `rows` among all other rows by their distance from each row."""
+    n = len(distances)
+    places, own = np.arange(n), distances.diagonal()[:, None]
+    ranks = np.empty(rows.shape, np.int64)
+    for column, j in enumerate(rows.T[:, :, None]):
+        limits = np.take_along_axis(distances, j, axis=1)
+        precedes = (distances < limits) | ((distances == limits) & (places < j))
+        own_precedes = (own < limits) | ((own == limits) & (places[:, None] < j))
+        ranks[:, column] = 1 + precedes.sum(axis=1) - own_precedes[:, 0]
+    return ranks
+
+
+def majority_label(labels: Indices) -> Indices:
+    """Return the most common label of each row's neighbours, (n_rows,); the nearest breaks ties.
+
+    Parameters
+    ----------
+    labels
+        Labels of the neighbours, the nearest first, (n_rows, k).
+    """
+    votes = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
+    return np.take_along_axis(labels, votes.argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -20,7 +20,7 @@ def _mix_bits(z: np.uint64) -> np.uint64:
 
 @njit(nogil=True, cache=True)
 def make_row_state(key: np.uint64, row: int) -> np.uint64:
-    """Return the random state of a row; `key` is that of the `RowRandom`."""
+    """Return the random state of a row, given the key of its `RowRandom`."""
     return _mix_bits(np.uint64(row) * _GOLDEN_RATIO + key)
 
 

@@ -1,8 +1,8 @@
-"""Pairs of features that are too many for one table, counted in strips of features.
+"""Count the pairs of features strip by strip, if they are too many for one table.
 
 A task reads all chunks one by one and counts the pairs of its strip's features with each other and
-with all later features; earlier strips have the other pairs. Workers write the results to storage,
-from where they are read strip by strip.
+with all later features. Pairs with earlier features belong to earlier strips. Workers write the
+results to storage, from which they are read strip by strip.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pipeline.passes.row_ranges import ArrayDescriptions, Arrays, RowRange
 MIN_STRIP_HEIGHT = 16
 _MAX_STRIP_HEIGHT, _STRIP_CELLS = 512, 1 << 21
 _CELL_BYTES = 32
-"""Per pair in a task: counts, the estimate in float64 and as it is stored, and its status."""
+"""Memory per pair in a task: counts, the estimate in float64 and as stored, and its status."""
 _CONCATENATED_BYTES = 128 << 20
-"""Of concatenated small chunks, their masks, and the kernel's copies."""
+"""Memory of concatenated small chunks, their masks, and the kernel's copies."""
 
 
 @dataclass(frozen=True)
 class FeaturePairJob:
-    """What all tasks share; small enough to send with each of them.
+    """The job that all tasks share, small enough to send with each task.
 
     Attributes
     ----------
     tabulate
-        Computes the arrays of a strip from its features and all chunks, see
+        Computes the arrays of a strip from its features and all chunks; see
         `CanTabulatePairs.tabulate`.
     rows
         The rows to count.
     height
-        Features of a strip.
+        Number of features per strip.
     """
 
     label: ClassVar[str] = "pair tables"
@@ -58,7 +58,7 @@ class FeaturePairJob:
         return self.tabulate(slice(strip.start, strip.stop), self._iter_chunks())
 
     def _iter_chunks(self) -> Iterator[PackedChunk]:
-        """Read the chunks one by one, without those that have no rows (skipped damaged chunks)."""
+        """Read the chunks one by one; skip chunks without rows, which are damaged ones."""
         for key in range(self.rows.n_chunks):
             check_cancelled()
             chunk = self.rows.read(key)
@@ -66,13 +66,13 @@ class FeaturePairJob:
                 yield chunk
 
     def describe_arrays(self) -> ArrayDescriptions:
-        """Describe the arrays that strips are stored in, learned from a strip of no features."""
+        """Describe the stored arrays of a strip, by tabulating a strip without features."""
         n = self.rows.n_features
         arrays = self.tabulate(slice(n, n), iter(()))
         return {name: (("feature_j",), (n,), str(a.dtype)) for name, a in arrays.items()}
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
-        """Return the number of features, which are split as if they lay in one chunk."""
+        """Return the number of features as that of a single chunk, so that features are split."""
         return [self.rows.n_features]
 
     def choose_range_length(self, total: int) -> int:
@@ -80,22 +80,16 @@ class FeaturePairJob:
         return self.height
 
     def count_rows_done(self, stop: int) -> int:
-        """Return 0: every task reads all rows, so none are done before the last."""
+        """Return 0: every task reads all rows, so no row is done before the last task."""
         return 0
 
 
 def choose_strip_height(n_features: int, n_threads: int, spare: int | None) -> int:
-    """Choose the number of features per strip; it depends on `n_features` unless memory is short.
+    """Choose the number of features per strip, from `n_features` alone unless memory is short.
 
     A strip is high enough that reading a chunk takes little time compared to counting it, and low
-    enough that the sums stay small.
-
-    Parameters
-    ----------
-    n_features, n_threads
-        Number of features, and of concurrent tasks.
-    spare
-        Bytes available beyond the memory of strips of `MIN_STRIP_HEIGHT`; None is unlimited.
+    enough that the sums stay small. `n_threads` tasks run at the same time; `spare` is the memory
+    in bytes beyond that of strips of `MIN_STRIP_HEIGHT`, None if unlimited.
     """
     height = max(_MAX_STRIP_HEIGHT // 2, min(_MAX_STRIP_HEIGHT, _STRIP_CELLS // n_features))
     minimum = estimate_strip_memory(MIN_STRIP_HEIGHT, n_features)

@@ -51,12 +51,12 @@ def split_chunks_into_groups(n_chunks: int, first: int = 0) -> list[range]:
 
 @dataclass(frozen=True)
 class MergedChunks(Generic[M]):
-    """The sum of the leading chunks, merged as far as the tree allows for any chunks to come.
+    """The sum of the leading chunks, merged only so far that more chunks can be appended.
 
     Attributes
     ----------
     n_chunks
-        Number of these chunks.
+        Number of leading chunks.
     stack
         Merged groups, each with its height in the tree.
     open_group
@@ -68,9 +68,9 @@ class MergedChunks(Generic[M]):
     open_group: M | None = None
 
     def add_groups(self, parts: Iterable[tuple[range, M | None]]) -> MergedChunks[M]:
-        """Add groups: pairs of their chunks and their sum.
+        """Add groups, each a pair of its chunks and its sum, which is None without rows.
 
-        The sum of the first group includes `open_group`. None stands for no rows.
+        The sum of the first group includes `open_group`.
         """
         n_chunks, stack, open_group = self.n_chunks, list(self.stack), self.open_group
         for keys, part in parts:
@@ -92,12 +92,12 @@ class MergedChunks(Generic[M]):
 def tree_merge(parts: Iterable[M]) -> M:
     """Merge partial results in order along a fixed binary tree.
 
-    Holds at most log2(number of parts) of them at a time.
+    At most log2(number of parts) partial results are held at the same time.
 
     Raises
     ------
     ValueError
-        If there are none.
+        If there are no parts.
     """
     stack: list[tuple[int, M]] = []
     for part in parts:
@@ -152,7 +152,7 @@ class GroupTask(NamedTuple, Generic[S]):
     keys
         The chunks.
     before
-        Sum of the group's earlier chunks, if it was kept.
+        Sum of the group's earlier chunks, if it was stored.
     part, n_parts
         The task sums every `n_parts`-th block of the group, from block `part` on.
     """
@@ -214,13 +214,13 @@ def collect_groups(
     label
         Name of the pass, shown as progress.
     tiles
-        Sets of feature pairs, each summed in a sweep of its own.
+        Sets of feature pairs, each summed in a separate sweep.
     progress
         Called after every task.
     kept
         Stored sums over leading chunks.
     n_parts
-        Tasks per group. The blocks of a group are dealt to them, and each reads all its chunks.
+        Tasks per group. Each task reads all chunks of the group and sums its share of the blocks.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def collect_groups(
     with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as mapped:
         results = _merge_parts(_iter_with_progress(mapped, len(tasks), label, progress), n_parts)
         for tile, before, tile_tasks in zip(tiles, known, tasks_by_tile, strict=True):
-            # `zip` asks the tasks first: when they end, no further result is taken.
+            # `zip` asks for a task before it asks for a result, so no result is lost at the end.
             groups = zip((task.keys for task in tile_tasks[::n_parts]), results, strict=False)
             merged = before.add_groups(groups)
             kept.save(tile, merged)
@@ -245,10 +245,7 @@ def collect_groups(
 
 
 def count_parts_per_group(n_chunks: int) -> int:
-    """Return how many tasks share a group so that some threads have work.
-
-    The result depends on the data alone, not on the number of threads.
-    """
+    """Return the number of tasks per group, more for few groups; it depends on the data alone."""
     return max(1, _MIN_TASKS // max(1, len(split_chunks_into_groups(n_chunks))))
 
 
@@ -290,7 +287,7 @@ def _iter_with_progress(
 def reduce_group(
     fold: GroupReducer[S], read: Callable[[int], PackedChunk], task: GroupTask[S]
 ) -> S | None:
-    """Sum a group, reading its chunks one by one; None if the split has no rows in it."""
+    """Sum a group, reading its chunks one by one; return None if it has no rows of the split."""
 
     def read_blocks() -> Iterator[BinaryBlock]:
         blocks = (replace(b, tile=task.tile) for key in task.keys for b in iter_blocks(read(key)))
@@ -308,7 +305,7 @@ def sum_blocks(
 ) -> S | None:
     """Summarize the blocks of a group one by one, and merge them in order.
 
-    `add` may change the sum in place, so it is used only for a sum that this function created.
+    `add` may change the sum in place, so it is called only on a sum that this function created.
     """
     total, is_own = before, False
     for block in blocks():

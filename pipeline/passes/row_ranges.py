@@ -1,7 +1,7 @@
-"""Ranges of rows: the work of a task whose results have one entry per row.
+"""Ranges of rows, the work of a task whose results have one entry per row.
 
-A range may lie in several chunks. How rows are split depends only on their number and on the shape
-of the results.
+A range may span several chunks. The ranges depend only on the number of rows and on the shape of
+the results.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RangeBlockRows(NamedTuple):
 
 
 class RangeStore(Protocol):
-    """Where ranges are written, such as `storage.codes.codes.CodesWriter`."""
+    """Stores ranges; implemented by `storage.codes.codes.CodesWriter`, for example."""
 
     def __call__(self, key: int, arrays: Arrays) -> list[int]:
         """Write a range and return the checksum of each array."""
@@ -110,8 +110,8 @@ def write_range(
 def choose_rows_per_range(arrays: ArrayDescriptions, n_rows: int) -> int:
     """Choose the number of rows per range.
 
-    Results take long to compute. Small data are split more finely than their size requires, so that
-    all workers have work and the loss of one range costs little.
+    Small data are split more finely than memory requires, because results take long to compute: all
+    workers have work, and the loss of one range costs little.
     """
     sizes = (np.dtype(dtype).itemsize * int(np.prod(shape)) for _, shape, dtype in arrays.values())
     even = min(max(-(-n_rows // _TARGET_RANGES), _MIN_ROWS), _MAX_ROWS, n_rows)
@@ -169,7 +169,7 @@ def fill_places(
 
 
 def _compute_places(blocks: Sequence[BinaryBlock], first: int) -> list[NDArray[np.int64]]:
-    """Return the position of every row of a chunk's blocks, whose first row is at `first`."""
+    """Return the positions of the rows of a chunk, block by block; the first row is at `first`."""
     rows = np.concatenate([block.rows for block in blocks])
     offsets = rows - rows.min()
     present = np.zeros(int(offsets.max()) + 1, np.bool_)

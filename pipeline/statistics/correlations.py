@@ -10,8 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import MapFunction
-from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
-from pipeline.numerics.gaussian.tetrachoric import PairStatus, arcsine_correlation, tetrachoric
+from pipeline.numerics.gaussian.pair_tables import (
+    PairStatus,
+    arcsine_correlation,
+    joint_count_quantiles,
+    tetrachoric,
+)
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.counts import PairCounts, PairTable
 from pipeline.statistics.sums import Array, Counts

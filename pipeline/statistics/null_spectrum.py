@@ -21,7 +21,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
+from pipeline.numerics.gaussian.pair_tables import joint_count_quantiles
 from pipeline.numerics.spectra.noise_spectrum import (
     GroupedNoise,
     draw_edge_points,

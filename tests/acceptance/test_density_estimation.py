@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import RowSource
 from pipeline.evaluation.evaluate import EvaluatedModel, make_baseline_models, score_rows
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture

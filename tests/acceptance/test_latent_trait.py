@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
 from storage.dataset.writer import create_dataset

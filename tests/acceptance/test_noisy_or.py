@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from pipeline.data.blocks import pack_block
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.gibbs import enumerate_log_probabilities

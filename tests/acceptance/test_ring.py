@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from flows.data.datasets import open_dataset_or_example
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState

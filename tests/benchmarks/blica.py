@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.executors.base import limit_blas_threads
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.gaussian_likelihood import maximise_from_seeds

@@ -14,9 +14,8 @@ from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
 from pipeline.data.blocks import RowSource
-from pipeline.executors.base import Executor, SerialExecutor
+from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.executors.dask import DaskExecutor
-from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState

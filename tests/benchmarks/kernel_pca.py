@@ -18,8 +18,7 @@ from sklearn.decomposition import KernelPCA as Peer
 from sklearn.kernel_approximation import Nystroem
 from threadpoolctl import threadpool_limits
 
-from pipeline.executors.base import Executor, SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.kernel_pca import KernelPCA
 from storage.dataset.dataset import open_dataset

@@ -18,8 +18,7 @@ from dask.system import CPU_COUNT
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.executors.base import Executor, SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.em import LatentTraitParams, make_params
 from pipeline.models.latent_trait.model import LatentTrait

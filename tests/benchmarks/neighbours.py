@@ -22,10 +22,9 @@ from threadpoolctl import threadpool_limits
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.evaluation.neighbourhoods import NearestRowSearch
-from pipeline.executors.base import Executor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import Executor, ThreadsExecutor
 from pipeline.fitting.pair_work import RowPairJob, run_in_memory
-from pipeline.numerics.graphs.nearest_rows import Metric
+from pipeline.numerics.graphs.neighbours import Metric
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes

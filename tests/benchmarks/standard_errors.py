@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import expit
 
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,

@@ -11,7 +11,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import multivariate_normal
 
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
-from pipeline.numerics.gaussian.tetrachoric import tetrachoric
+from pipeline.numerics.gaussian.pair_tables import tetrachoric
 
 N_ROWS = 100_000
 TILE = (256, 4000)

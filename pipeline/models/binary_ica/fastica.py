@@ -41,9 +41,8 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.affine_rows import affine_outputs
-from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.numerics.spectra.linear_ica import fast_ica
+from pipeline.numerics.networks.boltzmann_rows import affine_outputs
+from pipeline.numerics.spectra.linalg import fast_ica, fix_signs
 from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins

@@ -65,9 +65,13 @@ from pipeline.models.binary_ica.scoring_steps import (
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.orthant import MAX_FEATURES
-from pipeline.numerics.probit.orthant_scores import orthant_scores
-from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadrature_scores
-from pipeline.numerics.probit.probit_scores import ProbitScores, ep_scores
+from pipeline.numerics.probit.probit_scores import (
+    MAX_COMPONENTS,
+    ProbitScores,
+    ep_scores,
+    orthant_scores,
+    quadrature_scores,
+)
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.sums import ScoreSums

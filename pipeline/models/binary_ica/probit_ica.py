@@ -16,10 +16,10 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.numerics.gaussian.pair_likelihood import log_cells
+from pipeline.numerics.gaussian.pair_tables import log_cells
 from pipeline.numerics.probit.expectation_propagation import ProbitPosterior, probit_posterior
 from pipeline.numerics.probit.orthant import MAX_FEATURES, log_orthant_probability
-from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadrature_scores
+from pipeline.numerics.probit.probit_scores import MAX_COMPONENTS, quadrature_scores
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]

@@ -48,7 +48,7 @@ from pipeline.models.binary_ica.segment_correlations import (
     estimate_segments,
     find_ridge,
 )
-from pipeline.numerics.gaussian.pair_likelihood import pair_log_likelihood
+from pipeline.numerics.gaussian.pair_tables import pair_log_likelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts, PairTable
 

@@ -54,7 +54,7 @@ from pipeline.models.base import Model
 from pipeline.models.clipped_pca.standard_errors import MAX_FEATURES, add_standard_errors
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.spectra.lanczos import (
     LeadingSpectrum,

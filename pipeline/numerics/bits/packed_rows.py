@@ -87,8 +87,8 @@ def find_equal_rows(rows: BitRows, known: BitRows) -> tuple[RowPlaces, RowPlaces
 
 def _row_keys(rows: BitRows) -> NDArray[np.void]:
     """Return the values and mask of each row as one item, (n_rows,)."""
-    both = np.vstack([rows.words, rows.mask]).T
-    return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()
+    contents = np.vstack([rows.words, rows.mask]).T
+    return np.ascontiguousarray(contents).view(f"V{8 * contents.shape[1]}").ravel()
 
 
 def full_mask_words(n_features: int) -> Words:

@@ -26,7 +26,7 @@ from scipy.linalg.blas import dsyrk
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.numerics.bits.packed_rows import BitRows
-from pipeline.numerics.graphs.nearest_rows import (
+from pipeline.numerics.graphs.neighbours import (
     GROUP,
     STRIP,
     allocate_aligned,
@@ -52,28 +52,28 @@ def squared_distances(left: BitRows, right: BitRows) -> Array:
 
 def gaussian_kernel(left: BitRows, right: BitRows, width: float) -> Array:
     """Return k of every pair, (n_left, n_right), for a width h."""
-    filled = _look_up_pairs(left, right, _kernel_by_count(left.n_features, width))
+    values = _look_up_pairs(left, right, _kernel_by_count(left.n_features, width))
     if left.observed is None and right.observed is None:
-        return filled
-    filled *= -0.5 / width**2
-    return np.exp(filled, out=filled)
+        return values
+    values *= -0.5 / width**2
+    return np.exp(values, out=values)
 
 
 def multiply_kernel(left: BitRows, right: BitRows, width: float, columns: Array) -> Array:
-    """Multiply the matrix of k by columns, (n_right, n): (n_left, n).
+    """Multiply the matrix of k by columns, (n_right, n); return (n_left, n).
 
-    Every row is summed by itself, so its result does not depend on the other rows.
+    Rows are summed separately, so that a row's result does not depend on the other rows.
     """
     product = np.zeros((left.n_rows, columns.shape[1]))
     step = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
     for start in range(0, left.n_rows, step):
-        part = slice(start, start + step)
-        _add_products(gaussian_kernel(left.take(part), right, width), columns, product[part])
+        rows = slice(start, start + step)
+        _add_products(gaussian_kernel(left.take(rows), right, width), columns, product[rows])
     return product
 
 
 def multiply_kernel_by_vector(left: BitRows, right: BitRows, width: float, vector: Array) -> Array:
-    """Multiply the matrix of k by a vector, (n_right,): (n_left,); the matrix is never stored."""
+    """Multiply the matrix of k by a vector, (n_right,), without storing it; return (n_left,)."""
     product = np.zeros(left.n_rows)
     if left.observed is None and right.observed is None:
         own, others = (np.ascontiguousarray(side.words) for side in (left, right))
@@ -81,8 +81,8 @@ def multiply_kernel_by_vector(left: BitRows, right: BitRows, width: float, vecto
         return product
     step = max(1, _CELLS_AT_ONCE // max(1, right.n_rows))
     for start in range(0, left.n_rows, step):
-        part = slice(start, start + step)
-        product[part] = gaussian_kernel(left.take(part), right, width) @ vector
+        rows = slice(start, start + step)
+        product[rows] = gaussian_kernel(left.take(rows), right, width) @ vector
     return product
 
 
@@ -123,7 +123,7 @@ def _fill_by_count(own: Words, others: Words, by_count: Array, values: Array) ->
 def _add_kernel_products(
     own: Words, others: Words, by_count: Array, vector: Array, product: Array
 ) -> None:
-    """Add to each row the values of all others, looked up by counts, times the vector."""
+    """Add the vector's products with each row's values, which are looked up by counts."""
     n_rows = len(product)
     own, counts, minima = (
         pad_rows(own, n_rows),
@@ -143,22 +143,22 @@ def _add_kernel_products(
 
 @_kernel
 def _fill_observed(
-    own: Words, own_seen: Words, others: Words, seen: Words, n_features: int, values: Array
+    own: Words, own_mask: Words, others: Words, other_masks: Words, n_features: int, values: Array
 ) -> None:
     n_rows, n_others = values.shape
-    own, own_seen = pad_rows(own, n_rows), pad_rows(own_seen, n_rows)
-    counts, far = (
+    own, own_mask = pad_rows(own, n_rows), pad_rows(own_mask, n_rows)
+    counts, distances = (
         allocate_aligned(3 * STRIP).reshape(3, STRIP),
         allocate_aligned(STRIP).view(np.float64),
     )
     for start in range(0, n_others, STRIP):
-        some = slice(start, start + STRIP)
-        strip, strip_seen = pad_rows(others[:, some], STRIP), pad_rows(seen[:, some], STRIP)
+        span = slice(start, start + STRIP)
+        strip, strip_mask = pad_rows(others[:, span], STRIP), pad_rows(other_masks[:, span], STRIP)
         for i in range(n_rows):
-            count_observed(False, own, own_seen, i, strip, strip_seen, counts)
-            divide_counts(np.float64(n_features), counts, far)
+            count_observed(False, own, own_mask, i, strip, strip_mask, counts)
+            divide_counts(np.float64(n_features), counts, distances)
             for j in range(start, min(start + STRIP, n_others)):
-                values[i, j] = far[j - start]
+                values[i, j] = distances[j - start]
 
 
 @_kernel
@@ -185,7 +185,7 @@ class KernelComponents(NamedTuple):
         Eigenvalues of the centred kernel matrix of all rows, falling, (n_components,): sums of
         squared codes.
     directions
-        (n_rows or n_landmarks, n_components).
+        Weights of the rows or landmarks in each component, (n_rows or n_landmarks, n_components).
     offsets
         Offsets that centre the codes, (n_components,).
     """
@@ -241,16 +241,16 @@ def sum_kernel(rows: BitRows, landmarks: BitRows, width: float) -> KernelSums:
 
 
 class KernelDecomposition(NamedTuple):
-    """Components, and the total variance they are a part of.
+    """Components, and the total variance.
 
     Attributes
     ----------
     components
         The components.
     total
-        Trace of the centred kernel matrix of all rows.
+        Total variance: the trace of the centred kernel matrix of all rows.
     lost_share
-        Share of the trace of the kernel matrix outside the span of the landmarks; 0 without them.
+        Share of the kernel matrix's trace outside the span of the landmarks; 0 without landmarks.
     """
 
     components: KernelComponents
@@ -261,7 +261,7 @@ class KernelDecomposition(NamedTuple):
 def decompose_rows(
     rows: BitRows, times: Counts, width: float, n_leading: int, map_items: MapFunction
 ) -> KernelDecomposition:
-    """Find the components of distinct rows with their counts.
+    """Find the components, given the distinct rows and their counts.
 
     S H K Hᵀ S, where S is the diagonal of the square roots of the counts, has the eigenvalues of
     the centred matrix of all rows. For many rows the matrix is not stored: its products are mapped
@@ -272,7 +272,7 @@ def decompose_rows(
     rows
         The rows, each with an observed value.
     times
-        Count of each, (n_rows,).
+        Count of each row, (n_rows,).
     width
         Width of the kernel.
     n_leading
@@ -317,8 +317,8 @@ def _multiply_kernel_matrix(
 
 
 def _multiply_kernel_part(rows: BitRows, width: float, vector: Array, start: int) -> Array:
-    some = rows.take(slice(start, start + _ROWS_PER_TASK))
-    return multiply_kernel_by_vector(some, rows, width, vector)
+    part = rows.take(slice(start, start + _ROWS_PER_TASK))
+    return multiply_kernel_by_vector(part, rows, width, vector)
 
 
 def _lanczos_eigenpairs(
@@ -370,9 +370,9 @@ def decompose_landmarks(
     spanned = values > _MIN_EIGENVALUE_SHARE * values[-1]
     basis = vectors[:, spanned] / np.sqrt(values[spanned])
     scatter = basis.T @ sums.scatter @ basis
-    inner, turned = leading_eigenpairs((scatter + scatter.T) / 2, n_leading)
+    inner, rotated = leading_eigenpairs((scatter + scatter.T) / 2, n_leading)
     places = _significant_places(inner, n_leading)
-    components = _orient_components(inner[places], basis @ turned[:, places], sums.mean)
+    components = _orient_components(inner[places], basis @ rotated[:, places], sums.mean)
     span = float(np.einsum("lk,lm,mk->", basis, sums.products, basis, optimize=True))
     outside = max(0.0, sums.n_rows - span)
     return KernelDecomposition(
@@ -392,14 +392,14 @@ def choose_landmarks(
     rows
         Distinct rows to choose from.
     times
-        Count of each, (n_rows,).
+        Count of each row, (n_rows,).
     width
         Width of the kernel.
     n_landmarks
         Number of landmarks; fewer are chosen if all other rows coincide with them.
     rng
-        Generator of the draws. A row's chance is its count times the squared distance to the
-        nearest landmark so far.
+        Generator of the draws. A row's chance is its count times its squared distance to the
+        nearest landmark drawn before.
 
     Returns
     -------
@@ -407,31 +407,30 @@ def choose_landmarks(
         Places of the landmarks in drawing order, (n_chosen,).
     """
     chosen: list[int] = []
-    apart = np.ones(len(times))  # squared distance to the nearest landmark, 2 − 2 k, halved
-    while len(chosen) < n_landmarks and (chances := times * apart).any():
+    separations = np.ones(len(times))  # squared distance to the nearest landmark, 2 − 2 k, halved
+    while len(chosen) < n_landmarks and (chances := times * separations).any():
         place = int(rng.choice(len(times), p=chances / chances.sum()))
         chosen.append(place)
         kernel = gaussian_kernel(rows.take(slice(place, place + 1)), rows, width)
-        apart = np.minimum(apart, 1.0 - kernel[0])
+        separations = np.minimum(separations, 1.0 - kernel[0])
     return np.array(chosen, np.int64)
 
 
 def half_agreement(
-    whole: KernelComponents, landmarks: BitRows, width: float, sums: KernelSums, n_components: int
+    full: KernelComponents, landmarks: BitRows, width: float, sums: KernelSums, n_components: int
 ) -> float:
     """Measure how well the first half of the landmarks reproduces the leading codes.
 
     Returns
     -------
     float
-        Mean squared canonical correlation between the codes of all landmarks and those of the first
-        half: 1 if they span the same space.
+        Mean squared canonical correlation between codes by all landmarks and codes by the first
+        half; 1 if they span the same space.
     """
     first = slice(-(-landmarks.n_rows // 2))
     half_sums = sums.take(first)
     half = decompose_landmarks(landmarks.take(first), width, half_sums, n_components).components
     a, b = (
-        c.directions[:, :n_components] / np.sqrt(c.eigenvalues[:n_components])
-        for c in (whole, half)
+        c.directions[:, :n_components] / np.sqrt(c.eigenvalues[:n_components]) for c in (full, half)
     )
     return float(np.square(a.T @ sums.scatter[:, first] @ b).sum() / a.shape[1])

@@ -13,8 +13,8 @@ where the v_l are the weights of points that represent the density r_n. The poin
 * points across the edges that very steep items give the posterior (`place_steep_points`);
 * random draws (importance sampling).
 
-The moments of x are those of the weights u_nl. A row costs n_points n_features q operations of
-about 10 ns.
+The moments of x are those of the points with the weights u_nl. A row costs n_points n_features q
+operations of about 10 ns. Rows are processed one by one, and no row's result depends on other rows.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
+from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.logistic.centred_kernels import (
-    EDGE_REACH,
-    fill_modes,
-    fill_steepest_edges,
-    integrate_rows,
-)
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
+from pipeline.numerics.logistic.logistic_lanes import (
+    copy,
+    expm1_minus,
+    fill,
+    fma,
+    inlined,
+    kernel,
+)
 from pipeline.random import RowRandom
 
 Bits = NDArray[np.uint8]
@@ -58,6 +61,9 @@ _HERMITE_ERROR_POWER, _TRAPEZOID_ERROR_POWER = 2.0, 1.5
 _PROPOSAL_STRETCH, _PRIOR_SHARE = 1.2, 0.1  # of the Gaussian; share of draws from the prior
 _POINT_SPREAD, _MAX_POINT_SPREAD = 3.0, 3.0  # c β, and the largest c
 _BATCH_ENTRIES = 2**19  # coordinates of points: 4 MiB
+_FACTORS = 512  # factors of at most 2 per logarithm: 2**512 does not overflow
+EDGE_REACH = 5.0  # standard deviations within which an edge matters
+_MAX_STEPS, _MIN_GAIN = 50, 1e-8  # of Newton's method; nats
 
 
 class RowGaussians(NamedTuple):
@@ -143,13 +149,13 @@ def posterior_by_quadrature(X: Bits, observed: Bits | None, items: TraitItems) -
         _find_steepest_edges(mask, items, at_mode), _find_steepest_edges(mask, items, by_moments)
     )
     has_edge = edges > _MAX_STEEPNESS * math.sqrt(n_nodes)
-    hard = np.flatnonzero(has_edge | (posterior.standard_error > _ERROR_TOLERANCE))
-    if hard.size:
-        hard_mask = None if observed is None else observed[hard]
-        gaussians = RowGaussians(*(part[hard] for part in at_mode))
-        refined = _posterior_with_edges(X[hard], hard_mask, items, gaussians)
+    difficult = np.flatnonzero(has_edge | (posterior.standard_error > _ERROR_TOLERANCE))
+    if difficult.size:
+        difficult_mask = None if observed is None else observed[difficult]
+        gaussians = RowGaussians(*(part[difficult] for part in at_mode))
+        refined = _posterior_with_edges(X[difficult], difficult_mask, items, gaussians)
         for values, part in zip(posterior, refined, strict=True):
-            values[hard] = part
+            values[difficult] = part
     return posterior
 
 
@@ -405,19 +411,19 @@ def _find_axes(slopes: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]
         frame[:, k] = _unit_vectors(remaining[rows, steepest], frame[:, :k])
         centres[:, k] = np.clip(-offsets[rows, steepest] / beta, -EDGE_REACH, EDGE_REACH)
         widths[:, k] = _POINT_SPREAD / beta
-        along = (remaining * frame[:, None, k]).sum(axis=2)
-        remaining -= along[:, :, None] * frame[:, None, k]
+        projections = (remaining * frame[:, None, k]).sum(axis=2)
+        remaining -= projections[:, :, None] * frame[:, None, k]
     return frame, centres, widths
 
 
-def _unit_vectors(vectors: Floats, others: Floats) -> Floats:
+def _unit_vectors(vectors: Floats, axes: Floats) -> Floats:
     """Scale vectors, (n_rows, q), to length 1; replace 0 by a unit vector orthogonal to others."""
     q = vectors.shape[1]
     units = np.tile(np.eye(q), (len(vectors), 1, 1))
     candidates = np.concatenate([vectors[:, None], units], axis=1)
-    for other in np.swapaxes(others, 0, 1):
-        along = (candidates * other[:, None]).sum(axis=2)
-        candidates -= along[:, :, None] * other[:, None]
+    for axis in np.swapaxes(axes, 0, 1):
+        projections = (candidates * axis[:, None]).sum(axis=2)
+        candidates -= projections[:, :, None] * axis[:, None]
     size = np.sqrt((candidates**2).sum(axis=2))
     size[:, 0] *= 1e9  # prefers the given vector, unless it is rounding error
     best = np.argmax(size, axis=1)
@@ -433,3 +439,223 @@ def _place_on_axis(centre: Floats, width: Floats, reach: Floats, n: int) -> tupl
     positions = centre[:, None] + width[:, None] * np.sinh(y)
     length = (width * step)[:, None] * np.cosh(y) / np.sqrt(2 * np.pi)
     return positions, np.log(length)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def integrate_rows(
+    X: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    x: Floats,
+    log_weights: Floats,
+    second: Floats,
+    mean: Floats,
+    covariance: Floats,
+    log_likelihood: Floats,
+    standard_error: Floats,
+) -> None:
+    """Compute the posterior moments, log-likelihood and error of each row.
+
+    `second` holds the weights of a second rule relative to the points' weights; none for draws.
+    """
+    n_points = x.shape[1]
+    scores, scratch = np.empty(n_points), np.empty((x.shape[2] + 2, n_points))
+    for n in range(len(X)):
+        _add_log_conditionals(X[n], observed[n], weights, offsets, x[n], scratch, scores)
+        scores += log_weights[n]
+        largest = scores.max()
+        scores[:] = np.exp(scores - largest)
+        total = scores.sum()
+        scores /= total
+        log_likelihood[n] = largest + math.log(total)
+        standard_error[n] = (
+            _rule_difference(scores, second) if len(second) else _sampling_error(scores)
+        )
+        _moments_by_share(scores, x[n], mean[n], covariance[n])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _sampling_error(shares: Floats) -> float:
+    """Return the standard error of the log of a mean of draws with these shares."""
+    n = len(shares)
+    return math.sqrt(max((shares**2).sum() - 1 / n, 0.0) * n / (n - 1))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rule_difference(shares: Floats, second: Floats) -> float:
+    """Return the difference between the logs of two rules, at most 1 nat."""
+    total = 0.0
+    for point in range(len(shares)):
+        total += shares[point] * second[point]
+    return min(abs(math.log(total)), 1.0) if total > 0 else 1.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fill_steepest_edges(
+    observed: Bits, weights: Floats, offsets: Floats, mean: Floats, root: Floats, steepest: Floats
+) -> None:
+    """Compute the steepest slope among the observed items whose edge the row's Gaussian reaches.
+
+    Slopes, (n_samples,), are in units of the Gaussian.
+    """
+    q = mean.shape[1]
+    for n in range(len(mean)):
+        largest = 0.0
+        for i in range(len(weights)):
+            if observed[n, i]:
+                eta, size = offsets[i], 0.0
+                for k in range(q):
+                    eta += weights[i, k] * mean[n, k]
+                    slope = 0.0
+                    for j in range(k, q):
+                        slope += weights[i, j] * root[n, j, k]
+                    size += slope * slope
+                if eta * eta <= EDGE_REACH * EDGE_REACH * size:
+                    largest = max(largest, size)
+        steepest[n] = math.sqrt(largest)
+
+
+@kernel
+def _add_log_conditionals(
+    t: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    x: Floats,
+    scratch: Floats,
+    scores: Floats,
+) -> None:
+    """Compute log P(t | x) = −Σ_i log(1 + exp(∓η_i)) at all points.
+
+    The loops over points have no branches, so that they are vectorized.
+    """
+    product, eta, n_factors = scratch[-2], scratch[-1], 0
+    for k in range(x.shape[1]):
+        copy(x[:, k], scratch[k])
+    fill(scores, 0.0)
+    fill(product, 1.0)
+    for i in range(len(t)):
+        if observed[i]:
+            sign = 1.0 if t[i] else -1.0
+            fill(eta, sign * offsets[i])
+            for k in range(x.shape[1]):
+                _add_multiple(sign * weights[i, k], scratch[k], eta)
+            _multiply_factors(eta, scores, product)
+            n_factors += 1
+            if n_factors == _FACTORS:
+                _take_logarithms(product, scores)
+                n_factors = 0
+    _take_logarithms(product, scores)
+
+
+@inlined
+def _add_multiple(factor: float, source: Floats, out: Floats) -> None:
+    for point in range(len(out)):
+        out[point] = fma(factor, source[point], out[point])
+
+
+@inlined
+def _multiply_factors(eta: Floats, scores: Floats, product: Floats) -> None:
+    """Subtract log(1 + exp(−η)): max(−η, 0) at once, 1 + exp(−|η|) as a factor."""
+    for point in range(len(eta)):
+        scores[point] += min(eta[point], 0.0)
+        product[point] *= 2.0 + expm1_minus(abs(eta[point]))
+
+
+@inlined
+def _take_logarithms(product: Floats, scores: Floats) -> None:
+    for point in range(len(scores)):
+        scores[point] -= math.log(product[point])
+        product[point] = 1.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _log_conditional(t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats) -> float:
+    """Return log P(t | x) at one point."""
+    total = 0.0
+    for i in range(len(t)):
+        if observed[i]:
+            eta = offsets[i]
+            for k in range(len(x)):
+                eta += weights[i, k] * x[k]
+            eta = eta if t[i] else -eta
+            total += min(eta, 0.0) - math.log1p(math.exp(-abs(eta)))
+    return total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _moments_by_share(shares: Floats, x: Floats, mean: Floats, covariance: Floats) -> None:
+    """Compute the mean and covariance of points with these shares."""
+    mean[:], covariance[:] = 0.0, 0.0
+    for point in range(len(shares)):
+        for k in range(len(mean)):
+            mean[k] += shares[point] * x[point, k]
+    for point in range(len(shares)):
+        for k in range(len(mean)):
+            for j in range(k + 1):
+                gap = (x[point, k] - mean[k]) * (x[point, j] - mean[j])
+                covariance[k, j] += shares[point] * gap
+    for k in range(len(mean)):
+        for j in range(k):
+            covariance[j, k] = covariance[k, j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fill_modes(
+    X: Bits, observed: Bits, weights: Floats, offsets: Floats, mode: Floats, covariance: Floats
+) -> None:
+    """Compute modes, starting from the given ones, and covariances."""
+    q = mode.shape[1]
+    gradient, precision = np.empty(q), np.empty((q, q))
+    for n in range(len(X)):
+        row = (X[n], observed[n], weights, offsets)
+        for _ in range(_MAX_STEPS):
+            _fill_derivatives(*row, mode[n], gradient, precision)
+            step = np.linalg.solve(precision, gradient)
+            gain = (step * gradient).sum()
+            if gain < _MIN_GAIN:
+                break
+            mode[n] = _backtrack_step(*row, mode[n], step, gain)
+        covariance[n] = np.linalg.inv(precision)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _backtrack_step(
+    t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats, step: Any, gain: float
+) -> Any:
+    """Shorten a step until the posterior rises by a share of what its gradient predicts."""
+    start = _log_conditional(t, observed, weights, offsets, x) - 0.5 * (x**2).sum()
+    size = 1.0
+    while size > 1e-6:
+        trial = x + size * step
+        reached = _log_conditional(t, observed, weights, offsets, trial) - 0.5 * (trial**2).sum()
+        if reached >= start + 1e-4 * size * gain:
+            return trial
+        size *= 0.5
+    return x
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _fill_derivatives(
+    t: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    x: Floats,
+    gradient: Floats,
+    precision: Floats,
+) -> None:
+    """Compute the gradient of log p(x | t) and minus its Hessian."""
+    gradient[:] = -x
+    precision[:] = np.eye(len(x))
+    for i in range(len(t)):
+        if observed[i]:
+            eta = offsets[i]
+            for k in range(len(x)):
+                eta += weights[i, k] * x[k]
+            p = 1 / (1 + math.exp(-eta))
+            for k in range(len(x)):
+                gradient[k] += (t[i] - p) * weights[i, k]
+                for j in range(len(x)):
+                    precision[k, j] += p * (1 - p) * weights[i, k] * weights[i, j]

@@ -131,7 +131,7 @@ class LogisticParameters(NamedTuple):
 
 
 class LanePosteriors(NamedTuple):
-    """Posteriors; those of row l of word w are at [w, ..., l]."""
+    """Posteriors; row l of word w has its posterior at [w, ..., l]."""
 
     system: Floats  # (n_words, packed, LANES): −C, −μ and a remainder
     bound: Floats  # (n_words, LANES)
@@ -528,22 +528,22 @@ def _retire_lanes(
 ) -> int:
     """Output rows with a converged bound, move the others up, and return their number."""
     lanes, packed = work.lanes, out.system.shape[1]
-    rest, gap = get_system_entry(lanes, packed - 1), get_lane_row(lanes, GAP)
-    n_left = 0
+    remainder, gap = get_system_entry(lanes, packed - 1), get_lane_row(lanes, GAP)
+    n_remaining = 0
     for lane in range(n_active):
-        row, bound = work.rows[lane], -0.5 * (rest[lane] + gap[lane])
+        row, bound = work.rows[lane], -0.5 * (remainder[lane] + gap[lane])
         if is_last or abs(bound - work.bound[lane]) < tol:
             out.bound[w, row], out.rounds[w, row] = bound, rounds
             for s in range(packed):
                 out.system[w, s, row] = get_system_entry(lanes, s)[lane]
         else:
-            work.rows[n_left], work.bound[n_left] = row, bound
+            work.rows[n_remaining], work.bound[n_remaining] = row, bound
             for k in range(len(work.signs)):
-                work.signs[k, n_left] = work.signs[k, lane]
+                work.signs[k, n_remaining] = work.signs[k, lane]
             for s in range(packed):
-                get_system_entry(lanes, s)[n_left] = get_system_entry(lanes, s)[lane]
-            n_left += 1
-    return n_left
+                get_system_entry(lanes, s)[n_remaining] = get_system_entry(lanes, s)[lane]
+            n_remaining += 1
+    return n_remaining
 
 
 @kernel

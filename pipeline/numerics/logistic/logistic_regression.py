@@ -142,13 +142,13 @@ def logistic_m_step(
         weights = np.full_like(weights, weights.mean())
     problem = _make_problem(points, ones, mass, prior_precision)
     start = _expand(problem, _limit_slopes(np.column_stack([weights, offsets])))
-    top, settled, rounds = _maximize(problem, start, equal_slopes, tol, max_rounds)
-    end = _limit_slopes(top.at)
-    if (end != top.at).any():
+    maximum, settled, rounds = _maximize(problem, start, equal_slopes, tol, max_rounds)
+    end = _limit_slopes(maximum.at)
+    if (end != maximum.at).any():
         # Scaling back may lose more than was gained; then the initial values are kept.
         is_better = _is_no_loss(_expand(problem, end).value, start.value, equal_slopes)
         end = np.where(is_better[:, None], end, start.at)
-    diverged = _is_steep(top.at) | _is_flat(top, problem.mass)
+    diverged = _is_steep(maximum.at) | _is_flat(maximum, problem.mass)
     return LogisticFit(end[:, :-1], end[:, -1], settled & ~diverged, diverged, rounds)
 
 
@@ -172,24 +172,27 @@ def _maximize(
     while rounds < max_rounds and not settled.all():
         rounds += 1
         active = np.flatnonzero(~settled)
-        part, now = problem.select(active), _Expansion(*(field[active] for field in current))
-        step = _newton_step_common_slope(now) if equal_slopes else _newton_step(now)
+        subproblem, start_point = (
+            problem.select(active),
+            _Expansion(*(field[active] for field in current)),
+        )
+        step = _newton_step_common_slope(start_point) if equal_slopes else _newton_step(start_point)
         fraction = _step_fraction(step @ problem.design.T, refused[active], equal_slopes)
-        trial = _expand(part, now.at + fraction[:, None] * step)
-        predicted, target = (now.gradient * step).sum(axis=1) / 2, tol * part.mass
+        trial = _expand(subproblem, start_point.at + fraction[:, None] * step)
+        predicted, target = (start_point.gradient * step).sum(axis=1) / 2, tol * subproblem.mass
         settled[active] = _sum_if_equal_slopes(predicted, equal_slopes) <= _sum_if_equal_slopes(
             target, equal_slopes
         )
-        better = _is_no_loss(trial.value, now.value, equal_slopes)
+        better = _is_no_loss(trial.value, start_point.value, equal_slopes)
         refused[active] = ~better
         for field, new in zip(current, trial, strict=True):
             field[active[better]] = new[better]
     return current, settled, rounds
 
 
-def _expand(problem: _Problem, at: Floats) -> _Expansion:
+def _expand(problem: _Problem, coefficients: Floats) -> _Expansion:
     """Expand f to second order, with σ(η) and σ(−η) both computed accurately."""
-    eta = at @ problem.design.T
+    eta = coefficients @ problem.design.T
     up, down = scipy.special.expit(eta), scipy.special.expit(-eta)
     value = (
         problem.ones * scipy.special.log_expit(eta) + problem.zeros * scipy.special.log_expit(-eta)
@@ -197,10 +200,11 @@ def _expand(problem: _Problem, at: Floats) -> _Expansion:
     gradient = (problem.ones * down - problem.zeros * up) @ problem.design
     curvature = ((problem.ones + problem.zeros) * up * down) @ problem.products
     return _Expansion(
-        at,
-        value - (at**2 * problem.precision).sum(axis=1) / 2,
-        gradient - at * problem.precision,
-        curvature.reshape(*at.shape, -1) + _diagonal_matrices(problem.precision + _MIN_PRODUCT),
+        coefficients,
+        value - (coefficients**2 * problem.precision).sum(axis=1) / 2,
+        gradient - coefficients * problem.precision,
+        curvature.reshape(*coefficients.shape, -1)
+        + _diagonal_matrices(problem.precision + _MIN_PRODUCT),
     )
 
 
@@ -251,8 +255,8 @@ def _is_no_loss(new: Floats, old: Floats, equal_slopes: bool) -> Flags:
     return np.asarray(new >= old - _ROUNDING * abs(old))
 
 
-def _is_steep(at: Floats) -> Flags:
-    return np.asarray(np.linalg.norm(at[:, :-1], axis=1) > MAX_SLOPE)
+def _is_steep(coefficients: Floats) -> Flags:
+    return np.asarray(np.linalg.norm(coefficients[:, :-1], axis=1) > MAX_SLOPE)
 
 
 def _is_flat(expansion: _Expansion, mass: Floats) -> Flags:
@@ -261,7 +265,7 @@ def _is_flat(expansion: _Expansion, mass: Floats) -> Flags:
     return np.asarray(lowest <= _FLAT_CURVATURE * mass + 2 * _MIN_PRODUCT)
 
 
-def _limit_slopes(at: Floats) -> Floats:
+def _limit_slopes(coefficients: Floats) -> Floats:
     """Scale (w, b) back so that |w| is at most MAX_SLOPE."""
-    size = np.linalg.norm(at[:, :-1], axis=1, keepdims=True)
-    return np.asarray(at * (MAX_SLOPE / np.maximum(size, MAX_SLOPE)))
+    size = np.linalg.norm(coefficients[:, :-1], axis=1, keepdims=True)
+    return np.asarray(coefficients * (MAX_SLOPE / np.maximum(size, MAX_SLOPE)))

@@ -15,7 +15,7 @@ variances m_i, s_i, and means and variances μ_i, v_i under N(μ, C),
                + Σ_i [log Z_i + ½ (m_i² / s_i + log s_i − μ_i² / v_i − log v_i)],
     Z_i = ∫ σ(±z_i) N(y_i; m_i, s_i) dy_i,
 
-whose gradient at convergence is that of Σ log Z_i with fixed cavities:
+whose gradient at convergence equals the gradient of Σ log Z_i with fixed cavities:
 
     Σ_n ⟨t_in − σ(z_in)⟩ x̂_n = Σ_n (r_in μ_n + s_in C_n w_i, r_in),
 
@@ -287,21 +287,21 @@ def _match_sites(signs: Signs, items: _ItemForms) -> _ConvergedBatch:
     n, q = signs.shape[1], items.weights.shape[1]
     tilted = TiltedMoments(*(np.zeros(signs.shape) for _ in TiltedMoments._fields))
     posterior = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.full(n, np.inf))
-    rounds, under_way = np.zeros(n, np.int64), np.ones(n, np.bool_)
-    for done in range(_MAX_ROUNDS):
+    rounds, is_active = np.zeros(n, np.int64), np.ones(n, np.bool_)
+    for round_number in range(_MAX_ROUNDS):
         gaussians = EPPosterior(*_gaussians_from_sites(sites, items))
         second = gaussians.covariance[:, j, k]
         marginals = ItemMarginals(items.weights @ gaussians.mean.T, doubled @ second.T)
-        rates = np.where(under_way, 1.0 if done < _UNDAMPED_ROUNDS else 0.5, 0.0)
+        rates = np.where(is_active, 1.0 if round_number < _UNDAMPED_ROUNDS else 0.5, 0.0)
         match_logistic_sites(
             signs, items.offsets, marginals, rule, rates, sites, tilted, gaussians.log_likelihood
         )
-        moved = np.abs(gaussians.log_likelihood - posterior.log_likelihood) > _ROUND_TOLERANCE
-        for part, now in zip(posterior, gaussians, strict=True):
-            part[under_way] = now[under_way]
-        rounds += under_way
-        under_way &= moved
-        if not under_way.any():
+        has_moved = np.abs(gaussians.log_likelihood - posterior.log_likelihood) > _ROUND_TOLERANCE
+        for part, current in zip(posterior, gaussians, strict=True):
+            part[is_active] = current[is_active]
+        rounds += is_active
+        is_active &= has_moved
+        if not is_active.any():
             break
     return _ConvergedBatch(posterior, tilted, rounds)
 
@@ -337,22 +337,24 @@ def _laplace_sites(signs: Signs, items: _ItemForms) -> GaussianSites:
     value, slopes, log_p = np.full(n, -np.inf), np.empty(signs.shape), np.empty(n)
     sites = GaussianSites(np.zeros(signs.shape), np.zeros(signs.shape))
     for _ in range(_MAX_STEPS):
-        under_way = gain >= _MIN_GAIN
-        if not under_way.any():
+        is_active = gain >= _MIN_GAIN
+        if not is_active.any():
             break
         trial = mode + step
         y = items.weights @ trial.T
         residual = y + items.offsets[:, None]
         fill_logistic_parts(signs, residual, slopes, log_p)
         reached = log_p - 0.5 * (trial**2).sum(axis=1)
-        better = under_way & (reached >= value)
-        mode[better], value[better] = trial[better], reached[better]
-        np.copyto(sites.precision, slopes, where=better)
-        np.copyto(sites.shift, residual + slopes * y, where=better)
+        is_better = is_active & (reached >= value)
+        mode[is_better], value[is_better] = trial[is_better], reached[is_better]
+        np.copyto(sites.precision, slopes, where=is_better)
+        np.copyto(sites.shift, residual + slopes * y, where=is_better)
         slope = residual.T @ items.weights - trial
         newton = np.linalg.solve(_posterior_precision(slopes, items), slope[:, :, None])[:, :, 0]
-        gain = np.where(better, (newton * slope).sum(axis=1), np.where(under_way, gain / 2, gain))
-        step = np.where(better[:, None], newton, step / 2)
+        gain = np.where(
+            is_better, (newton * slope).sum(axis=1), np.where(is_active, gain / 2, gain)
+        )
+        step = np.where(is_better[:, None], newton, step / 2)
     return sites
 
 

@@ -1,10 +1,9 @@
 """Logistic units, which are on with probability 1 / (1 + exp(−input)), and their softplus.
 
 Probabilities and draws are in single precision. The loops over the units of a row have no branches,
-so that LLVM vectorizes them, and no sum is reordered, so that a row has the same bits whatever
-other rows are in the call. Draws come from the SplitMix64 words of `pipeline.random.RowRandom`, two
-from each: the low half for a unit of the first half of the layer, the high half for one of the
-second.
+so that LLVM vectorizes them. No sum is reordered, so that a row's bits do not depend on the other
+rows in the call. Each SplitMix64 word of `pipeline.random.RowRandom` gives two draws: its low half
+is for a unit of the layer's first half, its high half for a unit of the second half.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def count_draw_words(width: int) -> int:
 
 @_kernel
 def row_states(key: np.uint64, rows: NDArray[np.int64]) -> Words:
-    """Return the random state of each row, (n_rows,); `key` is that of a `RowRandom`."""
+    """Return the random state of each row, (n_rows,), given the key of a `RowRandom`."""
     states = np.empty(len(rows), np.uint64)
     for n in range(len(rows)):
         states[n] = make_row_state(key, rows[n])
@@ -165,13 +164,15 @@ def _mean_for_narrow(mean: Array, deviation: Array) -> Array:
 
 
 def _mean_for_wide(mean: Array, deviation: Array) -> Array:
-    at = mean / deviation
-    total = mean * ndtr(at) + deviation * _density(at)
+    standardized = mean / deviation
+    total = mean * ndtr(standardized) + deviation * _density(standardized)
     for node, mass in zip(_SIDE_NODES, _SIDE_MASS, strict=True):
-        both = _density(node / deviation - at) + _density(node / deviation + at)
-        total += mass / deviation * both
+        density = _density(node / deviation - standardized) + _density(
+            node / deviation + standardized
+        )
+        total += mass / deviation * density
     return np.asarray(total)
 
 
-def _density(at: Array) -> Array:
-    return np.asarray(np.exp(-(at**2) / 2) / math.sqrt(2 * math.pi))
+def _density(x: Array) -> Array:
+    return np.asarray(np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi))

@@ -138,19 +138,19 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
     pairs = list(combinations_with_replacement(range(q + 1), 2))
     squares = np.stack([z[:, a] * z[:, b] for a, b in pairs], axis=1)
     ones, mass = np.zeros((n_features, len(z))), np.zeros(len(z))
-    both = np.zeros((len(pairs), n_features, n_features))
+    moments = np.zeros((len(pairs), n_features, n_features))
     products = np.zeros((expected.shape[1], expected.shape[1]))
     for rows, shares in iter_responsibilities(X, None, weights, offsets, nodes):
         bits = X[rows].astype(np.float64)
         scores = (bits[:, :, None] * (shares @ z)[:, None]).reshape(len(bits), -1)
         scores -= shares @ expected
         products += scores.T @ scores
-        for total, moment in zip(both, (shares @ squares).T, strict=True):
+        for total, moment in zip(moments, (shares @ squares).T, strict=True):
             total += (bits.T * moment) @ bits
         ones += bits.T @ shares
         mass += shares.sum(axis=0)
     spread = np.empty((n_features, q + 1, n_features, q + 1))
-    for (a, b), total, square in zip(pairs, both, squares.T, strict=True):
+    for (a, b), total, square in zip(pairs, moments, squares.T, strict=True):
         half = ((0.5 * mass * sigma.T - ones) * square) @ sigma
         spread[:, a, :, b] = spread[:, b, :, a] = total + half + half.T
     return TraitScoreSums(spread.reshape(products.shape), products)

@@ -4,8 +4,9 @@ E(x, h) = −xᵀWh − bᵀx − cᵀh over bits x and h (Sugiyama, eqs 36.6 an
 −F(x) = bᵀx + Σ_j log(1 + exp(a_j)) with a = Wᵀx + c, so that log P(x) = −F(x) − log Z.
 
 Missing values of a row are replaced by their mean field given the observed values: x_i = σ(b_i +
-Σ_j W_ij h_j) and h = σ(a) are iterated. Everything is in double precision, and each row is summed
-in a fixed order, so that it has the same bits whatever other rows are in the call.
+Σ_j W_ij h_j) and h = σ(a) are iterated. `affine_outputs` computes a with missing values at the
+means of their features instead. Everything is in double precision, and each row is summed in a
+fixed order, so that its bits do not depend on the other rows in the call.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def estimate_observed_log_weight(
 def pseudo_likelihoods(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
     """Return Σ_i log P(x_i | the other values) over the observed values of each row, (n_samples,).
 
-    If bit i flips, −F changes by ±b_i + Σ_j log(1 − h_j + h_j exp(±W_ij)) with the h of the row. So
-    no exponential per row and pair of units is needed.
+    If bit i flips, −F changes by ±b_i + Σ_j log(1 − h_j + h_j exp(±W_ij)) with the row's h, which
+    needs no exponential per row and pair of units.
     """
     scores = np.empty(len(X))
     inputs = hidden_inputs(machine, X, observed)
@@ -141,11 +142,11 @@ def sum_softplus(inputs: Array) -> float:
     """Return Σ log(1 + exp(input)), with one logarithm per 512 factors."""
     total, product = 0.0, 1.0
     for start in range(0, len(inputs), 512):
-        some = inputs[start : start + 512]
+        part = inputs[start : start + 512]
         product = 1.0
-        for j in range(len(some)):
-            total += max(some[j], 0.0)
-            product *= 1.0 + exp_minus(abs(some[j]))
+        for j in range(len(part)):
+            total += max(part[j], 0.0)
+            product *= 1.0 + exp_minus(abs(part[j]))
         total += math.log(product)
     return total
 
@@ -167,9 +168,9 @@ def _sum_inputs(weights: Array, hidden: Array, row: Bits, inputs: Array) -> None
     inputs[:] = hidden
     for i in range(len(row)):
         if row[i]:
-            of_unit = weights[i]
+            unit_weights = weights[i]
             for j in range(len(inputs)):
-                inputs[j] += of_unit[j]
+                inputs[j] += unit_weights[j]
 
 
 @_kernel
@@ -184,21 +185,21 @@ def _iterate_mean_field(
 ) -> None:
     """Iterate the mean field of a row's missing values and the hidden units."""
     missing = np.flatnonzero(observed == 0)
-    known, h = inputs.copy(), np.empty(len(hidden))
+    observed_inputs, h = inputs.copy(), np.empty(len(hidden))
     for i in missing:
         values[i] = _sigmoid(visible[i])
     for _ in range(MAX_MEAN_FIELD_ROUNDS):
-        inputs[:] = known
+        inputs[:] = observed_inputs
         for i in missing:
             inputs += values[i] * weights[i]
         for j in range(len(h)):
             h[j] = _sigmoid(inputs[j])
-        moved = 0.0
+        largest_change = 0.0
         for i in missing:
-            before = values[i]
+            previous = values[i]
             values[i] = _sigmoid(visible[i] + (weights[i] * h).sum())
-            moved = max(moved, abs(values[i] - before))
-        if moved < _MEAN_FIELD_TOLERANCE:
+            largest_change = max(largest_change, abs(values[i] - previous))
+        if largest_change < _MEAN_FIELD_TOLERANCE:
             break
 
 
@@ -233,18 +234,18 @@ def _fill_estimates(
     estimate: Array,
     error: Array,
 ) -> None:
-    known, logs = np.empty(len(hidden)), np.empty(n_draws)
+    observed_inputs, logs = np.empty(len(hidden)), np.empty(n_draws)
     for n in range(len(X)):
         missing = np.flatnonzero(observed[n] == 0)
         if len(missing) == 0:
             estimate[n], error[n] = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n]), 0.0
             continue
-        _sum_inputs(weights, hidden, X[n], known)
+        _sum_inputs(weights, hidden, X[n], observed_inputs)
         start = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n])
         state = make_row_state(key, rows[n])
         for draw in range(n_draws):
             change = _draw_hidden(
-                weights, visible, missing, known, inputs[n], state, draw * len(hidden)
+                weights, visible, missing, observed_inputs, inputs[n], state, draw * len(hidden)
             )
             logs[draw] = start + change
         estimate[n], error[n] = log_mean_exp(logs)
@@ -255,7 +256,7 @@ def _draw_hidden(
     weights: Array,
     visible: Array,
     missing: NDArray[np.int64],
-    known: Array,
+    observed_inputs: Array,
     inputs: Array,
     state: np.uint64,
     first: int,
@@ -263,9 +264,9 @@ def _draw_hidden(
     """Draw h and return its log weight, up to a term that all draws of the row share."""
     fields = visible[missing]
     total = 0.0
-    for j in range(len(known)):
+    for j in range(len(observed_inputs)):
         if draw_uniform(state, first + j) < _sigmoid(inputs[j]):
-            total += known[j] - inputs[j]
+            total += observed_inputs[j] - inputs[j]
             for k in range(len(missing)):
                 fields[k] += weights[missing[k], j]
     return total + sum_softplus(fields)
@@ -325,11 +326,40 @@ def _fill_flip_changes(
     for i in range(len(changes)):
         changes[i] = 0.0
     for j in range(len(h)):
-        off, on, share, rest = up[j], down[j], h[j], not_h[j]
+        off, on, share, not_share = up[j], down[j], h[j], not_h[j]
         for i in range(len(products)):
             if_on, if_off = on[i], off[i]  # reading both avoids a branch
-            products[i] *= rest + share * (if_on if row[i] > 0.5 else if_off)
+            products[i] *= not_share + share * (if_on if row[i] > 0.5 else if_off)
         if (j + 1) % run == 0 or j + 1 == len(h):
             for i in range(len(products)):
                 changes[i] += math.log(products[i])
                 products[i] = 1.0
+
+
+def affine_outputs(
+    weights: Array, biases: Array, means: Array, X: Bits, observed: Bits | None
+) -> Array:
+    """Return Wᵀx + b of each row, (n_samples, n_outputs).
+
+    Parameters
+    ----------
+    weights, biases
+        W, (n_features, n_outputs), C order, and b, (n_outputs,).
+    means
+        Means of the features, (n_features,).
+    X, observed
+        Values (0 where missing) and mask, (n_samples, n_features); None if nothing is missing.
+    """
+    sums = hidden_inputs(BoltzmannMachine(weights, means, biases), X, None)
+    if observed is not None:
+        _add_missing(weights, means, observed, sums)
+    return sums
+
+
+@_kernel
+def _add_missing(weights: Array, means: Array, observed: Bits, sums: Array) -> None:
+    for n in range(len(sums)):
+        for i in range(len(means)):
+            if not observed[n, i]:
+                for j in range(sums.shape[1]):
+                    sums[n, j] += means[i] * weights[i, j]

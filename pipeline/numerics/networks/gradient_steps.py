@@ -59,7 +59,7 @@ def adam_step(
     rate
         Learning rate, corrected for running means that started at 0.
     gains
-        Weight of the new gradient in its running mean, and of its square in theirs.
+        Weights of the new gradient in its running mean, and of its square in the mean square.
     floor
         Added to the root mean square.
     """
@@ -72,7 +72,7 @@ def adam_step(
 
 @_kernel
 def centre_gradient(gradient: Layer, below: Numbers, above: Numbers) -> None:
-    """Turn the gradient of the weights into that of the centred model's weights.
+    """Convert the gradient of a layer's weights to the gradient of the centred model's weights.
 
     With s and t the gradients of the biases below and above, which are the same in both models,
     this subtracts s λᵀ + μ tᵀ.
@@ -80,16 +80,16 @@ def centre_gradient(gradient: Layer, below: Numbers, above: Numbers) -> None:
     Parameters
     ----------
     gradient
-        Gradient of a layer; that of the weights is changed in place. Entries beyond the lengths of
+        Gradient of a layer, whose weights are changed in place. Entries beyond the lengths of
         `below` and `above` are not touched.
     below, above
         Means μ and λ of the units, (n_below,) and (n_above,).
     """
     weights, visible, hidden = gradient
     for i in range(len(below)):
-        row, of_below, mean = weights[i], visible[i], below[i]
+        row, visible_gradient, mean = weights[i], visible[i], below[i]
         for j in range(len(above)):
-            row[j] -= of_below * above[j] + mean * hidden[j]
+            row[j] -= visible_gradient * above[j] + mean * hidden[j]
 
 
 @_sum_kernel
@@ -108,19 +108,19 @@ def apply_centred_step(layer: Layer, move: Layer, below: Numbers, above: Numbers
     """
     m = len(above)
     weights, visible, hidden = layer
-    of_weights, of_visible, of_hidden = move
-    of_above = of_hidden[:m].copy()
+    weight_steps, visible_steps, hidden_steps = move
+    above_steps = hidden_steps[:m].copy()
     for i in range(len(below)):
-        row, moved, mean = weights[i], of_weights[i], below[i]
+        row, row_steps, mean = weights[i], weight_steps[i], below[i]
         for j in range(m):
-            row[j] += moved[j]
-            of_above[j] -= mean * moved[j]
-        total = of_visible[i]
+            row[j] += row_steps[j]
+            above_steps[j] -= mean * row_steps[j]
+        total = visible_steps[i]
         for j in range(m):
-            total -= moved[j] * above[j]
+            total -= row_steps[j] * above[j]
         visible[i] += total
     for j in range(m):
-        hidden[j] += of_above[j]
+        hidden[j] += above_steps[j]
 
 
 def fill_contrastive_gradient(
@@ -135,7 +135,7 @@ def fill_contrastive_gradient(
     Hidden units are drawn given the input; the reconstruction and its hidden units are
     probabilities, as in G. E. Hinton, R. R. Salakhutdinov (Science 313, 2006, note 13), who train
     upper layers on the probabilities of the layer below. The gradient is ⟨v hᵀ⟩ of the input minus
-    that of the reconstruction, in the model centred at the rows' means (J. Melchior, A. Fischer,
+    ⟨v hᵀ⟩ of the reconstruction, in the model centred at the rows' means (J. Melchior, A. Fischer,
     L. Wiskott, JMLR 17, 2016); the step should be centred as well.
 
     Parameters
@@ -145,7 +145,7 @@ def fill_contrastive_gradient(
     inputs
         Values between 0 and 1, (n_rows, n_below); 0 where missing.
     mask
-        1 where a value is observed, else 0; None if all are. Missing values are left out.
+        1 where a value is observed, else 0; None if all are observed. Missing values are left out.
     states
         Random state of each row, (n_rows,).
     gradient

@@ -1,10 +1,17 @@
-"""Networks of sigmoid layers with tied weights: activations, scores, gradients and codes.
+"""Networks of sigmoid layers: activations, scores, gradients and codes.
 
-Up: h_k = σ(W_kᵀ h_{k−1} + b_k) from h_0 = x. Down: g_{k−1} = σ(W_k g_k + c_k) from g_L = h_L, so
-that g_0 = x̂. The gradient is propagated back from x̂ to the codes and on to x (back-propagation;
-D. E. Rumelhart, G. E. Hinton, R. J. Williams, Nature 323, 1986). All arrays of a call have one
-type; training uses float32 for speed. `encode_layers` sums in a fixed order and in double
-precision, so that the codes of a row have the same bits whatever other rows are in the call.
+Tied weights, by `Layer`. Up: h_k = σ(W_kᵀ h_{k−1} + b_k) from h_0 = x. Down:
+g_{k−1} = σ(W_k g_k + c_k) from g_L = h_L, so that g_0 = x̂. The gradient is propagated back from x̂
+to the codes and on to x (back-propagation; D. E. Rumelhart, G. E. Hinton, R. J. Williams, Nature
+323, 1986).
+
+Three layers, by `ThreeLayerNetwork`: inputs x, hidden units h = σ(Wᵀx + b), outputs o = Vᵀh + c.
+The target is a category, P(y = k) = exp(o_k) / Σ_l exp(o_l), or a number, y = o plus Gaussian noise
+of variance 1. In both cases the gradient with respect to o is the target minus the prediction.
+
+All arrays of a call have one type; training uses float32 for speed. Codes, hidden units and outputs
+of given rows are summed in a fixed order and in double precision, so that a row's bits do not
+depend on the other rows in the call.
 """
 
 from __future__ import annotations
@@ -16,11 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, log_softmax
 
 from pipeline.numerics.logistic.logistic_units import fill_probabilities
 from pipeline.numerics.networks.boltzmann_rows import (
     BoltzmannMachine,
+    affine_outputs,
     apply_sigmoid,
     hidden_probabilities,
 )
@@ -30,6 +38,7 @@ Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 Pull = Callable[[Numbers], Numbers]
 """Maps the mean codes of a batch, (n_components,), to the gradient that a penalty adds per row."""
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 class Layer(NamedTuple):
@@ -135,7 +144,7 @@ def fill_gradient(
     targets
         Desired output, between 0 and 1.
     mask
-        1 where the target counts, 0 elsewhere; None if all count.
+        1 where the target counts, 0 elsewhere; None if all targets count.
     gradient
         Output with the shapes of `layers`; overwritten.
     squared
@@ -164,7 +173,7 @@ def fill_gradient(
 def _fill_encoder_gradient(
     layers: Layers, up: list[Numbers], error: Numbers, gradient: Layers
 ) -> None:
-    """Add the gradient of the way up, given that of the inputs to the codes, `error`."""
+    """Add the gradient of the way up, given `error`, the gradient by the inputs of the codes."""
     for k in range(len(layers) - 1, -1, -1):
         below = up[k]
         gradient[k].weights[:] += below.T @ error
@@ -184,8 +193,8 @@ def encode_layers(layers: Layers, X: Bits, observed: Bits | None) -> Array:
         Values and mask, (n_samples, n_features). Missing values are left out of the sums; without a
         mask, all values are observed.
     """
-    known = X if observed is None else X & observed
-    values = hidden_probabilities(BoltzmannMachine(*layers[0]), known, None)
+    present = X if observed is None else X & observed
+    values = hidden_probabilities(BoltzmannMachine(*layers[0]), present, None)
     for layer in layers[1:]:
         inputs = np.empty((len(values), len(layer.hidden)))
         _fill_inputs(layer.weights, layer.hidden, values, inputs)
@@ -200,6 +209,118 @@ def _fill_inputs(weights: Array, hidden: Array, values: Array, inputs: Array) ->
         total = inputs[n]
         total[:] = hidden
         for i in range(values.shape[1]):
-            value, of_unit = values[n, i], weights[i]
+            value, unit_weights = values[n, i], weights[i]
             for j in range(len(total)):
-                total[j] += value * of_unit[j]
+                total[j] += value * unit_weights[j]
+
+
+class ThreeLayerNetwork(NamedTuple):
+    """Parameters, all of one type.
+
+    Attributes
+    ----------
+    weights, biases
+        W, (n_features, n_hidden), and b, (n_hidden,).
+    outputs, output_biases
+        V, (n_hidden, n_outputs), and c, (n_outputs,).
+    """
+
+    weights: Numbers
+    biases: Numbers
+    outputs: Numbers
+    output_biases: Numbers
+
+    def flatten(self) -> Numbers:
+        """Return all parameters as one flat array, (n_numbers,)."""
+        return np.concatenate([part.ravel() for part in self])
+
+    def unflatten(self, flat: Numbers) -> ThreeLayerNetwork:
+        """Return a network with these shapes whose arrays are views of `flat`."""
+        ends = np.cumsum([part.size for part in self])[:-1]
+        parts = zip(np.split(flat, ends), self, strict=True)
+        return ThreeLayerNetwork(*(values.reshape(part.shape) for values, part in parts))
+
+
+def score_gradient(
+    network: ThreeLayerNetwork, X: Numbers, targets: Numbers, is_category: bool
+) -> ThreeLayerNetwork:
+    """Return the gradient of the mean score of rows.
+
+    Parameters
+    ----------
+    network
+        Parameters.
+    X
+        Inputs, (n_samples, n_features); 0 where missing.
+    targets
+        1 at the category of the row, or the number, (n_samples, n_outputs).
+    is_category
+        Whether the target is a category.
+    """
+    hidden, predicted = _forward_pass(network, X, is_category)
+    error = (targets - predicted) * X.dtype.type(1 / len(X))
+    hidden_error = (error @ network.outputs.T) * hidden * (1 - hidden)
+    return ThreeLayerNetwork(
+        X.T @ hidden_error, hidden_error.sum(axis=0), hidden.T @ error, error.sum(axis=0)
+    )
+
+
+def _forward_pass(
+    network: ThreeLayerNetwork, X: Numbers, is_category: bool
+) -> tuple[Numbers, Numbers]:
+    """Return the hidden units, and the category probabilities or the expected number."""
+    hidden = expit(X @ network.weights + network.biases)
+    outputs = hidden @ network.outputs + network.output_biases
+    return hidden, np.exp(log_softmax(outputs, axis=1)) if is_category else outputs
+
+
+def row_scores(outputs: Numbers, targets: Numbers, is_category: bool) -> Array:
+    """Return the score of each row, (n_samples,), nats.
+
+    The score is log P(y) for a category, and −(y − o)²/2, the log-density up to a constant, for a
+    number.
+
+    Parameters
+    ----------
+    outputs
+        o, (n_samples, n_outputs).
+    targets, is_category
+        As for `score_gradient`.
+    """
+    if is_category:
+        scores: Array = (targets * log_softmax(outputs, axis=1)).sum(axis=1)
+        return scores
+    return np.asarray(-0.5 * ((targets - outputs) ** 2).sum(axis=1))
+
+
+def compute_hidden_units(
+    network: ThreeLayerNetwork, means: Array, X: Bits, observed: Bits | None
+) -> Array:
+    """Return h, (n_samples, n_hidden), with missing inputs at the mean of their feature.
+
+    Parameters
+    ----------
+    network
+        Parameters.
+    means
+        Means of the features, (n_features,).
+    X, observed
+        Values (0 where missing) and mask, (n_samples, n_features); None if nothing is missing.
+    """
+    hidden: Array = expit(affine_outputs(network.weights, network.biases, means, X, observed))
+    return hidden
+
+
+def compute_outputs(network: ThreeLayerNetwork, hidden: Array) -> Array:
+    """Return o = Vᵀh + c of each row, (n_samples, n_outputs)."""
+    outputs = np.tile(network.output_biases, (len(hidden), 1))
+    _add_products(network.outputs, hidden, outputs)
+    return outputs
+
+
+@_kernel
+def _add_products(weights: Array, hidden: Array, outputs: Array) -> None:
+    for n in range(len(outputs)):
+        for j in range(hidden.shape[1]):
+            for k in range(outputs.shape[1]):
+                outputs[n, k] += hidden[n, j] * weights[j, k]

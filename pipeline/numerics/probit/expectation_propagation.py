@@ -11,8 +11,21 @@ by a Gaussian site with precision τ_i and shift ν_i along w_i. In units of the
 
 A round updates all sites at once from one factorisation of A, in O(n K²). Exact updates satisfy 0 ≤
 τ_i < 1, so A ≥ I and no cavity variance can be negative. If these rounds oscillate on a row, it
-starts again with damped rounds that update one site after the other. `skewness_correction` then
-adds the leading-order error of the fixed point; for n = 1 there is nothing to add.
+starts again with damped rounds that update one site after the other.
+
+Skewness correction. At a fixed point the sites match two moments of every tilted distribution. The
+first cumulant they do not match gives the leading-order correction of all results (Opper, Paquet &
+Winther 2013, JMLR 14, 2857: the second-order terms, to third cumulants, and for the mean the terms
+of the same size). With s_i = w_iᵀ u standardised, κ_i and χ_i the tilted skewness and excess
+kurtosis of s_i, ρ_ij = Corr(s_i, s_j), c_i = Cov(u, s_i), A = Cov(u)⁻¹ and R_i = Σ_{j≠i} κ_j ρ_ij³,
+
+    G = Σ_{i≠j} κ_i κ_j ρ_ij² c_i c_jᵀ,    q_i = c_iᵀ A G A c_i,
+    Δ Cov(u) = G / 2,    Δ log P(x) = Σ_i κ_i R_i / 12,
+    Δ E(u) = Σ_i c_i (χ_i R_i / 6 + κ_i (q_i − 2 κ_i R_i) / 4).
+
+In coordinates Lᵀ u, A = L Lᵀ, the pair sums are contractions of the skewness tensor
+T = Σ_i κ_i t_i ⊗ t_i ⊗ t_i, where t_i = Lᵀ c_i are unit vectors and ρ_ij = t_iᵀ t_j. That makes
+the cost O(n K³ / 3 + K⁴ / 4) rather than O(n² K). For n = 1 there is nothing to correct.
 
 Accuracy of moments, against integration at 2 components over rows drawn from models with orthogonal
 loadings: largest error of a mean or variance in units of the prior.
@@ -51,12 +64,13 @@ For sources as strong as in Hyttinen, Barin-Pacela & Hyvärinen (2022), where so
 expansion (Σ κ_i κ_j ρ⁴ / 48 over fourth cumulants, and three more sums over three and four
 features) left 1.0e-3, 0.4e-3, 1.3e-3 and 2.1e-3 in the first four cases, at O(n⁴) per row. The
 order after it, 23 sums, left 3.6e-3, 0.5e-3 and 0.9e-3 in the first three: near 1 the series does
-not converge, so higher orders are not used. Up to 20 features `orthant` is exact, and up to 2
-components `probit_quadrature`.
+not converge, so higher orders are not used. `orthant` is exact up to 20 features, and
+`probit_scores.quadrature_scores` up to 2 components.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,22 +79,31 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics.probit.probit_sites import (
+    CAVITY_MEAN,
+    CAVITY_VARIANCE,
+    EXCESS,
+    MEAN,
     SITE_KERNEL_OPTIONS,
+    SLOPE,
+    VARIANCE,
     Floats,
     ProbitRows,
+    Z,
     allocate_workspace,
+    combine_rows,
+    dot,
     find_fixed_point,
+    kernel,
+    set_tilted_cumulants,
     site_log_evidence,
     tail_coefficients,
-)
-from pipeline.numerics.probit.skewness_correction import (
-    add_skewness_to_moments,
-    fill_skewness_terms,
 )
 
 # Mean absolute errors of log evidence were at most 0.21 of the mean correction (at communalities
 # of 0.998 and 6 features), at most 0.1 at 0.99, and mostly below 0.05.
 _REMAINING_ERROR_SHARE = 0.25
+# Above this share of a variance the expansion is not valid, and its terms are scaled back.
+_MAX_CORRECTION_SHARE = 0.5
 
 
 class ProbitPosterior(NamedTuple):
@@ -95,7 +118,7 @@ class ProbitPosterior(NamedTuple):
     evidence_error: Floats
 
     def to_codes(self) -> dict[str, NDArray[Any]]:
-        """Return what a model's `transform` returns: moments, and whether they converged."""
+        """Return the codes of a model's `transform`: moments, and whether they converged."""
         return {"mean": self.mean, "variance": self.variance, "converged": self.converged}
 
 
@@ -231,8 +254,8 @@ def _check_parameters(n_features: int, w: Floats, b: Floats, m: Floats, v: Float
             f"{m.shape} and {v.shape}, but {n_features} features need ({n_features}, "
             f"n_components), ({n_features},), (n_components,) and (n_components,)."
         )
-    named = {"weights": w, "offsets": b, "prior_mean": m, "prior_variance": v}
-    for name, array in named.items():
+    parameters = {"weights": w, "offsets": b, "prior_mean": m, "prior_variance": v}
+    for name, array in parameters.items():
         if not np.isfinite(array).all():
             raise FitError(f"`{name}` contains NaN or infinity. Check the fit.")
     if (v < 0).any():
@@ -261,3 +284,114 @@ def _fill_posteriors(rows: ProbitRows, posterior: ProbitPosterior) -> None:
         for k in range(K):
             posterior.mean[sample, k] = row.mean[k]
             posterior.variance[sample, k] = row.variance[k]
+
+
+@kernel
+def fill_skewness_terms(
+    sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
+) -> float:
+    """Write G and the shift of the mean in coordinates Lᵀ u; return the gain in log evidence.
+
+    `units` (K, n) contains L⁻¹ w_i on entry. `tensor`, (K, K (K + 1) / 2), is scratch, and so are
+    all fields of `sites` except the sites themselves.
+    """
+    kappa, chi, R, q = sites[CAVITY_MEAN], sites[CAVITY_VARIANCE], sites[SLOPE], sites[MEAN]
+    set_tilted_cumulants(sites, kappa, chi)
+    for k in range(len(units)):
+        for i in range(len(kappa)):
+            units[k, i] /= math.sqrt(sites[VARIANCE, i]) if sites[VARIANCE, i] > 0.0 else 1.0
+    _fill_contractions(units, kappa, tensor, R, sites[EXCESS], sites[Z])
+    _fill_pair_sums(units, kappa, tensor, G, q, sites[EXCESS], sites[Z])
+    for i in range(len(kappa)):
+        q[i] = chi[i] * R[i] / 6.0 + kappa[i] * (0.25 * q[i] - 0.5 * kappa[i] * R[i])
+    for k in range(len(units)):
+        shift[k] = dot(units[k], q)
+    gain: float = dot(kappa, R) / 12.0
+    return gain
+
+
+@kernel
+def _fill_contractions(
+    t: Floats, kappa: Floats, tensor: Floats, R: Floats, pair: Floats, combination: Floats
+) -> None:
+    """Compute T, and R_i = T(t_i, t_i, t_i) − κ_i; `pair` and `combination` are scratch.
+
+    Only the lower triangle of the matrix T[k] is stored, with off-diagonal entries times √2, so
+    that the dot product of two rows of `tensor` equals the inner product of the two matrices.
+    """
+    entries = np.empty(len(t))
+    for i in range(len(R)):
+        R[i] = -kappa[i]
+    for k in range(len(t)):
+        for j in range(k + 1):
+            for i in range(len(R)):
+                pair[i] = kappa[i] * t[k, i] * t[j, i]
+            for m in range(j + 1):
+                entry = dot(pair, t[m])
+                tensor[k, _triangle_position(j, m)] = entry * (1.0 if m == j else math.sqrt(2.0))
+                tensor[j, _triangle_position(k, m)] = entry * (1.0 if m == k else math.sqrt(2.0))
+                tensor[m, _triangle_position(k, j)] = entry * (1.0 if j == k else math.sqrt(2.0))
+                entries[m] = entry * _count_orders(k, j, m)
+            combine_rows(entries[: j + 1], t, combination)
+            for i in range(len(R)):
+                R[i] += t[k, i] * t[j, i] * combination[i]
+
+
+@kernel
+def _triangle_position(k: int, j: int) -> int:
+    """Return the position of entry k, j ≤ k in a lower triangle stored row after row."""
+    return k * (k + 1) // 2 + j
+
+
+@kernel
+def _count_orders(k: int, j: int, m: int) -> float:
+    """Count the distinct orders of k ≥ j ≥ m."""
+    if k == m:
+        return 1.0
+    return 3.0 if k == j or j == m else 6.0
+
+
+@kernel
+def _fill_pair_sums(
+    t: Floats, kappa: Floats, tensor: Floats, G: Floats, q: Floats, weighted: Floats, out: Floats
+) -> None:
+    """Compute G in coordinates Lᵀ u and q_i = t_iᵀ G t_i; `weighted` and `out` are scratch."""
+    for i in range(len(q)):
+        q[i] = 0.0
+    for k in range(len(t)):
+        for i in range(len(kappa)):
+            weighted[i] = kappa[i] * kappa[i] * t[k, i]
+        for j in range(k + 1):  # the sum over all i and j, minus its terms i = j
+            G[k, j] = G[j, k] = dot(tensor[k], tensor[j]) - dot(weighted, t[j])
+        combine_rows(G[k, :k], t, out)
+        for i in range(len(q)):
+            q[i] += t[k, i] * (2.0 * out[i] + G[k, k] * t[k, i])
+
+
+@kernel
+def add_skewness_to_moments(
+    G: Floats, shift: Floats, factor: Floats, mean: Floats, variance: Floats
+) -> float:
+    """Add the terms, in coordinates u, to the moments; return their largest share of a variance.
+
+    `factor` holds L⁻ᵀ in its upper triangle; G is overwritten. Terms above `_MAX_CORRECTION_SHARE`
+    are scaled back to it, which keeps all variances positive.
+    """
+    largest = 0.0
+    for k in range(len(G)):
+        G[k, k] = 0.5 * _quadratic_form(factor[k], G, k)
+        largest = max(largest, abs(G[k, k]) / variance[k])
+    scale = _MAX_CORRECTION_SHARE / max(largest, _MAX_CORRECTION_SHARE)
+    for k in range(len(G)):
+        mean[k] += scale * dot(factor[k, k:], shift[k:])
+        variance[k] += scale * G[k, k]
+    return largest
+
+
+@kernel
+def _quadratic_form(vector: Floats, G: Floats, first: int) -> float:
+    """Return vectorᵀ G vector over the entries from `first` on."""
+    total = 0.0
+    for k in range(first, len(G)):
+        total += vector[k] * dot(vector[first:], G[k, first:])
+    return total

@@ -13,10 +13,10 @@ the mean weight of the draws.
 
 Genz draws z_k from its prior, blind to the limits of later variables. Here it is drawn from the
 prior times a Gaussian site exp(ν v − τ v² / 2) for each later limit (Liesenfeld & Richard 2010,
-Efficient estimation of probit models with correlated errors). The sites are those of expectation
-propagation (Cunningham, Hennig & Lacoste-Julien 2011, Gaussian probabilities and expectation
-propagation). The mean weight is P for any sites; with these, its error at 20 features is a seventh
-of that of Genz's method.
+Efficient estimation of probit models with correlated errors). Expectation propagation finds the
+sites (Cunningham, Hennig & Lacoste-Julien 2011, Gaussian probabilities and expectation
+propagation). The mean weight is P for any sites. With these sites, the error at 20 features is a
+seventh of the error of Genz's method.
 
 The points form a lattice that doubles (Hickernell, Hong, L'Ecuyer & Lemieux 2000), folded by the
 baker's transformation and shifted at random. Independent shifts give the standard error. An error
@@ -372,22 +372,22 @@ def order_variables(R: Floats, b: Floats) -> tuple[NDArray[np.int64], Floats]:
     """
     n = len(b)
     order, columns = np.empty(n, np.int64), np.zeros((n, n))
-    left, mean, residual = np.ones(n, np.bool_), np.zeros(n), R.copy()
+    is_remaining, mean, residual = np.ones(n, np.bool_), np.zeros(n), R.copy()
     for k in range(n):
         best, lowest = -1, np.inf
         for i in range(n):
-            if left[i] and (b[i] - mean[i]) / math.sqrt(residual[i, i]) < lowest:
+            if is_remaining[i] and (b[i] - mean[i]) / math.sqrt(residual[i, i]) < lowest:
                 best, lowest = i, (b[i] - mean[i]) / math.sqrt(residual[i, i])
         deviation = math.sqrt(residual[best, best])
         drop, _ = _moments_below(lowest)
         for i in range(n):
-            if left[i]:
+            if is_remaining[i]:
                 columns[i, k] = residual[i, best] / deviation
                 mean[i] += drop * columns[i, k]
         for i in range(n):
             for j in range(n):
                 residual[i, j] -= columns[i, k] * columns[j, k]
-        order[k], left[best] = best, False
+        order[k], is_remaining[best] = best, False
     return order, columns
 
 
@@ -396,7 +396,7 @@ def fit_sites(R: Floats, b: Floats) -> tuple[Floats, Floats]:
     """Return τ and ν of the sites exp(ν v − τ v² / 2) that replace the limits, at reduced strength.
 
     Reducing the precision keeps the slope at the posterior mean. If the sites consist of rounding
-    errors, none are used and the rule is that of Genz.
+    errors, no sites are used, as in Genz's method.
     """
     n = len(b)
     tau, nu, mean, covariance = np.zeros(n), np.zeros(n), np.zeros(n), R.copy()

@@ -1,4 +1,4 @@
-"""Scores of rows under a probit factor model: log P(x) and its derivatives, row by row.
+"""Scores of rows under a probit factor model: log P(x) and its derivatives, in three ways.
 
 The model is u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i); models with other prior moments are
 converted to units of the prior first. By Fisher's identity, with h_i = ±φ / Φ(±(w_iᵀ u + b_i)) and
@@ -6,42 +6,90 @@ the sign + where x_i is 1, − where it is 0,
 
     ∂ log P / ∂ b_i = E[h_i | x],    ∂ log P / ∂ w_i = E[h_i u | x].
 
-`ep_scores` computes them by expectation propagation. At its fixed point, log P(x) by the sites does
-not change with the sites to first order (Minka 2001; Seeger 2005, Expectation propagation for
-exponential families), so that its derivatives are those of the sites alone: with the posterior's
-mean m and covariance V, and the site exp(ν s − τ s² / 2) at s = w_iᵀ u,
+`ep_scores`: by expectation propagation. At its fixed point, log P(x) by the sites does not change
+with the sites to first order (Minka 2001; Seeger 2005, Expectation propagation for exponential
+families), so that only the sites themselves are differentiated: with the posterior's mean m and
+covariance V, and the site exp(ν s − τ s² / 2) at s = w_iᵀ u,
 
     ∂ log P / ∂ b_i = ν_i − τ_i w_iᵀ m,    ∂ log P / ∂ w_i = (∂ log P / ∂ b_i) m − τ_i V w_i.
 
-Cost per row: that of its rounds, and n K² more. `probit_quadrature` and `orthant_scores` are exact.
+The cost per row is that of the rounds, and n K² more.
+
+`quadrature_scores`: exact, for one or two components. The integral over u is a sum over a square
+lattice, in coordinates in which the posterior by expectation propagation is N(0, I): step ½,
+radius 7. A trapezoidal rule is exact up to terms that fall like exp(−2 (π s / step)²), where s is
+the width of the narrowest factor, and needs fewer points than Gauss's rules. For sources as in
+Hyttinen et al. (2022), 613 points were as exact as the 1,024 of a product of Gauss–Hermite rules,
+1e-6 nats per row. For three times those weights, where posteriors are almost cut off, they were
+more exact: 1e-4 against 3e-4. A row costs 30 n multiplications per point, after its rounds of
+expectation propagation.
+
+`orthant_scores`: exact, for up to 20 features. x_i = 1 iff e_i > −b_i, where e ~ N(0, C) and
+C = I + W Wᵀ, so that P(x) is an orthant probability, see `orthant`. By Fisher's identity (Louis
+1982, Finding the observed information matrix when using the EM algorithm) its derivatives are
+moments of e given x: with r = C⁻¹ e,
+
+    ∂ log P / ∂b = E[r | x],    ∂ log P / ∂W = (E[r rᵀ | x] − C⁻¹) W.
+
+The weighted draws that estimate P estimate these moments too; within their errors they are the
+derivatives of the estimate of log P. Unobserved features are left out of C and have derivative 0.
+Derivatives by weights have larger errors than log P, about 5 times in the worst entry of a row.
+With the fewest points, sums over 1,000 rows drawn from models with weights up to 5.6 were off by
+0.1 standard deviations of such sums at 6 features and 6 components, by 0.15 at 10 and 10, and by up
+to a half in the worst entry; log P by 3e-4 nats per row. Along the lengths of steep weights, which
+have almost no effect, the error is a tenth as large because an identity is enforced. The cost per
+distinct row is 0.2 ms at 6 features, 0.35 ms at 10 and 0.7 ms at 20.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.numerics.probit.expectation_propagation import whiten_rows
+from pipeline.errors import FitError
+from pipeline.numerics.information import check_weights
+from pipeline.numerics.logistic.logistic_lanes import exp_minus
+from pipeline.numerics.probit.expectation_propagation import fill_skewness_terms, whiten_rows
+from pipeline.numerics.probit.orthant import (
+    MAX_FEATURES,
+    check_normal,
+    check_tolerances,
+    find_distinct_signs,
+    integrate_orthant,
+    make_orthant_sampler,
+    mirror_normal,
+)
 from pipeline.numerics.probit.probit_sites import (
     MEAN,
+    OFFSET,
     PRECISION,
     SHIFT,
     SITE_KERNEL_OPTIONS,
+    TAIL_DEGREE,
     Floats,
     ProbitRow,
     ProbitRows,
     allocate_workspace,
     combine_rows,
+    dot,
     find_fixed_point,
     kernel,
     site_log_evidence,
 )
-from pipeline.numerics.probit.skewness_correction import fill_skewness_terms
+from pipeline.random import RowRandom
 
 _MAX_ROUNDS = 200
+MAX_COMPONENTS = 2
+_STEP, _RADIUS = 0.5, 7.0
+_FACTORS = 8  # number multiplied before taking a logarithm; none is below 1e-38
+_DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
+# Orthant derivatives have larger errors than log P. More points with fewer shifts help more.
+_N_SHIFTS = 6
+_MIN_POINTS = 128
 
 
 class ProbitScores(NamedTuple):
@@ -95,7 +143,7 @@ def ep_scores(
     Returns
     -------
     ProbitScores
-        `error` is what the skewness correction of `expectation_propagation` would add.
+        `error` is the size of the skewness correction of `expectation_propagation`.
 
     Raises
     ------
@@ -169,3 +217,314 @@ def _fill_derivatives(
             sign = 2.0 * x[features[i]] - 1.0
             drop = sign * sites[PRECISION, i] * image[i]
             by_weight[features[i], k] = by_offset[features[i]] * row.mean[k] - drop
+
+
+class _Lattice(NamedTuple):
+    """Points, (K, n_points), the log of their volume, and which points are black or outermost.
+
+    Black points are every other one, like the squares of a chessboard.
+    """
+
+    points: Floats
+    log_volume: float
+    black: NDArray[np.bool_]
+    outmost: NDArray[np.bool_]
+
+
+class _RowWorkspace(NamedTuple):
+    """Arrays of one row with one column per point.
+
+    u is (K, n_points), h (`slopes`) is (n, n_points), and the others are (n_points,).
+    """
+
+    u: Floats
+    z: Floats
+    log_weight: Floats
+    product: Floats
+    slopes: Floats
+
+
+def quadrature_scores(
+    X: ArrayLike,
+    weights: ArrayLike,
+    offsets: ArrayLike,
+    observed: ArrayLike | None = None,
+    *,
+    step: float = _STEP,
+    radius: float = _RADIUS,
+) -> ProbitScores:
+    """Compute the scores of at most `MAX_COMPONENTS` components by quadrature.
+
+    Parameters
+    ----------
+    X, weights, offsets, observed
+        As for `ep_scores`.
+    step, radius
+        Step and radius of the lattice, in standard deviations of the posterior.
+
+    Returns
+    -------
+    ProbitScores
+        `error` is half of the difference between the two halves of the lattice, far above the error
+        of the whole, plus the share of its outermost points, about the mass beyond them. `settled`
+        is false if expectation propagation did not converge: the lattice may then miss the
+        posterior.
+
+    Raises
+    ------
+    FitError
+        As `ep_scores`, or if there are too many components.
+    """
+    rows = make_standard_rows(X, weights, offsets, observed, 1e-4)
+    if len(rows.weights) > MAX_COMPONENTS:
+        raise FitError(
+            f"Quadrature takes at most {MAX_COMPONENTS} components, but there are "
+            f"{len(rows.weights)}. Use expectation propagation, or orthant probabilities."
+        )
+    scores = empty_scores(rows)
+    _fill_quadrature_scores(rows, _make_lattice(len(rows.weights), step, radius), scores)
+    return scores
+
+
+def _make_lattice(n_components: int, step: float, radius: float) -> _Lattice:
+    """Make the points of a square lattice within a radius."""
+    n = int(radius / step)
+    grid = np.stack(np.meshgrid(*[np.arange(-n, n + 1)] * n_components), axis=-1)
+    indices = grid.reshape(-1, n_components)
+    distances = step * np.linalg.norm(indices, axis=1)
+    indices, distances = indices[distances <= radius], distances[distances <= radius]
+    # The prior's density is (2 π)^(−K / 2) exp(−u² / 2).
+    log_volume = n_components * math.log(step / math.sqrt(2 * math.pi))
+    black = indices.sum(axis=1) % 2 == 0
+    points = np.ascontiguousarray(step * indices.T)
+    return _Lattice(points, log_volume, black, distances > radius - 1)
+
+
+@njit(**SITE_KERNEL_OPTIONS, cache=True)
+def _fill_quadrature_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitScores) -> None:
+    """Fill in the scores row by row."""
+    K, n_features = rows.weights.shape
+    n_points = lattice.points.shape[1]
+    features, row, square = (
+        np.empty(n_features, np.int64),
+        allocate_workspace(K, n_features),
+        np.empty((K, K)),
+    )
+    memory = _RowWorkspace(
+        np.empty((K, n_points)),
+        np.empty(n_points),
+        np.empty(n_points),
+        np.empty(n_points),
+        np.empty((n_features, n_points)),
+    )
+    for sample in range(len(rows.X)):
+        row, _, change = find_fixed_point(rows, sample, row, square, features)
+        scores.settled[sample] = change < rows.tol
+        log_volume = _place_points(row, lattice, memory)
+        _add_log_factors(row, rows.tail, memory)
+        total, error = _normalise(memory.log_weight, lattice)
+        scores.log_likelihood[sample], scores.error[sample] = log_volume + total, error
+        _average_scores(
+            row, rows.X[sample], features, memory, scores.offsets[sample], scores.weights[sample]
+        )
+
+
+@kernel
+def _place_points(row: ProbitRow, lattice: _Lattice, memory: _RowWorkspace) -> float:
+    """Move the points to the posterior, weigh them by the prior, return the log of their volume."""
+    log_volume = lattice.log_volume
+    memory.log_weight[:] = 0.0
+    for k in range(len(row.mean)):
+        u = memory.u[k]
+        log_volume += math.log(row.factor[k, k])
+        for s in range(len(u)):
+            u[s] = row.mean[k]
+        for j in range(k, len(row.mean)):
+            for s in range(len(u)):
+                u[s] += row.factor[k, j] * lattice.points[j, s]
+        for s in range(len(u)):
+            memory.log_weight[s] -= 0.5 * u[s] * u[s]
+    return log_volume
+
+
+@kernel
+def _add_log_factors(row: ProbitRow, tail: Floats, memory: _RowWorkspace) -> None:
+    """Add the logs of all factors to the weights, and write h of each."""
+    z, product = memory.z, memory.product
+    product[:] = 1.0
+    n = row.sites.shape[1]
+    for i in range(n):
+        for s in range(len(z)):
+            z[s] = row.sites[OFFSET, i]
+        for k in range(len(memory.u)):
+            for s in range(len(z)):
+                z[s] += row.weights[k, i] * memory.u[k, s]
+        _multiply_factor(z, tail, memory.slopes[i], product, memory.log_weight)
+        if i % _FACTORS == _FACTORS - 1 or i == n - 1:
+            for s in range(len(z)):
+                memory.log_weight[s] += math.log(product[s])
+                product[s] = 1.0
+
+
+@kernel
+def _multiply_factor(
+    z: Floats, tail: Floats, slope: Floats, product: Floats, log_weight: Floats
+) -> None:
+    """Multiply by Φ(z), set slope = φ(z) / Φ(z); for z < 0, exp(−z² / 2) goes to the log weight."""
+    for s in range(len(z)):
+        size = abs(z[s])
+        ratio = (size - 4.0) / (size + 4.0)
+        excess = tail[TAIL_DEGREE]
+        for power in range(TAIL_DEGREE - 1, -1, -1):  # constant bounds, so that it is unrolled
+            excess = excess * ratio + tail[power]
+        hazard = size + excess / (size + 1.25)  # φ(size) / Φ(−size)
+        quarter = 0.5 * size * size
+        density = _DENSITY_AT_0 * exp_minus(quarter)
+        above = 1.0 - density / hazard  # Φ(size)
+        is_positive = z[s] > 0.0
+        slope[s] = density / above if is_positive else hazard
+        product[s] *= above if is_positive else _DENSITY_AT_0 / hazard
+        log_weight[s] -= 0.0 if is_positive else quarter
+
+
+@kernel
+def _normalise(log_weight: Floats, lattice: _Lattice) -> tuple[float, float]:
+    """Turn log weights into shares; return the log of their sum and an estimate of its error."""
+    top = log_weight.max()
+    total = black = outmost = 0.0
+    for s in range(len(log_weight)):
+        weight = math.exp(log_weight[s] - top)
+        log_weight[s] = weight
+        total += weight
+        black += weight if lattice.black[s] else 0.0
+        outmost += weight if lattice.outmost[s] else 0.0
+    for s in range(len(log_weight)):
+        log_weight[s] /= total
+    return top + math.log(total), abs(black / total - 0.5) + outmost / total
+
+
+@kernel
+def _average_scores(
+    row: ProbitRow,
+    x: NDArray[np.uint8],
+    features: NDArray[np.int64],
+    memory: _RowWorkspace,
+    by_offset: Floats,
+    by_weight: Floats,
+) -> None:
+    """Write the means of h and h u, with the signs of the unmirrored features."""
+    for i in range(row.sites.shape[1]):
+        sign, slope = 2.0 * x[features[i]] - 1.0, memory.slopes[i]
+        for s in range(len(slope)):
+            slope[s] *= memory.log_weight[s]
+        by_offset[features[i]] = sign * slope.sum()
+        for k in range(len(memory.u)):
+            by_weight[features[i], k] = sign * dot(slope, memory.u[k])
+
+
+def orthant_scores(
+    X: ArrayLike,
+    weights: ArrayLike,
+    offsets: ArrayLike,
+    observed: ArrayLike | None = None,
+    *,
+    tol: float = 1e-2,
+    max_points: int = 1 << 12,
+    seed: int = 0,
+) -> ProbitScores:
+    """Compute log P(x) of every row and its derivatives, where P(x_i = 1 | u) = Φ(w_iᵀ u + b_i).
+
+    u ~ N(0, I). The result of a row depends on that row alone. Equal rows are computed once.
+
+    Parameters
+    ----------
+    X
+        (n_samples, n_features) of 0 and 1, at most `MAX_FEATURES` features.
+    weights
+        (n_features, n_components), the w_i.
+    offsets
+        (n_features,), the b_i.
+    observed
+        Same shape as `X`; false where the value is missing and `X` is not read.
+    tol
+        Standard error of a log probability, in nats, at which to stop.
+    max_points
+        Maximum number of points for each of the 6 shifts, from 128 to 131072.
+    seed
+        Seed of the shifts. Each distinct row has its own shifts, so errors average out over rows.
+
+    Returns
+    -------
+    ProbitScores
+        `error` is the standard error of `log_likelihood`, estimated from the shifts. `settled` is
+        false if `max_points` was reached while `error` was still above `tol`.
+
+    Raises
+    ------
+    FitError
+        If there are too many features, shapes disagree, an observed value is not 0 or 1, a
+        parameter is not finite or too large, or `tol` or `max_points` is out of range.
+    """
+    signs, codes, inverse = find_distinct_signs(X, observed)
+    W, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
+    check_weights(signs.shape[1], W, b)
+    deviations = np.hypot.reduce(W, axis=1, initial=1.0)
+    R, t = _noise_correlation(W, deviations), -b / deviations
+    check_normal(len(b), R, t)
+    check_tolerances(tol, _MIN_POINTS, max_points)
+    log_p, error = np.zeros((2, len(signs)))
+    by_offsets, by_weights = np.zeros((len(signs), *b.shape)), np.zeros((len(signs), *W.shape))
+    for k, shifts in enumerate(_draw_shifts(codes, seed)):
+        observed_features = np.flatnonzero(signs[k])
+        if len(observed_features):
+            normal = mirror_normal(R, t, signs[k], observed_features)
+            log_p[k], error[k], r, rr = _integrate_scores(*normal, shifts, tol, max_points)
+            units = signs[k, observed_features] / deviations[observed_features]
+            by_offsets[k, observed_features] = units * r
+            by_weights[k, observed_features] = units[:, None] * (
+                rr @ (units[:, None] * W[observed_features])
+            )
+    return ProbitScores(
+        log_likelihood=log_p[inverse],
+        error=error[inverse],
+        offsets=by_offsets[inverse],
+        weights=by_weights[inverse],
+        settled=(error <= tol)[inverse],
+        sampled=True,
+    )
+
+
+def _noise_correlation(W: Floats, deviations: Floats) -> Floats:
+    """Return the correlation of e; the noise contributes 1 to each of its variances."""
+    scaled = W / deviations[:, None]
+    R: Floats = scaled @ scaled.T + np.diag(deviations**-2)
+    return R
+
+
+def _draw_shifts(codes: NDArray[np.int64], seed: int) -> Floats:
+    """Draw the shifts of each row by its code, (n_rows, shifts, features)."""
+    draws = RowRandom(seed).uniform(codes, _N_SHIFTS * MAX_FEATURES)
+    return draws.reshape(len(codes), _N_SHIFTS, MAX_FEATURES)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _integrate_scores(
+    R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
+) -> tuple[float, float, Floats, Floats]:
+    """Return log P(v < b), v ~ N(0, R), its error, E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
+    n = len(b)
+    sampler, columns = make_orthant_sampler(R, b)
+    sums = np.empty((n + 1, n + 1))
+    log_p, error = integrate_orthant(sampler, shifts, tol, _MIN_POINTS, max_points, sums)
+    moments = sums / sums[n, n]
+    excess = moments[:n, :n] + moments[:n, :n].T
+    for i in range(n):
+        excess[i, i] = moments[i, i] - 1.0
+    # With v = L z and R = L Lᵀ, r is L⁻ᵀ z.
+    inverse = np.linalg.inv(columns)
+    r, rr = inverse.T @ moments[n, :n], inverse.T @ excess @ inverse
+    # Scaling v_i and b_i together changes nothing: E[r_i v_i] − 1 = b_i E[r_i]. Enforcing this
+    # frees the derivatives along the lengths of weights from the errors of the draws.
+    for i in range(n):
+        rr[i, i] = b[i] * r[i] + rr[i, i] - rr[i] @ R[i]
+    return log_p, error, r, rr

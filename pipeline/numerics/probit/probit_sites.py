@@ -1,9 +1,9 @@
 """Expectation propagation of one row: Gaussian sites in place of its factors, and rounds over them.
 
-A site stands for Φ(w_iᵀ u + b_i). Its marginal is that of w_iᵀ u. The marginal without the site is
-its cavity, with mean m and variance c. The cavity times Φ is the tilted distribution. Equation
-numbers are those of Rasmussen & Williams (2006), chapter 3. `expectation_propagation` describes the
-whole method.
+A site stands for Φ(w_iᵀ u + b_i). Its marginal is the distribution of w_iᵀ u. The marginal without
+the site is its cavity, with mean m and variance c. The cavity times Φ is the tilted distribution.
+Equation numbers refer to Rasmussen & Williams (2006), chapter 3. `expectation_propagation`
+describes the whole method.
 """
 
 import math
@@ -261,7 +261,7 @@ def allocate_workspace(n_components: int, n: int) -> ProbitRow:
 def find_fixed_point(
     rows: ProbitRows, sample: int, row: ProbitRow, square: Floats, features: NDArray[np.int64]
 ) -> tuple[ProbitRow, int, float]:
-    """Find the fixed point of a row, in `row` or in new memory if that has another size.
+    """Find the fixed point of a row, in `row` or, if its size differs, in new memory.
 
     Also returns the number of rounds and the last change. The cavities of the sites are set.
     `square` is (K, K) of scratch; `features` is filled with the observed features.

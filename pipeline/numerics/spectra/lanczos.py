@@ -107,9 +107,9 @@ def compute_leading_spectrum(
     for n_products in range(1, _MAX_PRODUCTS + 1):
         image = times(block)
         basis = np.hstack([basis, block])
-        along = basis.T @ image
-        inner = _extend_projection(inner, along)
-        block, coupling = _orthonormalize(basis, image - basis @ along)
+        products = basis.T @ image
+        inner = _extend_projection(inner, products)
+        block, coupling = _orthonormalize(basis, image - basis @ products)
         ritz, turns = scipy.linalg.eigh(inner)
         negative = min(negative, float(ritz[ritz < 0].sum()))
         values, leading = ritz[: -n_leading - 1 : -1], turns[:, : -n_leading - 1 : -1]
@@ -133,20 +133,20 @@ def _residual_tolerances(values: Array) -> Array:
     return allowed
 
 
-def _extend_projection(inner: Array, along: Array) -> Array:
+def _extend_projection(inner: Array, products: Array) -> Array:
     """Add a block to the projected matrix, given the products of basis and image."""
     n_old = len(inner)
-    grown = np.empty((len(along), len(along)))
-    grown[:n_old, :n_old] = inner
-    grown[:, n_old:] = along
-    grown[n_old:, :n_old] = along[:n_old].T
-    grown[n_old:, n_old:] = (along[n_old:] + along[n_old:].T) / 2
-    return grown
+    extended = np.empty((len(products), len(products)))
+    extended[:n_old, :n_old] = inner
+    extended[:, n_old:] = products
+    extended[n_old:, :n_old] = products[:n_old].T
+    extended[n_old:, n_old:] = (products[n_old:] + products[n_old:].T) / 2
+    return extended
 
 
-def _orthonormalize(basis: Array, left: Array) -> tuple[Array, Array]:
+def _orthonormalize(basis: Array, remainder: Array) -> tuple[Array, Array]:
     """Return an orthonormal block of the part outside the basis, and its coefficients."""
-    block, coefficients = np.linalg.qr(left - basis @ (basis.T @ left))
+    block, coefficients = np.linalg.qr(remainder - basis @ (basis.T @ remainder))
     # If almost nothing is left, rounding errors lie within the basis: project a second time.
     block, turn = np.linalg.qr(block - basis @ (basis.T @ block))
     return block, turn @ coefficients
@@ -186,8 +186,8 @@ def leading_eigenpairs_except(
     n = len(known)
     if n <= FULL_SOLVER or 2 * n_pairs >= n:
         deflated = matrix.toarray() - 2 * np.outer(known, known)
-        at = (n - n_pairs, n - 1)
-        values, vectors = scipy.linalg.eigh(deflated, subset_by_index=at)
+        index_range = (n - n_pairs, n - 1)
+        values, vectors = scipy.linalg.eigh(deflated, subset_by_index=index_range)
         return Eigenpairs(values[::-1], vectors[:, ::-1])
 
     def times(x: Array) -> Array:

@@ -1,8 +1,10 @@
-"""Eigenpairs of symmetric matrices, sign conventions, the nearest correlation matrix."""
+"""Eigenpairs of symmetric matrices, signs, the nearest correlation matrix, and linear ICA."""
 
 from __future__ import annotations
 
-from typing import Literal
+import threading
+import warnings
+from typing import Any, Literal
 
 import numpy as np
 import scipy
@@ -14,7 +16,8 @@ Matrix = NDArray[np.float64]
 
 _N_LOWEST = 8
 FULL_SOLVER = 1500
-"""Maximum size of matrices of which all eigenvalues are computed, not only the leading ones."""
+"""Matrices up to this size are decomposed completely; larger ones, into leading eigenpairs."""
+_warnings_lock = threading.Lock()
 
 
 def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
@@ -41,7 +44,7 @@ def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
 
 
 def leading_eigenvalues(matrix: Matrix, n_leading: int) -> Matrix:
-    """Compute leading eigenvalues alone, largest first; as many as `leading_eigenpairs` returns."""
+    """Compute only the eigenvalues that `leading_eigenpairs` returns."""
     if len(matrix) <= FULL_SOLVER:
         values: Matrix = scipy.linalg.eigh(matrix, eigvals_only=True)[::-1]
         return values
@@ -56,8 +59,8 @@ def negative_share(matrix: Matrix, values: Matrix) -> float:
     matrix
         Symmetric, (n, n).
     values
-        Its eigenvalues. If they are only the leading ones, a few of the lowest are computed, and
-        the result is a lower bound.
+        Eigenvalues. If only leading ones are given, a few of the lowest are computed, and the
+        result is a lower bound.
     """
     if len(values) < len(matrix):
         values, _ = _extreme_eigenpairs(matrix, _N_LOWEST, "SA", tol=1e-3)
@@ -96,7 +99,7 @@ def min_shrinkage(lowest: float) -> float:
 
 
 def shrink_eigenvalues(values: Matrix, shrinkage: float) -> Matrix:
-    """Return the eigenvalues of (1 − τ) C + τ I, given those of C."""
+    """Return the eigenvalues of (1 − τ) C + τ I, given the eigenvalues of C."""
     moved: Matrix = (1 - shrinkage) * values + shrinkage
     return moved
 
@@ -149,3 +152,45 @@ def _project_semidefinite(matrix: Matrix) -> Matrix:
     scaled = vectors * np.maximum(values, 0.0)
     positive: Matrix = scaled @ vectors.T
     return (positive + positive.T) / 2
+
+
+def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Matrix, bool]:
+    """Find the mixing of independent sources of variance 1 by scikit-learn's `FastICA`.
+
+    A. Hyvärinen, "Fast and robust fixed-point algorithms for independent component analysis", IEEE
+    Transactions on Neural Networks 10, 1999: all components at once, with log cosh.
+
+    Parameters
+    ----------
+    X
+        Rows, (n_samples, n_features), with at least as many dimensions as components.
+    n_components
+        Number of components.
+    seed
+        Seed of the initial values, below 2³².
+
+    Returns
+    -------
+    tuple
+        The mixing, (n_features, n_components), and whether the iterations converged.
+
+    Raises
+    ------
+    FitError
+        If the rows are too few or too similar.
+    """
+    from sklearn.decomposition import FastICA  # takes half a second, and is needed only here
+
+    settings = {"whiten": "unit-variance", "whiten_solver": "eigh", "random_state": seed}
+    linear = FastICA(n_components, **settings)
+    # Warning filters apply to the whole process, and fits may run in several threads.
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about convergence and about dimensions left out
+        try:
+            linear.fit(X.astype(np.float64))
+        except ValueError as error:  # NaN after a division by 0
+            raise FitError(
+                f"FastICA cannot separate {n_components} components with {len(X):,} rows. "
+                "Fit more rows, or fewer components."
+            ) from error
+    return linear.mixing_, linear.n_iter_ < linear.max_iter

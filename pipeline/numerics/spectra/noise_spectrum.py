@@ -20,7 +20,7 @@ The last term is the vector equation −1/m = z + S m of independent entries (Aj
 the cumulants of Wishart matrices, L P L + L P L P L + …; where L is 1 everywhere, (1) is the law of
 Marchenko and Pastur (1967). The edge of the spectrum is the least z for which (1) has a solution
 that Newton's method reaches from g = 0. Below it g is complex, and Σ sizes_a |Im g_a| / π is the
-density of eigenvalues. The mean creates eigenvalues of its own, spikes, where 1 is an eigenvalue of
+density of eigenvalues. The mean adds eigenvalues, called spikes, where 1 is an eigenvalue of
 √(sizes_a g_a) mean_ab √(sizes_b g_b) (Benaych-Georges & Nadakuditi 2011, The eigenvalues and
 eigenvectors of finite, low rank perturbations of large random matrices, theorem 2.1).
 
@@ -96,9 +96,9 @@ class GroupedNoise:
 
     def count_other_rows(self) -> Array:
         """Return the effective rows of group b next to a row of group a, (n_groups, n_groups)."""
-        others = np.tile(self.sizes, (len(self.sizes), 1))
-        np.fill_diagonal(others, np.maximum(self.sizes - _OWN_ROWS, 0.0))
-        return others
+        other_rows = np.tile(self.sizes, (len(self.sizes), 1))
+        np.fill_diagonal(other_rows, np.maximum(self.sizes - _OWN_ROWS, 0.0))
+        return other_rows
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def find_edge(noise: GroupedNoise) -> SpectrumEdge:
 
 
 def noise_eigenvalues(noise: GroupedNoise, edge: SpectrumEdge, points: Array) -> Array:
-    """Turn unfolded eigenvalues into those of the matrix without its mean.
+    """Convert unfolded eigenvalues to eigenvalues of the matrix without its mean.
 
     Parameters
     ----------
@@ -165,8 +165,7 @@ def noise_eigenvalues(noise: GroupedNoise, edge: SpectrumEdge, points: Array) ->
 def find_spikes(noise: GroupedNoise, edge: SpectrumEdge) -> tuple[Array, Array]:
     """Find the eigenvalues that the mean lifts out of the noise, and their standard deviations.
 
-    Deviations are those of xᵀ H x, where x is the eigenvector without the contribution of the
-    noise.
+    The deviations are of xᵀ H x, where x is the eigenvector without the noise's contribution.
     """
     lifts, _ = _spike_eigenpairs(noise, edge.resolvent)
     n_spikes = int((lifts > 1).sum())
@@ -243,15 +242,15 @@ def _scale_linear(noise: GroupedNoise) -> Array:
 def _self_energy(noise: GroupedNoise, g: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the terms that (1) subtracts from z − 1 + mean, (n_groups,), and derivatives by g."""
     linear, nu = _scale_linear(noise), _effective_degrees(noise)
-    others = noise.count_other_rows()
-    whole = linear @ np.linalg.inv(np.eye(len(g)) - (noise.sizes * g / nu)[:, None] * linear)
+    other_rows = noise.count_other_rows()
+    full = linear @ np.linalg.inv(np.eye(len(g)) - (noise.sizes * g / nu)[:, None] * linear)
     # Remove the row itself from its group: a rank-one change of 1 − P L.
-    own = (noise.sizes - others.diagonal()) / nu
-    scale = 1 / (1 + own * g * whole.diagonal())
-    own_part = scale * whole.diagonal()
-    energy = own_part - linear.diagonal() + noise.spread * others @ g
-    slopes = scale[:, None] ** 2 * whole**2 * (noise.sizes / nu) + noise.spread * others
-    slopes[np.diag_indices(len(g))] -= own * own_part**2
+    own_share = (noise.sizes - other_rows.diagonal()) / nu
+    scale = 1 / (1 + own_share * g * full.diagonal())
+    own_part = scale * full.diagonal()
+    energy = own_part - linear.diagonal() + noise.spread * other_rows @ g
+    slopes = scale[:, None] ** 2 * full**2 * (noise.sizes / nu) + noise.spread * other_rows
+    slopes[np.diag_indices(len(g))] -= own_share * own_part**2
     return energy, slopes
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import FitError
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.capabilities import CanLearnLocally, CanWarmStart
 from pipeline.params import get_named_arrays

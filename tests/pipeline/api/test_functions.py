@@ -17,9 +17,8 @@ import pytest
 from pipeline.api import functions as api
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.base import SerialExecutor
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor, make_executor
 from pipeline.executors.progress import ignore_progress
-from pipeline.executors.threads import ThreadsExecutor, make_executor
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.registry import find_models
 from pipeline.random import RowRandom

@@ -24,7 +24,7 @@ from pipeline.evaluation.drift import (
     tetrachoric_variance,
 )
 from pipeline.models.stack import StackParams
-from pipeline.numerics.gaussian.tetrachoric import tetrachoric
+from pipeline.numerics.gaussian.pair_tables import tetrachoric
 from pipeline.params import array_field
 from pipeline.statistics.counts import PairCounts, PairTable
 from tests.support.strategies import (

@@ -33,8 +33,7 @@ from pipeline.evaluation.evaluate import (
     make_baseline_models,
     score_rows,
 )
-from pipeline.executors.base import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood

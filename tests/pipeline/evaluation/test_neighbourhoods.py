@@ -22,9 +22,8 @@ from pipeline.evaluation.neighbourhoods import (
     draw_dataset_rows,
     draw_labelled_rows,
 )
-from pipeline.executors.base import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
-from pipeline.numerics.graphs.neighbourhoods import trustworthiness
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor
+from pipeline.numerics.metrics import trustworthiness
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import SEGMENT
 from tests.pipeline.evaluation.test_prediction import Described

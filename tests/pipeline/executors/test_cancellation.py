@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.executors.cancellation import Cancelled, check_cancelled, run_cancellable
-from pipeline.executors.threads import ThreadsExecutor
 
 
 def test_threads_ask_what_their_caller_asks() -> None:

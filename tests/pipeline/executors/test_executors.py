@@ -21,9 +21,8 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
-from pipeline.executors.base import SerialExecutor, limit_blas_threads
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor, limit_blas_threads
 from pipeline.executors.dask import DaskExecutor
-from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait.model import LatentTrait

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
-from pipeline.executors.base import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, fit_pass, initialize_fit
 from pipeline.learning.convergence import (
     ObjectiveCriterion,

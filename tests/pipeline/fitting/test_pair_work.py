@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.executors.base import SerialExecutor
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.executors.cancellation import Cancelled, run_cancellable
-from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.fitting.pair_work import RowPairJob, run_in_memory
 from pipeline.learning.convergence import ConvergenceCriterion, PassCountCriterion

@@ -17,7 +17,7 @@ from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import Optimiser
 from pipeline.models.bottleneck import Bottleneck, BottleneckLearner
 from pipeline.models.state import FitState
-from pipeline.numerics.networks.three_layers import score_gradient
+from pipeline.numerics.networks.layered_network import score_gradient
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, StrategyReader, make_memory_rows
 

@@ -20,7 +20,7 @@ from pipeline.fitting import pair_work as pairs
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model
 from pipeline.models.state import FitState
-from pipeline.numerics.gaussian.tetrachoric import MAX_CORRELATION, PairStatus
+from pipeline.numerics.gaussian.pair_tables import MAX_CORRELATION, PairStatus
 from pipeline.numerics.spectra import linalg
 from pipeline.numerics.spectra.lanczos import max_leading_pairs
 from pipeline.random import RowRandom

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from scipy.stats import chisquare, hypergeom
 
 from pipeline.data.blocks import pack_block
-from pipeline.numerics.gaussian.tetrachoric import arcsine_correlation, tetrachoric
+from pipeline.numerics.gaussian.pair_tables import arcsine_correlation, tetrachoric
 from pipeline.statistics import correlations as independence
 from pipeline.statistics.correlations import draw_independent_pairs
 from pipeline.statistics.counts import PairCounts, PairTable

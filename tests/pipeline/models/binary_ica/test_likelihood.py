@@ -31,7 +31,7 @@ from pipeline.models.binary_ica.scoring_steps import (
     update_priors,
 )
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
-from pipeline.numerics.probit.probit_quadrature import quadrature_scores
+from pipeline.numerics.probit.probit_scores import quadrature_scores
 from pipeline.statistics.sums import ScoreSums
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 

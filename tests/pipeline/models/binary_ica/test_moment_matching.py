@@ -34,7 +34,7 @@ from pipeline.models.binary_ica.segment_correlations import (
     SegmentStatus,
     estimate_segments,
 )
-from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from tests.pipeline.models.binary_ica import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import hypergeom
 
-from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
+from pipeline.numerics.gaussian.pair_tables import joint_count_quantiles
 
 NORMAL_VARIANCE = 36.0
 

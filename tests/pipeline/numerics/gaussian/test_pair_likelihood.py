@@ -9,8 +9,13 @@ from scipy.stats import multivariate_normal
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian import pair_likelihood as module
-from pipeline.numerics.gaussian.pair_likelihood import log_cells, pair_log_likelihood
-from pipeline.numerics.gaussian.tetrachoric import MAX_CORRELATION, PairStatus, tetrachoric
+from pipeline.numerics.gaussian.pair_tables import (
+    MAX_CORRELATION,
+    PairStatus,
+    log_cells,
+    pair_log_likelihood,
+    tetrachoric,
+)
 
 DIGITS = 60
 LAST = np.nextafter(1, 0)

@@ -11,7 +11,7 @@ from scipy.special import ndtr, ndtri, owens_t
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian import tetrachoric as module
-from pipeline.numerics.gaussian.tetrachoric import (
+from pipeline.numerics.gaussian.pair_tables import (
     MAX_CORRELATION,
     PairStatus,
     arcsine_correlation,

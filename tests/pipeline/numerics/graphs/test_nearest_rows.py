@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import pack_block
-from pipeline.numerics.graphs.nearest_rows import (
+from pipeline.numerics.graphs.neighbours import (
     NO_ROW,
     Metric,
     NearestRows,

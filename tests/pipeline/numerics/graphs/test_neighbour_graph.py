@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.threads import ThreadsExecutor
-from pipeline.numerics.graphs.nearest_rows import NumberedRows
-from pipeline.numerics.graphs.neighbour_graph import (
+from pipeline.executors.base import ThreadsExecutor
+from pipeline.numerics.graphs.neighbours import (
     GraphEdges,
+    NumberedRows,
     connect_components,
     find_nearest_vertices,
     label_connected_components,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from sklearn.manifold import trustworthiness as by_sklearn
 
-from pipeline.numerics.graphs.neighbourhoods import (
+from pipeline.numerics.metrics import (
     NOT_AMONG_OTHERS,
     find_nearest_places,
     majority_label,

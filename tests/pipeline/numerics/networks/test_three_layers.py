@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.numerics.networks.three_layers import (
+from pipeline.numerics.networks.layered_network import (
     ThreeLayerNetwork,
     compute_hidden_units,
     compute_outputs,

@@ -6,7 +6,7 @@ from scipy.special import log_ndtr, logsumexp, ndtr
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
-from pipeline.numerics.probit.orthant_scores import orthant_scores
+from pipeline.numerics.probit.probit_scores import orthant_scores
 
 STEEPEST = np.sqrt(np.pi / 8) * 3 * 3  # Of a mixing of 3 and a source of standard deviation 3.
 # In units of a standard error from 6 shifts, errors follow Student's t with 5 degrees of freedom:

@@ -9,8 +9,7 @@ import pytest
 import scipy
 
 from pipeline.errors import FitError
-from pipeline.numerics.probit.probit_quadrature import quadrature_scores
-from pipeline.numerics.probit.probit_scores import ep_scores
+from pipeline.numerics.probit.probit_scores import ep_scores, quadrature_scores
 
 FINE = partial(quadrature_scores, step=0.2, radius=9.0)
 EXACT_PROPAGATION = partial(ep_scores, tol=1e-10)
