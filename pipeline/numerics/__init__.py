@@ -1,4 +1,8 @@
-"""Numerical kernels and special functions."""
+"""Numerical kernels and special functions.
+
+Functions raise `FitError` if an argument has a wrong shape, is not finite or is out of range. Their
+docstrings mention only other failures.
+"""
 
 import hashlib
 import os

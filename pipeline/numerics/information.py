@@ -58,13 +58,7 @@ def invert_information(information: Array, directions: Array) -> InformationInve
 
 
 def check_weights(n_features: int, weights: Array, offsets: Array) -> None:
-    """Check that weights and offsets are finite and have `n_features` rows.
-
-    Raises
-    ------
-    FitError
-        If they are not.
-    """
+    """Check that weights and offsets are finite and have `n_features` rows."""
     if weights.shape[:-1] != (n_features,) or offsets.shape != (n_features,):
         raise FitError(
             f"Weights and offsets have the shapes {weights.shape} and {offsets.shape}, but there "

@@ -58,16 +58,9 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
     -------
     float
         Sum of the matched cosines over the larger number of columns, in [0, 1].
-
-    Raises
-    ------
-    FitError
-        If a matrix is empty or not finite, or the two differ in n_features.
     """
-    left, right = (
-        _normalize_columns(estimated, "estimated"),
-        _normalize_columns(reference, "reference"),
-    )
+    left = _normalize_columns(estimated, "estimated")
+    right = _normalize_columns(reference, "reference")
     if len(left) != len(right):
         raise FitError(
             f"The matrices have {len(left)} and {len(right)} features. Compare fits of the same "
@@ -81,17 +74,9 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
 def match_columns(
     estimated: NDArray[np.float64], reference: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Reorder columns and flip their signs to match a reference.
+    """Reorder columns and flip their signs to match a reference, as in `mean_cosine_similarity`.
 
-    Parameters
-    ----------
-    estimated, reference
-        Matrices, (n_features, n_components) each.
-
-    Returns
-    -------
-    ndarray
-        Columns of `estimated`, matched as in `mean_cosine_similarity`.
+    Both matrices are (n_features, n_components).
     """
     cosines = _normalize_columns(reference, "reference").T @ _normalize_columns(
         estimated, "estimated"
@@ -195,12 +180,6 @@ def _distance_ranks(distances: Array, rows: Indices) -> Indices:
 
 
 def majority_label(labels: Indices) -> Indices:
-    """Return the most common label of each row's neighbours, (n_rows,); the nearest breaks ties.
-
-    Parameters
-    ----------
-    labels
-        Labels of the neighbours, the nearest first, (n_rows, k).
-    """
+    """Return the most common of each row's labels of neighbours, the nearest first, (n_rows, k)."""
     votes = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
     return np.take_along_axis(labels, votes.argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -173,19 +173,12 @@ def collect_statistics(
     progress: Progress = ignore_progress,
     kept: KeptSums[S] = NO_KEPT_SUMS,
 ) -> S:
-    """Sum a statistic over all rows, block by block.
+    """Sum a statistic over all rows, block by block; other parameters are as for `collect_groups`.
 
     Parameters
     ----------
     summarize
         Summarizes one block; it is sent to the workers.
-    rows, executor, label, tiles, progress, kept
-        As for `collect_groups`.
-
-    Raises
-    ------
-    FitError
-        If there are no rows.
     """
     fold = partial(sum_blocks, summarize)
     return collect_groups(fold, rows, executor, label, tiles, progress, kept)

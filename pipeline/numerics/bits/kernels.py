@@ -35,24 +35,14 @@ _kernel = njit(nogil=True, cache=True)
 
 
 def popcounts(words: Words) -> Counts:
-    """Count the ones of each feature.
-
-    Parameters
-    ----------
-    words
-        Packed bits, (n_features, n_words).
-
-    Returns
-    -------
-    Ones, (n_features,).
-    """
+    """Count the ones of each feature, (n_features,), in packed bits, (n_features, n_words)."""
     counts = np.empty(len(words), np.int64)
     _popcounts(_memory(words), words.shape[1], counts)
     return counts
 
 
 def joint_counts(left: Words, right: Words) -> Counts:
-    """Count the samples in which a feature of each side is 1.
+    """Count the samples in which feature i of `left` and feature j of `right` are both 1.
 
     Parameters
     ----------
@@ -62,11 +52,6 @@ def joint_counts(left: Words, right: Words) -> Counts:
     Returns
     -------
     Joint counts, (n_left, n_right).
-
-    Raises
-    ------
-    FitError
-        If the two sides differ in n_words.
     """
     counts = np.zeros((len(left), len(right)), np.int64)
     add_joint_counts(left, right, counts)
@@ -82,11 +67,6 @@ def add_joint_counts(left: Words, right: Words, counts: NDArray[Any]) -> None:
         As for `joint_counts`; if both are the same array, counting takes half the time.
     counts
         int64 or, if it can hold the sums, uint32, (n_left, n_right), in C order.
-
-    Raises
-    ------
-    FitError
-        If the two sides differ in n_words.
     """
     if left.shape[1] != right.shape[1]:
         raise FitError(
@@ -97,37 +77,12 @@ def add_joint_counts(left: Words, right: Words, counts: NDArray[Any]) -> None:
 
 
 def symmetric_joint_counts(words: Words) -> Counts:
-    """Count the samples in which two features are 1, each pair once.
-
-    Parameters
-    ----------
-    words
-        Packed bits, (n_features, n_words).
-
-    Returns
-    -------
-    `joint_counts(words, words)`, (n_features, n_features), in half the time.
-    """
+    """Return `joint_counts(words, words)`, (n_features, n_features), counting each pair once."""
     return joint_counts(words, words)
 
 
 def pack_rows(X: Bits) -> Words:
-    """Pack rows of bytes into words.
-
-    Parameters
-    ----------
-    X
-        Samples in {0, 1}, (n_samples, n_features).
-
-    Returns
-    -------
-    Packed bits, (n_features, ceil(n_samples / 64)).
-
-    Raises
-    ------
-    FitError
-        If X has other values than 0 and 1.
-    """
+    """Pack samples in {0, 1}, (n_samples, n_features), into (n_features, ceil(n_samples / 64))."""
     if X.max(initial=0) > 1:
         row, column = np.unravel_index(X.argmax(), X.shape)
         raise FitError(
@@ -139,24 +94,7 @@ def pack_rows(X: Bits) -> Words:
 
 
 def unpack_rows(words: Words, n_samples: int) -> Bits:
-    """Unpack words into rows of bytes.
-
-    Parameters
-    ----------
-    words
-        Packed bits, (n_features, n_words).
-    n_samples
-        Number of samples to unpack.
-
-    Returns
-    -------
-    Samples in {0, 1}, C order, (n_samples, n_features).
-
-    Raises
-    ------
-    FitError
-        If the words hold fewer than n_samples.
-    """
+    """Unpack words, (n_features, n_words), into samples in {0, 1}, (n_samples, n_features)."""
     if not 0 <= n_samples <= 64 * words.shape[1]:
         raise FitError(
             f"`n_samples` is {n_samples}, but the words hold {64 * words.shape[1]} samples. Pass "
@@ -181,11 +119,6 @@ def select_rows(words: Words, keep: NDArray[np.int64]) -> Words:
     Returns
     -------
     Packed bits of samples keep[0], keep[1], ..., (n_features, ceil(n_kept / 64)).
-
-    Raises
-    ------
-    FitError
-        If a position lies outside the words.
     """
     n_bits = 64 * words.shape[1]
     if keep.size and not 0 <= keep.min() <= keep.max() < n_bits:

@@ -237,13 +237,7 @@ def _fill_cdf(
 def bivariate_normal_cdf_array(
     h: npt.ArrayLike, k: npt.ArrayLike, rho: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Apply `bivariate_normal_cdf` elementwise to arrays that broadcast together.
-
-    Raises
-    ------
-    FitError
-        If an argument is NaN or a correlation lies outside [−1, 1].
-    """
+    """Apply `bivariate_normal_cdf` elementwise to arrays that broadcast together."""
     shape = np.broadcast_shapes(np.shape(h), np.shape(k), np.shape(rho))
     h, k, rho = (np.array(np.broadcast_to(x, shape), dtype=np.float64).ravel() for x in (h, k, rho))
     probability = np.empty(h.size)

@@ -34,6 +34,7 @@ likelihood estimation of the polychoric correlation coefficient, Psychometrika 4
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
@@ -180,11 +181,11 @@ def _classify_table(n11: float, n10: float, n01: float, n00: float, slack: float
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _fill_correlations(
-    n: npt.NDArray[np.float64],
-    ones_i: npt.NDArray[np.float64],
-    ones_j: npt.NDArray[np.float64],
-    joint: npt.NDArray[np.float64],
-    correlation: npt.NDArray[np.float64],
+    n: _Floats,
+    ones_i: _Floats,
+    ones_j: _Floats,
+    joint: _Floats,
+    correlation: _Floats,
     status: npt.NDArray[np.uint8],
     add_half: bool,
 ) -> None:
@@ -238,31 +239,35 @@ def tetrachoric(
         Correlations within ±MAX_CORRELATION = ±(1 − 10⁻⁶); NaN exactly where the status is
         CONSTANT_FEATURE (a margin is empty) or NO_OBSERVATIONS (n = 0). In tables of floats a
         cell below zero by less than 10⁻¹² n counts as empty.
-
-    Raises
-    ------
-    FitError
-        If a table has a negative, infinite or NaN cell, or `empty_cells` is unknown.
     """
     if empty_cells not in ("none", "half"):
         raise FitError(
             f"`empty_cells` is {empty_cells!r}, which is unknown. Choose 'none' or 'half'."
         )
-    tables = np.nditer(
-        [n, ones_i, ones_j, joint, None, None],
+    counts = (n, ones_i, ones_j, joint)
+    with _iter_buffers(counts, (None, None), (np.float64, np.uint8)) as tables:
+        for n_, i, j, both_ones, correlation, status in tables:
+            _fill_correlations(n_, i, j, both_ones, correlation, status, empty_cells == "half")
+        result = TetrachoricResult(*tables.operands[4:])
+    _check_tables(result.status, *counts)
+    return result
+
+
+def _iter_buffers(
+    inputs: Iterable[npt.ArrayLike], outputs: Iterable[_Floats | None], types: Sequence[type]
+) -> np.nditer:
+    """Iterate over inputs and outputs (None: allocated) of these types, in flat buffers."""
+    operands: list[Any] = [*inputs, *outputs]
+    n_inputs = len(operands) - len(types)
+    return np.nditer(
+        operands,
         flags=["external_loop", "buffered", "zerosize_ok"],
-        op_flags=[_READ] * 4 + [_WRITE] * 2,
-        op_dtypes=[np.float64] * 5 + [np.uint8],
+        op_flags=[_READ] * n_inputs + [_WRITE] * len(types),
+        op_dtypes=[np.float64] * n_inputs + [*types],
         casting="same_kind",
         order="C",
         buffersize=_TABLES_AT_ONCE,
     )
-    with tables:
-        for n_, i, j, both_ones, correlation, status in tables:
-            _fill_correlations(n_, i, j, both_ones, correlation, status, empty_cells == "half")
-        result = TetrachoricResult(*tables.operands[4:])
-    _check_tables(result.status, n, ones_i, ones_j, joint)
-    return result
 
 
 def _check_tables(status: npt.NDArray[np.uint8], *counts: npt.ArrayLike) -> None:
@@ -279,29 +284,17 @@ def _check_tables(status: npt.NDArray[np.uint8], *counts: npt.ArrayLike) -> None
     )
 
 
-def arcsine_correlation(clipped: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return the correlation ρ = sin(π c / 2) of normals whose signs have correlation c.
-
-    Raises
-    ------
-    FitError
-        If a value is NaN or outside [−1, 1] by more than rounding.
-    """
+def arcsine_correlation(clipped: npt.ArrayLike) -> _Floats:
+    """Return the correlation ρ = sin(π c / 2) of normals whose signs have correlation c."""
     return np.asarray(np.sin(0.5 * np.pi * _clip_rounding(clipped)))
 
 
-def sign_correlation(correlation: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return the correlation c = (2/π) arcsin ρ of the signs of normals with correlation ρ.
-
-    Raises
-    ------
-    FitError
-        If a value is NaN or outside [−1, 1] by more than rounding.
-    """
+def sign_correlation(correlation: npt.ArrayLike) -> _Floats:
+    """Return the correlation c = (2/π) arcsin ρ of the signs of normals with correlation ρ."""
     return np.asarray(2.0 / np.pi * np.arcsin(_clip_rounding(correlation)))
 
 
-def _clip_rounding(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _clip_rounding(values: npt.ArrayLike) -> _Floats:
     """Return the values as floats; values a rounding error outside [−1, 1] move to its ends."""
     array = np.asarray(values, dtype=np.float64)
     inside = np.abs(array) <= 1.0 + _ROUNDING_MARGIN
@@ -427,26 +420,11 @@ def log_cells(h: npt.ArrayLike, k: npt.ArrayLike, rho: npt.ArrayLike) -> _Floats
     -------
     array of (..., 4)
         log P(1, 1), log P(1, 0), log P(0, 1) and log P(0, 0) of (x_i, x_j), all of them finite.
-
-    Raises
-    ------
-    FitError
-        If an argument is NaN or out of range.
     """
     cells = np.empty((*np.broadcast_shapes(np.shape(h), np.shape(k), np.shape(rho)), 4))
-    write: Any = ["writeonly", "contig"]
-    pairs = np.nditer(
-        [h, k, rho, *(cells[..., c] for c in range(4))],
-        flags=["external_loop", "buffered", "zerosize_ok"],
-        op_flags=[_READ] * 3 + [write] * 4,
-        op_dtypes=[np.float64] * 7,
-        casting="same_kind",
-        order="C",
-        buffersize=_TABLES_AT_ONCE,
-    )
-    with pairs:
-        for arguments in pairs:
-            _fill_cells(*arguments)
+    with _iter_buffers((h, k, rho), (cells[..., c] for c in range(4)), [np.float64] * 4) as pairs:
+        for buffers in pairs:
+            _fill_cells(*buffers)
     _check_values(cells[..., 0], _ALLOWED_RANGES, {"h": h, "k": k, "rho": rho})
     return cells
 
@@ -478,24 +456,10 @@ def pair_log_likelihood(
     array
         Log-likelihoods, all of them finite. An empty cell adds nothing, however unlikely it is;
         in tables of floats a cell below zero by less than 10⁻¹² n counts as empty.
-
-    Raises
-    ------
-    FitError
-        If a table has a negative, infinite or NaN cell, or an argument is NaN or out of range.
     """
     arguments = {"n": n, "ones_i": ones_i, "ones_j": ones_j, "joint": joint}
     arguments |= {"h": h, "k": k, "rho": rho}
-    pairs = np.nditer(
-        [*arguments.values(), None],
-        flags=["external_loop", "buffered", "zerosize_ok"],
-        op_flags=[_READ] * 7 + [_WRITE],
-        op_dtypes=[np.float64] * 8,
-        casting="same_kind",
-        order="C",
-        buffersize=_TABLES_AT_ONCE,
-    )
-    with pairs:
+    with _iter_buffers(arguments.values(), (None,), (np.float64,)) as pairs:
         for buffers in pairs:
             _fill_likelihood(*buffers)
         log_likelihood: _Floats = pairs.operands[-1]

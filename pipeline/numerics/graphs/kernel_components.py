@@ -39,8 +39,12 @@ from pipeline.numerics.spectra.linalg import FULL_SOLVER, fix_signs, leading_eig
 
 Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
+Counts = NDArray[np.int64]
 
 _CELLS_AT_ONCE = 1 << 20
+_ROWS_PER_TASK = 4096
+_MIN_EIGENVALUE_SHARE = 1e-10
+"""Minimum eigenvalue relative to the largest; smaller ones are rounding errors."""
 
 _kernel = njit(nogil=True, cache=True)
 
@@ -106,11 +110,8 @@ def _look_up_pairs(left: BitRows, right: BitRows, by_count: Array) -> Array:
 @_kernel
 def _fill_by_count(own: Words, others: Words, by_count: Array, values: Array) -> None:
     n_rows, n_others = values.shape
-    own, counts, minima = (
-        pad_rows(own, n_rows),
-        allocate_aligned(STRIP),
-        allocate_aligned(STRIP // GROUP),
-    )
+    own = pad_rows(own, n_rows)
+    counts, minima = allocate_aligned(STRIP), allocate_aligned(STRIP // GROUP)
     for start in range(0, n_others, STRIP):
         strip = pad_rows(others[:, start : start + STRIP], STRIP)
         for i in range(n_rows):
@@ -125,11 +126,8 @@ def _add_kernel_products(
 ) -> None:
     """Add the vector's products with each row's values, which are looked up by counts."""
     n_rows = len(product)
-    own, counts, minima = (
-        pad_rows(own, n_rows),
-        allocate_aligned(STRIP),
-        allocate_aligned(STRIP // GROUP),
-    )
+    own = pad_rows(own, n_rows)
+    counts, minima = allocate_aligned(STRIP), allocate_aligned(STRIP // GROUP)
     for start in range(0, len(vector), STRIP):
         strip = pad_rows(others[:, start : start + STRIP], STRIP)
         factors = vector[start : start + STRIP]
@@ -147,10 +145,8 @@ def _fill_observed(
 ) -> None:
     n_rows, n_others = values.shape
     own, own_mask = pad_rows(own, n_rows), pad_rows(own_mask, n_rows)
-    counts, distances = (
-        allocate_aligned(3 * STRIP).reshape(3, STRIP),
-        allocate_aligned(STRIP).view(np.float64),
-    )
+    counts = allocate_aligned(3 * STRIP).reshape(3, STRIP)
+    distances = allocate_aligned(STRIP).view(np.float64)
     for start in range(0, n_others, STRIP):
         span = slice(start, start + STRIP)
         strip, strip_mask = pad_rows(others[:, span], STRIP), pad_rows(other_masks[:, span], STRIP)
@@ -167,13 +163,6 @@ def _add_products(kernel: Array, columns: Array, product: Array) -> None:
         for j in range(len(columns)):
             for c in range(columns.shape[1]):
                 product[i, c] += kernel[i, j] * columns[j, c]
-
-
-Counts = NDArray[np.int64]
-
-_ROWS_PER_TASK = 4096
-_MIN_EIGENVALUE_SHARE = 1e-10
-"""Minimum eigenvalue relative to the largest; smaller ones are rounding errors."""
 
 
 class KernelComponents(NamedTuple):
@@ -196,16 +185,14 @@ class KernelComponents(NamedTuple):
 
 
 class KernelSums(NamedTuple):
-    """Sums over rows x of their kernel with the landmarks.
+    """Sums over rows x of the kernel with landmarks l.
 
     Attributes
     ----------
     n_rows
         Number of rows.
-    sums
-        Σ k(x, l), (n_landmarks,).
-    products
-        Σ k(x, l) k(x, l'), (n_landmarks, n_landmarks).
+    sums, products
+        Σ k(x, l), (n_landmarks,), and Σ k(x, l) k(x, l'), (n_landmarks, n_landmarks).
     """
 
     n_rows: int
@@ -353,19 +340,7 @@ def _orient_components(values: Array, directions: Array, mean: Array) -> KernelC
 def decompose_landmarks(
     landmarks: BitRows, width: float, sums: KernelSums, n_leading: int
 ) -> KernelDecomposition:
-    """Find the components of all rows in the space spanned by the landmarks.
-
-    Parameters
-    ----------
-    landmarks
-        Distinct rows.
-    width
-        Width of the kernel.
-    sums
-        Sums over all rows.
-    n_leading
-        Number of components; the result may have fewer.
-    """
+    """Find up to `n_leading` components in the space of distinct landmarks, from all rows' sums."""
     values, vectors = scipy.linalg.eigh(gaussian_kernel(landmarks, landmarks, width))
     spanned = values > _MIN_EIGENVALUE_SHARE * values[-1]
     basis = vectors[:, spanned] / np.sqrt(values[spanned])
@@ -421,11 +396,8 @@ def half_agreement(
 ) -> float:
     """Measure how well the first half of the landmarks reproduces the leading codes.
 
-    Returns
-    -------
-    float
-        Mean squared canonical correlation between codes by all landmarks and codes by the first
-        half; 1 if they span the same space.
+    This is the mean squared canonical correlation between codes by all landmarks and codes by the
+    first half; 1 if they span the same space.
     """
     first = slice(-(-landmarks.n_rows // 2))
     half_sums = sums.take(first)

@@ -271,18 +271,13 @@ def _merge_nearest(
     wide_vectors()
     own, own_mask, own_parts = left
     n_left, times = len(own_parts), np.float64(1 if jaccard else n_features)
-    own, own_mask, ones_of_own = (
-        pad_rows(own, n_left),
-        pad_rows(own_mask, n_left),
-        count_row_ones(own),
-    )
+    ones_of_own = count_row_ones(own)
+    own, own_mask = pad_rows(own, n_left), pad_rows(own_mask, n_left)
     # Integers are faster to compare than fractions; the bits of non-negative floats have the same
     # order as the numbers.
     is_integer = not (jaccard or masked)
-    counts, strip_distances = (
-        allocate_aligned(3 * STRIP).reshape(3, STRIP),
-        allocate_aligned(STRIP).view(np.float64),
-    )
+    counts = allocate_aligned(3 * STRIP).reshape(3, STRIP)
+    strip_distances = allocate_aligned(STRIP).view(np.float64)
     keys, minima = (
         counts[0] if is_integer else strip_distances.view(np.uint64),
         allocate_aligned(STRIP // GROUP),

@@ -130,11 +130,6 @@ def posterior_by_quadrature(X: Bits, observed: Bits | None, items: TraitItems) -
         Mask of the same shape; None if all values are observed.
     items
         The model.
-
-    Raises
-    ------
-    FitError
-        If there are more than 3 components.
     """
     n_nodes = _NODES.get(items.weights.shape[1], 2)
     at_mode = find_posterior_modes(X, observed, items)

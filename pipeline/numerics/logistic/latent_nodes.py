@@ -99,7 +99,8 @@ class _Batch(NamedTuple):
 def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
     """Return the nodes of the Gauss–Hermite product rule for N(0, I).
 
-    Along each axis, the rule is exact for polynomials up to degree 2 n_per_axis − 1.
+    Along each axis, the rule is exact for polynomials up to degree 2 n_per_axis − 1. Nodes are in
+    ascending order; the first axis varies slowest.
 
     Parameters
     ----------
@@ -107,16 +108,6 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
         Nodes along each axis, 2 to 300.
     n_components
         Dimension of x, 1 to 3.
-
-    Returns
-    -------
-    Nodes
-        n_per_axis ** n_components nodes in ascending order; the first axis varies slowest.
-
-    Raises
-    ------
-    FitError
-        If a number is out of range.
     """
     if n_components > MAX_COMPONENTS:
         raise FitError(
@@ -147,22 +138,7 @@ def drop_light_nodes(nodes: Nodes) -> Nodes:
 
 
 def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nodes:
-    """Draw nodes of equal weight from N(0, I).
-
-    Parameters
-    ----------
-    n_nodes
-        Number of nodes, at least 2.
-    n_components
-        Dimension of x.
-    rng
-        Source of the draws.
-
-    Raises
-    ------
-    FitError
-        If there are fewer than 2 nodes.
-    """
+    """Draw at least 2 nodes of equal weight from N(0, I)."""
     if n_nodes < 2:
         raise FitError(
             f"{{nodes}} is {n_nodes}. Choose hundreds, and at least 2.", parameter="nodes"
@@ -205,10 +181,7 @@ def node_statistics(
 def node_mass(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
 ) -> tuple[Floats, float]:
-    """Return only `mass` and `log_likelihood` of `node_statistics`, in half the time.
-
-    Parameters are as for `node_statistics`.
-    """
+    """Return only `mass` and `log_likelihood` of `node_statistics`, in half the time."""
     n_features, n_nodes = X.shape[1], len(nodes.points)
     coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
     sums, log_likelihood = np.zeros_like(coefficients[n_features:]), 0.0

@@ -179,12 +179,6 @@ def variational_e_step(
     -------
     VariationalStatistics
         Sums over the rows; the sums of several blocks can be added.
-
-    Raises
-    ------
-    FitError
-        If shapes disagree, the words hold fewer rows, a parameter or the bound is not finite, `tol`
-        is negative or `max_rounds` is below 1.
     """
     _check_arguments(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
     model = _make_parameters(weights, offsets)
@@ -208,21 +202,9 @@ def variational_row_posterior(
     tol: float = 1e-4,
     max_rounds: int = 20,
 ) -> VariationalPosterior:
-    """Compute the posterior of each row.
+    """Compute the posterior of each row, with parameters as for `variational_e_step`.
 
     The bits of a row's result depend on that row and the parameters alone.
-
-    Parameters are as for `variational_e_step`.
-
-    Returns
-    -------
-    VariationalPosterior
-        Posteriors in the order of the rows.
-
-    Raises
-    ------
-    FitError
-        As `variational_e_step`.
     """
     _check_arguments(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
     model, q = _make_parameters(weights, offsets), weights.shape[1]
@@ -261,11 +243,6 @@ def variational_m_step(
     -------
     weights, offsets
         (n_features, q) and (n_features,).
-
-    Raises
-    ------
-    FitError
-        If a feature is observed in no row, or the precision is negative.
     """
     if not prior_precision >= 0:
         raise FitError(f"`prior_precision` is {prior_precision}. Choose at least 0.")
@@ -496,9 +473,8 @@ def _solve_system(place: Integers, lanes: Floats, width: int) -> None:
     for k in range(m - 1):
         pivot = get_system_entry(lanes, place[k, k])
         for lane in range(width):
-            value = (
-                pivot[lane] if pivot[lane] > 1.0 else 1.0
-            )  # S >= I, so smaller values are rounding errors
+            # S >= I, so smaller values are rounding errors.
+            value = pivot[lane] if pivot[lane] > 1.0 else 1.0
             gap[lane] += math.log(value)
             pivot[lane] = -1.0 / value
         for i in range(m):

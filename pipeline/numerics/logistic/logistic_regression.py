@@ -127,11 +127,6 @@ def logistic_m_step(
     -------
     LogisticFit
         A feature without any mass keeps its initial values, unless there is a prior.
-
-    Raises
-    ------
-    FitError
-        If `equal_slopes` is used with more than one component.
     """
     if equal_slopes and points.shape[1] > 1:
         raise FitError(

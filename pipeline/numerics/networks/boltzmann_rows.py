@@ -160,7 +160,7 @@ def _fill_inputs(
         a = inputs[n]
         _sum_inputs(weights, hidden, X[n], a)
         if len(observed) and not observed[n].all():
-            _iterate_mean_field(weights, visible, hidden, X[n], observed[n], values, a)
+            _iterate_mean_field(weights, visible, observed[n], values, a)
 
 
 @_kernel
@@ -175,17 +175,11 @@ def _sum_inputs(weights: Array, hidden: Array, row: Bits, inputs: Array) -> None
 
 @_kernel
 def _iterate_mean_field(
-    weights: Array,
-    visible: Array,
-    hidden: Array,
-    row: Bits,
-    observed: Bits,
-    values: Array,
-    inputs: Array,
+    weights: Array, visible: Array, observed: Bits, values: Array, inputs: Array
 ) -> None:
     """Iterate the mean field of a row's missing values and the hidden units."""
     missing = np.flatnonzero(observed == 0)
-    observed_inputs, h = inputs.copy(), np.empty(len(hidden))
+    observed_inputs, h = inputs.copy(), np.empty(len(inputs))
     for i in missing:
         values[i] = _sigmoid(visible[i])
     for _ in range(MAX_MEAN_FIELD_ROUNDS):
@@ -295,9 +289,8 @@ def _fill_pseudo_likelihoods(
 ) -> None:
     h, not_h = np.empty(inputs.shape[1]), np.empty(inputs.shape[1])
     changes = np.empty(len(visible))
-    values = np.empty(
-        len(visible)
-    )  # float64 like all other arrays; otherwise the loops are not vectorized
+    # float64 like all other arrays; otherwise the loops are not vectorized
+    values = np.empty(len(visible))
     for n in range(len(X)):
         row = X[n]
         for i in range(len(row)):

@@ -165,12 +165,6 @@ def probit_posterior(
         left in the moments is a fraction of `correction`, small if many features share the
         information. A correction above 0.5 is scaled back to 0.5; the posterior is then far from
         Gaussian.
-
-    Raises
-    ------
-    FitError
-        If shapes disagree, an observed value of `X` is not 0 or 1, a parameter is not finite, a
-        prior variance is negative, or `tol` or `max_rounds` is not positive.
     """
     m, v = np.asarray(prior_mean, np.float64), np.asarray(prior_variance, np.float64)
     rows = whiten_rows(X, weights, offsets, m, v, observed, tol, max_rounds)
@@ -198,13 +192,7 @@ def whiten_rows(
     tol: float,
     max_rounds: int,
 ) -> ProbitRows:
-    """Check the arguments of `probit_posterior` and convert them to units of the prior.
-
-    Raises
-    ------
-    FitError
-        See `probit_posterior`.
-    """
+    """Check the arguments of `probit_posterior` and convert them to units of the prior."""
     binary, present = check_binary_matrix(X, observed)
     w, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     _check_parameters(binary.shape[1], w, b, m, v)
@@ -220,13 +208,7 @@ def whiten_rows(
 def check_binary_matrix(
     X: ArrayLike, observed: ArrayLike | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Check `X` and its mask, and return C-contiguous copies; missing values of `X` become 0.
-
-    Raises
-    ------
-    FitError
-        If the shapes differ or an observed value is not 0 or 1.
-    """
+    """Check `X` and its mask, and return C-contiguous copies; missing values of `X` become 0."""
     values = np.asarray(X)
     mask = np.ones(values.shape, np.bool_) if observed is None else np.asarray(observed, np.bool_)
     if values.ndim != 2 or mask.shape != values.shape:

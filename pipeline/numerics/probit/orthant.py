@@ -101,13 +101,6 @@ def log_orthant_probability(
     OrthantResult
         `log_probability` in nats and `error`, its standard error estimated from the shifts. The
         error is 0 for at most two observed values, and above `tol` if `max_points` was reached.
-
-    Raises
-    ------
-    FitError
-        If there are too many features, shapes disagree, an observed value is not 0 or 1, the
-        correlation matrix is invalid or singular, a threshold is beyond ±1000, or `tol` or
-        `max_points` is out of range.
     """
     signs, _, inverse = find_distinct_signs(X, observed)
     R, t = np.asarray(correlation, np.float64), np.asarray(thresholds, np.float64)
@@ -124,13 +117,7 @@ def log_orthant_probability(
 
 
 def check_tolerances(tol: float, min_points: int, max_points: int) -> None:
-    """Check that `tol` and `max_points` are in range.
-
-    Raises
-    ------
-    FitError
-        If they are not.
-    """
+    """Check that `tol` and `max_points` are in range."""
     if not (tol > 0 and min_points <= max_points <= _MAX_POINTS):
         raise FitError(
             f"`tol` is {tol} and `max_points` is {max_points}, but tol must be above 0 and "
@@ -144,11 +131,6 @@ def find_distinct_signs(
     """List the distinct rows as signs, with a code for each, and map every row to its distinct row.
 
     v_i = sign w_i: the sign is −1 where x is 1, +1 where it is 0, 0 where it is not observed.
-
-    Raises
-    ------
-    FitError
-        If there are too many features, the shapes differ or an observed value is not 0 or 1.
     """
     signs = _make_signs(X, observed)
     codes = signs @ 3 ** np.arange(signs.shape[1])
@@ -175,13 +157,7 @@ def _make_signs(X: ArrayLike, observed: ArrayLike | None) -> NDArray[np.int8]:
 
 
 def check_normal(n: int, R: Floats, t: Floats) -> None:
-    """Check that R is a positive definite correlation matrix and t are its thresholds.
-
-    Raises
-    ------
-    FitError
-        If it is not, or a threshold is beyond ±1000.
-    """
+    """Check that R is a positive definite correlation matrix and t are its thresholds."""
     if (R.shape, t.shape) != ((n, n), (n,)):
         raise FitError(
             f"The correlation has shape {R.shape} and the thresholds {t.shape}, but {n} features "

@@ -144,12 +144,6 @@ def ep_scores(
     -------
     ProbitScores
         `error` is the size of the skewness correction of `expectation_propagation`.
-
-    Raises
-    ------
-    FitError
-        If shapes disagree, an observed value of `X` is not 0 or 1, a parameter is not finite, or
-        `tol` is not positive.
     """
     rows = make_standard_rows(X, weights, offsets, observed, tol)
     scores = empty_scores(rows)
@@ -186,10 +180,8 @@ def _fill_scores(rows: ProbitRows, scores: ProbitScores) -> None:
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
     for sample in range(len(rows.X)):
         row, _, change = find_fixed_point(rows, sample, row, square, features)
-        scores.settled[sample], scores.log_likelihood[sample] = (
-            change < rows.tol,
-            site_log_evidence(row),
-        )
+        scores.settled[sample] = change < rows.tol
+        scores.log_likelihood[sample] = site_log_evidence(row)
         _fill_derivatives(
             row, rows.X[sample], features, scores.offsets[sample], scores.weights[sample]
         )
@@ -269,11 +261,6 @@ def quadrature_scores(
         of the whole, plus the share of its outermost points, about the mass beyond them. `settled`
         is false if expectation propagation did not converge: the lattice may then miss the
         posterior.
-
-    Raises
-    ------
-    FitError
-        As `ep_scores`, or if there are too many components.
     """
     rows = make_standard_rows(X, weights, offsets, observed, 1e-4)
     if len(rows.weights) > MAX_COMPONENTS:
@@ -305,11 +292,8 @@ def _fill_quadrature_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitS
     """Fill in the scores row by row."""
     K, n_features = rows.weights.shape
     n_points = lattice.points.shape[1]
-    features, row, square = (
-        np.empty(n_features, np.int64),
-        allocate_workspace(K, n_features),
-        np.empty((K, K)),
-    )
+    features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
+    square = np.empty((K, K))
     memory = _RowWorkspace(
         np.empty((K, n_points)),
         np.empty(n_points),
@@ -458,12 +442,6 @@ def orthant_scores(
     ProbitScores
         `error` is the standard error of `log_likelihood`, estimated from the shifts. `settled` is
         false if `max_points` was reached while `error` was still above `tol`.
-
-    Raises
-    ------
-    FitError
-        If there are too many features, shapes disagree, an observed value is not 0 or 1, a
-        parameter is not finite or too large, or `tol` or `max_points` is out of range.
     """
     signs, codes, inverse = find_distinct_signs(X, observed)
     W, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)

@@ -110,21 +110,17 @@ def nearest_correlation(
     """Find the nearest positive semi-definite matrix with unit diagonal.
 
     Alternating projections with Dykstra's correction (Higham, IMA J. Numer. Anal. 2002,
-    algorithm 3.3).
+    algorithm 3.3), until the relative change of a round is at most `tol`.
 
     Parameters
     ----------
     matrix
         Symmetric with unit diagonal, (n, n).
-    tol
-        Stop once the relative change (Frobenius norm) of a round is at most this.
-    max_rounds
-        Maximum number of rounds.
 
     Returns
     -------
     repaired, distance
-        The matrix, and its distance from the original in the Frobenius norm.
+        The matrix, and its distance from the original, both in the Frobenius norm.
 
     Raises
     ------

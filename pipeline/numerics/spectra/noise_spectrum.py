@@ -125,10 +125,8 @@ class SpectrumEdge:
 
 def find_edge(noise: GroupedNoise) -> SpectrumEdge:
     """Find the upper edge of the spectrum without its mean."""
-    low, high = (
-        float(noise.diagonal_without_mean.max()),
-        float(noise.diagonal_without_mean.max()) + 1.0,
-    )
+    low = float(noise.diagonal_without_mean.max())
+    high = low + 1.0
     while (g := _solve_resolvent(noise, high)) is None:
         high = low + 2 * (high - low)
     while high - low > _PRECISION * high:

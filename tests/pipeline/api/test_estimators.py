@@ -230,7 +230,10 @@ def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:
         (lambda X: lb.ClippedPCA(n_jobs=0).fit(X), "^n_jobs is 0"),
         (lambda X: lb.ClippedPCA(estimator="x").fit(X), "^estimator must be one of .*, but is 'x'"),
         (lambda X: lb.ClippedPCA().fit(X * 0), 'by constant_features="keep"'),
-        (lambda X: lb.ClippedPCA().fit(X + 1), r"^row 1 .*column 'x0': .* got .* Use binarize=T"),
+        (
+            lambda X: lb.ClippedPCA().fit(X + 1),
+            r"^row 1 .*column 'x0': the value is .* Use binarize=T",
+        ),
         (lambda X: lb.BLICA().fit(X), "BLICA requires y .* Pass the segment of each row"),
         (lambda X: lb.BLICA().fit(X, X[:, 0] * 0), "but there are 1. .* each row by y, or"),
         (lambda X: lb.Bottleneck(column="party").fit(X), "Pass the party of each row"),

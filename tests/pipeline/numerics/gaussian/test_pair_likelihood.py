@@ -8,7 +8,7 @@ from scipy.special import ndtr, ndtri, owens_t
 from scipy.stats import multivariate_normal
 
 from pipeline.errors import FitError
-from pipeline.numerics.gaussian import pair_likelihood as module
+from pipeline.numerics.gaussian import pair_tables as module
 from pipeline.numerics.gaussian.pair_tables import (
     MAX_CORRELATION,
     PairStatus,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri, owens_t
 
 from pipeline.errors import FitError
-from pipeline.numerics.gaussian import tetrachoric as module
+from pipeline.numerics.gaussian import pair_tables as module
 from pipeline.numerics.gaussian.pair_tables import (
     MAX_CORRELATION,
     PairStatus,
