@@ -128,13 +128,7 @@ def make_binarization_rule(
 def apply_binarization_rule(
     values: NDArray[Any], names: Sequence[str], rule: BinarizationRule
 ) -> NDArray[Any]:
-    """Replace values by 0, 1 and NaN according to a rule; None leaves them as they are.
-
-    Raises
-    ------
-    FitError
-        If the rule does not cover a value; the message names the first one's row and column.
-    """
+    """Replace values by 0, 1 and NaN according to a rule; None leaves them as they are."""
     if rule is None:
         return values
     data = np.ma.getdata(values)
@@ -166,7 +160,7 @@ def convert_to_bits(
     Raises
     ------
     FitError
-        If a value is not binary; the message names the first one's row and column.
+        If a value is not binary; the message names its row and column.
     """
     numbers = _convert_to_numbers(np.ma.getdata(values))
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
@@ -190,13 +184,7 @@ def convert_to_bits(
 
 
 def convert_segments(values: ArrayLike, n_rows: int) -> NDArray[Any]:
-    """Return the name of each row's segment, (n_rows,).
-
-    Raises
-    ------
-    FitError
-        If a row has no segment.
-    """
+    """Check that every row has a segment, and return its name, (n_rows,)."""
     texts = _convert_to_texts(_check_column_length(values, "segment", n_rows))
     for row, text in enumerate(texts):
         if not text:

@@ -24,11 +24,6 @@ def digest_modules(*modules: str) -> str:
 
     Only `pipeline` and the modules' own packages count; other packages are identified by their
     versions. A new model or experiment therefore does not change the digests of the others.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If a package is not installed.
     """
     roots = {
         top: _find_package_root(top)
@@ -70,13 +65,7 @@ def _iter_source_files(name: str, roots: dict[str, Path]) -> Iterator[Path]:
 
 @cache
 def digest_package(package: str) -> str:
-    """Return a digest of all source files of a package.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If the package is not installed.
-    """
+    """Return a digest of all source files of a package."""
     return _digest_sources(
         path.read_bytes() for path in sorted(_find_package_root(package).rglob("*.py"))
     )

@@ -37,15 +37,7 @@ class InformationInverse(NamedTuple):
 
 
 def invert_information(information: Array, directions: Array) -> InformationInverse:
-    """Invert the information within the directions in which the parameters are free.
-
-    Parameters
-    ----------
-    information
-        Information, (p, p).
-    directions
-        Basis of the free directions, (p, n_directions).
-    """
+    """Invert the information, (p, p), within the free directions, a basis (p, n_directions)."""
     projected = directions.T @ information @ directions
     scale = 1 / np.sqrt(np.maximum(np.diag(projected), 1e-300))
     values, vectors = scipy.linalg.eigh(scale[:, None] * projected * scale)

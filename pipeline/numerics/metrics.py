@@ -19,12 +19,7 @@ NOT_AMONG_OTHERS = -1
 def reconstruction_losses(
     X: NDArray[np.uint8], observed: NDArray[np.bool_], probabilities: NDArray[np.float64]
 ) -> dict[str, float]:
-    """Compute the losses of P(x = 1) on bits.
-
-    Parameters
-    ----------
-    X, observed, probabilities
-        Bits, mask and P(x = 1), (n_samples, n_features) each.
+    """Compute the losses of P(x = 1) on the observed bits, all (n_samples, n_features).
 
     Returns
     -------
@@ -56,8 +51,7 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
 
     Returns
     -------
-    float
-        Sum of the matched cosines over the larger number of columns, in [0, 1].
+    Sum of the matched cosines over the larger number of columns, in [0, 1].
     """
     left = _normalize_columns(estimated, "estimated")
     right = _normalize_columns(reference, "reference")
@@ -121,8 +115,7 @@ def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
 
     Returns
     -------
-    ndarray
-        Places among the other rows, (n_rows, k).
+    Places among the other rows, (n_rows, k).
     """
     limits = np.partition(distances, k, axis=1)[:, k, None]
     is_nearer, is_tied = distances < limits, distances == limits
@@ -157,8 +150,7 @@ def trustworthiness(original: Array, coded: Array, k: int) -> float:
 
     Returns
     -------
-    float
-        In [0, 1]; about 0.5 for random neighbours.
+    Trustworthiness in [0, 1]; about 0.5 for random neighbours.
     """
     n = len(original)
     near = find_nearest_places(coded, k, np.arange(n))

@@ -48,13 +48,7 @@ class FeaturePairJob:
     height: int
 
     def __call__(self, strip: RowRange) -> Arrays:
-        """Compute a strip of each array, (n_strip, n_features − first).
-
-        Raises
-        ------
-        Cancelled
-            If the run was interrupted.
-        """
+        """Compute a strip of each array, (n_strip, n_features − first)."""
         return self.tabulate(slice(strip.start, strip.stop), self._iter_chunks())
 
     def _iter_chunks(self) -> Iterator[PackedChunk]:

@@ -53,12 +53,8 @@ class RangeBlockRows(NamedTuple):
 
     Attributes
     ----------
-    block
-        The block.
-    at
-        Indices of the rows within the block, (n_rows,).
-    places
-        Position of each row within the range, (n_rows,).
+    at, places
+        Indices of the rows within the block, and their positions within the range, (n_rows,) each.
     """
 
     block: BinaryBlock
@@ -84,15 +80,7 @@ class ReadRange(Protocol):
 
 
 class RangeResults(NamedTuple):
-    """The results of all ranges, read one by one.
-
-    Attributes
-    ----------
-    n_ranges
-        Number of ranges.
-    read
-        Reads one of them.
-    """
+    """The results of all ranges: their number, and a function that reads one of them."""
 
     n_ranges: int
     read: ReadRange

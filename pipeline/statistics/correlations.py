@@ -41,8 +41,6 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
     table
         Margins `n`, `ones_i`, `ones_j` of all pairs, broadcastable to (n_features, n_features),
         each feature with itself on the diagonal; `joint` is not used.
-    rng
-        Generator of the draws.
 
     Returns
     -------
@@ -125,14 +123,7 @@ def estimate_correlations(
 ) -> tuple[Array, Statuses]:
     """Estimate the correlations of all pairs in every segment.
 
-    Parameters
-    ----------
-    counts
-        Pair counts of all features.
-    estimate
-        The estimator; it is sent to the workers.
-    map_items
-        Map over the tasks, each a few segments or a strip of the pairs of one segment.
+    A task of `map_items` is a few segments, or a strip of the pairs of one segment.
 
     Returns
     -------
@@ -160,10 +151,7 @@ def draw_null_spectra(
 ) -> Array:
     """Compute leading eigenvalues for independent features with the same margins.
 
-    Returns
-    -------
-    ndarray
-        One row per seed, (n_draws, k), where k is the number that `leading_eigenvalues` returns.
+    The result is (n_seeds, k), where k is the number that `leading_eigenvalues` returns.
     """
     margins = counts.table(segment)._replace(joint=np.zeros(0))
     # With missing values, the margins of many features' pairs are too large to send with each draw.

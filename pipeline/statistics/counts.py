@@ -297,24 +297,9 @@ class PairCounts(CountStatistics):
     def sum_weighted_groups(self, n_groups: int, weights: Counts) -> Self:
         """Sum the groups of every segment, multiplied by their weights.
 
-        Parameters
-        ----------
-        n_groups
-            Number of groups, as passed to `from_groups`.
-        weights
-            Weight of each group, at least 0, (n_segments_seen, n_groups). Rows are in the order of
-            `list_grouped_segments`.
-
-        Returns
-        -------
-        PairCounts
-            One row per segment, even if all its weights are 0. If all weights are 1, these are the
-            counts of `from_block`.
-
-        Raises
-        ------
-        FitError
-            If the weights are negative or of another shape.
+        Weights are at least 0, (n_segments_seen, n_groups), with rows in the order of
+        `list_grouped_segments`. The result has one row per segment, even if all its weights are 0.
+        If all weights are 1, it equals the counts of `from_block`.
         """
         segments = self.list_grouped_segments(n_groups)
         expected = (len(segments), n_groups)

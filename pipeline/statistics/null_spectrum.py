@@ -63,10 +63,6 @@ def estimate_null_quantiles(
         The estimator of correlations.
     n_leading
         Number of eigenvalues, small compared to the number of features.
-    rng
-        Generator of the draws.
-    quantile
-        The quantile to return.
 
     Returns
     -------

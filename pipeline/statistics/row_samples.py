@@ -31,16 +31,12 @@ class RowSample(CountStatistics):
         Counts of all rows.
     size
         Maximum number of rows in the sample.
-    draws
-        Draws of the sampled rows, rising, (n_sampled,).
-    rows
-        Original indices of the sampled rows, (n_sampled,).
+    draws, rows
+        Draws of the sampled rows, rising, and their original indices, (n_sampled,) each.
     X, observed
         Values and mask of the sampled rows, (n_sampled, n_features).
-    segments
-        Index of each sampled row's segment, (n_sampled,).
-    labels
-        Labels as numbers, (n_sampled,); 0 if there are no labels.
+    segments, labels
+        Index of each sampled row's segment, and labels as numbers (0 without labels), (n_sampled,).
     """
 
     label: ClassVar[str] = "row sample"
@@ -110,18 +106,14 @@ class DistinctRows(CountStatistics):
     ----------
     size
         Maximum number of distinct rows to keep.
-    n_features
-        Number of features.
-    n_samples
-        Number of all rows.
+    n_features, n_samples
+        Number of features, and of all rows.
     is_whole
         Whether all distinct rows were kept.
-    hashes
-        Hashes, rising, (n_kept,).
+    hashes, times
+        Hash of each distinct row, rising, and the number of rows equal to it, (n_kept,) each.
     words, observed
         Values and mask, with 64 features per word, (n_kept, ceil(n_features / 64)).
-    times
-        Number of rows equal to each distinct row, (n_kept,).
     """
 
     label: ClassVar[str] = "distinct rows"

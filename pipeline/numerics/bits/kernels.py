@@ -59,14 +59,10 @@ def joint_counts(left: Words, right: Words) -> Counts:
 
 
 def add_joint_counts(left: Words, right: Words, counts: NDArray[Any]) -> None:
-    """Add joint counts to `counts`, in place.
+    """Add `joint_counts` to `counts`, (n_left, n_right), in C order, in place.
 
-    Parameters
-    ----------
-    left, right
-        As for `joint_counts`; if both are the same array, counting takes half the time.
-    counts
-        int64 or, if it can hold the sums, uint32, (n_left, n_right), in C order.
+    `counts` are int64 or, if they can hold the sums, uint32. If both sides are the same array,
+    counting takes half the time.
     """
     if left.shape[1] != right.shape[1]:
         raise FitError(
@@ -107,18 +103,9 @@ def unpack_rows(words: Words, n_samples: int) -> Bits:
 
 
 def select_rows(words: Words, keep: NDArray[np.int64]) -> Words:
-    """Gather samples into new words.
+    """Gather samples into new words, (n_features, ceil(n_kept / 64)).
 
-    Parameters
-    ----------
-    words
-        Packed bits, (n_features, n_words).
-    keep
-        Positions of the samples to keep, (n_kept,); sorted positions are fastest.
-
-    Returns
-    -------
-    Packed bits of samples keep[0], keep[1], ..., (n_features, ceil(n_kept / 64)).
+    `keep` are the positions of the samples in `words`, (n_kept,); sorted positions are fastest.
     """
     n_bits = 64 * words.shape[1]
     if keep.size and not 0 <= keep.min() <= keep.max() < n_bits:

@@ -489,18 +489,8 @@ def joint_count_quantiles(n: _Floats, ones_i: _Floats, ones_j: _Floats, z: _Floa
 
     F is the hypergeometric law given the margins.
 
-    Parameters
-    ----------
-    n, ones_i, ones_j
-        Rows and ones of each pair, all (n_pairs,).
-    z
-        Normal score of each pair, (n_pairs,).
-
-    Returns
-    -------
-    ndarray
-        Joint counts, (n_pairs,): exact for variances below 36, else the rounded normal quantile
-        clipped to the possible range.
+    All arrays are (n_pairs,). The result is exact for variances below 36, else the rounded normal
+    quantile, clipped to the possible range.
     """
     return np.asarray(_quantiles(n, ones_i, ones_j, z))
 

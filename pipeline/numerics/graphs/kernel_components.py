@@ -256,12 +256,8 @@ def decompose_rows(
 
     Parameters
     ----------
-    rows
-        The rows, each with an observed value.
-    times
-        Count of each row, (n_rows,).
-    width
-        Width of the kernel.
+    rows, times
+        Distinct rows, each with an observed value, and their counts, (n_rows,).
     n_leading
         Number of components; the result may have fewer.
     map_items
@@ -364,12 +360,8 @@ def choose_landmarks(
 
     Parameters
     ----------
-    rows
-        Distinct rows to choose from.
-    times
-        Count of each row, (n_rows,).
-    width
-        Width of the kernel.
+    rows, times
+        Distinct rows to choose from, and their counts, (n_rows,).
     n_landmarks
         Number of landmarks; fewer are chosen if all other rows coincide with them.
     rng
@@ -378,8 +370,7 @@ def choose_landmarks(
 
     Returns
     -------
-    ndarray
-        Places of the landmarks in drawing order, (n_chosen,).
+    Places of the landmarks in drawing order, (n_chosen,).
     """
     chosen: list[int] = []
     separations = np.ones(len(times))  # squared distance to the nearest landmark, 2 − 2 k, halved

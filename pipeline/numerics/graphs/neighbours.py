@@ -408,15 +408,7 @@ def _is_before(distance: float, row: int, other_distance: float, other_row: int)
 
 
 class GraphEdges(NamedTuple):
-    """Links of a graph, each listed once.
-
-    Attributes
-    ----------
-    left, right
-        The two vertices of each link, left < right, (n_links,).
-    distances
-        Length of each link, (n_links,).
-    """
+    """Links of a graph, each once: their vertices, left < right, and their lengths, (n_links,)."""
 
     left: Indices
     right: Indices
@@ -424,15 +416,10 @@ class GraphEdges(NamedTuple):
 
 
 class GraphSpectrum(NamedTuple):
-    """Solutions of L α = λ D α, without the constant one.
+    """Solutions of L α = λ D α without the constant one: rising λ, and α signed by `fix_signs`.
 
-    Attributes
-    ----------
-    eigenvalues
-        λ, rising, (n_components,).
-    vectors
-        α, (n_vertices, n_components), signed by `fix_signs`. Mean squares, weighted by degrees,
-        are 1.
+    Eigenvalues are (n_components,), vectors (n_vertices, n_components). The mean squares of the
+    vectors, weighted by degrees, are 1.
     """
 
     eigenvalues: Array

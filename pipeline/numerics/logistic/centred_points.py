@@ -78,13 +78,10 @@ class RowPosterior(NamedTuple):
 
     Attributes
     ----------
-    mean
-        Means, (n_samples, q).
-    covariance
-        Covariances, (n_samples, q, q).
+    mean, covariance
+        (n_samples, q) and (n_samples, q, q).
     log_likelihood, standard_error
-        log P(t_n) and its error, (n_samples,); for quadrature, the error is estimated from two
-        rules.
+        log P(t_n) and its error, (n_samples,). For quadrature, two rules estimate the error.
     """
 
     mean: Floats

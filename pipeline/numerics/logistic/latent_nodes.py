@@ -74,10 +74,8 @@ class NodePosterior(NamedTuple):
 
     Attributes
     ----------
-    mean
-        Means, (n_samples, n_components).
-    covariance
-        Covariances, (n_samples, n_components, n_components).
+    mean, covariance
+        (n_samples, n_components) and (n_samples, n_components, n_components).
     log_likelihood
         log P(t_n), (n_samples,).
     """

@@ -100,10 +100,8 @@ class VariationalPosterior(NamedTuple):
 
     Attributes
     ----------
-    mean
-        μ, (n_samples, q).
-    covariance
-        C, (n_samples, q, q).
+    mean, covariance
+        μ, (n_samples, q), and C, (n_samples, q, q).
     bound, rounds
         Bound on log P(t), nats, and number of rounds used, (n_samples,) each.
     """
@@ -166,10 +164,8 @@ def variational_e_step(
         Mask of the same shape; None if all values are observed.
     n_samples
         Number of rows.
-    weights
-        w, (n_features, q).
-    offsets
-        b, (n_features,).
+    weights, offsets
+        w, (n_features, q), and b, (n_features,).
     tol
         A row stops once its bound changes by less, nats; with 0, it takes `max_rounds` rounds.
     max_rounds
@@ -177,8 +173,7 @@ def variational_e_step(
 
     Returns
     -------
-    VariationalStatistics
-        Sums over the rows; the sums of several blocks can be added.
+    Sums over the rows; the sums of several blocks can be added.
     """
     _check_arguments(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
     model = _make_parameters(weights, offsets)

@@ -45,10 +45,8 @@ class LogisticFit(NamedTuple):
 
     Attributes
     ----------
-    weights
-        Slopes w, (n_features, n_components).
-    offsets
-        Offsets b, (n_features,).
+    weights, offsets
+        Slopes w, (n_features, n_components), and offsets b, (n_features,).
     converged
         Whether w and b converged to a maximum, (n_features,).
     diverged
@@ -125,8 +123,7 @@ def logistic_m_step(
 
     Returns
     -------
-    LogisticFit
-        A feature without any mass keeps its initial values, unless there is a prior.
+    The fit; a feature without any mass keeps its initial values, unless there is a prior.
     """
     if equal_slopes and points.shape[1] > 1:
         raise FitError(

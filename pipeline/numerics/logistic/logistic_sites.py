@@ -78,17 +78,7 @@ class EPStatistics(NamedTuple):
 
 
 class EPPosterior(NamedTuple):
-    """Posterior of each row.
-
-    Attributes
-    ----------
-    mean
-        μ, (n_samples, q).
-    covariance
-        C, (n_samples, q, q).
-    log_likelihood
-        Nats, (n_samples,).
-    """
+    """Each row's μ, (n_samples, q), C, (n_samples, q, q), and log P(t), (n_samples,)."""
 
     mean: Floats
     covariance: Floats
@@ -110,21 +100,11 @@ class GaussianSites(NamedTuple):
 
 
 class TiltedMoments(NamedTuple):
-    """Moments of each item and row for the M-step, 0 where missing.
+    """Moments of each item and row for the M-step, 0 where missing."""
 
-    Attributes
-    ----------
-    mean_residual
-        r, the mean of t − σ(z).
-    residual_covariance
-        s, the covariance of t − σ(z) with y, divided by the variance of y.
-    slope
-        Mean of σ(z) σ(−z).
-    """
-
-    mean_residual: Floats
-    residual_covariance: Floats
-    slope: Floats
+    mean_residual: Floats  # r, the mean of t − σ(z)
+    residual_covariance: Floats  # s, the covariance of t − σ(z) with y, over the variance of y
+    slope: Floats  # the mean of σ(z) σ(−z)
 
 
 class HermiteRule(NamedTuple):
@@ -184,11 +164,9 @@ def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) 
 
 
 def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPPosterior:
-    """Compute the posterior of each row.
+    """Compute the posterior of each row, with parameters as for `ep_e_step`.
 
     With a single BLAS thread, the bits of a row's result depend on that row alone.
-
-    Parameters are as for `ep_e_step`.
     """
     n, q, items = len(X), weights.shape[1], _make_item_forms(weights, offsets)
     out = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n))
@@ -214,8 +192,7 @@ def ep_m_step(
 
     Returns
     -------
-    NDArray
-        New weights and offsets, side by side.
+    New weights and offsets, side by side.
     """
     q = packed.shape[1] - 1
     slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)

@@ -77,12 +77,10 @@ def fill_probabilities(inputs: Singles, width: int, out: Singles, weight: Any = 
 
     Parameters
     ----------
-    inputs
-        Inputs of the units, (n_rows, at least width).
+    inputs, out
+        Inputs and output, (n_rows, at least width); columns from `width` on are not touched.
     width
         Number of units.
-    out
-        Output, (n_rows, at least width); columns from `width` on are not touched.
     weight
         Factor of the probabilities, in single precision.
     """

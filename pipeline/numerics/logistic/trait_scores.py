@@ -43,17 +43,15 @@ _MIN_VARIANCE = 1e-6  # added to the variance, in case a posterior has all mass 
 
 
 class HasMoments(Protocol):
-    """Moments of the posteriors of rows, (n_samples, q) and (n_samples, q, q)."""
+    """Moments of the posteriors of rows."""
 
     @property
     def mean(self) -> Floats:
-        """Means."""
-        ...
+        """Means, (n_samples, q)."""
 
     @property
     def covariance(self) -> Floats:
-        """Covariances."""
-        ...
+        """Covariances, (n_samples, q, q)."""
 
 
 class TraitScoreSums(NamedTuple):
@@ -72,19 +70,11 @@ class TraitScoreSums(NamedTuple):
 
 
 class TraitScores(NamedTuple):
-    """Sums over rows, as in `TraitScoreSums`, with the curvature.
-
-    Attributes
-    ----------
-    spread, products
-        As in `TraitScoreSums`.
-    curvature
-        Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1).
-    """
+    """The sums of `TraitScoreSums`, with the curvature."""
 
     spread: Floats
     products: Floats
-    curvature: Floats
+    curvature: Floats  # Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1)
 
 
 def sum_trait_scores(
@@ -227,19 +217,9 @@ def _sobol_points(q: int) -> Nodes:
 
 
 def sum_node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
-    """Return Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], given the mass at each node.
+    """Return Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1).
 
-    Parameters
-    ----------
-    mass
-        `latent_nodes.NodeStatistics.mass`, (n_features, n_nodes).
-    weights, offsets, nodes
-        The model.
-
-    Returns
-    -------
-    curvature
-        (n_features, q + 1, q + 1).
+    `mass` is `latent_nodes.NodeStatistics.mass`, (n_features, n_nodes).
     """
     sigma = scipy.special.expit(weights @ nodes.points.T + offsets[:, None])
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])

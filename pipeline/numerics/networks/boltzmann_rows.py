@@ -51,12 +51,7 @@ class BoltzmannMachine(NamedTuple):
 def hidden_inputs(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
     """Return a = Wᵀx + c, (n_samples, n_components), with missing values at their mean field.
 
-    Parameters
-    ----------
-    machine
-        Parameters.
-    X, observed
-        Values and mask, (n_samples, n_features); None if all values are observed.
+    X and the mask are (n_samples, n_features); without a mask, all values are observed.
     """
     inputs = np.empty((len(X), len(machine.hidden)))
     _fill_inputs(*machine, X, _mask_or_empty(observed), inputs)

@@ -28,12 +28,7 @@ def momentum_step(
 ) -> None:
     """Move by the velocity, `momentum` times the previous velocity plus `rate` times the gradient.
 
-    Parameters
-    ----------
-    parameters, gradient, velocity
-        (n_numbers,); the first and the last are changed in place.
-    rate, momentum
-        Scalars of the arrays' type.
+    Parameters and velocity, (n_numbers,), are changed in place; scalars have the arrays' type.
     """
     for k in range(len(parameters)):
         velocity[k] = momentum * velocity[k] + rate * gradient[k]
@@ -140,8 +135,6 @@ def fill_contrastive_gradient(
 
     Parameters
     ----------
-    layer
-        Parameters.
     inputs
         Values between 0 and 1, (n_rows, n_below); 0 where missing.
     mask
@@ -153,8 +146,7 @@ def fill_contrastive_gradient(
 
     Returns
     -------
-    tuple
-        Means of the units below and above, (n_below,) and (n_above,).
+    Means of the units below and above, (n_below,) and (n_above,).
     """
     hidden_inputs = inputs @ layer.weights + layer.hidden
     hidden, up = np.empty_like(hidden_inputs), sigmoid(hidden_inputs)

@@ -139,10 +139,8 @@ def fill_gradient(
     ----------
     layers
         Parameters, lowest layer first.
-    inputs
-        Input of the network, (n_rows, n_features).
-    targets
-        Desired output, between 0 and 1.
+    inputs, targets
+        Input and desired output of the network, between 0 and 1, (n_rows, n_features).
     mask
         1 where the target counts, 0 elsewhere; None if all targets count.
     gradient
@@ -185,13 +183,7 @@ def _fill_encoder_gradient(
 def encode_layers(layers: Layers, X: Bits, observed: Bits | None) -> Array:
     """Return the units of the last layer, (n_samples, n_components).
 
-    Parameters
-    ----------
-    layers
-        Parameters, lowest layer first.
-    X, observed
-        Values and mask, (n_samples, n_features). Missing values are left out of the sums; without a
-        mask, all values are observed.
+    X and the mask are (n_samples, n_features). Missing values are left out of the sums.
     """
     present = X if observed is None else X & observed
     values = hidden_probabilities(BoltzmannMachine(*layers[0]), present, None)
@@ -278,14 +270,7 @@ def row_scores(outputs: Numbers, targets: Numbers, is_category: bool) -> Array:
     """Return the score of each row, (n_samples,), nats.
 
     The score is log P(y) for a category, and −(y − o)²/2, the log-density up to a constant, for a
-    number.
-
-    Parameters
-    ----------
-    outputs
-        o, (n_samples, n_outputs).
-    targets, is_category
-        As for `score_gradient`.
+    number. Outputs o and targets are (n_samples, n_outputs).
     """
     if is_category:
         scores: Array = (targets * log_softmax(outputs, axis=1)).sum(axis=1)
@@ -298,14 +283,7 @@ def compute_hidden_units(
 ) -> Array:
     """Return h, (n_samples, n_hidden), with missing inputs at the mean of their feature.
 
-    Parameters
-    ----------
-    network
-        Parameters.
-    means
-        Means of the features, (n_features,).
-    X, observed
-        Values (0 where missing) and mask, (n_samples, n_features); None if nothing is missing.
+    The other parameters are as for `affine_outputs`.
     """
     hidden: Array = expit(affine_outputs(network.weights, network.biases, means, X, observed))
     return hidden

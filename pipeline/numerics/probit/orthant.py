@@ -99,8 +99,8 @@ def log_orthant_probability(
     Returns
     -------
     OrthantResult
-        `log_probability` in nats and `error`, its standard error estimated from the shifts. The
-        error is 0 for at most two observed values, and above `tol` if `max_points` was reached.
+        The error, estimated from the shifts, is 0 for at most two observed values, and above `tol`
+        if `max_points` was reached.
     """
     signs, _, inverse = find_distinct_signs(X, observed)
     R, t = np.asarray(correlation, np.float64), np.asarray(thresholds, np.float64)

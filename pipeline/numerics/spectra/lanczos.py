@@ -78,16 +78,12 @@ def max_leading_pairs(n: int) -> int:
 def compute_leading_spectrum(
     times: Product, n: int, n_leading: int, rng: np.random.Generator
 ) -> LeadingSpectrum:
-    """Compute the leading eigenpairs of a symmetric matrix.
+    """Compute up to `max_leading_pairs(n)` leading eigenpairs of a symmetric matrix, (n, n).
 
     Parameters
     ----------
     times
         Multiplies the matrix by a block of vectors.
-    n
-        Size of the matrix.
-    n_leading
-        Number of eigenpairs, up to `max_leading_pairs(n)`.
     rng
         Generator of the first block.
 

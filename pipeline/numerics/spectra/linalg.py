@@ -21,14 +21,9 @@ _warnings_lock = threading.Lock()
 
 
 def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
-    """Compute leading eigenvalues, largest first, and their eigenvectors.
+    """Compute leading eigenvalues of a symmetric matrix, largest first, and their eigenvectors.
 
-    Parameters
-    ----------
-    matrix
-        Symmetric, (n, n).
-    n_leading
-        Number of eigenpairs; for n up to `FULL_SOLVER`, all are returned.
+    For n up to `FULL_SOLVER`, all eigenpairs are returned.
 
     Returns
     -------
@@ -54,13 +49,8 @@ def leading_eigenvalues(matrix: Matrix, n_leading: int) -> Matrix:
 def negative_share(matrix: Matrix, values: Matrix) -> float:
     """Compute the total size of the negative eigenvalues relative to the trace.
 
-    Parameters
-    ----------
-    matrix
-        Symmetric, (n, n).
-    values
-        Eigenvalues. If only leading ones are given, a few of the lowest are computed, and the
-        result is a lower bound.
+    If `values` has only leading eigenvalues, a few of the lowest are computed, and the result is a
+    lower bound.
     """
     if len(values) < len(matrix):
         values, _ = _extreme_eigenpairs(matrix, _N_LOWEST, "SA", tol=1e-3)
