@@ -72,7 +72,7 @@ from pipeline.models.binary_ica.segment_correlations import (
 from pipeline.models.binary_ica.selection import MAX_PAIRS, MAX_SPLITS, RIDGE_GRID
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import array_field
 from pipeline.random import RowRandom

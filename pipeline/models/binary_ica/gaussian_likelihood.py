@@ -28,9 +28,8 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.executors.base import MapFunction
+from pipeline.executors.base import MapFunction, ThreadsExecutor
 from pipeline.executors.progress import make_local_map
-from pipeline.executors.threads import ThreadsExecutor
 
 Array = NDArray[np.float64]
 R = TypeVar("R")

@@ -62,7 +62,7 @@ from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemo
 from pipeline.models.gradient import GradientModel, compute_baseline_score
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import mean_softplus
-from pipeline.numerics.networks.affine_rows import affine_outputs
+from pipeline.numerics.networks.boltzmann_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import array_field
 from pipeline.random import RowRandom

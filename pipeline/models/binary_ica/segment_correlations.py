@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import SegmentMoments
-from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.statistics.correlations import PairTables, estimate_correlations, estimate_tetrachoric
 from pipeline.statistics.counts import PairCounts, PairTable
 

@@ -88,11 +88,12 @@ from pipeline.statistics.counts import (
     POOLED_KEY,
     FeatureCounts,
     PairCounts,
+    count_strip,
+    make_strip_table,
     make_tiles,
     pool_margins,
 )
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
-from pipeline.statistics.strips import count_strip, make_strip_table
 
 Array = NDArray[np.float64]
 

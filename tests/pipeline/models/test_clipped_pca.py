@@ -14,8 +14,7 @@ from scipy.stats import multivariate_normal, norm
 
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.base import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting import pair_work as pairs
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model

@@ -15,7 +15,7 @@ from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.gaussian_likelihood import MatchSolution, SegmentMoments
 from pipeline.models.binary_ica.segment_correlations import SegmentCorrelations, SegmentStatus
 from pipeline.models.state import FitState
-from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.statistics.counts import PairCounts
 from storage.examples import (
     NonstationaryTruth,

@@ -18,8 +18,7 @@ from scipy.stats import norm
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import gaussian_likelihood
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_choice

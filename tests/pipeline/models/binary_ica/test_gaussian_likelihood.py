@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import FitError
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.models.binary_ica import gaussian_likelihood
 from pipeline.models.binary_ica.gaussian_likelihood import (
     MatchSolution,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from pipeline.executors.base import MapFunction
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import MapFunction, ThreadsExecutor
 from pipeline.models.binary_ica import gaussian_likelihood
 from pipeline.models.binary_ica.gaussian_likelihood import (
     MatchSolution,

@@ -19,7 +19,7 @@ from pipeline.models.binary_ica.segment_correlations import (
     find_extreme_eigenvalues,
     find_ridge,
 )
-from pipeline.numerics.gaussian.tetrachoric import PairStatus, tetrachoric
+from pipeline.numerics.gaussian.pair_tables import PairStatus, tetrachoric
 from tests.pipeline.models.binary_ica import (
     Floats,
     counts_of,
@@ -266,7 +266,7 @@ def test_features_that_do_not_vary_are_uncorrelated_and_no_gaps() -> None:
 
 
 def test_threads_and_tasks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.executors.threads import ThreadsExecutor
+    from pipeline.executors.base import ThreadsExecutor
     from pipeline.models.binary_ica import segment_correlations as module
 
     counts, here = counts_of(rows()), estimated(rows())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.base import ThreadsExecutor
 from pipeline.models.binary_ica import gaussian_likelihood, selection
 from pipeline.models.binary_ica.gaussian_likelihood import (
     MatchSolution,
