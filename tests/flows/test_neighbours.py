@@ -11,7 +11,7 @@ import pytest
 
 from storage import open_codes
 from storage.codes.codes import ResumableResults
-from tests.pipeline.numerics.graphs.test_nearest_rows import all_distances, nearest
+from tests.pipeline.numerics.graphs.test_neighbours import all_distances, nearest
 from tests.storage.conftest import files_of, write_dataset
 from tests.support.strategies import DenseData
 

@@ -27,7 +27,7 @@ from pipeline.numerics.metrics import trustworthiness
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import SEGMENT
 from tests.pipeline.evaluation.test_prediction import Described
-from tests.pipeline.numerics.graphs.test_nearest_rows import all_distances
+from tests.pipeline.numerics.graphs.test_neighbours import all_distances
 from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
 SERIAL = SerialExecutor()
