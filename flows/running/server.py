@@ -157,6 +157,9 @@ def _run_server(listener: socket.socket, ready: Future[Server]) -> None:
             settings.PREFECT_UI_ENABLED: False,
             settings.PREFECT_API_BLOCKS_REGISTER_ON_START: False,
             settings.PREFECT_SERVER_API_AUTH_STRING: None,  # for the user's own server only
+            # Recording task runs one by one would take half of the server's time.
+            settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE: 100,
+            settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 100,
         }
         with settings.temporary_settings(private):
             asyncio.run(_serve(listener, ready))
