@@ -237,5 +237,5 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
         open_images(path, None, "4x4", None)
     with pytest.raises(ValueError, match="split: there is no split 'test'"):
         open_images(path, "test", "3x4", None)
-    with pytest.raises(FitError, match="got none in 'f5'"):
+    with pytest.raises(FitError, match="no observed value: 'f5'"):
         open_images(path, "train", "3x4", None)

@@ -153,7 +153,7 @@ def test_rows_that_cannot_be_fitted_are_refused():
         check_rows(pack_block(X[:, :2]))
     unseen = np.ones_like(X)
     unseen[:, 7] = 0
-    with pytest.raises(FitError, match="got none in 7"):
+    with pytest.raises(FitError, match="no observed value: 7"):
         check_rows(pack_block(X, unseen))
     check_rows(BLOCK)
 

@@ -242,7 +242,7 @@ def test_a_feature_never_observed_is_refused() -> None:
     X = drawn(50)
     observed = np.ones_like(X)
     observed[:, 3] = 0
-    with pytest.raises(FitError, match="got none in 3"):
+    with pytest.raises(FitError, match="no observed value: 3"):
         fitted(X, observed)
 
 
