@@ -101,6 +101,7 @@ def test_the_number_of_components_is_found_in_most_data(tmp_path, shape):
     assert chosen.count(shape.n_components) >= 18
 
 
+@pytest.mark.matrix
 def test_the_variances_are_those_of_the_sources(tmp_path):
     """They belong to columns of length 1; a ridge that is not undone makes them several times less.
 

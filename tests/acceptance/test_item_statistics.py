@@ -109,6 +109,7 @@ def covered(seed: int, q: int) -> NDArray[np.bool_]:
     return np.column_stack([within, abs(params.offsets - offsets) < 1.96 * params.offsets_error])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("n_sets", "q"),
     [
@@ -135,6 +136,7 @@ def mixture_covered(seed: int) -> NDArray[np.float64]:
     return np.array([((low < P) & (high > P)).mean(), near.mean()])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n_sets", [30, pytest.param(200, marks=pytest.mark.matrix)])
 def test_intervals_of_a_mixture_cover(n_sets: int) -> None:
     shares = np.mean([mixture_covered(seed) for seed in range(n_sets)], axis=0)

@@ -8,6 +8,7 @@ pairs of eigenvalues 4 N / (π k)², k = 1, 3, 5, … (its Fourier series).
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from flows.data.datasets import open_dataset_or_example
 from pipeline.executors.base import ThreadsExecutor
@@ -26,6 +27,7 @@ def spin_eigenvalues(counts: PairCounts) -> np.ndarray:
     return np.linalg.eigvalsh(spins)[::-1]
 
 
+@pytest.mark.matrix
 def test_two_eigenvalues_stand_out_at_a_million_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     dataset = open_dataset_or_example("example:ring:rows=1000000")

@@ -40,10 +40,12 @@ FACTS = Facts(
     recovered=probit_sources,
     errors={"thresholds": 4.2, "mixing": 1.7, "source_variances": 2.5},
     slow=(
+        "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_a_fit_to_a_sample_recovers_the_parameters",
         "test_codes_do_not_depend_on_how_rows_are_cut",
         "test_degenerate_columns_are_refused_by_name_or_fitted",
+        "test_likelihoods_are_those_of_samples",
         "test_parameters_of_segments_say_of_which",
         "test_segments_matter_to_models_that_have_some",
         "test_they_are_with_other_settings_too",

@@ -42,6 +42,7 @@ FACTS = Facts(
     recovered=nonstationary_sources,
     errors={"thresholds": 4.2, "mixing": 1.7, "source_variances": 2.5},
     slow=(
+        "test_likelihoods_are_those_of_samples",
         "test_segments_matter_to_models_that_have_some",
         "test_they_are_with_other_settings_too",
         "test_threads_give_the_bytes_of_serial",

@@ -44,8 +44,10 @@ FACTS = Facts(
     errors={"weights": 10.8, "offsets": 5.0},
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",
+        "test_a_fit_to_a_sample_recovers_the_parameters",
         "test_a_warm_start_from_its_own_end_stays_there",
         "test_parameters_of_segments_say_of_which",
+        "test_segments_matter_to_models_that_have_some",
         "test_the_objective_never_falls",
         "test_they_are_with_other_settings_too",
     ),

@@ -46,6 +46,7 @@ FACTS = Facts(
     errors={"shares": 1.0},
     fit_off=0.14,  # causes only turn features on: no two of these ever oppose each other,
     slow=(
+        "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_a_fit_to_a_sample_recovers_the_parameters",
         "test_a_warm_start_from_its_own_end_stays_there",
@@ -53,6 +54,7 @@ FACTS = Facts(
         "test_codes_do_not_depend_on_how_rows_are_cut",
         "test_degenerate_columns_are_refused_by_name_or_fitted",
         "test_parameters_of_segments_say_of_which",
+        "test_segments_matter_to_models_that_have_some",
         "test_they_are_with_other_settings_too",
         "test_threads_give_the_bytes_of_serial",
     ),

@@ -88,6 +88,7 @@ SLOWER = ("autoencoder", "bottleneck", "linear-ivae", "rbm", "stack")
 """Models that take many passes."""
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     [

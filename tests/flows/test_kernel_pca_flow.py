@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("landmarks", ["auto", pytest.param("50", marks=pytest.mark.matrix)])
 def test_worker_processes_give_the_same_bytes(cli, folder, landmarks):
     fit = ("fit", "--dataset", folder / "d.zarr", *KERNEL, "--set", f"landmarks={landmarks}")

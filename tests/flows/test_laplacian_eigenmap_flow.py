@@ -23,6 +23,7 @@ def dataset(tmp_path: Path) -> Path:
     return write_arrays(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=2).path
 
 
+@pytest.mark.matrix
 def test_workers_give_the_bytes_of_serial(cli: Any, dataset: Path, cluster: str) -> None:
     command = ("fit", "--dataset", dataset, *FIT, "--components", 3, "--set", "weights=heat")
     for output, where in (("serial", ("--executor", "serial")), ("two", ("--cluster", cluster))):

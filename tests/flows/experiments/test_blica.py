@@ -129,6 +129,7 @@ def test_the_timed_parts_are_the_fit(shape):
     assert found["BLICA_seconds"] == pytest.approx(sum(found[part] for part in parts))
 
 
+@pytest.mark.matrix
 def test_a_model_is_left_out_where_it_would_take_too_long():
     large = SMALL._replace(features=7)
     found = run_sample_trial(draw_simulated_rows(large, 0, 0))
@@ -171,6 +172,7 @@ def test_trials_are_the_same_everywhere(prefect_server, cluster):
     assert found("dask", cluster) == expected
 
 
+@pytest.mark.matrix
 def test_a_trial_can_be_sent_to_another_process():
     sent = pickle.loads(pickle.dumps((run_sample_trial, draw_simulated_rows(SMALL, 0, 0))))
     assert untimed(sent[0](sent[1])) == untimed(run_sample_trial(draw_simulated_rows(SMALL, 0, 0)))

@@ -128,6 +128,7 @@ def test_spectrum_of_linear_pca_is_that_of_the_pixels(finished: Path) -> None:
     assert all(row["clipped_pca_share"] > row["linear_pca_share"] for row in rows[:5])
 
 
+@pytest.mark.matrix
 def test_images_with_missing_values_and_a_constant_pixel(tmp_path: Path) -> None:
     X, _ = draw_probit_rows(300, 16, 3, seed=1)
     X[:, 5] = 0

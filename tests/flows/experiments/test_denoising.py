@@ -64,6 +64,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return output
 
 
+@pytest.mark.matrix
 def test_every_model_is_fitted_to_few_and_to_all_from_every_seed(finished: Path) -> None:
     rows = table(finished / "denoising")
     assert [(row["images"], row["model"], row["seed"]) for row in rows] == [

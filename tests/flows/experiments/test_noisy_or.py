@@ -65,6 +65,7 @@ def test_every_start_is_told(finished: Path) -> None:
     assert len(table(finished / "noisy-or_top")) == 2 * (4 * 2 + 2 * 2)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["bits", "lines_network", "shifter_network"])
 def test_the_picture_can_be_read(finished: Path, name: str) -> None:
     pixels = imread(finished / f"noisy-or_{name}.png")

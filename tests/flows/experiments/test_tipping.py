@@ -85,6 +85,7 @@ def test_every_data_set_is_fitted_by_every_estimator_from_every_seed(finished: P
     assert pinned["digits 2"] > 0
 
 
+@pytest.mark.matrix
 def test_medians_and_ratios_are_of_the_fits(finished: Path) -> None:
     rows, middle = table(finished / "tipping"), table(finished / "tipping_medians")
     assert [(row["data"], row["estimator"]) for row in middle] == [

@@ -91,6 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[BinaryDataset]:
     return [write(folder / f"{k}.zarr", PARTS[:k]) for k in range(1, len(PARTS) + 1)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("tiles", "split"),
     [

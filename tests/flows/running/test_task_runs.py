@@ -22,6 +22,7 @@ async def task_runs_of_the_last_flow() -> list[str]:
     return [task.name for task in found]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "model", ["latent-trait", pytest.param("clipped-pca", marks=pytest.mark.matrix)]
 )

@@ -143,6 +143,7 @@ def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
     assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
 
 
+@pytest.mark.matrix
 def test_client_memory_is_flat_from_50_to_500_chunks(tmp_path, three_workers):
     X = np.random.default_rng(1).integers(0, 2, (500 * 64, 256), dtype=np.uint8)
     few = write_arrays(tmp_path / "few.zarr", X[: 50 * 64], words_per_chunk=1)
@@ -170,6 +171,7 @@ def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
     return max(sizes) - before
 
 
+@pytest.mark.matrix
 def test_the_client_holds_few_partial_results(tmp_path, three_workers):
     """No more than a tree merge needs, log2 of their number, whatever waits on the workers."""
     X, _ = draw_probit_rows(500 * 64, 8, 3, seed=1)
@@ -204,6 +206,7 @@ def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):
     eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
 
 
+@pytest.mark.matrix
 def test_a_large_function_goes_out_once_and_nobody_is_told(three_workers):
     function = partial(_weighed, Weighed(np.ones(2 << 20)))
     items = [np.full(2 << 20, k, np.float64) for k in range(6)]  # large ones go to one task each

@@ -125,6 +125,7 @@ def state_shares(state: FitState) -> Floats:
     return norm.sf(state.params.thresholds)
 
 
+@pytest.mark.matrix
 def test_five_percent_of_independent_data_sets_show_a_component() -> None:
     """Parallel analysis keeps its promise: 60 data sets, at most 8 of them by chance (p < 0.01)."""
     rng = np.random.default_rng(6)

@@ -80,6 +80,7 @@ def test_the_width_is_the_median_distance_of_distinct_rows() -> None:
     assert fitted(X).diagnostics["width"] == pytest.approx(np.sqrt(np.median(squared)))
 
 
+@pytest.mark.matrix
 def test_landmarks_come_near_and_say_how_near() -> None:
     X = probit(3000)
     whole = coded(fitted(X, n_components=2, width=4.0), X)

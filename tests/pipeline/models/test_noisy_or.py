@@ -126,7 +126,7 @@ def test_chains_that_disagree_are_told() -> None:
     assert warn_about_unmixed_chains(0.0) == ()
 
 
-@pytest.mark.few(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize("schedule", ["paper", "stability"])
 def test_upper_units_gather_what_comes_together(schedule: str) -> None:
     """One unit above turns on two bars at once; each bar also comes alone."""

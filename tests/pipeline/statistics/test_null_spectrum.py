@@ -111,6 +111,7 @@ def leading_of_data(X: Bits) -> Array:
     return values
 
 
+@pytest.mark.matrix
 def test_empty_cells_lift_the_first_eigenvalue() -> None:
     margins = drawn_margins(rare_shares(300), 2000, 0)
     found = quantiles(2000, *margins, estimate=TETRACHORIC)

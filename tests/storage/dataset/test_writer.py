@@ -258,6 +258,7 @@ def test_create_survives_a_kill_at_any_moment(
         assert files_of(path) == files_of(target)
 
 
+@pytest.mark.matrix
 def test_append_survives_a_kill_at_any_moment(
     tmp_path: Path, moments: Callable[[Path], list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ WRITERS = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize("write", WRITERS)
 def test_memory_does_not_grow_with_the_file(tmp_path, process, write):
     X = bits(N_TIMES * N_ROWS)

@@ -76,6 +76,7 @@ def test_the_mixing_is_recovered(shape: tuple[int, int, int, int]) -> None:
     assert state.warnings == ()
 
 
+@pytest.mark.matrix
 def test_as_many_sources_as_features_in_short_segments_raise_no_false_alarm() -> None:
     """Where segments say little of a variance, it must not run away and hide the others."""
     truth, data = truth_and_data(10, 10, 40, 1000)
@@ -420,6 +421,7 @@ def test_extreme_dependence_is_fitted_finite(kind: str) -> None:
         assert check_awkward(data, **more) is not None
 
 
+@pytest.mark.matrix
 def test_resampling_awkward_data_stays_finite() -> None:
     rng = np.random.default_rng(0)
     for n_rows in (30, 90):
@@ -533,6 +535,7 @@ def test_the_strongest_ridge_is_told_where_others_were_tried() -> None:
     assert warn_about_choice(match) == ()
 
 
+@pytest.mark.matrix
 def test_halves_that_disagree_are_told() -> None:
     noise = np.random.default_rng(0).integers(0, 2, (160, 5), dtype=np.uint8)
     state = fitted(DenseData(noise, None, np.arange(160) % 4), n_components=2)
@@ -645,7 +648,7 @@ def test_pairs_with_an_empty_cell_are_named() -> None:
     assert not notices(fitted(data, n_components=2, regularization=50.0), "empty cell")
 
 
-@pytest.mark.few(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize("n_segments", [4, 12])
 def test_stationary_data_warn_that_the_mixing_is_not_identified(n_segments: int) -> None:
     truth = draw_nonstationary_truth(5, 5, n_segments, seed=2)

@@ -187,6 +187,7 @@ def test_implied_correlations_are_those_of_the_model() -> None:
         np.testing.assert_allclose(at.model_correlation(u), expected, rtol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(6, 2, 8), (5, 3, 12), (4, 4, 16), (6, 1, 3)])
 def test_planted_solutions_are_recovered(shape: tuple[int, int, int]) -> None:
     truth = planted(*shape)

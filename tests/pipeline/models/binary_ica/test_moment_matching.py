@@ -298,6 +298,7 @@ def test_intervals_are_as_wide_as_estimates_scatter() -> None:
     assert 1 / 1.5 < np.median(ratios) < 1.5
 
 
+@pytest.mark.matrix
 def test_intervals_cover_the_truth() -> None:
     truth = BOOTSTRAP_TRUTH.mixing / np.linalg.norm(BOOTSTRAP_TRUTH.mixing, axis=0)
     inside = []
@@ -314,6 +315,7 @@ def test_two_groups_and_sixteen_agree() -> None:
     assert 1 / 1.3 < np.sqrt((two**2).mean() / (sixteen**2).mean()) < 1.3
 
 
+@pytest.mark.matrix
 def test_more_rows_make_narrower_intervals() -> None:
     few, many = (np.diff(interval_of(0, 4, n_rows=n), axis=0).mean() for n in (400, 6400))
     assert 2.5 < few / many < 6.5

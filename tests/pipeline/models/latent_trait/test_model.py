@@ -96,6 +96,7 @@ def test_the_default_tolerance_finds_the_slopes_of_another_program() -> None:
     np.testing.assert_allclose(found.offsets, offsets, atol=5e-4)
 
 
+@pytest.mark.matrix
 def test_the_default_has_not_the_bias_of_the_bound() -> None:
     X, weights, _ = two_factors()
     exact = fitted(X, estimator="quadrature", tol=1e-7)
@@ -115,6 +116,7 @@ def sparse_factor(n_rows: int) -> Bits:
     return (0.7 * factor + 0.51**0.5 * noise > 2.3263).astype(np.uint8)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n_rows", [10_000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_sparse_items_keep_their_factor_from_every_seed(n_rows: int) -> None:
     """The bound's optimum is at weights of 0; the default starts there, and leaves."""
@@ -134,7 +136,7 @@ def test_sparse_items_keep_their_factor_from_every_seed(n_rows: int) -> None:
     assert bound.diagnostics["objective_is"] == "lower bound"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("estimator", ["variational", "quadrature", "sampling", "ep"])
 def test_the_objective_never_falls(estimator: str) -> None:
     X, *_ = two_factors()
@@ -144,6 +146,7 @@ def test_the_objective_never_falls(estimator: str) -> None:
         assert np.diff(state.history).min() > -fall
 
 
+@pytest.mark.matrix
 def test_acceleration_needs_fewer_passes() -> None:
     X, *_ = two_factors()
     settings: dict[str, Any] = {"estimator": "quadrature", "tol": 1e-8}
@@ -203,6 +206,7 @@ def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
     return fit_model(model, rows, SERIAL, checkpoint=seen), stages
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{}, {"n_components": None, "estimator": "quadrature"}])
 def test_every_stage_has_a_history_of_its_own_that_never_falls(settings: dict[str, Any]) -> None:
     X, *_ = two_factors()

@@ -27,7 +27,7 @@ def drawn(n_features: int, q: int, n_rows: int) -> tuple[np.ndarray, np.ndarray,
     return (rng.random(chances.shape) < chances).astype(np.uint8), weights, offsets
 
 
-@pytest.mark.few(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize("q", [2, 4])
 def test_estimates_are_as_far_from_the_truth_as_their_errors_say(q: int) -> None:
     X, weights, offsets = drawn(24, q, 3000)
@@ -45,6 +45,7 @@ def test_estimates_are_as_far_from_the_truth_as_their_errors_say(q: int) -> None
     assert "fit_statistics" not in done.diagnostics
 
 
+@pytest.mark.matrix
 def test_errors_by_sites_are_those_of_quadrature() -> None:
     X, *_ = drawn(24, 2, 3000)
     by = [fitted(X, n_components=2, estimator=e).params for e in ("ep", "quadrature")]

@@ -110,6 +110,7 @@ def test_enumeration_sums_the_formula(sizes: tuple[int, ...]) -> None:
     np.testing.assert_allclose(found, enumerated(f, leaks, X)[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.matrix
 def test_annealing_is_as_far_off_as_it_says() -> None:
     rng = np.random.default_rng(5)
     network = make_network(*random_network(rng, (12, 5, 3)))

@@ -220,6 +220,7 @@ print(bivariate_normal_cdf_array(3 * h, 3 * k, rho).tobytes().hex())
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "program",
     [NORMAL, pytest.param(POSTERIORS, marks=pytest.mark.matrix)],
