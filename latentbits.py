@@ -1,8 +1,8 @@
 """Latent-variable models of binary data that are too large for one array in memory.
 
-`fit`, `transform` and `evaluate` work on datasets on disk (`open_dataset`), or made from arrays and
-data frames (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn estimator, such as
-`ClippedPCA` and `LatentTrait`; see `pipeline.api.estimators`.
+`fit`, `transform` and `evaluate` take a dataset: opened from disk (`open_dataset`), or made from an
+array or a data frame (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn
+estimator, such as `ClippedPCA` and `LatentTrait`; see `pipeline.api.estimators`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def from_numpy(
     Parameters
     ----------
     X
-        0, 1, True, False, or a missing value: NaN, None or masked, (n_rows, n_features).
+        Values 0, 1, True, False or missing (NaN, None or masked), (n_rows, n_features).
     feature_names
         Names of the features, (n_features,); None names them f0, f1, ….
     segment
@@ -59,7 +59,7 @@ def from_numpy(
     keep
         Per-row columns by name, (n_rows,) each; the column `split` defines the splits.
     threshold
-        Numbers above it are 1, all others 0.
+        Numbers greater than this become 1, all others 0.
     map
         Meaning of other values, such as `{"yea": 1, "nay": 0, "absent": None}`; None is missing.
     path
