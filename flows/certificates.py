@@ -41,17 +41,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 def issue_certificates(hosts: Sequence[str], start: datetime) -> dict[str, bytes]:
     """Issue a certificate for some hosts and this machine, signed by a new CA.
 
-    Parameters
-    ----------
-    hosts
-        Names and addresses, in addition to localhost.
-    start
-        Time from which the certificates are valid.
-
-    Returns
-    -------
-    dict
-        The contents of the files, by name.
+    It is valid from `start`, for `hosts` and localhost. Returns the contents of the files by name.
     """
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = _make_x509_name("latentbits development CA")

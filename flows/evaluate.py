@@ -42,7 +42,8 @@ as a baseline by its 5 nearest neighbours in the data.
 one-trait models with separate and with shared slope and offset: about 30 passes per item.
 
 `--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal against free
-slopes, or one trait against two: twice the gain in log-likelihood is χ² if the smaller model holds.
+slopes, or one trait against two: if the smaller model holds, twice the gain in log-likelihood
+follows a χ² distribution.
 
 `--folds 5` cross-validates: each model is refitted, with the settings of its artifact, without each
 fold in turn, and evaluated on that fold.

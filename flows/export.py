@@ -100,7 +100,6 @@ def prepare_export(options: ExportOptions) -> ExportJob:
 
 
 def _check_options(options: ExportOptions) -> None:
-    """Check that the needed options are given, and no others."""
     needed = "codes" if options.what == "codes" else "artifact"
     if getattr(options, needed) is None:
         raise FitError(f"{{what={options.what}}} needs {{{needed}}}.")

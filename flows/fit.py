@@ -14,8 +14,8 @@ from flows.cli.summary import print_fit
 from flows.fitting.options import FitOptions
 from flows.running.flow import make_flow, run_command
 
-HELP = """Fit a latent-variable model to a binary dataset, and write an artifact whose bytes do not
-depend on where the work runs.
+HELP = """Fit a latent-variable model to a binary dataset, and write the fitted model to a folder,
+called an artifact. The result does not depend on where the work runs.
 """
 EXAMPLES = f"""Examples:
     python -m flows.fit --dataset example:digits

@@ -144,7 +144,6 @@ def prepare_neighbours(options: NeighboursOptions) -> NeighboursJob:
 
 
 def _check_queries(dataset: BinaryDataset, queries: BinaryDataset) -> None:
-    """Check that the queries have the same features as the dataset."""
     remedy = "Use queries with the features of the dataset, in its order."
     names = (dataset.feature_names, queries.feature_names)
     try:

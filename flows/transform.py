@@ -139,7 +139,6 @@ class TransformJob:
 
 
 def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
-    """Count the rows to transform in each chunk."""
     if job.split is None:
         return [int(n_rows) for n_rows in job.dataset.chunks[:, 1]]
     counts = count_rows_by_chunk(make_row_source(job.dataset, job.split), executor)
@@ -152,7 +151,6 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
 
 
 def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
-    """Describe the arrays to write."""
     fitted, options, n_features = job.fitted, job.options, job.dataset.n_features
     arrays = describe_codes(
         fitted.model, fitted.params, n_features, options.dtype, options.reconstruct

@@ -159,7 +159,6 @@ def list_codes_facts(path: str, manifest: Mapping[str, Any]) -> Facts:
 
 
 def _describe_origin(manifest: Mapping[str, Any]) -> Facts:
-    """Yield the recorded model, artifact, dataset and split."""
     origin = {
         "model": manifest.get("model"),
         "artifact": manifest.get("artifact_path"),

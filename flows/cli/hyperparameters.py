@@ -18,7 +18,7 @@ from pipeline.models.registry import find_model_class, find_models
 from pipeline.models.settings import describe_settings, list_hyperparameters
 
 ModelName = Literal[tuple(sorted(find_models()))] | str  # type: ignore[valid-type]
-"""Name of a model. Forms list the known names; `build_model` refuses unknown ones."""
+"""Name of a model. Prefect's forms offer the known names; `build_model` refuses others."""
 AUTO = "auto"
 """Spelling, in options, of None: the model chooses the value."""
 MODEL_GROUPS = {
@@ -96,7 +96,6 @@ def _format_model_help(model: type[Model]) -> str:
 
 
 def _format_description(description: str) -> str:
-    """Wrap the description of a setting."""
     text = fill(re.sub(r"\bNone\b", AUTO, description), 79, **_INDENTATION)
     return f"{text}\n" if text else ""
 

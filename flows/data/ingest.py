@@ -226,7 +226,6 @@ def _open_sources(
 
 
 def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
-    """Refuse options that do not apply to example datasets."""
     example = next((name for name in names if name.startswith(EXAMPLE_PREFIX)), None)
     values = {"map": options.maps, "features": options.features, "drop": options.drop}
     for name, value in values.items():

@@ -67,7 +67,6 @@ def load_compared_model(path: str, dataset: BinaryDataset) -> ComparedModel:
 
 
 def _find_labels(fitted: LoadedModel, dataset: BinaryDataset) -> TargetLabels | None:
-    """Find the labels that a model predicts, in the dataset."""
     if not isinstance(fitted.model, CanPredict):
         return None
     dataset.check_columns(fitted.model.list_required_columns())
@@ -134,7 +133,6 @@ def _check_rows(small: ComparedModel, large: ComparedModel) -> None:
 
 
 def _is_nested(small: ComparedModel, large: ComparedModel) -> bool:
-    """Return whether the smaller model is a special case of the larger one."""
     a, b = small.manifest["hyperparameters"], large.manifest["hyperparameters"]
     has_same_settings = all(a[name] == b[name] for name in ("prior_precision", "constant_features"))
     is_comparable = has_same_settings and not a["prior_precision"]

@@ -37,7 +37,7 @@ _MIN_FOLDS = 2
 
 @dataclass(frozen=True)
 class ModelToRefit:
-    """A model to fit again; `artifact` is the path of its settings, None for a baseline."""
+    """A model to fit again; `artifact` is the path it was loaded from, None for a baseline."""
 
     name: str
     model: Model

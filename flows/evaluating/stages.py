@@ -111,7 +111,7 @@ class EvaluateOptions:
         str | None,
         Option(
             group=DATA,
-            help="Column to predict from each row's nearest neighbours in code space; or segment.",
+            help="Column, or segment, to predict from each row's nearest neighbours in code space.",
         ),
     ] = None
     dif: Annotated[
@@ -183,7 +183,7 @@ class EvaluationJob(EvaluationPlan):
 class EvaluationSample:
     """Rows drawn once for all models, to evaluate their codes on.
 
-    `votes` has labelled rows, by the training rows that vote.
+    `votes` has labelled rows for `--label`, keyed by `TrainingRows.key` of the rows that vote.
     """
 
     rows: SampledRows
@@ -251,7 +251,7 @@ def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
 
 
 def _cross_validate_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
-    """Refit the models without one fold after the other, and evaluate them on that fold."""
+    """Refit the models without each fold in turn, and evaluate them on that fold."""
     n_folds, seed = job.options.folds or 0, job.options.seed
     folds = [RowFold(index, n_folds, seed) for index in range(n_folds)]
     rows = CrossValidationRows(
@@ -268,7 +268,6 @@ def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
 
 
 def _test_item_bias(job: EvaluationJob) -> dict[str, Any] | None:
-    """Test which items favour a group, if `--dif` names groups."""
     if (groups := job.groups) is None:
         return None
     rows, names = job.make_row_source((groups.column,)), job.dataset.feature_names
@@ -298,7 +297,6 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
 
 
 def _describe_baseline_rows(job: EvaluationJob) -> dict[str, Any]:
-    """Describe the rows that the baselines were fitted to."""
     training = job.training_rows
     return {
         "dataset": str(training.dataset.path),
@@ -337,7 +335,6 @@ def _draw_votes(job: EvaluationJob, label: str) -> dict[str, NeighbourVote]:
 def _evaluate_model(
     job: EvaluationJob, model: ComparedModel, observed: PairCounts, sample: EvaluationSample
 ) -> dict[str, Any]:
-    """Evaluate one model."""
     subject = model.subject
     try:
         rows = job.make_row_source(subject.labels.columns if subject.labels else ())
@@ -429,7 +426,6 @@ def _warn_about_labels(prediction: Mapping[str, Any]) -> list[str]:
 
 
 def _warn_about_capabilities(model: Model) -> list[str]:
-    """Warn about comparisons that the model does not support."""
     texts = {
         CanSample: "the model cannot draw rows, so marginals and pairs are not compared",
         CanReconstruct: "the model cannot reconstruct bits from codes, so bits are not compared",

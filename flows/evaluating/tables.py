@@ -193,7 +193,6 @@ def _iter_prediction_lines(prediction: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _make_bias_table(bias: Mapping[str, Any]) -> Table:
-    """List the items that favour a group, the most biased first."""
     (reference, focal), rows = (bias["reference"], bias["focal"]), bias["rows"]
     title = f"{bias['column']}: {reference} ({rows[0]:,} rows) against {focal} ({rows[1]:,})"
     if trait := bias.get("focal_trait"):
@@ -237,7 +236,6 @@ def _make_code_sort_key(model: ModelSummary) -> tuple[float, float]:
 
 
 def _iter_code_header_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
-    """State which rows are compared."""
     for result in _select_results(models, _NEIGHBOURHOODS)[:1]:
         rows = _format_rows(result["rows"], result["of"])
         yield f"\ncodes: the {result['n_neighbors']} nearest neighbours of each row, among {rows}"

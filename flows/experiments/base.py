@@ -64,10 +64,7 @@ Output = Annotated[str, Option(help="Folder for tables and figures.")]
 @Option(name="*")
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """A command that runs an experiment as a flow.
-
-    `help` and `examples` are the texts above and below the options on the help page.
-    """
+    """Options of every experiment."""
 
     output: Output
     quick: Annotated[bool, Switch, Option(help="Run a smaller version that takes minutes.")] = False
@@ -93,7 +90,7 @@ class ImageExperimentOptions(ExperimentOptions):
     image_shape: ImageShape = None
 
     def check(self) -> None:
-        """Check also the dataset, the image shape and the split."""
+        """Also check the dataset, the image shape and the split."""
         super().check()
         if self.split is not None and self.dataset is None:
             raise FitError("{split} needs {dataset}: the example has no splits.")

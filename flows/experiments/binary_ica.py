@@ -64,7 +64,7 @@ class ProblemShape(NamedTuple):
 
 
 def draw_truth(shape: ProblemShape, model: int, seed: int) -> NonstationaryTruth:
-    """Draw a model. Each seed gives another model."""
+    """Draw a model; all seeds give different models."""
     return draw_nonstationary_truth(*shape[:3], _MODELS_PER_SEED * seed + model)
 
 
@@ -86,7 +86,7 @@ def run_shape_trials(
     n_models: int,
     seed: int,
     where: ExecutorOptions,
-    alone: bool = False,
+    one_at_a_time: bool = False,
 ) -> list[TableRow]:
     """Run trials for models of each shape, optionally one at a time.
 
@@ -95,7 +95,7 @@ def run_shape_trials(
     cells = [(shape, model) for shape in shapes for model in range(n_models)]
     with open_executor(**where) as executor:
         items = (draw(shape, model, seed) for shape, model in cells)
-        if alone:
+        if one_at_a_time:
             results = chain.from_iterable(executor.map(trial, [item]) for item in items)
         else:
             results = executor.map(trial, items)
@@ -396,7 +396,7 @@ def run_scaling(options: ScalingOptions) -> dict[str, Any]:
         *(run_timed_trial, draw_simulated_rows, shapes),
         *(n_models, options.seed, options.where),
     )
-    trials = run_task("trials", partial(run_shape_trials, *arguments, alone=True))
+    trials = run_task("trials", partial(run_shape_trials, *arguments, one_at_a_time=True))
     medians = group_medians(trials, ProblemShape._fields[:3], (*METHODS, *_SECONDS, *_PARTS))
     paths = write_results(options.output, "scaling", trials, medians)
     _plot_sweeps(paths, trials, sweeps, n_models)

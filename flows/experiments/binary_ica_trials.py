@@ -48,11 +48,7 @@ from pipeline.models.binary_ica.moment_matching import (
 )
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.models.binary_ica.segment_correlations import estimate_segments
-from pipeline.models.binary_ica.selection import (
-    RIDGE_GRID,
-    choose_setting,
-    split_into_folds,
-)
+from pipeline.models.binary_ica.selection import RIDGE_GRID, choose_setting, split_into_folds
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.gaussian.pair_tables import tetrachoric
 from pipeline.numerics.metrics import mean_cosine_similarity
@@ -334,7 +330,6 @@ def _warm_up() -> None:
 
 
 def _time_blica_parts(data: SimulatedRows) -> TrialValues:
-    """Run the parts of a BLICA fit one by one."""
     n_components, executor = data.mixing.shape[1], SerialExecutor()
     model, seconds = BLICA(n_components), dict[str, float]()
     with _measure_seconds(seconds, "counts"):

@@ -405,7 +405,7 @@ class ClippedPCAOptions(base.ExperimentOptions):
     image_shape: base.ImageShape = None
 
     def check(self) -> None:
-        """Check also the images and their shape."""
+        """Also check the images and their shape."""
         super().check()
         find_image_layout(open_dataset_or_example(self.dataset).feature_names, self.image_shape)
 

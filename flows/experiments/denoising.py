@@ -307,7 +307,7 @@ class DenoisingOptions(base.ImageExperimentOptions):
     )
 
     def check(self) -> None:
-        """Check also the number of components."""
+        """Also check the number of components."""
         super().check()
         limit = self.open_dataset().n_features - 1
         if not 1 <= self.components <= limit:
@@ -371,14 +371,10 @@ def _iter_cells(
     for n_images in sorted({min(_N_TRAIN_IMAGES, len(train)), len(train)}):
         for name, model in {LINEAR: n_components, **models}.items():
             for seed in seeds:
-                chosen = train[_draw_row_indices(len(train), n_images, seed)]
-                trial = DenoisingTrial(model, chosen, test, add_noise(test, seed), seed)
+                rows = np.random.default_rng(seed).choice(len(train), n_images, replace=False)
+                chosen, noisy = train[np.sort(rows)], add_noise(test, seed)
+                trial = DenoisingTrial(model, chosen, test, noisy, seed)
                 yield DenoisingCell(name, n_images, trial)
-
-
-def _draw_row_indices(n_rows: int, n_drawn: int, seed: int) -> Any:
-    """Draw row indices without replacement, in ascending order."""
-    return np.sort(np.random.default_rng(seed).choice(n_rows, n_drawn, replace=False))
 
 
 def _make_row(cell: DenoisingCell, *shares: float) -> dict[str, Any]:

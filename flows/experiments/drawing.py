@@ -83,17 +83,17 @@ def open_figure(
         figure.suptitle(title, x=0.01, ha="left")
         if note:
             figure.supxlabel(
-                _wrap_text(note, size[0]), x=0.01, ha="left", size=8, color=_NOTE_COLOUR
+                textwrap.fill(note, int(15.5 * size[0])),
+                x=0.01,
+                ha="left",
+                size=8,
+                color=_NOTE_COLOUR,
             )
         yield figure
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Without the date, equal figures are equal files.
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-def _wrap_text(text: str, inches: float) -> str:
-    return textwrap.fill(text, int(inches * 15.5))
 
 
 class ImageRow(NamedTuple):

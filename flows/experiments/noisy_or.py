@@ -387,7 +387,6 @@ def _column_position(n_lower: int, column: int) -> float:
 
 
 def _plot_square(axes: Axes, share: float, column: float, middle: float) -> None:
-    """Plot a share as a square inside a unit frame."""
     from matplotlib.patches import Rectangle
 
     centre = column * (1 + _GAP) + 0.5
@@ -416,7 +415,7 @@ _ROWS = 5000
 # Multiples of the epochs per layer at which to measure.
 _CHECKPOINT_TIMES: tuple[float, ...] = (1 / 3, 2 / 3, 1, 1.5, 2, 3, 4, 5.5, 7)
 _QUICK_CHECKPOINT_TIMES = (1.0, 2.0)
-_VALUES = ("bits", "cosine", "told")
+_VALUES = ("bits", "cosine", "identified")
 
 
 @Option(name="*")
@@ -431,7 +430,7 @@ class NoisyOrOptions(base.ExperimentOptions):
     ] = None
 
     def check(self) -> None:
-        """Check also the number of starts."""
+        """Also check the number of starts."""
         super().check()
         if self.starts == 0:
             raise FitError("--starts is 0. Choose at least 1.")
@@ -513,14 +512,13 @@ def _start_rows(results: ProblemResults) -> list[dict[str, Any]]:
             "start": k,
             "bits": start.bits_at_end,
             "cosine": cosine_to_causes(start.params, results.problem),
-            "told": score_top_units(start.means, results.problem),
+            "identified": score_top_units(start.means, results.problem),
         }
         for k, start in enumerate(results.starts)
     ]
 
 
 def _epoch_rows(results: ProblemResults) -> list[dict[str, Any]]:
-    """List the bits of the fresh rows with their standard errors."""
     return [
         {
             "problem": results.problem.name,
@@ -535,7 +533,6 @@ def _epoch_rows(results: ProblemResults) -> list[dict[str, Any]]:
 
 
 def _top_unit_rows(results: ProblemResults) -> list[dict[str, Any]]:
-    """List the probability that each top unit is on, by label."""
     return [
         {
             "problem": results.problem.name,
@@ -568,7 +565,7 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 
 def _format_row(row: Mapping[str, Any]) -> Sequence[str]:
-    return f"{row['bits']:.3f}", f"{row['cosine']:.3f}", f"{row['told']:.0%}"
+    return f"{row['bits']:.3f}", f"{row['cosine']:.3f}", f"{row['identified']:.0%}"
 
 
 EXPERIMENT = Experiment(
@@ -581,9 +578,9 @@ figures (PNG and SVG): the bits per row, −log₂ P, over the epochs of every s
 
 `bits` is the exact average over all possible rows after the last epoch; no model has fewer than the
 `entropy`. `built` is a hand-built network with the same layers. `cosine` is the mean cosine between
-the lower units and the true causes, matched one to one. `told` is the share of the four patterns
-that have their own upper unit, or the share of shifted rows whose direction the two upper units
-identify.
+the lower units and the true causes, matched one to one. `identified` is the share of the four
+patterns that have their own upper unit, or the share of shifted rows whose direction the two upper
+units identify.
 """,
     """Examples:
 

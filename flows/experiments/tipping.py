@@ -195,7 +195,6 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 
 def _format_value(value: str | float) -> str:
-    """Format a value with three decimals if it is at least 1, otherwise with three digits."""
     if isinstance(value, str):
         return value
     return f"{value:.3f}" if value >= 1 else f"{value:.3g}"

@@ -16,7 +16,7 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from flows.experiments.base import Array
-from flows.experiments.drawing import figure_paths, open_figure
+from flows.experiments.drawing import COLOURS, MARKERS, figure_paths, open_figure
 from flows.experiments.tipping_trial import fine_posterior, make_trial_model, plane_posterior
 from flows.report.figures.images import ImageLayout
 from pipeline.data.blocks import BinaryBlock
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 Indices = NDArray[np.intp]
 
-# Okabe and Ito's colours, safe for colour-blind readers; yellow is too pale on white paper.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY, _LINE, _PALE = "#999999", "#777777", "#bbbbbb"
-MAX_LABEL_STYLES = 2 * len(_COLOURS)
+MAX_LABEL_STYLES = 2 * len(COLOURS)
 """Number of labels with their own colour and marker."""
 _ROW_AREA, _MAX_AREA, _MIN_AREA = 18.0, 450.0, 3.0  # square points: area of one row, and bounds
 _MAX_NAMED_LINES = 24
@@ -102,7 +99,7 @@ def _check_codes(codes: ArrayLike) -> Array:
 def _group_rows(labels: Sequence[str] | None, n_rows: int) -> list[_RowGroup]:
     """Group rows by label in order of first appearance; grey groups come first and lie below."""
     if labels is None:
-        return [_RowGroup("", np.arange(n_rows), _COLOURS[0], _MARKERS[0])]
+        return [_RowGroup("", np.arange(n_rows), COLOURS[0], MARKERS[0])]
     if len(labels) != n_rows:
         raise FitError(f"There are {len(labels)} labels for {n_rows} rows. Pass one label per row.")
     names = np.asarray(labels).astype(str)
@@ -115,14 +112,14 @@ def _group_rows(labels: Sequence[str] | None, n_rows: int) -> list[_RowGroup]:
     ]
     if others:
         rows = np.flatnonzero(np.isin(names, others))
-        groups.insert(0, _RowGroup(f"{len(others)} other labels", rows, _GREY, _MARKERS[0]))
+        groups.insert(0, _RowGroup(f"{len(others)} other labels", rows, _GREY, MARKERS[0]))
     return groups
 
 
 def _choose_style(k: int) -> tuple[str, str]:
     """Return the k-th colour and marker; each round pairs the colours with other markers."""
-    n, turn = len(_COLOURS), k // len(_COLOURS)
-    return _COLOURS[k % n], _MARKERS[(k + 3 * turn) % n]
+    n, turn = len(COLOURS), k // len(COLOURS)
+    return COLOURS[k % n], MARKERS[(k + 3 * turn) % n]
 
 
 def _merge_points(points: Array) -> _Glyphs:
@@ -139,7 +136,6 @@ def _compute_areas(counts: ArrayLike, max_count: int) -> Array:
 
 
 def _set_square_view(axes: Axes, points: Array) -> None:
-    """Set a view of all points with the same scale in both dimensions."""
     low, high = points.min(axis=0), points.max(axis=0)
     half = 0.56 * max(float((high - low).max()), 1e-3)
     middle = (low + high) / 2
@@ -255,7 +251,7 @@ def plot_posteriors(
     mean, covariance
         Mean and covariance of the Gaussian, (2,) and (2, 2).
     """
-    exact, gaussian = _COLOURS[:2]
+    exact, gaussian = COLOURS[:2]
     levels = _compute_levels(density)
     ellipses = [_compute_ellipse(mean, covariance, share) for share in _MASS_SHARES]
     axes.contour(x, y, density, levels, colors=exact, linewidths=(0.9, 1.3, 1.8))
@@ -290,7 +286,7 @@ def add_posterior_legend(axes: Axes) -> None:
     """Add the legend of `plot_posteriors`."""
     from matplotlib.lines import Line2D
 
-    exact, gaussian = _COLOURS[:2]
+    exact, gaussian = COLOURS[:2]
     marks = [
         Line2D([], [], color=exact, marker="o", ms=5, lw=1.3),
         Line2D([], [], color=gaussian, marker="x", ms=7, mew=1.8, ls="--", lw=1.2),

@@ -244,7 +244,6 @@ def make_trial_model(estimator: Estimator) -> LatentTrait:
 
 
 def _pack_block(block: BinaryBlock) -> RowSource:
-    """Pack a block as a single chunk."""
     rows = pack_rows_in_memory(block.unpack_values(), 1)
     if block.observed_words is None:
         return rows
@@ -256,7 +255,6 @@ def _pack_block(block: BinaryBlock) -> RowSource:
 def _integration_errors(
     block: BinaryBlock, params: LatentTraitParams, shared: Nodes, seed: int
 ) -> dict[str, float]:
-    """Compute the mean negative log-likelihood per row by each integration method."""
     nodes = {
         "error_shared": shared,
         "error_fresh": draw_nodes(N_DRAWS, 2, np.random.default_rng([seed, 1])),

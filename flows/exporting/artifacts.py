@@ -75,7 +75,6 @@ def _move_features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...]
 
 
 def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
-    """Read the ends of the intervals of an array, if there are any."""
     interval = f"{name}_interval"
     if interval not in artifact or len(artifact[interval]) != len(_INTERVAL_ENDS):
         return {}

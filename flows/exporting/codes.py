@@ -125,7 +125,6 @@ class RowLabelReader:
         return pa.array(values, from_pandas=True)
 
     def _read_rows(self, rows: RowPositions) -> tuple[RowPositions, dict[str, Array]]:
-        """Read segments and columns of rows from their chunks."""
         first_rows, parts = self.dataset.chunks[:, 0], []
         keys = np.searchsorted(first_rows, rows, side="right") - 1
         for key in np.unique(keys).tolist():

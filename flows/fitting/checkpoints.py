@@ -97,8 +97,6 @@ def _describe_state(state: FitState) -> dict[str, Any]:
 
 
 class _WarningRecord(TypedDict):
-    """A warning in a checkpoint."""
-
     text: str
     features: list[int]
     segments: list[int]

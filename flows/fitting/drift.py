@@ -49,17 +49,8 @@ def measure_drift(
 ) -> dict[str, Any] | None:
     """Compare a fit with the latest one of the same model, if rows were appended since.
 
-    Parameters
-    ----------
-    job, state, n_samples
-        The fit, its final state and its number of rows.
-    statistics
-        Statistics of its first pass, if they are in memory.
-
-    Returns
-    -------
-    dict or None
-        The drift as the artifact records it; None if there is no earlier fit to compare with.
+    `statistics` are those of the first pass, if they are in memory. Returns the drift as the
+    artifact records it, or None if there is no earlier fit to compare with.
     """
     before = _find_previous_fit(job)
     if before is None:

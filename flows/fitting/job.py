@@ -182,8 +182,7 @@ def find_warm_start(
         names = sorted(n for n, kind in find_models().items() if issubclass(kind, CanWarmStart))
         raise FitError(
             f"{model.name} does not iterate and needs no start, unlike {', '.join(names)}. "
-            "Leave out "
-            "{warm_start}."
+            "Leave out {warm_start}."
         )
     if not (runs / LATEST_NAME).is_file():
         raise DataError(

@@ -153,7 +153,6 @@ def warn_about_skipped_chunks(dataset: BinaryDataset, skipped: Sequence[int]) ->
 
 
 def _collect_first_statistics(job: FitJob) -> Statistics:
-    """Collect the statistics that the model starts from."""
     model, seed = job.model, job.options.seed
     kept_sums = job.open_kept_statistics(model.first_statistics, model.first_key(seed))
     collect = partial(
@@ -258,7 +257,6 @@ def _start_passes(job: FitJob, states: CheckpointStore, first: Statistics) -> Pa
 
 
 def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitState:
-    """Run the passes of the fit."""
     if states.latest is not None:  # a retry continues where the previous try ended
         is_same = job.model.counts_key(job.dataset.n_features) is not None
         start = PassStart(states.latest, start.statistics if is_same else None)
@@ -277,7 +275,6 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
 def _try_measure_drift(
     job: FitJob, state: FitState, n_samples: int, statistics: Statistics | None
 ) -> dict[str, Any] | None:
-    """Compare with the latest fit, if rows were appended since."""
     with _warn_on_error("Drift since the latest fit could not be measured"):
         return measure_drift(job, state, n_samples, statistics)
     return None

@@ -28,13 +28,8 @@ _SIGNIFICANCE_LEVEL = 0.05
 def summarize_findings(fitted: LoadedModel, correlations: Array | None) -> list[str]:
     """Summarize the components and the fit of the model, as sentences.
 
-    Parameters
-    ----------
-    fitted
-        The fitted model.
-    correlations
-        Correlations of features with components, (n_features, n_components), if rows were read.
-        They describe the components of models without loadings or weights.
+    `correlations` of features with components, (n_features, n_components), describe the components
+    of models without loadings or weights; None if no rows were read.
     """
     artifact, causes = fitted.artifact, find_causes(fitted)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()

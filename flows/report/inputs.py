@@ -54,7 +54,7 @@ class ReportOptions:
         str | None,
         Option(
             group=DATA,
-            help="Per-row column, or segment, that colours rows. [default: one with few values]",
+            help="Column, or segment, that colours the rows. [default: a column with few values]",
         ),
     ] = None
     overwrite: Overwrite = False

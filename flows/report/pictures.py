@@ -125,7 +125,6 @@ def _has_names(plot: Plot | None) -> bool:
 
 
 def _render_sheet(figure: Figure, width: float) -> Sheet:
-    """Render a figure of this width, with a margin around it."""
     parts = [*_iter_parts(figure, width)]
     paper = _make_paper(width, sum(part.height for part in parts))
     top = 0.0
@@ -190,8 +189,8 @@ def _make_paper(width: float, height: float) -> Axes:
     return paper
 
 
-def _get_sheet(paper: Axes) -> Sheet:
-    sheet = paper.get_figure(root=True)
+def _get_sheet(axes: Axes) -> Sheet:
+    sheet = axes.get_figure(root=True)
     assert sheet is not None
     return sheet
 
@@ -265,9 +264,7 @@ def _make_plot_part(plot: Plot, width: float) -> _SheetPart:
 
 
 def _set_position(axes: Axes, place: Bbox) -> None:
-    sheet = axes.get_figure(root=True)
-    assert sheet is not None
-    axes.set_position(place.transformed(sheet.transFigure.inverted()).bounds)
+    axes.set_position(place.transformed(_get_sheet(axes).transFigure.inverted()).bounds)
 
 
 def _leave_room_for_ticks(axes: Axes, place: Bbox) -> Bbox:
@@ -333,7 +330,6 @@ def _blend_on_white(rgba: NDArray[np.float64]) -> NDArray[np.float64]:
 def _render_tile(
     paper: Axes, pixels: NDArray[np.float64], corner: tuple[float, float], size: tuple[float, float]
 ) -> None:
-    """Draw pixels with a thin border."""
     (x, y), (width, height) = corner, size
     place = (x, x + width, y + height, y)
     paper.imshow(pixels, extent=place, aspect="auto", interpolation="nearest")

@@ -93,7 +93,6 @@ def _place_points(plot: Plot, x: Any, y: Any) -> tuple[Array, Array]:
 
 
 def _render_names(axis: Axis, side: str) -> str:
-    """Render the label of an axis and the text of its ticks."""
     places = _compute_shares(axis, [tick.place for tick in axis.ticks])
     edge, places = ("left", places) if side == "x" else ("top", 100 - places)
     names = "".join(

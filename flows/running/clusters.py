@@ -40,7 +40,6 @@ def open_cluster(cluster: ClusterSettings, report: str | None = None) -> Iterato
 
 @contextmanager
 def _write_performance_report(client: Client, path: str | None) -> Iterator[None]:
-    """Write Dask's performance report to a file, if given."""
     if path is None:
         yield
         return
@@ -72,7 +71,6 @@ def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
 
 
 def _connect_and_check(cluster: ClusterSettings) -> Client:
-    """Connect to an existing cluster, and check its workers."""
     assert cluster.address is not None
     client = _connect(cluster.address, cluster.security)
     try:
@@ -85,7 +83,6 @@ def _connect_and_check(cluster: ClusterSettings) -> Client:
 
 
 def _reconnect(cluster: ClusterSettings) -> Client:
-    """Connect again to a lost cluster."""
     try:
         return _connect_and_check(cluster)
     except FitError as error:

@@ -91,9 +91,9 @@ def run_command(
 def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
     """Run a flow whose options were checked; `work` holds the results of the check.
 
-    They cannot be a parameter, because Prefect records parameters. So the flow of this run is
-    created around them. A flow that is called by its parameters, such as by a schedule, checks them
-    itself.
+    `work` cannot be a parameter of the flow, because Prefect records parameters. So a flow is
+    created for this run alone. Flows that are called with parameters, such as by a schedule, check
+    them themselves.
     """
     checked_flow = make_lazy_flow(name, type(options))(lambda options: work())
     return run_with_server(lambda: checked_flow(**vars(options)))

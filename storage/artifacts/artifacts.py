@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -35,27 +37,20 @@ from storage.stores.locations import (
     LATEST_NAME,
     AnyPath,
     checksum,
+    clear_folder,
     delete_tree,
+    list_children,
+    lock_work_folder,
     open_group,
     parse_path,
     to_zarr_store,
+    write_text,
 )
 from storage.stores.object_path import CONCURRENT_REQUESTS
 from storage.stores.object_store import make_damage_error, translate_store_errors
 
 if TYPE_CHECKING:
     import xarray
-
-
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-
-from storage.stores.locations import (
-    clear_folder,
-    list_children,
-    lock_work_folder,
-    write_text,
-)
 
 PAIRS_FOLDER = "pairs"
 """Folder, inside an artifact, of the arrays over all pairs of features."""
@@ -249,10 +244,7 @@ def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDA
 class ArtifactReader:
     """Reads and caches an artifact's arrays in any process; small enough to send with every task.
 
-    Attributes
-    ----------
-    path, digest
-        The artifact, and the digest that its manifest must have.
+    `digest` is the digest that the manifest at `path` must have.
     """
 
     path: str
@@ -292,7 +284,8 @@ def write_packed(
     small = {name: prepare_for_storage(folder, name, values[name]) for name in little}
     layout = [[name, str(a.dtype), list(a.shape)] for name, a in small.items()]
     alone = {name: _make_named_array(name, a) for name, a in values.items() if name not in small}
-    packed = {_PACKED_NAME: NamedArray(("byte",), _concatenate_bytes(small.values()))}
+    content = np.frombuffer(b"".join(a.tobytes() for a in small.values()), np.uint8)
+    packed = {_PACKED_NAME: NamedArray(("byte",), content)}
     write_artifact(folder, {**packed, **alone}, {**manifest, _PACKED_NAME: layout})
 
 
@@ -319,10 +312,6 @@ def select_prefix(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, 
 
 def _make_named_array(name: str, values: NDArray[Any]) -> NamedArray:
     return NamedArray(tuple(f"{name}_{axis}" for axis in range(values.ndim)), values)
-
-
-def _concatenate_bytes(arrays: Iterable[NDArray[Any]]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(a.tobytes() for a in arrays), np.uint8)
 
 
 def _iter_arrays(

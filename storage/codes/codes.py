@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,11 +27,18 @@ from storage.format.schema import (
 )
 from storage.stores.locations import (
     AnyPath,
+    check_target_folder,
     checksum,
+    clear_folder,
+    delete_tree,
+    list_children,
+    lock_work_folder,
     open_array,
     open_group,
     parse_path,
+    replace_folder,
     to_zarr_store,
+    write_text,
 )
 from storage.stores.object_store import (
     format_error,
@@ -39,21 +49,6 @@ from storage.stores.object_store import (
 
 if TYPE_CHECKING:
     import xarray
-
-
-import json
-import operator
-from contextlib import contextmanager
-
-from storage.stores.locations import (
-    check_target_folder,
-    clear_folder,
-    delete_tree,
-    list_children,
-    lock_work_folder,
-    replace_folder,
-    write_text,
-)
 
 _RANGES_PER_PAGE = 64
 _REMEDY = "Run the command that wrote them again."
@@ -155,7 +150,6 @@ def create_codes(
 def _iter_array_specs(
     arrays: Mapping[str, CodeArraySpec], n_rows: int, rows_per_chunk: int
 ) -> Iterator[tuple[ArraySpec, tuple[int, ...], tuple[int, ...]]]:
-    """Yield each array's specification, shape and chunk shape."""
     for name, (dims, shape, dtype) in arrays.items():
         spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
         yield spec, (n_rows, *shape), (rows_per_chunk, *(max(1, length) for length in shape))
@@ -299,12 +293,7 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
 def open_codes(path: str | AnyPath, remedy: str = _REMEDY) -> Codes:
     """Open codes after checking their manifest.
 
-    Parameters
-    ----------
-    path
-        Folder of the codes.
-    remedy
-        The advice to add to messages about damage.
+    `remedy` is the advice in messages about damage.
 
     Raises
     ------
@@ -405,14 +394,9 @@ def _read_page(page: AnyPath) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class UnfinishedCodes:
-    """Codes in progress, in a hidden folder next to their final path; they survive interruption.
+    """Unfinished codes in a hidden folder next to their final path, `target`; they can be resumed.
 
-    Attributes
-    ----------
-    target
-        Final path of the codes.
-    fingerprint
-        Digest of everything that determines the codes; equal transforms have equal fingerprints.
+    `fingerprint` is a digest of everything that determines the codes.
     """
 
     target: AnyPath

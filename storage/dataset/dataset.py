@@ -162,7 +162,9 @@ class BinaryDataset(StorageReprMixin):
         return Chunk(
             key=key,
             words=self._read_words("bits", key, n_words),
-            observed=self._read_optional_words("observed", key, n_words),
+            observed=None
+            if self._get_checksum("observed", key) < 0
+            else self._read_words("observed", key, n_words),
             blocks=blocks,
             rows=self.chunks[key, 0] + self._read_arrival_order(key, n_words, slots),
             columns={name: self._read_column_slots(name, key, n_words)[slots] for name in columns},
@@ -266,9 +268,6 @@ class BinaryDataset(StorageReprMixin):
                 )
         for levels in self.levels.values():
             deque(levels, maxlen=0)
-
-    def _read_optional_words(self, name: str, key: int, n_words: int) -> Words | None:
-        return None if self._get_checksum(name, key) < 0 else self._read_words(name, key, n_words)
 
     def _read_words(self, name: str, key: int, n_words: int) -> Words:
         width = 8 * int(self.manifest["words_per_chunk"])

@@ -10,13 +10,7 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DamagedChunkError, DataError
-from storage.format.schema import (
-    BITS,
-    DATASET_FORMAT,
-    OBSERVED,
-    REMEDIES,
-    open_checked_array,
-)
+from storage.format.schema import BITS, DATASET_FORMAT, OBSERVED, REMEDIES, open_checked_array
 from storage.stores.locations import AnyPath, checksum
 from storage.stores.object_store import format_error, make_damage_error
 

@@ -541,7 +541,6 @@ class DatasetWriter:
             raise DataError("The sources contain only one row; a dataset needs at least two.")
 
     def _build_table(self, spec: ArraySpec) -> NDArray[np.int64]:
-        """Return a whole table: the rows of the base dataset, then the added ones."""
         added = {
             CHUNKS.name: self._chunks,
             BLOCKS.name: self._blocks,

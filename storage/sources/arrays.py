@@ -294,7 +294,6 @@ def _format_column_type_error(path: str, name: str, header: NpyHeader) -> str:
 def _read_texts(
     path: str, archive: ZipFile, headers: Mapping[str, NpyHeader], name: str
 ) -> tuple[str, ...]:
-    """Read an array of names."""
     if headers[name].dtype.kind not in "iuUS":
         raise DataError(_format_column_type_error(path, name, headers[name]))
     values = read_member(archive, name).ravel()
@@ -331,12 +330,7 @@ def _read_labels(
 class RowSparseSource(Source):
     """Compressed rows (CSR) or rows of blocks (BSR), read in file order.
 
-    Attributes
-    ----------
-    n_rows
-        Number of rows.
-    block
-        Rows and columns of a stored block; (1, 1) for CSR.
+    `block` has the rows and columns of a stored block: (1, 1) for CSR.
     """
 
     is_streaming = True

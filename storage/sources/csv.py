@@ -222,6 +222,5 @@ def _split_line(line: str, delimiter: str) -> list[str]:
 
 
 def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
-    """Return whether the words of the first line are values."""
     codes = [encode_tokens([word], options, find_map(options.maps, word)) for word in words]
     return INVALID not in np.concatenate(codes)

@@ -113,12 +113,7 @@ def add_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
 class RemoteSource(Source):
     """A file of an object store; it is downloaded once for its names and once for its rows.
 
-    Attributes
-    ----------
-    tag
-        Tag of the file when its names were read.
-    opener
-        Opens the local copy.
+    `tag` is the tag of the file when its names were read; `opener` opens a local copy.
     """
 
     can_select_columns = True  # the copy selects them
@@ -148,12 +143,7 @@ def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
 def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, str]]:
     """Yield the path of a local copy of a URL, and its tag; a local path is yielded as it is.
 
-    Parameters
-    ----------
-    path
-        The URL or path.
-    expected
-        The tag that the object must have.
+    `expected` is the tag that the object must have.
 
     Raises
     ------

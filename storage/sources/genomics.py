@@ -30,12 +30,8 @@ _CELL_NAMES = "obs_names"
 class AnnDataSource(Source):
     """The matrix X of an `.h5ad` file: cells are rows, measurements are features.
 
-    Attributes
-    ----------
-    encoding
-        How X is stored: "array", "csr_matrix" or "csc_matrix".
-    columns
-        The requested per-row columns, (n_rows,) each.
+    `encoding` states how X is stored: "array", "csr_matrix" or "csc_matrix". `columns` has the
+    requested per-row columns, (n_rows,) each.
     """
 
     is_streaming = True

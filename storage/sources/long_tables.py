@@ -56,14 +56,9 @@ U = TypeVar("U")
 
 
 class LongColumns(NamedTuple):
-    """Columns of a long table.
+    """Columns of a long table with the names of row and feature, and the value.
 
-    Attributes
-    ----------
-    row, feature
-        Columns with the names of row and feature.
-    value
-        Column with the value. Without it a line means 1, and pairs without a line are 0.
+    Without a column of values, every line means 1, and pairs without a line are 0.
     """
 
     row: str
@@ -241,7 +236,6 @@ def _merge_batches(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _iter_csv_batches(
     path: str, layout: _FileColumns, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Parse blocks of lines on all CPUs."""
     delimiter, header = read_csv_header(path)
     layout.check_header(header)
     file_columns = layout.file_columns

@@ -16,16 +16,9 @@ SETTLE_SECONDS = 60.0
 
 
 class SourceFile(NamedTuple):
-    """A file, and a tag that changes with its content.
+    """A file by its absolute path or URL, and a tag that changes with its content.
 
-    Attributes
-    ----------
-    path
-        Its absolute path or URL.
-    tag
-        The store's tag, or size and time of the last write.
-    written
-        Time of the last write, in seconds since 1970; 0 for an object.
+    `written` is the time of the last write, in seconds since 1970; 0 for an object.
     """
 
     path: str
@@ -34,16 +27,9 @@ class SourceFile(NamedTuple):
 
 
 class NewFiles(NamedTuple):
-    """Files below some folders, sorted by name.
+    """New files below some folders, sorted by name; files in `waiting` may still be written to.
 
-    Attributes
-    ----------
-    new
-        Files not read before.
-    waiting
-        New files that may still be written to.
-    n_known
-        Number of files read before.
+    `n_known` is the number of files read before.
     """
 
     new: list[str]
@@ -116,14 +102,16 @@ def _list_local_files(folder: Path) -> list[tuple[str, SourceFile]]:
     if not folder.is_dir():
         raise _make_no_folder_error(str(folder))
     files = (path for path in folder.rglob("*") if path.is_file())
-    return [(path.relative_to(folder).as_posix(), _describe_local_file(path)) for path in files]
+    return [
+        (
+            path.relative_to(folder).as_posix(),
+            SourceFile(str(path.resolve()), compute_file_tag(path), path.stat().st_mtime),
+        )
+        for path in files
+    ]
 
 
 def _make_no_folder_error(path: str) -> DataError:
     return DataError(
         f"{path}: this is not a folder. Check the path, or leave out {{new}} to read one file."
     )
-
-
-def _describe_local_file(path: Path) -> SourceFile:
-    return SourceFile(str(path.resolve()), compute_file_tag(path), path.stat().st_mtime)

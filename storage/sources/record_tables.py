@@ -141,7 +141,6 @@ def _iter_excel_rows(path: str) -> Any:
 
 
 def _iter_nonblank_rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a sheet that are not blank."""
     rows = sheet.iter_rows(values_only=True)
     return (row for row in rows if any(cell is not None for cell in row))
 

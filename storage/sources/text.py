@@ -42,7 +42,7 @@ def parse_numbers(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Parse numbers separated by white space in a block of whole lines.
 
-    Messages name the file `path` and count the `first_line` lines before the block.
+    `path` and `first_line`, the number of lines before the block, are for error messages.
 
     Returns
     -------

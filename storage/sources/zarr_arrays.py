@@ -23,13 +23,7 @@ from storage.stores.locations import MANIFEST_NAME
 
 @dataclass(frozen=True, kw_only=True)
 class ZarrSource(Source):
-    """A Zarr matrix, (n_samples, n_features).
-
-    Attributes
-    ----------
-    array
-        Path of the array inside the store.
-    """
+    """A Zarr matrix, (n_samples, n_features); `array` is its path inside the store."""
 
     is_streaming = True
 
@@ -105,10 +99,7 @@ def _find_matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Ar
 class ReconstructedSource(Source):
     """Rows that a transform reconstructed from codes, (row, feature), checked against the manifest.
 
-    Attributes
-    ----------
-    array
-        Name of the array: "bits" or "probabilities".
+    `array` is "bits" or "probabilities".
     """
 
     is_streaming = True

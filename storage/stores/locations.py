@@ -346,12 +346,10 @@ class _Lease:
 
     def _write(self, replaces: ObjectVersion | None) -> bool:
         """Write the claim unless another writer did so meanwhile; return whether it was written."""
-        writer = [
-            *_identify_writer(),
-            self._token,
-            time.time(),
-        ]  # the time makes every version different
-        content = json.dumps(writer).encode()
+        pid = os.getpid()
+        writer = _identify_machine(), pid, psutil.Process(pid).create_time()
+        # The time makes every version different.
+        content = json.dumps([*writer, self._token, time.time()]).encode()
         try:
             if replaces is None:
                 self._version = self._claim.create(content)
@@ -367,12 +365,6 @@ class _Lease:
 
     def _is_ours(self, claim: StoredObject) -> bool:
         return self._token.encode() in claim.content
-
-
-def _identify_writer() -> tuple[str, int, float]:
-    """Identify the writer: the machine, and the process by number and start time."""
-    pid = os.getpid()
-    return _identify_machine(), pid, psutil.Process(pid).create_time()
 
 
 def _identify_machine() -> str:

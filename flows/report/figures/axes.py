@@ -122,9 +122,6 @@ def plot_curve(values: Array, labels: tuple[str, str], *marks: Mark) -> Plot:
     )
 
 
-Array = NDArray[np.float64]
-
-
 def plot_heat_map(
     values: Array,
     rows: Sequence[str],

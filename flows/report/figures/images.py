@@ -78,12 +78,7 @@ class ImageLayout:
 def find_image_layout(feature_names: Sequence[str], shape: str | None) -> ImageLayout:
     """Place features named r{row}c{column} by name, and others row by row.
 
-    Parameters
-    ----------
-    feature_names
-        Names, in column order.
-    shape
-        `HEIGHTxWIDTH`; None takes the size from the names.
+    `shape` is `HEIGHTxWIDTH`; None takes the size from the names.
     """
     size = None if shape is None else _parse_shape(shape)
     matches = [re.fullmatch(r"r(\d+)c(\d+)", name) for name in feature_names]

@@ -278,9 +278,6 @@ def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
     return np.union1d(worst, even)
 
 
-Array = NDArray[np.float64]
-
-
 class EvenOddsLine(NamedTuple):
     """The line on which a feature is 1 with probability ½: points, (n, 2).
 

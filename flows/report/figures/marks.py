@@ -1,7 +1,7 @@
 """Figures as plain data: marks between two axes, legends and texts.
 
-`flows.report.svg` renders plots for the page, `flows.report.print` for print. Lengths are pixels of
-the page; coordinates are in the units of the axes.
+`flows.report.svg` renders plots for the page, `flows.report.pictures` for print. Lengths are pixels
+of the page; coordinates are in the units of the axes.
 """
 
 from __future__ import annotations

@@ -96,7 +96,6 @@ def _scatter_rows(
 
 
 def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple[AxisChoice, ...]:
-    """Offer the components for both axes."""
     options = tuple(
         AxisOption(name, fit_axis(points[:, k], name, room), tuple(place[:, k] for place in places))
         for k, name in enumerate(f"component {k + 1}" for k in range(points.shape[1]))

@@ -81,19 +81,9 @@ class DatasetSample:
 
 
 def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDataset | None, str]:
-    """Open the dataset whose rows the report shows.
+    """Open the dataset whose rows the report shows: `path`, or the dataset of the fit if unchanged.
 
-    Parameters
-    ----------
-    fitted
-        The fitted model.
-    path
-        Path of the dataset; None stands for the dataset of the fit, if it is unchanged.
-
-    Returns
-    -------
-    tuple
-        The dataset or None, and a note for the reader, empty for the dataset of the fit.
+    Returns the dataset or None, and a note for the reader if it is not the dataset of the fit.
     """
     recorded = fitted.artifact.manifest["dataset"]
     if path is not None:

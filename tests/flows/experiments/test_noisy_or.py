@@ -48,7 +48,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.matrix
-def test_every_start_is_told(finished: Path) -> None:
+def test_every_start_is_reported(finished: Path) -> None:
     rows = table(finished / "noisy-or")
     assert [(row["problem"], row["start"]) for row in rows] == [
         (name, start) for name in ("lines", "shifter") for start in (0, 1)
@@ -57,7 +57,7 @@ def test_every_start_is_told(finished: Path) -> None:
         assert row["entropy"] < row["built"]
         assert row["entropy"] < row["bits"]
         assert 0 < row["cosine"] < 1
-        assert 0 <= row["told"] <= 1
+        assert 0 <= row["identified"] <= 1
     epochs = table(finished / "noisy-or_epochs")
     assert [row["epoch"] for row in epochs] == [1, 2, 4, 15] * 4
     first, last = epochs[0::4], epochs[3::4]
@@ -82,7 +82,7 @@ def test_the_summary_names_starts_limits_and_files(
     assert summary["files"] == sorted(map(str, finished.iterdir()))
     noisy_or.print_summary(summary)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["problem", "start", "bits", "cosine", "told"]
+    assert lines[1].split() == ["problem", "start", "bits", "cosine", "identified"]
     assert lines[2].split()[2] == f"{summary['starts'][0]['bits']:.3f}"
     assert lines[8] == "lines: entropy 6.334 bits, network built by hand 7.148"
 
