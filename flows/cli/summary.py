@@ -39,8 +39,8 @@ def print_summary(
 
 
 def format_row_count(n_rows: int, split: str | None) -> str:
-    """Format the number of rows and the split that they belong to."""
-    return f"{n_rows:,}, " + ("all" if split is None else f"split {split}")
+    """Format the number of rows and their split, such as `1,000 (split test)`."""
+    return f"{n_rows:,} ({'all' if split is None else f'split {split}'})"
 
 
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:

@@ -82,10 +82,8 @@ _MAX_DECREASE = 0.01  # nats by which the larger model may lie below the smaller
 def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
     """Test each fit against the next larger one.
 
-    Raises
-    ------
-    FitError
-        If a fit has no maximised likelihood, or two are of different rows or not nested.
+    Raises `FitError` if a fit has no maximised likelihood, or two are of different rows or not
+    nested.
     """
     if len(models) < 2:
         raise FitError("{likelihood_ratio} needs two or more artifacts. Repeat {artifact}.")

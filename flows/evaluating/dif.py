@@ -37,10 +37,8 @@ class DifGroups(NamedTuple):
 def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> DifGroups | None:
     """Find the two groups that a per-row column defines; the larger one is the reference.
 
-    Raises
-    ------
-    DataError, FitError
-        If there is no such column, or it does not define two groups of enough rows.
+    Raises `DataError` or `FitError` if there is no such column, or it does not define two groups of
+    enough rows.
     """
     if column is None:
         if test == _LIKELIHOOD_RATIO:

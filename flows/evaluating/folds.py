@@ -99,12 +99,8 @@ def cross_validate(
 ) -> dict[str, Any]:
     """Cross-validate models, and the baselines too if `with_baselines`; each fit is a stage.
 
-    A baseline that cannot be fitted becomes a warning.
-
-    Raises
-    ------
-    FitError
-        If a model cannot be fitted or evaluated; the message names the model and the fold.
+    A baseline that cannot be fitted becomes a warning. Raises `FitError` if a model cannot be
+    fitted or evaluated; the message names the model and the fold.
     """
     n_rows, n_folds = sum(count_rows_by_chunk(rows.rows, rows.executor)), len(rows.folds)
     if n_folds > n_rows:

@@ -30,10 +30,7 @@ RowPositions = NDArray[np.int64]
 def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDataset:
     """Return the dataset that codes belong to: `dataset`, or the recorded one if it is None.
 
-    Raises
-    ------
-    DataError
-        If it does not exist, or its leading rows differ.
+    Raises `DataError` if it does not exist, or its leading rows differ.
     """
     recorded = codes.manifest.get("queries") or codes.manifest["dataset"]
     try:
@@ -161,7 +158,7 @@ def _replace_empty(texts: pa.Array) -> pa.Array:
 
 
 def _look_up_texts(levels: Levels, page: Callable[[int], pa.Array], codes: Array) -> pa.Array:
-    """Look up the text of each code, as `Levels.texts` does."""
+    """Look up the text of each code, as `Levels.decode` does."""
     on_page, places = levels.locate(codes)
     first = int(on_page.min())
     pages = [page(k) for k in range(first, int(on_page.max()) + 1)]

@@ -90,10 +90,8 @@ def make_table(columns: dict[str, pa.Array]) -> BatchedTable:
 def write_table(table: BatchedTable, target: Path, overwrite: bool) -> None:
     """Write a table to a temporary file, then rename that.
 
-    Raises
-    ------
-    DataError
-        If the file exists by now and must not be replaced, or the table is too large for it.
+    Raises `DataError` if the file exists by now and must not be replaced, or the table is too large
+    for it.
     """
     check_table_size(target, table.n_rows, len(table.schema))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -57,10 +57,7 @@ class ClusterSettings:
 def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
     """Find the cluster settings: options override the environment, which overrides a block.
 
-    Raises
-    ------
-    FitError
-        If a setting is invalid. Nothing has been started or connected yet.
+    Raises `FitError` if a setting is invalid. Nothing has been started or connected yet.
     """
     from_options = {
         name: SourcedValue(value, f"{{{name}}}")

@@ -66,12 +66,9 @@ _ROOT = Path(__file__).parents[2]
 def check_own_packages(is_command: bool) -> None:
     """Check that no file in the working folder hides a package of latentbits.
 
-    `python -P` ignores the working folder; processes started by this one then ignore it too.
-
-    Raises
-    ------
-    ImportError
-        If a file hides a package. A command prints one line and exits with code 2 instead.
+    `python -P` ignores the working folder; processes started by this one then ignore it too. Raises
+    `ImportError` if a file hides a package. A command prints one line and exits with code 2
+    instead.
     """
     if sys.flags.safe_path:
         os.environ["PYTHONSAFEPATH"] = "1"

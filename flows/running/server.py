@@ -60,10 +60,7 @@ def check_scheduled_run() -> None:
 def check_server() -> None:
     """Check that the configured Prefect server answers.
 
-    Raises
-    ------
-    FitError
-        If it does not answer, refuses the credentials, or its clock differs.
+    Raises `FitError` if it does not answer, refuses the credentials, or its clock differs.
     """
     from httpx import HTTPError, HTTPStatusError, InvalidURL
     from prefect.client.orchestration import get_client

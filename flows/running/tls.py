@@ -27,10 +27,8 @@ _FILE_NAMES = ("tls_ca", "tls_cert", "tls_key")
 def make_security(address: str, files: Mapping[str, SourcedValue]) -> Security:
     """Check the three TLS files, and make Dask's security settings of them.
 
-    Raises
-    ------
-    FitError
-        If a file is missing or unreadable or has expired, or the key does not fit the certificate.
+    Raises `FitError` if a file is missing or unreadable or has expired, or the key does not fit the
+    certificate.
     """
     for name in _FILE_NAMES:
         if name not in files:
@@ -90,11 +88,8 @@ def _read_file(file: SourcedValue) -> bytes:
 def check_scheduler(address: str, security: Security | None) -> None:
     """Check that a scheduler can be reached; name the cause if not, which Dask does not.
 
-    Raises
-    ------
-    FitError
-        If no scheduler answers, only one side uses TLS, or one side rejects the other's
-        certificate.
+    Raises `FitError` if no scheduler answers, only one side uses TLS, or one side rejects the
+    other's certificate.
     """
     connected = _connect(address)
     try:

@@ -225,11 +225,7 @@ def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDA
     """Convert an array of finite numbers to little-endian byte order, as it will be read back.
 
     Standard errors, whose names end in `_error`, may be NaN if the data do not determine them.
-
-    Raises
-    ------
-    DataError
-        If any other value is not a finite number.
+    Raises `DataError` if any other value is not a finite number.
     """
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name} is an array of {values.dtype}, not of numbers.")

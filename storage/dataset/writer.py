@@ -135,10 +135,7 @@ def create_dataset(
 def check_dataset_target(path: AnyPath, overwrite: bool) -> bool:
     """Return whether a new dataset would replace one; refuse a path that is taken.
 
-    Raises
-    ------
-    DataError
-        If the path may not be replaced, or has the suffix of a file.
+    Raises `DataError` if the path may not be replaced, or has the suffix of a file.
     """
     check_folder_name(path)
     target = path.resolve()
@@ -174,10 +171,7 @@ def _make_taken_error(target: AnyPath, overwrite: bool) -> DataError:
 def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterator[DatasetWriter]:
     """Append rows to a dataset as new chunks; readers see the old dataset until the end.
 
-    Raises
-    ------
-    DataError
-        If the features differ from the dataset's, or their order does.
+    Raises `DataError` if the features differ from the dataset's, or their order does.
     """
     folder = open_dataset(path).path
     with lock_folder(folder) as holds, translate_store_errors(folder):
@@ -379,11 +373,8 @@ class DatasetWriter:
         """Append rows in arrival order.
 
         `segments` are the segment names of the rows, (n_rows,); None puts all into one segment.
-
-        Raises
-        ------
-        DataError
-            If the number of features differs from earlier batches, or a column changes its type.
+        Raises `DataError` if the number of features differs from earlier batches, or a column
+        changes its type.
         """
         if not len(batch.X):
             return

@@ -183,10 +183,7 @@ class NonstationaryTruth(NamedTuple):
 def open_example(name: str) -> Example:
     """Open an example by `example:NAME` or `example:NAME:PARAMETER=VALUE,...`.
 
-    Raises
-    ------
-    DataError
-        If the name or a parameter is unknown, or a value is invalid.
+    Raises `DataError` if the name or a parameter is unknown, or a value is invalid.
     """
     kind, values = _parse_example_name(name)
     make, _ = _EXAMPLES[kind]

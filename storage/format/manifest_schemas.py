@@ -314,10 +314,7 @@ class CodesManifest(TypedDict):
 def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
     """Check a manifest of format `kind` against its schema, after its digest.
 
-    Raises
-    ------
-    DataError
-        If an entry is invalid; the message names the entry, its value and the rule.
+    Raises `DataError` if an entry is invalid; the message names the entry, its value and the rule.
     """
     schema: Any = _SCHEMAS[kind]
     if kind == ARTIFACT_FORMAT and "model" in manifest:

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from storage.errors import DataError, StoreUnreachableError
-from storage.format.schema import CODES_FORMAT, DATASET_FORMAT, REMEDIES
-from storage.stores.locations import MANIFEST_NAME, AnyPath, format_kind, is_unfinished, write_text
+from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, REMEDIES
+from storage.stores.locations import (
+    LATEST_NAME,
+    MANIFEST_NAME,
+    AnyPath,
+    format_kind,
+    is_unfinished,
+    list_children,
+    write_text,
+)
 
 
 def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +101,9 @@ def _explain_missing(folder: AnyPath, kind: str) -> str:
         return (
             f"{message} Ingest data first: python -m flows.ingest {folder} {{dataset={name}.zarr}}"
         )
+    runs = [child for child in list_children(folder) if (child / LATEST_NAME).is_file()]
+    if kind == ARTIFACT_FORMAT and runs:
+        return f"{message} Name the fits of one dataset, such as {runs[0]}."
     return message
 
 

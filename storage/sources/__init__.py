@@ -183,10 +183,7 @@ def is_basket_file(path: str) -> bool:
 def expand_sources(patterns: Sequence[str]) -> list[str]:
     """Expand wildcards of paths and URLs; the matches of each pattern are sorted.
 
-    Raises
-    ------
-    DataError
-        If a path does not exist or a pattern matches nothing.
+    Raises `DataError` if a path does not exist or a pattern matches nothing.
     """
     return [path for pattern in patterns for path in _expand(pattern)]
 

@@ -119,10 +119,7 @@ class Source(ABC):
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Yield the rows in order, about four million cells at a time.
 
-        Raises
-        ------
-        DataError
-            If the file is damaged or a value is not binary.
+        Raises `DataError` if the file is damaged or a value is not binary.
         """
 
     def check_first_rows(self) -> None:
@@ -301,10 +298,7 @@ def divide_columns(
 def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
     """Return the features that the options select.
 
-    Raises
-    ------
-    DataError
-        If a name or pattern matches no column, or no feature is left.
+    Raises `DataError` if a name or pattern matches no column, or no feature is left.
     """
     selected = match_feature_names(path, names, options)
     if names and not selected:

@@ -171,10 +171,7 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
 def read_csv_header(path: str) -> tuple[str, list[str]]:
     """Read the first line and return the delimiter and the words.
 
-    Raises
-    ------
-    DataError
-        If there is no first line, or its delimiter is ambiguous or unexpected.
+    Raises `DataError` if there is no first line, or its delimiter is ambiguous or unexpected.
     """
     with translate_read_errors(path), open_text(path) as stream:
         lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]

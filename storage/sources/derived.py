@@ -143,12 +143,8 @@ def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
 def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, str]]:
     """Yield the path of a local copy of a URL, and its tag; a local path is yielded as it is.
 
-    `expected` is the tag that the object must have.
-
-    Raises
-    ------
-    DataError
-        If the object is missing or has changed; messages about the copy name the URL.
+    `expected` is the tag that the object must have. Raises `DataError` if the object is missing or
+    has changed; messages about the copy name the URL.
     """
     if not is_url(path):
         yield path, ""

@@ -69,10 +69,7 @@ class LongColumns(NamedTuple):
 def parse_long_columns(text: str) -> LongColumns:
     """Parse `row=COLUMN,feature=COLUMN,value=COLUMN`.
 
-    Raises
-    ------
-    DataError
-        If the text has another form.
+    Raises `DataError` if the text has another form.
     """
     pairs = [pair.partition("=")[::2] for pair in text.split(",")]
     columns = {name.strip(): column.strip() for name, column in pairs}

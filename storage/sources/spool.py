@@ -98,10 +98,7 @@ def _keep_last_entries(
 def spool_entries(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[SourceBatch]:
     """Spool all entries, then read the rows; a cell without an entry is 0.
 
-    Raises
-    ------
-    DataError
-        If an entry lies outside the matrix, is not binary, or is a duplicate.
+    Raises `DataError` if an entry lies outside the matrix, is not binary, or is a duplicate.
     """
     coded = (
         (rows, columns, _encode_entries(source, n_rows, rows, columns, values))

@@ -99,10 +99,8 @@ class ValueMap:
 def parse_map(text: str) -> ValueMap:
     """Parse `VALUE=1,VALUE=0`, or `FEATURES:VALUE=1,VALUE=0` for some features only.
 
-    Raises
-    ------
-    DataError
-        If the text has another form, gives a value two codes, or gives all values the same code.
+    Raises `DataError` if the text has another form, gives a value two codes, or gives all values
+    the same code.
     """
     head, colon, tail = text.partition(":")
     columns, pairs = (head, tail) if colon and "=" not in head else ("*", text)
@@ -133,10 +131,7 @@ def parse_map(text: str) -> ValueMap:
 def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
     """Write lists of ones and zeros as the text of a map, in a tuple; empty without lists.
 
-    Raises
-    ------
-    DataError
-        If only one list has values, or a value is in both.
+    Raises `DataError` if only one list has values, or a value is in both.
     """
     if bool(ones) != bool(zeros):
         missing = "{no}" if ones else "{yes}"

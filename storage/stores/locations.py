@@ -49,10 +49,7 @@ AnyPath = Path | ObjectPath
 def parse_path(text: str | AnyPath) -> AnyPath:
     """Parse a path, or the URL of an object store such as `s3://bucket/votes.zarr`.
 
-    Raises
-    ------
-    DataError
-        If it is a URL that cannot be used.
+    Raises `DataError` if it is a URL that cannot be used.
     """
     if isinstance(text, str) and is_url(text):
         return parse_object_url(text)
@@ -123,12 +120,8 @@ def format_kind(kind: str, adjective: str = "") -> str:
 def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
     """Refuse a path that is taken, unless it holds the same kind of content and may be overwritten.
 
-    The remains of an interrupted writer of the same kind do not count.
-
-    Raises
-    ------
-    DataError
-        If the path is taken, or its name has the suffix of a file.
+    The remains of an interrupted writer of the same kind do not count. Raises `DataError` if the
+    path is taken, or its name has the suffix of a file.
     """
     check_folder_name(target)
     empty = target.is_dir() and not any(target.iterdir())
@@ -164,11 +157,7 @@ def lock_folder(folder: AnyPath) -> Iterator[Callable[[], bool]]:
     """Lock a folder for writing; the lock of a process that dies is released.
 
     Yields a function that returns whether the lock still holds; in an object store it may be lost.
-
-    Raises
-    ------
-    FolderInUseError
-        If another process is writing there.
+    Raises `FolderInUseError` if another process is writing there.
     """
     if isinstance(folder, ObjectPath):
         with claim_lease(folder) as holds:
@@ -276,12 +265,8 @@ def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
     """Lock a folder for writing; the claim of a writer that died expires soon.
 
     Yields a function that returns whether the lock still holds. Call it before declaring the
-    written data complete.
-
-    Raises
-    ------
-    FolderInUseError
-        If another process is writing there, or has taken over the claim.
+    written data complete. Raises `FolderInUseError` if another process is writing there, or has
+    taken over the claim.
     """
     lease = _Lease(folder)
     lease.acquire()

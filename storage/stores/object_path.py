@@ -184,10 +184,7 @@ class ObjectPath:
     def download(self, file: BinaryIO) -> str:
         """Copy the object into a file, in parts, and return its tag.
 
-        Raises
-        ------
-        FileNotFoundError
-            If it does not exist.
+        Raises `FileNotFoundError` if it does not exist.
         """
         from obstore import get
 
@@ -204,21 +201,12 @@ class ObjectPath:
     def write_bytes(self, content: bytes, replaces: ObjectVersion | None = None) -> ObjectVersion:
         """Write the object; with `replaces`, only if it still has that version.
 
-        Raises
-        ------
-        FileExistsError
-            If it has another version.
+        Raises `FileExistsError` if it has another version.
         """
         return self._put(content, replaces)
 
     def create(self, content: bytes) -> ObjectVersion:
-        """Write the object if it does not exist.
-
-        Raises
-        ------
-        FileExistsError
-            If it exists.
-        """
+        """Write the object; raise `FileExistsError` if it exists."""
         return self._put(content, "create")
 
     def _put(self, content: bytes, mode: Any) -> ObjectVersion:
@@ -288,11 +276,8 @@ def is_url(text: str) -> bool:
 def parse_object_url(url: str) -> ObjectPath:
     """Parse the URL of an object store.
 
-    Raises
-    ------
-    DataError
-        If the scheme is unknown, the bucket is missing, the URL holds credentials, or obstore is
-        not installed.
+    Raises `DataError` if the scheme is unknown, the bucket is missing, the URL holds credentials,
+    or obstore is not installed.
     """
     parts = urlsplit(url)
     if parts.scheme not in STORE_KINDS:

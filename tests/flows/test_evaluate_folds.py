@@ -140,7 +140,7 @@ def test_the_order_in_sample_is_not_the_order_of_held_out_rows(evaluated, cli, t
     print_evaluation(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
-        "rows: 316, all",
+        "rows: 316 (all)",
         "held out: 5 folds, each evaluated by models refitted to all other rows",
     ]
     assert "pairs" not in lines[2]

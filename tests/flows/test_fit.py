@@ -79,9 +79,9 @@ def test_every_executor_gives_the_same_bytes(cli, probit):
 
 @pytest.mark.matrix
 def test_the_split_train_is_fitted_unless_another_is_named(cli, probit):
-    chosen = {(): ("2,000, split train", 2000, "train")}
-    chosen["--split", "test"] = ("1,000, split test", 1000, "test")
-    chosen["--split", "all"] = ("3,000, all", 3000, None)
+    chosen = {(): ("2,000 (split train)", 2000, "train")}
+    chosen["--split", "test"] = ("1,000 (split test)", 1000, "test")
+    chosen["--split", "all"] = ("3,000 (all)", 3000, None)
     for options, expected in chosen.items():
         done = cli("fit", "--dataset", probit, "--components", 2, *options)
         assert expected[0] in done.out
