@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from rich.console import Console
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import OUTPUT, Option, Overwrite
+from flows.cli.options import OUTPUT, Option, Overwrite, Repeatable
 from storage.errors import DataError
 
 HELP = """Create certificates to try out a Dask cluster over TLS, valid for 30 days.
@@ -114,12 +114,8 @@ def main(
     folder: Annotated[Path, Option(group=OUTPUT, help="Folder to write the certificates to.")],
     *,
     host: Annotated[
-        tuple[str, ...],
-        Option(
-            group=OUTPUT,
-            negative="",
-            help="Name or address of a machine of the cluster. Repeatable.",
-        ),
+        Repeatable,
+        Option(group=OUTPUT, help="Name or address of a machine of the cluster. Repeatable."),
     ] = (),
     overwrite: Overwrite = False,
 ) -> None:

@@ -31,6 +31,8 @@ _GROUP_NAMES = ("Data", "Rows", "Values", "Features", "Model", "Run", "Cluster",
 DATA, ROWS, VALUES, FEATURES, MODEL, RUN, CLUSTER, OUTPUT = map(Group.create_ordered, _GROUP_NAMES)
 """The sections of a help page, in their order."""
 Switch = Option(negative="")
+Repeatable = Annotated[tuple[str, ...], Option(negative="")]
+"""A text option that may be given several times."""
 
 
 def _parse_whole_number(kind: object, tokens: Sequence[Token]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
-from flows.cli.options import FEATURES, ROWS, VALUES, Option, Switch, WholeNumber
+from flows.cli.options import FEATURES, ROWS, VALUES, Option, Repeatable, Switch, WholeNumber
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.sources import DuplicateRule, ReadOptions, SourceBatch, format_map, parse_map
@@ -51,18 +51,16 @@ class RoleOptions(TypedDict, total=False):
         str, Option(group=ROWS, help="Column with the split of each row, such as train or test.")
     ]
     keep: Annotated[
-        tuple[str, ...],
+        Repeatable,
         Option(
             group=ROWS,
-            negative="",
             help="Column to store with the bits, such as a label or row names. Repeatable.",
         ),
     ]
     missing: Annotated[
-        tuple[str, ...],
+        Repeatable,
         Option(
             group=VALUES,
-            negative="",
             help="Another text that means missing, besides empty, NA, NaN, null. Repeatable.",
         ),
     ]
@@ -77,37 +75,31 @@ class RoleOptions(TypedDict, total=False):
         ),
     ]
     map: Annotated[
-        tuple[str, ...],
+        Repeatable,
         Option(
             group=VALUES,
-            negative="",
             help="Meaning of values: 'VALUE=1,VALUE=0', or 'FEATURES:VALUE=1,VALUE=0' for some "
             "features. Repeatable.",
         ),
     ]
     yes: Annotated[
-        tuple[str, ...],
-        Option(group=VALUES, negative="", help="Values that mean 1, separated by commas."),
+        Repeatable, Option(group=VALUES, help="Values that mean 1, separated by commas.")
     ]
     no: Annotated[
-        tuple[str, ...],
-        Option(
-            group=VALUES, name="--no", negative="", help="Values that mean 0, separated by commas."
-        ),
+        Repeatable,
+        Option(group=VALUES, name="--no", help="Values that mean 0, separated by commas."),
     ]
     features: Annotated[
-        tuple[str, ...],
+        Repeatable,
         Option(
             group=FEATURES,
-            negative="",
             help="Use only these columns as features: a name or a quoted pattern. Repeatable.",
         ),
     ]
     drop: Annotated[
-        tuple[str, ...],
+        Repeatable,
         Option(
             group=FEATURES,
-            negative="",
             help="Leave out these columns: a name or a quoted pattern. Repeatable.",
         ),
     ]

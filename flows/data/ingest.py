@@ -179,11 +179,8 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
 def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
     """Create a dataset or append to the base; either way it records the source files."""
     sources, path, roles, base = job.sources, job.path, job.roles, job.base
-    names, attributes, tags = (
-        sources[0].feature_names,
-        _merge_attributes(sources, base),
-        collect_tags(sources),
-    )
+    names, tags = sources[0].feature_names, collect_tags(sources)
+    attributes = _merge_attributes(sources, base)
     if base is None:
         with create_dataset(
             path,

@@ -19,7 +19,9 @@ from flows.cli.options import (
     DatasetName,
     ExecutorOptions,
     Option,
+    Repeatable,
     Seed,
+    Switch,
     WholeNumber,
 )
 from flows.data.datasets import (
@@ -88,11 +90,10 @@ class EvaluateOptions:
 
     dataset: DatasetName
     artifacts: Annotated[
-        tuple[str, ...],
+        Repeatable,
         Option(
             name="--artifact",
             group=MODEL,
-            negative="",
             help="Folder of a fitted model, or of runs (the latest is used). Repeatable.",
         ),
     ]
@@ -121,9 +122,9 @@ class EvaluateOptions:
     dif_test: DifTest = "mantel-haenszel"
     likelihood_ratio: Annotated[
         bool,
+        Switch,
         Option(
             group=MODEL,
-            negative="",
             help="Compare nested latent-trait fits to the same rows by likelihood-ratio tests.",
         ),
     ] = False

@@ -27,7 +27,7 @@ _KIND_ORDER = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 
 _KIND_TEXTS = {
     "exact": "exact",
     "estimate": "log-likelihood by quadrature, draws or expectation propagation; the first ± is "
-    "for the choice of rows, the second for the estimate",
+    "the sampling error of the rows, the second the error of the estimate",
     "bound": "lower bound on the log-likelihood",
     "pseudo": "sum over features given all others; not comparable with log-likelihoods",
     "composite": "sum over pairs of features; not comparable with log-likelihoods",
@@ -80,7 +80,7 @@ def _iter_header_lines(
 ) -> Iterator[str]:
     """State which models were fitted to the evaluated rows, and what baselines were fitted to."""
     if n_folds := summary["folds"]:
-        yield f"held out: {n_folds} folds, each evaluated by models refitted to all other rows"
+        yield f"cross-validation: {n_folds} folds, each evaluated by models fitted to the others"
         return
     for fitted, text in _IN_SAMPLE_TEXTS.items():
         if names := [model["name"] for model in models if model["rows_fitted"] == fitted]:
@@ -91,7 +91,9 @@ def _iter_header_lines(
         if leading := baselines["leading_chunks"]:
             rows += f" of the first {leading} chunks"
         reason = (
-            "as the artifact" if baselines["as_artifact"] else "the artifact's rows are missing"
+            "like the artifact"
+            if baselines["as_artifact"]
+            else "because the artifact's rows no longer exist"
         )
         yield f"baselines: fitted to {rows} of {baselines['dataset']}, {reason}"
 

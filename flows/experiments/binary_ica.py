@@ -123,7 +123,7 @@ def describe_left_out(shapes: Sequence[ProblemShape]) -> str:
         if not all(m.can_fit(shape.columns()) for shape in shapes)
     }
     text = "; ".join(f"{name} of {limit}" for name, limit in limits.items())
-    return f" Left out, as a fit would take longer than minutes: {text}." if text else ""
+    return f" Omitted, because a fit would take more than a few minutes: {text}." if text else ""
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
@@ -176,12 +176,11 @@ def run_identifiability(options: IdentifiabilityOptions) -> dict[str, Any]:
 
 def _plot_distances(paths: tuple[Path, Path], medians: Sequence[TableRow], n_models: int) -> None:
     note = (
-        f"Large: 1 − MCS, median of {n_models} models; 0 means up to rounding errors. Small: the "
-        "surplus of pairwise correlations over mixing coefficients and source variances, as in the "
-        "paper; hatched if negative. This count treats the length of every column as an unknown, "
-        "although the variances of its source can compensate for any length. Without lengths, the "
-        "surplus is larger by the number of components, and negative only on the lower left of "
-        "the line."
+        f"Large numbers: 1 − MCS, median of {n_models} models; 0 means equal up to rounding. Small "
+        "numbers: pairwise correlations minus mixing coefficients and source variances, as in the "
+        "paper; cells are hatched if it is negative. This count treats the length of every column "
+        "as an unknown, although source variances can compensate for any length. Without lengths, "
+        "it is larger by the number of components, and negative only on the lower left of the line."
     )
     title = "Binary ICA of infinitely many rows: distance of the fitted mixing from the true one"
     features, segments = (sorted({row[name] for row in medians}) for name in _EXACT_AXES)

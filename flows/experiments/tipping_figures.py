@@ -56,7 +56,7 @@ class _Glyphs(NamedTuple):
 def plot_codes(
     axes: Axes, codes: ArrayLike, labels: Sequence[str] | None = None, title: str = ""
 ) -> None:
-    """Plot latent codes. Rows with the same code share one glyph, with an area per row.
+    """Plot latent codes. Rows with the same code share one glyph; its area is their number.
 
     The `MAX_LABEL_STYLES` most frequent labels have their own colour and marker; others are grey.
     The view is square and contains all codes.

@@ -14,6 +14,7 @@ from flows.cli.options import (
     DatasetName,
     ExecutorOptions,
     Option,
+    Repeatable,
     Resume,
     Seed,
     Switch,
@@ -40,11 +41,10 @@ class FitOptions:
         ),
     ] = None
     settings: Annotated[
-        tuple[str, ...],
+        Repeatable,
         Option(
             name="--set",
             group=MODEL,
-            negative="",
             show_default=False,
             metavar="NAME=VALUE",
             help="A setting of the model. Repeatable.",

@@ -19,16 +19,8 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 LOCAL_CLUSTER = "local"
-_SETTING_NAMES = (
-    "cluster",
-    "workers",
-    "worker_memory",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-    "insecure",
-)
-_TLS_SETTING_NAMES = _SETTING_NAMES[3:6]
+_TLS_SETTING_NAMES = ("tls_ca", "tls_cert", "tls_key")
+_SETTING_NAMES = ("cluster", "workers", "worker_memory", *_TLS_SETTING_NAMES, "insecure")
 _BLOCK_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _MIN_WORKER_MEMORY = 128 << 20  # the imported packages of a worker take that much
 

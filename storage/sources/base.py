@@ -41,14 +41,8 @@ _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5
 _READ_ERRORS = (
-    OSError,
-    ValueError,
-    LookupError,
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-    csv.Error,
+    *(OSError, ValueError, LookupError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, csv.Error),
 )
 _LIBRARY_ERRORS = {"pyarrow": "ArrowException", "pyreadstat": "ReadstatError"}
 
@@ -302,7 +296,7 @@ def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) 
     """
     selected = match_feature_names(path, names, options)
     if names and not selected:
-        raise DataError(f"{path}: {{features}} and {{drop}} leave no feature.")
+        raise DataError(f"{path}: {{features}} and {{drop}} leave no feature. Select two or more.")
     return selected
 
 

@@ -79,7 +79,7 @@ def parse_long_columns(text: str) -> LongColumns:
             "value=COLUMN."
         )
     if "" in columns.values():
-        raise DataError(f"{{long={text}}}: there is no column after one of the =.")
+        raise DataError(f"{{long={text}}}: a column name is missing after an =.")
     if len({*columns.values()}) < len(columns):
         raise DataError(f"{{long={text}}}: one column has two roles. Name three different ones.")
     return LongColumns(**columns)

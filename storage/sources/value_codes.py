@@ -122,8 +122,8 @@ def parse_map(text: str) -> ValueMap:
     if len(set(codes.values())) < 2:
         missing = 1 - next(iter(codes.values()))
         raise DataError(
-            f"{{map={text}}}: no value is {missing}. A model cannot learn from values that are all "
-            "alike."
+            f"{{map={text}}}: no value means {missing}, but a model cannot learn from values "
+            "that are all equal. Map both values."
         )
     return value_map
 

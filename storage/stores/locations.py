@@ -279,9 +279,7 @@ def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
         renewing.join()
         was_held = lease.release()
     if not was_held:
-        raise FolderInUseError(
-            f"{folder}: another process took over as the only writer. Run again."
-        )
+        raise FolderInUseError(f"{folder}: another process has taken over writing here. Run again.")
 
 
 class _Lease:
@@ -304,7 +302,7 @@ class _Lease:
                 wait = round(max(STALE_SECONDS - _measure_age(claim), 1))
                 raise FolderInUseError(
                     f"{self._folder}: another process is writing here. Wait for it; if it has "
-                    f"died, its claim ends in {wait} s."
+                    f"died, its claim expires in {wait} s."
                 )
             if self._write(claim.version):
                 return

@@ -113,7 +113,7 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     assert f"{by_name[mixture]['log_likelihood']:.4f} ± " in table
     assert "none: the model has no likelihood" in table
     assert "in-sample" not in table
-    assert f"baselines: fitted to split train of {dataset}, as the" in lines[1]
+    assert f"baselines: fitted to split train of {dataset}, like the" in lines[1]
     assert "\nkind of 499 rows: predicted by the 5 nearest of 499 rows fitted\n" in table
     assert "\nkind: 1 rows without a label are left out\n" in table
     told = by_name[mixture]["neighbour_labels"]
@@ -157,7 +157,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     others, head, nats = judged(test)
     assert others == dict.fromkeys((model, *simple), "none")
     (line,) = head
-    assert line == f"baselines: fitted to all rows of {train.path}, as the artifact"
+    assert line == f"baselines: fitted to all rows of {train.path}, like the artifact"
     assert nats == pytest.approx(nats_of_independent_features(old, new))
 
     own, head, nats = judged(train.path)
@@ -178,7 +178,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     gone, head, nats = judged(test)
     assert gone == {model: "unknown", **dict.fromkeys(simple, "all")}
     assert [line.partition(",")[0] for line in head[:2]] == ["in-sample", "perhaps in-sample"]
-    assert head[2].endswith(f"all rows of {test}, the artifact's rows are missing")
+    assert head[2].endswith(f"all rows of {test}, because the artifact's rows no longer exist")
     assert nats == pytest.approx(nats_of_independent_features(new, new))
 
 

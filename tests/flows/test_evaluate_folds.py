@@ -141,7 +141,7 @@ def test_the_order_in_sample_is_not_the_order_of_held_out_rows(evaluated, cli, t
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
         "rows: 316 (all)",
-        "held out: 5 folds, each evaluated by models refitted to all other rows",
+        "cross-validation: 5 folds, each evaluated by models fitted to the others",
     ]
     assert "pairs" not in lines[2]
     assert lines[3].startswith(trait)

@@ -227,7 +227,7 @@ def test_bad_lines_are_refused_with_their_number(tmp_path, line, message):
         ("row=call", "write row=COLUMN,feature=COLUMN and"),
         ("row=call,feature=voter,row=vote", "write row=COLUMN"),
         ("row=call,feature=voter,values=vote", "write row=COLUMN"),
-        ("row=,feature=voter", "there is no column after one of the ="),
+        ("row=,feature=voter", "a column name is missing after an ="),
         ("row=call,feature=voter,value=note", "there is no column 'note'"),
         ("row=call,feature=call,value=vote", "one column has two roles"),
     ],

@@ -125,8 +125,8 @@ def test_what_a_map_misses_is_named_with_counts_and_place(tmp_path):
         ("yea=2,nay=0", "'yea=2' is not VALUE=1"),
         ("=1,nay=0", "'=1' is not VALUE=1"),
         ("yea=1,YEA=0", "'YEA' is both 1 and 0"),
-        ("yea=1,aye=1", "no value is 0"),
-        ("q*:nay=0", "no value is 1"),
+        ("yea=1,aye=1", "no value means 0"),
+        ("q*:nay=0", "no value means 1"),
     ],
 )
 def test_maps_that_say_nothing_are_refused(text, message):

@@ -111,7 +111,7 @@ def test_a_writer_of_another_machine_is_followed_once_it_is_silent(folder, monke
     with held_elsewhere(folder):
         pass
     rewrite(folder, machine="another")
-    with pytest.raises(FolderInUseError, match=r"its claim ends in \d+ s"), claim_lease(folder):
+    with pytest.raises(FolderInUseError, match=r"its claim expires in \d+ s"), claim_lease(folder):
         pass
     monkeypatch.setattr(locations, "STALE_SECONDS", 0.5)
     time.sleep(1.6)  # a store tells whole seconds
@@ -152,7 +152,7 @@ def test_a_claim_is_renewed_for_as_long_as_its_writer_lives(folder, monkeypatch)
 
 def test_a_lost_claim_is_told_at_the_end(folder, monkeypatch):
     monkeypatch.setattr(locations, "RENEW_SECONDS", 0.02)
-    with pytest.raises(FolderInUseError, match="took over"), claim_lease(folder) as holds:  # noqa: PT012
+    with pytest.raises(FolderInUseError, match="has taken over"), claim_lease(folder) as holds:  # noqa: PT012
         claim_of(folder).write_bytes(b'["another", 1, 1.0]')
         time.sleep(0.1)
         assert not holds()
