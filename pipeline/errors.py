@@ -1,4 +1,4 @@
-"""Errors and warnings that name features, segments and parameters in the terms of their reader.
+"""Errors and warnings that call features, segments and parameters by the names their reader uses.
 
 The text of an error or a warning may contain placeholders:
 
@@ -64,8 +64,8 @@ class FitWarning:
     features, segments
         Indices of the features and segments it concerns, or their names.
     parameter
-        Name of the argument or setting it concerns. A message that does not mention it begins with
-        it: `components: …`.
+        Name of the argument or setting it concerns. If `text` does not mention it, the message
+        begins with it: `components: …`.
     """
 
     text: str

@@ -351,7 +351,7 @@ def _time_blica_parts(data: SimulatedRows) -> TrialValues:
     with _measure_seconds(seconds, "starts"):
         r = choice.candidate.regularization
         climb = partial(maximise_from_seeds, segments.moments(r), n_components, seeds["starts"])
-        optima = climb(executor.map, also=[choice.solution])
+        optima = climb(executor.map, extra_starts=[choice.solution])
     with _measure_seconds(seconds, "refinement"):
         best, segments, _ = fill_gaps(optima[0], segments, r, executor.map)
         solution = calibrate_variances(best.solution, segments, r, executor.map)

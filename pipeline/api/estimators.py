@@ -66,7 +66,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     Attributes
     ----------
     fitted_
-        The fitted model, an `api.FittedModel`; `fitted_.params` holds its arrays.
+        The fitted model, a `pipeline.api.fitted.FittedModel`; `fitted_.params` holds its arrays.
     n_iter_
         Number of passes over the rows in the last stage of the fit.
     """

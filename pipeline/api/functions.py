@@ -139,15 +139,11 @@ def fit_with_argument_names(
 ) -> FittedModel:
     """Fit a model as `fit` does; errors and warnings use the caller's names of the arguments.
 
-    Parameters
-    ----------
-    argument_names
-        The caller's name for each argument that it calls differently.
-    dataset, model, components, split, seed, executor, progress, settings
-        As for `fit`.
+    `argument_names` maps the names of the arguments of `fit` to the caller's names, where they
+    differ.
     """
     names = (dataset.feature_names, dataset.segment_names)
-    with _name_in_errors(dataset, argument_names), show_progress(progress) as show:
+    with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         built = _build_model(model, components, settings)
         rows = _make_row_source(dataset, split, 1 << 30, built.list_required_columns())
         state = fit_model(built, rows, executor, seed, progress=show)
@@ -206,7 +202,7 @@ def transform(
         If the features differ, or the model cannot reconstruct rows.
     """
     executor = executor or make_executor(n_jobs)
-    with _name_in_errors(dataset), show_progress(progress) as show:
+    with _translate_errors(dataset), show_progress(progress) as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
         if reconstruct not in (None, *get_args(Reconstruction)):
             raise FitError(
@@ -267,7 +263,7 @@ def evaluate(
         If the features differ, or no row has a label to predict.
     """
     executor = executor or make_executor(n_jobs)
-    with _name_in_errors(dataset), show_progress(progress) as show:
+    with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
         rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())
@@ -289,14 +285,8 @@ def evaluate_likelihood(
     executor: Executor,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate only the likelihood and the reconstruction of rows; see `evaluate`.
-
-    Parameters
-    ----------
-    fitted, dataset, split, seed, executor, progress
-        As for `evaluate`.
-    """
-    with _name_in_errors(dataset), show_progress(progress) as show:
+    """Evaluate only the likelihood and the reconstruction of rows; parameters as for `evaluate`."""
+    with _translate_errors(dataset), show_progress(progress) as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
         description, _ = evaluate_rows(subject, rows, executor, seed, show)
     return Evaluation(description)
@@ -355,7 +345,7 @@ def _make_subject(fitted: FittedModel, dataset: Dataset) -> EvaluatedModel:
 
 
 @contextmanager
-def _name_in_errors(
+def _translate_errors(
     dataset: Dataset, argument_names: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[None]:
     """Translate errors so that they use the caller's names of features, segments and arguments."""

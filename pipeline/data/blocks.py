@@ -96,11 +96,6 @@ class BinaryBlock:
         together. The remaining rows, fewer than 64 n_groups, are cut into one range per group. The
         block's first row determines the group that gets the first range; otherwise the same group
         would be short in every block. Groups are empty if there are fewer rows than groups.
-
-        Raises
-        ------
-        FitError
-            If there are no groups.
         """
         if n_groups < 1:
             raise FitError(f"`n_groups` is {n_groups}. Choose at least 1.")
@@ -185,12 +180,7 @@ class PackedChunk(Protocol):
 class RowSource:
     """The rows of a pass: a function that reads chunks, and the shape of the dataset.
 
-    Attributes
-    ----------
-    read
-        Reads a chunk by its key; works in any process.
-    n_chunks, n_features, n_segments
-        Shape of the dataset.
+    `read` reads a chunk by its key and works in any process.
     """
 
     read: Callable[[int], PackedChunk]

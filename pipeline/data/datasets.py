@@ -100,14 +100,8 @@ class MemoryReader:
 class MemoryDataset(ResultDisplayMixin):
     """A dataset in memory, created by `make_memory_dataset`; implements `Dataset`.
 
-    Attributes
-    ----------
-    feature_names, segment_names
-        Names; segments are in the order of their first rows.
-    levels
-        Texts of the per-row columns that are stored as codes, in the order of the codes.
-    chunks
-        The rows, as chunks like those of a dataset on disk.
+    Segments are in the order of their first rows. `levels` has the texts of the per-row columns
+    that are stored as codes, in the order of the codes.
     """
 
     feature_names: tuple[str, ...]
@@ -128,13 +122,7 @@ class MemoryDataset(ResultDisplayMixin):
     def make_reader(
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
     ) -> MemoryReader:
-        """Return a function that reads chunks, or their rows of a split, with per-row columns.
-
-        Raises
-        ------
-        FitError
-            If there is no such split or column.
-        """
+        """Return a function that reads chunks, or their rows of a split, with per-row columns."""
         own_columns = self.chunks[0].columns
         for name in columns:
             if name not in own_columns:
@@ -159,13 +147,7 @@ class MemoryDataset(ResultDisplayMixin):
 
 
 def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
-    """Pack a table into chunks.
-
-    Raises
-    ------
-    FitError
-        If there are no rows, or fewer than two features.
-    """
+    """Pack a table, which must have at least 1 row and 2 features, into chunks."""
     n_rows, n_features = table.X.shape
     if n_features < 2 or not n_rows:
         raise FitError(

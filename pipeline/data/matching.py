@@ -62,21 +62,14 @@ def check_same_features(
     fit: str = "the fit",
     remedy: str = "Use the features of the fit in the same order, or fit again.",
 ) -> None:
-    """Check that data have the same features as a fit, in the same order.
+    """Refuse data without the features of a fit in the same order, and name the first difference.
 
     Parameters
     ----------
     expected, got
         Names of the features of the fit and of the data.
-    fit
-        Name of the fit in the message.
-    remedy
-        The last sentence of the message.
-
-    Raises
-    ------
-    FitError
-        If they differ; the message names the first difference and its position.
+    fit, remedy
+        How the message calls the fit, and the last sentence of the message.
     """
     for position, (fitted, name) in enumerate(zip_longest(expected, got), start=1):
         if fitted != name:

@@ -107,13 +107,7 @@ def _convert_to_array(X: ArrayLike) -> NDArray[Any]:
 def make_binarization_rule(
     threshold: float | None, map: Mapping[Any, int | None] | None
 ) -> BinarizationRule:
-    """Return the threshold or the mapping, if one was given.
-
-    Raises
-    ------
-    FitError
-        If both were given, or the mapping does not contain both 0 and 1.
-    """
+    """Return the threshold or the mapping, if one was given; refuse both, or a useless mapping."""
     if map is None:
         return threshold
     if threshold is not None:
@@ -157,10 +151,7 @@ def convert_to_bits(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Convert values to bits and a mask of observed values, which is None if all are observed.
 
-    Raises
-    ------
-    FitError
-        If a value is not binary; the message names its row and column.
+    The error about a value that is not binary names its row and column.
     """
     numbers = _convert_to_numbers(np.ma.getdata(values))
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
@@ -177,10 +168,9 @@ def convert_to_bits(
             f"row {row + 1} (counted from 1), column {names[feature]!r}: the value is "
             f"{_format_value(values[row, feature])}, not 0, 1, True, False or missing. {remedy}"
         )
-    is_complete = missing is None or not missing.any()
-    return ones.view(np.uint8), None if is_complete or missing is None else (~missing).view(
-        np.uint8
-    )
+    if missing is None or not missing.any():
+        return ones.view(np.uint8), None
+    return ones.view(np.uint8), (~missing).view(np.uint8)
 
 
 def convert_segments(values: ArrayLike, n_rows: int) -> NDArray[Any]:

@@ -88,12 +88,7 @@ class ShareComparison(NamedTuple):
     ) -> list[dict[str, Any]]:
         """Return the largest differences with feature names, for a manifest or a table.
 
-        Parameters
-        ----------
-        names
-            Feature names.
-        observed, implied
-            Keys for the two shares.
+        `observed` and `implied` are the keys for the two shares.
         """
         return [
             {
@@ -157,19 +152,9 @@ def count_implied_pairs(
 ) -> PairCounts:
     """Count the pairs of some features in rows drawn from a model.
 
-    Parameters
-    ----------
-    subject
-        The fitted model.
-    segment_rows
-        Number of rows of each segment of the data, which the sample's segments are proportional
-        to; empty if the model has no segments.
-    n_features
-        Number of features.
-    features
-        Indices of the features to count.
-    executor, seed
-        Executor and seed of the draws.
+    The sample's segments are proportional to `segment_rows`, the number of rows of each segment of
+    the data; it is empty if the model has no segments. `features` are the indices of the features
+    to count.
     """
     n_rows, segments = np.array([N_SAMPLE_ROWS]), subject.segments
     if len(segments):
@@ -233,6 +218,5 @@ def _root_mean_square(differences: Array) -> float:
 def _select_joint_counts(
     table: PairTable, pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
 ) -> tuple[Array, Array]:
-    """Return the numbers of rows and of joint ones of some pairs."""
     n = np.broadcast_to(table.n, table.joint.shape)[pairs]
     return n.astype(np.float64), table.joint[pairs].astype(np.float64)

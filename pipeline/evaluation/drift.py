@@ -75,11 +75,8 @@ class LargestMove(NamedTuple):
 def compare_loadings(old: Any, new: Any) -> tuple[str, float] | None:
     """Compare the loadings of two fits: their first array over features and components.
 
-    Returns
-    -------
-    tuple or None
-        The array's name and the mean cosine similarity of its columns; None without such an array
-        or without components.
+    Return its name and the mean cosine similarity of its columns; None without such an array or
+    without components.
     """
     old_arrays = get_named_arrays(old)
     for name, (dims, values) in get_named_arrays(new).items():
@@ -121,12 +118,7 @@ def compare_correlations(
 ) -> ShareComparison:
     """Compare the tetrachoric correlations of new and old rows.
 
-    Parameters
-    ----------
-    total, new
-        Pooled counts of all rows, and of the new rows among them.
-    map_items
-        Maps the estimation over pairs.
+    `total` and `new` are the pooled counts of all rows, and of the new rows among them.
 
     Returns
     -------
@@ -153,12 +145,7 @@ def compare_correlations(
 def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
     """Return the asymptotic variance of tetrachoric correlations, times the number of rows.
 
-    Parameters
-    ----------
-    table
-        Counts of pairs without an empty cell.
-    correlation
-        Tetrachoric correlations, of the same shape.
+    `table` has the counts of pairs without an empty cell, and `correlation` their correlations.
     """
     n = np.asarray(table.n, np.float64)
     p_i, p_j, p_ij = table.ones_i / n, table.ones_j / n, table.joint / n

@@ -80,16 +80,7 @@ def match_segments(
 ) -> EvaluatedModel:
     """Match the segments of a fitted model with those of a dataset, by name.
 
-    Parameters
-    ----------
-    model, params
-        The fitted model.
-    fitted_segments
-        Index of each segment that has its own parameters, by name.
-    segment_names
-        Names of the dataset's segments.
-    labels
-        The labels that the model predicts.
+    `fitted_segments` maps the names of segments with their own parameters to their indices.
     """
     names = segment_names if fitted_segments else ()
     return EvaluatedModel(model, params, find_segment_indices(fitted_segments, names), labels)
@@ -152,11 +143,6 @@ def evaluate_rows(
     tuple
         The combined results of `describe_likelihood`, `describe_reconstruction` and
         `describe_prediction`; and the sums from `score_rows`.
-
-    Raises
-    ------
-    FitError
-        If there are no rows, or a row's likelihood is not finite.
     """
     measure = find_likelihood_measure(subject, rows.n_features)
     sums = score_rows(subject, measure.name, rows, executor, seed, progress)
@@ -178,16 +164,7 @@ def score_rows(
 ) -> Sums:
     """Sum likelihoods and losses over all rows.
 
-    Parameters
-    ----------
-    subject
-        The fitted model.
-    measure
-        Name of a `LikelihoodMeasure`, or None.
-    rows, executor, progress
-        As for `pipeline.passes.map_reduce.collect_statistics`.
-    seed
-        Seed of the codes.
+    `measure` is the name of a `LikelihoodMeasure`, or None; `seed` determines the codes.
     """
     score = partial(_score_block, subject, measure, RowRandom(seed))
     return collect_statistics(score, rows, executor, "score", progress=progress)
@@ -316,15 +293,7 @@ def assign_folds(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np
 
 @dataclass(frozen=True)
 class RowFold:
-    """One fold of a cross-validation.
-
-    Attributes
-    ----------
-    index, n_folds
-        Index of the fold, and number of folds.
-    seed
-        Seed that assigns rows to folds.
-    """
+    """One fold of a cross-validation; `seed` assigns rows to folds."""
 
     index: int
     n_folds: int

@@ -205,19 +205,8 @@ def run_group_tests(
 ) -> tuple[GroupTestResults, Array]:
     """Test each item by a fit in which only this item has its own parameters in each group.
 
-    Parameters
-    ----------
-    column, groups
-        As for `GroupTraits`.
-    rows, executor, progress
-        As for `pipeline.fitting.loop.fit_model`.
-
-    Returns
-    -------
-    tests
-        The results.
-    focal
-        Mean and standard deviation of the focal group's trait if the groups share all items, (2,).
+    `column` and `groups` are as for `GroupTraits`. Also return the mean and standard deviation of
+    the focal group's trait if the groups share all items, (2,).
     """
 
     def fit(model: GroupTraits, state: FitState) -> tuple[GroupParams, float]:
@@ -252,14 +241,7 @@ class ItemBias(NamedTuple):
 def count_by_score(column: str, groups: tuple[int, int], block: BinaryBlock) -> Sums:
     """Count a block's rows without missing values, and their ones, by group and sum score.
 
-    Parameters
-    ----------
-    column
-        Per-row column that names the group.
-    groups
-        Values of the column in the reference group and in the focal group.
-    block
-        The rows.
+    `column` and `groups` are as for `GroupTraits`.
 
     Returns
     -------

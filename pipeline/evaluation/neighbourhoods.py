@@ -97,17 +97,8 @@ def draw_labelled_rows(
 ) -> SampledRows:
     """Draw at most `size` rows that have a label; see `draw_dataset_rows`.
 
-    Parameters
-    ----------
-    column
-        Per-row column of the labels, which `rows` must read, or `SEGMENT`.
-    data
-        The dataset, which names the labels.
-
-    Raises
-    ------
-    FitError
-        If no row has a label, or labels are fractions.
+    `column` is a per-row column, which `rows` must read, or `SEGMENT`. Labels must not be
+    fractions. `data` is the dataset, which names them.
     """
     draw = partial(_draw_labelled_block, size, column, RowRandom(seed))
     sample = collect_statistics(draw, rows, executor, "draw rows", progress=progress)
@@ -218,16 +209,9 @@ class NearestRowSearch:
 class NeighbourVote:
     """Labels to predict by a majority vote of the nearest rows.
 
-    Attributes
-    ----------
-    column
-        Column of the labels.
-    queries
-        Rows whose labels are predicted.
-    references
-        Rows that vote.
-    is_other_data
-        Whether the references are from other data, so that equal row numbers are different rows.
+    `column` is the column of the labels. The labels of `queries` are predicted; `references` vote.
+    If `is_other_data`, the references are from other data, so that equal row numbers are different
+    rows.
     """
 
     column: str

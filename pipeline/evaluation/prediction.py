@@ -88,14 +88,7 @@ def name_categories(model: Model, params: Any, data: HasLabels) -> tuple[str, ..
 def name_labels(values: Array, column: str, data: HasLabels) -> tuple[str, ...]:
     """Return the names of labels: codes of texts, indices of segments or whole numbers.
 
-    Parameters
-    ----------
-    values
-        The labels, (n_labels,).
-    column
-        A per-row column, or `SEGMENT`.
-    data
-        The dataset of the labels.
+    `column` is a per-row column of the dataset, or `SEGMENT`.
     """
     texts = _find_label_texts(column, data)
     if texts is None:
@@ -110,20 +103,8 @@ def find_target_labels(
 ) -> TargetLabels | None:
     """Find the labels that a model predicts in a dataset; None if it predicts none.
 
-    Parameters
-    ----------
-    model, params
-        The fitted model.
-    names
-        Names of its categories, from `name_categories`.
-    data
-        The dataset to evaluate on.
-
-    Raises
-    ------
-    FitError
-        If the model predicts numbers but the dataset has texts, or if the names do not match the
-        model's categories.
+    `names` are the names of its categories, from `name_categories`. A dataset with texts cannot be
+    used if the model was fitted to numbers.
     """
     if not isinstance(model, CanPredict):
         return None
@@ -158,7 +139,6 @@ def _categories_by_code(index: Mapping[str, int], texts: Iterable[str]) -> dict[
 
 
 def _categories_by_number(index: Mapping[str, int]) -> dict[float, int]:
-    """Map numeric names to categories."""
     categories = {}
     for name, category in index.items():
         with suppress(ValueError):
@@ -203,11 +183,6 @@ def describe_prediction(
         share of the most frequent label; and `unseen`, the number of rows whose label was not
         fitted, which count as wrong. For numbers: `r2`, 1 − Σ(y − ŷ)² / Σ(y − ȳ)², None if all
         labels are equal; and `rmse`.
-
-    Raises
-    ------
-    FitError
-        If no row has a label.
     """
     if labels is None:
         return {}

@@ -81,13 +81,7 @@ class ThreadsExecutor:
 
 
 def make_executor(n_jobs: int | None) -> Executor:
-    """Return an executor with `n_jobs` threads, as in scikit-learn: None is 1, -1 is all CPUs.
-
-    Raises
-    ------
-    FitError
-        If it is 0.
-    """
+    """Return an executor with `n_jobs` threads, as in scikit-learn: None is 1, -1 is all CPUs."""
     if n_jobs == 0:
         text = "{n_jobs} is 0. Choose a number of threads, or -1 for all CPUs."
         raise FitError(text, parameter="n_jobs")

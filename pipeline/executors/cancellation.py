@@ -15,7 +15,7 @@ _should_continue: ContextVar[Callable[[], bool]] = ContextVar(
 
 
 class Cancelled(RuntimeError):
-    """The result of the task is no longer needed."""
+    """The result of the task is no longer needed: the run was interrupted, or failed elsewhere."""
 
 
 def run_cancellable(should_continue: Callable[[], bool], function: Callable[[T], R], item: T) -> R:
@@ -33,12 +33,6 @@ def current_check() -> Callable[[], bool]:
 
 
 def check_cancelled() -> None:
-    """Raise if the running task was cancelled; long tasks call this about once per second.
-
-    Raises
-    ------
-    Cancelled
-        If the run was interrupted, or failed elsewhere.
-    """
+    """Raise `Cancelled` if the task was cancelled; long tasks call this about once per second."""
     if not current_check()():
         raise Cancelled("The run was interrupted.")

@@ -38,7 +38,7 @@ class DaskExecutor:
     client
         The client; it is closed when the cluster is lost.
     connect
-        Creates a new client for the next map after that; None if there is no way to reconnect.
+        Creates a client for the next map after the cluster was lost; None if that is impossible.
     """
 
     client: Client
@@ -53,9 +53,9 @@ class DaskExecutor:
             If the scheduler was lost, or several workers died while computing the same item.
         """
         name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
-        homes = self._list_thread_addresses()
+        addresses = self._list_thread_addresses()
         # Twice as many items as threads keep workers busy while results are returned in order.
-        n_ahead = max(4, 2 * len(homes))
+        n_ahead = max(4, 2 * len(addresses))
         sent_function = self._submit(_return_function, function, key=f"{name}-function")
 
         def submit(numbered: tuple[int, T]) -> Future:
@@ -67,7 +67,7 @@ class DaskExecutor:
                 key=f"{name}-{index}",
                 priority=-index,
                 # The same worker may still have an item's chunks in memory; idle workers steal.
-                workers=homes[index % max(len(homes), 1) :][:1],
+                workers=addresses[index % max(len(addresses), 1) :][:1],
                 allow_other_workers=True,
             )
 
@@ -135,13 +135,7 @@ def _make_cluster_lost(error: BaseException) -> ClusterLost:
 
 
 def check_workers(client: Client, packages: Sequence[str]) -> None:
-    """Check that all current workers have the same code and libraries as this process.
-
-    Raises
-    ------
-    FitError
-        If a worker differs; the message names its version and the version here.
-    """
+    """Refuse a cluster whose workers have other code or libraries than this process."""
     expected = describe_environment(packages)
     for worker, versions in client.run(describe_environment, packages, on_error="return").items():
         if isinstance(versions, Exception):

@@ -27,14 +27,8 @@ def ignore_progress(label: str, done: int, total: int, rows: int) -> None:
 class ProgressMap:
     """A map for central work that reports progress after each item, once `label_map` has named it.
 
-    Attributes
-    ----------
-    map_items
-        The map that runs the items.
-    progress
-        Receives the progress.
-    label, total
-        Name and number of the items. Without a label, no progress is reported.
+    `map_items` runs the items. `label` and `total` are the name and the number of the items;
+    without a label, no progress is reported.
     """
 
     map_items: MapFunction

@@ -85,13 +85,7 @@ def _summarize_first(model: Model, rng: RowRandom, block: BinaryBlock) -> Statis
 
 
 def initialize_fit(model: Model, first: Statistics, seed: int) -> FitState:
-    """Create the model's initial state.
-
-    Raises
-    ------
-    FitError
-        If the seed is out of range, or the model cannot use the data.
-    """
+    """Check the seed and the data, and create the model's initial state."""
     check_seed(seed)
     with limit_blas_threads():
         return model.initialize(first, np.random.default_rng(seed))
@@ -140,13 +134,7 @@ def start_fit(
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that the random generators cannot use.
-
-    Raises
-    ------
-    FitError
-        If the seed is out of range.
-    """
+    """Refuse a seed that the random generators cannot use."""
     if not 0 <= seed < 2**63:
         raise FitError(f"{{seed}} must be 0 to 2**63 - 1, but is {seed}.", parameter="seed")
 
@@ -175,7 +163,7 @@ def collect_pass_statistics(
 
 
 def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
-    """Return the inputs of every running start, each with its own stream, or of the state."""
+    """Return the inputs of the state, or of each running start; each start has its own stream."""
     rng = RowRandom(seed, state.iteration)
     if not state.starts:
         return (PassInputs(state.params, state.working, rng),)
@@ -195,25 +183,25 @@ def _format_pass_label(model: Model, state: FitState) -> str:
 
 
 def _sum_group(
-    model: Model, points: tuple[PassInputs, ...], blocks: ReadBlocks, before: Any
+    model: Model, inputs_by_start: tuple[PassInputs, ...], blocks: ReadBlocks, before: Any
 ) -> Statistics | None:
     """Sum a group of chunks for every start, or let the model take its own steps through them."""
     if isinstance(model, CanLearnLocally):
-        results = [model.learn(p.params, p.working, blocks, p.rng) for p in points]
+        results = [model.learn(p.params, p.working, blocks, p.rng) for p in inputs_by_start]
         parts = tuple(part for part in results if part is not None)
         return parts[0] if len(parts) == 1 else MultiStartStatistics(parts) if parts else None
-    add = partial(_add_block, model, points[0]) if len(points) == 1 else None
-    return sum_blocks(partial(_summarize_block, model, points), blocks, before, add)
+    add = partial(_add_block, model, inputs_by_start[0]) if len(inputs_by_start) == 1 else None
+    return sum_blocks(partial(_summarize_block, model, inputs_by_start), blocks, before, add)
 
 
-def _add_block(model: Model, point: PassInputs, sum: Any, block: BinaryBlock) -> Statistics:
-    return model.add_to(sum, point.params, point.working, block, point.rng)
+def _add_block(model: Model, inputs: PassInputs, sum: Any, block: BinaryBlock) -> Statistics:
+    return model.add_to(sum, inputs.params, inputs.working, block, inputs.rng)
 
 
 def _summarize_block(
-    model: Model, points: tuple[PassInputs, ...], block: BinaryBlock
+    model: Model, inputs_by_start: tuple[PassInputs, ...], block: BinaryBlock
 ) -> Statistics:
-    parts = [model.summarize(p.params, p.working, block, p.rng) for p in points]
+    parts = [model.summarize(p.params, p.working, block, p.rng) for p in inputs_by_start]
     return parts[0] if len(parts) == 1 else MultiStartStatistics(tuple(parts))
 
 
@@ -378,12 +366,11 @@ def fit_model(
 def _run_information_pass(
     model: Any, state: FitState, rows: RowSource, executor: Executor, seed: int, progress: Progress
 ) -> FitState:
-    """Do the pass after the fit, if the model has one."""
     working = model.begin_information_pass(state) if isinstance(model, HasInformationPass) else None
     if working is None:
         return state
-    point = PassInputs(state.params, working, RowRandom(seed))
-    summarize = partial(_summarize_information, model, point)
+    inputs = PassInputs(state.params, working, RowRandom(seed))
+    summarize = partial(_summarize_information, model, inputs)
     statistics: Statistics
     statistics = collect_statistics(summarize, rows, executor, "errors", progress=progress)
     with limit_blas_threads():
@@ -391,8 +378,8 @@ def _run_information_pass(
     return replace(finished, params=convert_to_c_order(finished.params))
 
 
-def _summarize_information(model: Any, point: PassInputs, block: BinaryBlock) -> Statistics:
-    part: Statistics = model.summarize_information(point.params, point.working, block, point.rng)
+def _summarize_information(model: Any, inputs: PassInputs, block: BinaryBlock) -> Statistics:
+    part: Statistics = model.summarize_information(inputs.params, inputs.working, block, inputs.rng)
     return part
 
 

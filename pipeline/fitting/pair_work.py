@@ -43,13 +43,11 @@ class RowPairJob:
     Attributes
     ----------
     compare
-        Updates the results of the first block's rows by comparing them with the second block's
-        rows. Its third argument holds the results so far, None at first. See
-        `CanCompareRows.compare`.
-    rows
-        The rows that get results.
-    others
-        The rows that each row is compared with.
+        See `CanCompareRows.compare`: updates the results of the first block's rows by comparing
+        them with the second block's rows. The third argument holds the results so far, None at
+        first.
+    rows, others
+        The rows that get results, and the rows that each of them is compared with.
     """
 
     label: ClassVar[str] = "pairs"
@@ -58,13 +56,7 @@ class RowPairJob:
     others: RowSource
 
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
-        """Compare the rows of a range with all others; return their results, and `row`.
-
-        Raises
-        ------
-        Cancelled
-            If the run was interrupted.
-        """
+        """Compare the rows of a range with all others; return their results, and `row`."""
         left = concatenate_blocks(
             [b.take_rows(places) for b, places, _ in iter_range_rows(self.rows.read, row_range)]
         )
@@ -106,7 +98,7 @@ class PairJob(Protocol):
     """Name of the work, shown as progress."""
 
     def __call__(self, row_range: RowRange, /) -> Arrays:
-        """MAP: return the arrays of a range."""
+        """Compute the arrays of a range, on a worker."""
 
     def describe_arrays(self) -> ArrayDescriptions:
         """Describe the arrays that tasks return."""
@@ -133,8 +125,7 @@ def make_pair_job(
 ) -> PairJob:
     """Create the pair work of a model, which compares rows or tabulates pairs of features.
 
-    `spare` is the number of bytes that tasks may use beyond `model.estimate_memory`; None for no
-    limit.
+    Tasks may use `spare` bytes beyond `model.estimate_memory`; None for no limit.
     """
     if isinstance(model, CanCompareRows):
         return RowPairJob(partial(model.compare, state.params, state.working), rows, rows)

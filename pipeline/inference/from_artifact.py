@@ -25,17 +25,7 @@ REQUIRED_KEYS = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A fitted model and the artifact it comes from.
-
-    Attributes
-    ----------
-    artifact
-        The artifact.
-    model
-        Its hyperparameters.
-    params
-        Its parameters.
-    """
+    """A fitted model (hyperparameters and parameters), and the artifact it comes from."""
 
     artifact: StoredArtifact
     model: Model

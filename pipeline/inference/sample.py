@@ -45,16 +45,7 @@ def draw_model_rows(
 ) -> NDArray[np.uint8]:
     """Draw the rows of a task, packed in little bit order, (n_rows, n_bytes).
 
-    Parameters
-    ----------
-    model
-        Hyperparameters.
-    arrays
-        Returns the arrays of the parameters on the worker.
-    seed
-        Seed of all tasks.
-    task
-        The rows to draw.
+    `arrays` returns the arrays of the parameters on the worker; `seed` is the same for all tasks.
     """
     params = params_from_arrays(model.params, arrays())
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(task.key,)))
@@ -82,14 +73,8 @@ def iter_sampling_tasks(
 ) -> Iterator[SamplingTask]:
     """Split rows, segment by segment, into tasks that depend only on these arguments.
 
-    Parameters
-    ----------
-    n_rows
-        Number of rows of each segment, (n_segments,), or of all rows, (1,).
-    segments
-        The model's indices of the segments; empty if it has none.
-    n_features
-        Number of features, which determines the number of rows per task.
+    `n_rows` are the rows of each segment, (n_segments,), or of all rows, (1,). `segments` are the
+    model's indices of the segments, empty if it has none.
     """
     edges = np.concatenate([[0], np.cumsum(n_rows)])
     size = max(64, _CELLS_AT_ONCE // n_features)
@@ -101,13 +86,7 @@ def iter_sampling_tasks(
 
 
 def count_rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[np.int64]:
-    """Divide rows among segments by their shares, but give each segment at least two rows.
-
-    Raises
-    ------
-    FitError
-        If there are fewer than two rows per segment.
-    """
+    """Divide rows among segments by their shares, but give each segment at least two rows."""
     if n_rows < 2 * len(shares):
         raise FitError(
             f"{n_rows} rows are too few: each of the {len(shares)} segments needs two. Draw at "

@@ -41,8 +41,6 @@ class TransformTask:
 
     Attributes
     ----------
-    model
-        Hyperparameters.
     arrays
         Returns the arrays of the parameters on the worker.
     rng
@@ -68,14 +66,8 @@ class TransformTask:
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
         """Return the codes of a range in original row order, and the row numbers as `row`.
 
-        A reconstruction is an array, (n_samples, n_features).
-
-        Raises
-        ------
-        FitError
-            If a code is not finite.
-        Cancelled
-            If the run was interrupted.
+        A reconstruction is an array, (n_samples, n_features). Codes that are not finite are an
+        error.
         """
         params = params_from_arrays(self.model.params, self.arrays())
         codes: dict[str, NDArray[Any]] = {}

@@ -50,7 +50,7 @@ class ConvergenceCriterion(Protocol):
 
 @dataclass(frozen=True)
 class ObjectiveCriterion:
-    """Converged once neither the last cycle of passes nor all further ones change the objective.
+    """Converged once the last passes hardly changed the objective, nor would further ones.
 
     The gains of EM finally shrink by a constant ratio, so the gains still to come are a geometric
     series (Aitken; D. Böhning et al., Ann. Inst. Statist. Math. 46 (1994)). The ratio compares two

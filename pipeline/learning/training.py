@@ -7,10 +7,10 @@ of the rows, at most 5,000. With fewer than 1,000 rows none are held out, and al
 pass. The parameters of the best pass are kept. If a pass loses much of what was learned, training
 returns to the best pass with a third of the rate.
 
-The mean change of k tasks is a k-th of the change that one task would make with all rows, with a
-k-th of its noise. The rate is therefore multiplied by k: not at once, but by 2 after two passes, by
-3 after three, and so on (P. Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017,
-sections 2.1 and 2.2: linear scaling, gradual warmup).
+Compared with a single task that takes steps through all rows, the mean of k tasks changes by only a
+k-th, with a k-th of the noise. The rate is therefore multiplied by k: not at once, but by 2 after
+two passes, by 3 after three, and so on (P. Goyal et al., "Accurate, large minibatch SGD",
+arXiv:1706.02677, 2017, sections 2.1 and 2.2: linear scaling, gradual warmup).
 """
 
 from __future__ import annotations
@@ -196,22 +196,11 @@ class GradientTraining:
     def compute_mean_change(
         self, state: Any, statistics: Sums, baseline_score: float
     ) -> tuple[NDArray[np.float64] | None, Arrays]:
-        """Return the mean change of Θ, and the working state of the next pass.
+        """Return the mean change of Θ over a pass, and the working state of the next pass.
 
-        Parameters
-        ----------
-        state
-            State of the fit before the pass.
-        statistics
-            Statistics of the pass.
-        baseline_score
-            Score per row before anything is learned, nats.
-
-        Returns
-        -------
-        tuple
-            The change, or None if the pass lost much of what was learned. In that case training
-            returns to the best pass, with a lower rate.
+        The change is None if the pass lost much of what was learned; training then returns to the
+        best pass, with a lower rate. `state` is the state before the pass, and `baseline_score` the
+        score per row before anything is learned, in nats.
         """
         history = (*state.history, compute_finite_score(statistics, baseline_score))
         n_lost = _count_lost(baseline_score, history)

@@ -1,1 +1,1 @@
-"""The models: a file a model, or a folder where one needs several; `registry` finds them."""
+"""The models: one file or folder each; `registry` finds them by name."""

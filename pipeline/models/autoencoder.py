@@ -143,13 +143,7 @@ class Autoencoder(GradientModel):
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start from independent features, with random weights.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed.
-        """
+        """Start from independent features, with random weights."""
         observed, ones = pool_margins(first)
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         n_hidden = self.n_components or min(len(shares), MAX_DEFAULT_COMPONENTS)
@@ -196,7 +190,6 @@ class Autoencoder(GradientModel):
     def _fill_gradient(
         self, draws: RowRandom, batch: TrainingBatch, layers: Layers, gradient: Layers
     ) -> None:
-        """Fill in the gradient of a batch."""
         targets, mask = convert_batch_to_float32(batch)
         inputs = corrupt_bits(targets, mask, self.corruption, self.noise, batch.rows, draws)
         pull = self._penalty_gradient if self.sparsity else None

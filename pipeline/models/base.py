@@ -20,9 +20,12 @@ from pipeline.statistics.sums import Statistics
 class Model(Protocol):
     """A frozen dataclass of hyperparameters, validated in `__post_init__`.
 
-    A model subclasses this explicitly; methods with a body here are defaults. A setting is an int,
-    float, str, bool, `Literal` or tuple of ints. The class docstring describes each under
-    "Attributes", and `pipeline.models.settings.setting` declares its range.
+    A model subclasses this explicitly; methods with a body here are defaults. "MAP" in a docstring
+    marks a method that tasks call on workers, "CENTRAL" one that runs once per pass in the process
+    that started the fit.
+
+    A setting is an int, float, str, bool, `Literal` or tuple of ints. The class docstring describes
+    each under "Attributes", and `pipeline.models.settings.setting` declares its range.
 
     The module docstring lists under "Not identifiable" the parameters that no data can determine.
     All others are recovered by a fit to rows sampled from the fitted model, up to sampling error
@@ -30,8 +33,8 @@ class Model(Protocol):
 
     A model has parameters per segment if an array of `params` has the dimension `segment`. It then
     has two more integer arrays, (segment,): `segments`, the index of each segment in the fitted
-    data, and `segment_rows`, its number of rows there. `segments.map_fitted_segments` reads them.
-    Blocks, `sample` and `reconstruct` refer to segments by these indices. Any other index, such as
+    data, and `segment_rows`, its number of rows there. `pipeline.data.matching` reads them. Blocks,
+    `sample` and `reconstruct` refer to segments by these indices. Any other index, such as
     `UNKNOWN_SEGMENT`, stands for the mean of the fitted segments. Other models ignore segments.
     """
 
@@ -79,11 +82,20 @@ class Model(Protocol):
         return first
 
     def first_key(self, seed: int) -> str:
-        """Return a key of everything except the block that `summarize_first` depends on."""
+        """Return a key that tells results of `summarize_first` for the same block apart.
+
+        It must name everything except the block that they depend on, such as the seed or a column.
+        """
         return "first"
 
     def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
-        """Check the data and create the state before the first pass."""
+        """CENTRAL: check the data and create the state before the first pass.
+
+        Raises
+        ------
+        FitError
+            If the data cannot be fitted, for example because a feature was never observed.
+        """
 
     def summarize(
         self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -98,10 +110,10 @@ class Model(Protocol):
         return sum
 
     def counts_key(self, n_features: int) -> str | None:
-        """Return a key of the statistics of `summarize` if they depend on the block alone.
+        """Return a key of the statistics of `summarize`; None if they depend on the parameters.
 
-        Such statistics are stored with the dataset and reused by every fit with the same key. A fit
-        then reads the data once, for any number of updates. None if they depend on parameters.
+        Statistics that depend on the block alone are stored with the dataset and reused by every
+        fit with the same key. A fit then reads the data once, for any number of updates.
         """
         return None
 

@@ -176,13 +176,7 @@ class Bottleneck(GradientModel):
         return f"first, labels {self.column}"
 
     def initialize(self, first: LabelCounts, rng: np.random.Generator) -> FitState:
-        """Start from random weights with outputs that hardly depend on the row.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed, all rows are equal, or the labels cannot be learned.
-        """
+        """Start from random weights with outputs that hardly depend on the row."""
         observed, ones = pool_margins(first.counts)
         if ((ones == 0) | (ones == observed)).all():
             raise FitError(

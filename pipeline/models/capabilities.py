@@ -314,13 +314,7 @@ class CanTabulatePairs(Protocol):
 
 
 def check_can_sample(model: Model) -> CanSample:
-    """Return the model if it can draw rows.
-
-    Raises
-    ------
-    FitError
-        If it cannot.
-    """
+    """Return the model if it can draw rows; refuse any other."""
     if isinstance(model, CanSample):
         return model
     raise FitError(
@@ -329,13 +323,7 @@ def check_can_sample(model: Model) -> CanSample:
 
 
 def check_can_reconstruct(model: Model) -> CanReconstruct:
-    """Return the model if it can reconstruct features from codes.
-
-    Raises
-    ------
-    FitError
-        If it cannot.
-    """
+    """Return the model if it can reconstruct features from codes; refuse any other."""
     if isinstance(model, CanReconstruct):
         return model
     raise FitError(

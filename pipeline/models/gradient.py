@@ -112,20 +112,10 @@ class GradientModel(Model):
         baseline_score: float,
         warnings: tuple[FitWarning, ...],
     ) -> FitState:
-        """Return the state before the first pass.
+        """Return the state before the first pass, in which steps learn `n_numbers` values.
 
-        Parameters
-        ----------
-        params
-            Initial parameters.
-        n_samples
-            Number of rows that steps are taken with.
-        n_numbers
-            Number of learned values.
-        baseline_score
-            Score per row before anything is learned, nats; stored as `working["unlearnt"]`.
-        warnings
-            Warnings about the data.
+        `baseline_score` is the score per row before anything is learned, in nats; it is stored as
+        `working["unlearnt"]`.
         """
         working = self._training.make_working_state(n_samples, n_numbers)
         return FitState(
@@ -191,29 +181,21 @@ class NetworkLearner(GradientLearner):
         )
 
     def _take_step(self, batch: TrainingBatch) -> None:
-        around = self._fill(batch, self._layers, self._gradients)
+        means = self._fill(batch, self._layers, self._gradients)
         self._gradient /= np.float32(len(batch.X))
         self._move[:] = 0
         self._optimiser.step(self._move, self._gradient, self.memory, self._rate)
-        if around is None:
+        if means is None:
             self.theta += self._move
         else:
-            apply_centred_step(self._layers[0], self._moves[0], *around)
+            apply_centred_step(self._layers[0], self._moves[0], *means)
 
 
 def draw_first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
     """Draw initial weights, with biases that reproduce the margins.
 
-    For the mean row, units above are near ½ and reconstructions are near `shares`.
-
-    Parameters
-    ----------
-    shares
-        Share of ones of each unit below, (n_below,).
-    n_above
-        Number of units above.
-    rng
-        Generator of the weights.
+    For the mean row, the `n_above` units above are near ½, and reconstructions are near `shares`,
+    the share of ones of each unit below, (n_below,).
     """
     spread = _STEEPNESS / np.sqrt(len(shares) + n_above)
     weights = spread * rng.standard_normal((len(shares), n_above))
@@ -223,14 +205,8 @@ def draw_first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> L
 def compute_baseline_score(shares: Array, observed: Array, *, squared: bool = False) -> float:
     """Return the mean score per row if every row is reconstructed by the shares of ones, in nats.
 
-    Parameters
-    ----------
-    shares
-        Share of ones of each unit, (n_units,).
-    observed
-        Share of rows in which each unit is observed, (n_units,).
-    squared
-        As in `score_reconstructions`.
+    `shares` are the shares of ones, and `observed` the shares of rows in which a unit is observed,
+    (n_units,) each. `squared` is as in `score_reconstructions`.
     """
     if squared:
         return float(-0.5 * observed @ (shares * (1 - shares)))
@@ -273,16 +249,8 @@ def corrupt_bits(
 ) -> Singles:
     """Flip or mask a share of the bits, drawn by keys of the rows; missing values stay 0.
 
-    Parameters
-    ----------
-    X, mask
-        Values and mask from `convert_batch_to_float32`.
-    kind, share
-        Kind of corruption, and share of the bits.
-    rows
-        Original numbers of the rows, (n_samples,).
-    draws
-        Draws of the pass.
+    `X` and `mask` are from `convert_batch_to_float32`; `rows` are the original row numbers,
+    (n_samples,).
     """
     if kind == "none":
         return X

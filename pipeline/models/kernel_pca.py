@@ -150,13 +150,7 @@ class KernelPCA(Model):
         return f"{MAX_ROWS} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
-        """Choose the width and the landmarks.
-
-        Raises
-        ------
-        FitError
-            If there are too many distinct rows without landmarks, or too few that differ.
-        """
+        """Choose the width and the landmarks; refuse too many or too few distinct rows."""
         if self.landmarks is None:
             _check_distinct_rows(first)
         rows, times = first.rows_with_values
@@ -207,13 +201,7 @@ class KernelPCA(Model):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Find the components.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed, or there are more components than the rows span.
-        """
+        """Find the components; refuse more than the rows span."""
         observed, ones = _feature_margins(statistics)
         rows, q = state.params.landmark_rows(len(ones)), self.n_components or 2
         decomposition, diagnostics, warnings = self._find_components(
@@ -245,7 +233,6 @@ class KernelPCA(Model):
     def _find_components(
         self, state: FitState, rows: BitRows, statistics: LandmarkSums, map_items: MapFunction
     ) -> tuple[KernelDecomposition, dict[str, float], tuple[FitWarning, ...]]:
-        """Find the components, their diagnostics, and warnings."""
         q, width = self.n_components or 2, float(state.params.width)
         n_leading = min(max(q, N_EIGENVALUES), rows.n_rows - 1)
         if self.landmarks is None:
@@ -286,13 +273,7 @@ def _check_distinct_rows(first: DistinctRows) -> None:
 
 
 def _median_distance(rows: BitRows) -> float:
-    """Return the median distance of distinct rows, which are in random order.
-
-    Raises
-    ------
-    FitError
-        If no two rows differ where both are observed.
-    """
+    """Return the median distance of distinct rows, which are in random order."""
     sample = rows.take(slice(_WIDTH_ROWS))
     squared = squared_distances(sample, sample)[np.triu_indices(sample.n_rows, 1)]
     positive = squared[(squared > 0) & (squared < np.inf)]

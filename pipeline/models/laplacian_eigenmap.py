@@ -159,13 +159,7 @@ class LaplacianEigenmap(Model):
         return f"{self._max_vertices} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
-        """Make the rows with observed values the vertices.
-
-        Raises
-        ------
-        FitError
-            If there are too many rows, or too few for the neighbours or components.
-        """
+        """Make the rows with observed values the vertices, if their number is suitable."""
         if self.landmarks is None and not first.is_whole:
             raise self._make_size_error(first)
         rows, _ = first.rows_with_values
@@ -219,13 +213,7 @@ class LaplacianEigenmap(Model):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Find the neighbours, connect the graph, and solve for the codes.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed, or a row cannot be compared with any other.
-        """
+        """Find the neighbours, connect the graph, and solve for the codes."""
         observed, ones = pool_margins(statistics)
         vertices = state.params.vertices(len(ones))
         n = vertices.bits.n_rows
@@ -257,10 +245,7 @@ class LaplacianEigenmap(Model):
     def _choose_width(self, nearest: NearestRows) -> float | None:
         """Return the width of the heat kernel, by default from the median of the k-th distances.
 
-        Raises
-        ------
-        FitError
-            If the width is so small that links have no weight.
+        A width so small that links have no weight is refused.
         """
         if self.weights == "binary":
             return None

@@ -226,13 +226,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start from independent features, with random weights.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed.
-        """
+        """Start from independent features, with random weights."""
         observed, ones = pool_margins(first)
         log_odds = logit((ones + _SMOOTHING) / (observed + 2 * _SMOOTHING))
         n_hidden = self.n_components or min(len(ones), MAX_DEFAULT_COMPONENTS)
@@ -331,13 +325,7 @@ class RestrictedBoltzmannMachine(GradientModel):
     def log_likelihood(
         self, params: RBMParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Return log P of the observed values of each row.
-
-        Raises
-        ------
-        FitError
-            If log Z has not been computed yet, before the end of a fit.
-        """
+        """Return log P of the observed values of each row; `prepare` must have computed log Z."""
         if params.log_z is None or params.log_z_error is None:
             raise FitError(
                 "log Z is missing: it is estimated at the end of a fit. Let the fit finish."

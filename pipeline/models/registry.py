@@ -32,23 +32,14 @@ def find_models() -> dict[str, type[Model]]:
 
 
 def find_model_class(name: str) -> type[Model]:
-    """Find a model by its name, or by its class: package.module:Class.
-
-    Raises
-    ------
-    FitError
-        If there is no such model; the message suggests the nearest name.
-    """
+    """Find a model by its name, or by its class: package.module:Class."""
     return import_model(name) if ":" in name else find_known_model(name)
 
 
 def find_known_model(name: str) -> type[Model]:
     """Find a model by its name without importing anything; names in artifacts are not trusted.
 
-    Raises
-    ------
-    FitError
-        If there is no such model; the message suggests the nearest name.
+    The error about an unknown name suggests the nearest one.
     """
     models = find_models()
     if name not in models:
@@ -68,13 +59,7 @@ def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
 
 
 def import_model(path: str) -> type[Model]:
-    """Import a model from package.module:Class.
-
-    Raises
-    ------
-    FitError
-        If there is no such class, if it is not a model, or if another model has its name.
-    """
+    """Import a model from package.module:Class, and refuse a name that another model has."""
     module, _, attribute = path.partition(":")
     try:
         kind = getattr(import_module(module), attribute)

@@ -84,13 +84,7 @@ def setting(
 
 
 def check_settings(model: Any) -> None:
-    """Check the number of components, every `Literal`, and every setting with a range.
-
-    Raises
-    ------
-    FitError
-        If a setting is not one of its choices, or outside its range.
-    """
+    """Check the number of components, every `Literal`, and every setting with a range."""
     if model.n_components is not None and model.n_components < 1:
         text = f"{{components}} must be at least 1, but is {model.n_components}."
         raise FitError(text, parameter="components")
@@ -113,13 +107,7 @@ def _check_range(name: str, value: Any, allowed: SettingRange) -> None:
 
 
 def check_types(model: type[Any], values: Mapping[str, Any]) -> None:
-    """Check settings from a Python caller against their declared types.
-
-    Raises
-    ------
-    FitError
-        If a setting has another type.
-    """
+    """Check settings from a Python caller against their declared types."""
     hints = get_type_hints(model)
     for name, value in values.items():
         kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)

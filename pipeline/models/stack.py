@@ -194,13 +194,7 @@ class Stack(GradientModel):
         return (n_threads + 1) * (80 * count_parameters(sizes) + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start from independent features, with random weights.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed, or the first layer is far wider than the data.
-        """
+        """Start from independent features, with random weights."""
         observed, ones = pool_margins(first)
         sizes = self._sizes(len(ones))
         _check_growth(sizes)
@@ -227,13 +221,7 @@ class Stack(GradientModel):
         return replace(state, working={**working, "stage": np.array(stage), "unlearnt": baseline})
 
     def warm_start(self, state: FitState, params: StackParams) -> FitState:
-        """Start the last stage from the parameters of an earlier fit.
-
-        Raises
-        ------
-        FitError
-            If its layers have other sizes.
-        """
+        """Start the last stage from the parameters of an earlier fit with the same layers."""
         if params.sizes != state.params.sizes:
             new, old = (_format_sizes(p.sizes[1:]) for p in (state.params, params))
             raise FitError(

@@ -31,15 +31,9 @@ _CONCATENATED_BYTES = 128 << 20
 class FeaturePairJob:
     """The job that all tasks share, small enough to send with each task.
 
-    Attributes
-    ----------
-    tabulate
-        Computes the arrays of a strip from its features and all chunks; see
-        `CanTabulatePairs.tabulate`.
-    rows
-        The rows to count.
-    height
-        Number of features per strip.
+    `tabulate` computes the arrays of a strip from its features and all chunks (see
+    `CanTabulatePairs.tabulate`). `rows` are the rows to count, and `height` is the number of
+    features per strip.
     """
 
     label: ClassVar[str] = "pair tables"
@@ -66,7 +60,7 @@ class FeaturePairJob:
         return {name: (("feature_j",), (n,), str(a.dtype)) for name, a in arrays.items()}
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
-        """Return the number of features as that of a single chunk, so that features are split."""
+        """Return the number of features as that of a single chunk: ranges consist of features."""
         return [self.rows.n_features]
 
     def choose_range_length(self, total: int) -> int:

@@ -51,7 +51,7 @@ def split_chunks_into_groups(n_chunks: int, first: int = 0) -> list[range]:
 
 @dataclass(frozen=True)
 class MergedChunks(Generic[M]):
-    """The sum of the leading chunks, merged only so far that more chunks can be appended.
+    """The sum of the leading chunks, kept as a few partial sums so that more chunks can be added.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class MergedChunks(Generic[M]):
     open_group: M | None = None
 
     def add_groups(self, parts: Iterable[tuple[range, M | None]]) -> MergedChunks[M]:
-        """Add groups, each a pair of its chunks and its sum, which is None without rows.
+        """Add groups, each given by its chunks and its sum (None if it has no rows).
 
         The sum of the first group includes `open_group`.
         """
@@ -90,14 +90,9 @@ class MergedChunks(Generic[M]):
 
 
 def tree_merge(parts: Iterable[M]) -> M:
-    """Merge partial results in order along a fixed binary tree.
+    """Merge partial results, at least one, in order along a fixed binary tree.
 
     At most log2(number of parts) partial results are held at the same time.
-
-    Raises
-    ------
-    ValueError
-        If there are no parts.
     """
     stack: list[tuple[int, M]] = []
     for part in parts:
@@ -127,12 +122,8 @@ def _merge_stack(stack: list[tuple[int, M]]) -> M:
 class KeptSums(Generic[S]):
     """Storage of sums over leading chunks, so that the next fit reads only new chunks.
 
-    Attributes
-    ----------
-    load
-        Returns the stored sum of a tile over leading chunks of the same rows, or an empty one.
-    save
-        Stores the sum of a tile.
+    `load` returns the stored sum of a tile over leading chunks of the same rows, or an empty one;
+    `save` stores the sum of a tile.
     """
 
     load: Callable[[Tile | None], MergedChunks[S]] = lambda tile: MergedChunks()
@@ -173,13 +164,7 @@ def collect_statistics(
     progress: Progress = ignore_progress,
     kept: KeptSums[S] = NO_KEPT_SUMS,
 ) -> S:
-    """Sum a statistic over all rows, block by block; other parameters are as for `collect_groups`.
-
-    Parameters
-    ----------
-    summarize
-        Summarizes one block; it is sent to the workers.
-    """
+    """Sum `summarize(block)` over all rows; the other parameters are as for `collect_groups`."""
     fold = partial(sum_blocks, summarize)
     return collect_groups(fold, rows, executor, label, tiles, progress, kept)
 
@@ -200,25 +185,16 @@ def collect_groups(
     ----------
     fold
         Sums one group of chunks; it is sent to the workers.
-    rows
-        The rows.
-    executor
-        Where tasks run.
-    label
-        Name of the pass, shown as progress.
+    rows, executor
+        The rows, at least one, and where tasks run.
+    label, progress
+        Name of the pass, and a function that receives its progress after every task.
     tiles
         Sets of feature pairs, each summed in a separate sweep.
-    progress
-        Called after every task.
     kept
         Stored sums over leading chunks.
     n_parts
         Tasks per group. Each task reads all chunks of the group and sums its share of the blocks.
-
-    Raises
-    ------
-    FitError
-        If there are no rows.
     """
     known = [kept.load(tile) for tile in tiles]
     tasks_by_tile = [
@@ -253,10 +229,9 @@ def _make_tasks(
 
 
 def _merge_parts(results: Iterator[S | None], n_parts: int) -> Iterator[S | None]:
-    """Merge the parts of each group."""
     while group := list(islice(results, n_parts)):
         parts = [part for part in group if part is not None]
-        yield reduce(lambda sum, part: sum.merge(part), parts) if parts else None
+        yield reduce(lambda total, part: total.merge(part), parts) if parts else None
 
 
 def _merge_all_chunks(merged_chunks: MergedChunks[S]) -> S:

@@ -51,14 +51,12 @@ class RowRange(NamedTuple):
 class RangeBlockRows(NamedTuple):
     """The rows of a range that lie in one block.
 
-    Attributes
-    ----------
-    at, places
-        Indices of the rows within the block, and their positions within the range, (n_rows,) each.
+    `indices` are their indices within the block, and `places` their positions within the range,
+    (n_rows,) each.
     """
 
     block: BinaryBlock
-    at: NDArray[np.int64]
+    indices: NDArray[np.int64]
     places: NDArray[np.int64]
 
 
@@ -98,8 +96,8 @@ def write_range(
 def choose_rows_per_range(arrays: ArrayDescriptions, n_rows: int) -> int:
     """Choose the number of rows per range.
 
-    Small data are split more finely than memory requires, because results take long to compute: all
-    workers have work, and the loss of one range costs little.
+    Small data are split more finely than memory requires. Their results take long to compute, so
+    every worker should have a range, and losing one range should cost little.
     """
     sizes = (np.dtype(dtype).itemsize * int(np.prod(shape)) for _, shape, dtype in arrays.values())
     even = min(max(-(-n_rows // _TARGET_RANGES), _MIN_ROWS), _MAX_ROWS, n_rows)
@@ -140,8 +138,8 @@ def iter_range_rows(
     for key, first in row_range.chunks:
         blocks = [block for block in iter_blocks(read(key)) if block.n_samples]
         for block, places in zip(blocks, _compute_places(blocks, first), strict=True):
-            at = np.flatnonzero((places >= row_range.start) & (places < row_range.stop))
-            yield RangeBlockRows(block, at, places[at] - row_range.start)
+            indices = np.flatnonzero((places >= row_range.start) & (places < row_range.stop))
+            yield RangeBlockRows(block, indices, places[indices] - row_range.start)
 
 
 def fill_places(

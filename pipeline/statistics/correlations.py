@@ -167,14 +167,14 @@ class PairStatusCounts(NamedTuple):
     ----------
     n_pairs
         Number of pairs, (n_statuses,).
-    n_judged
-        Number of pairs without features that are left out, (n_statuses,).
+    n_remaining
+        Number of pairs without the features that are left out, (n_statuses,).
     involved
-        Whether a feature is in one of the latter pairs, (n_statuses, n_features).
+        Whether a feature is in one of these remaining pairs, (n_statuses, n_features).
     """
 
     n_pairs: NDArray[np.int64]
-    n_judged: NDArray[np.int64]
+    n_remaining: NDArray[np.int64]
     involved: NDArray[np.bool_]
 
     def count_by_status(self) -> dict[str, int]:
@@ -183,8 +183,8 @@ class PairStatusCounts(NamedTuple):
 
     def merge(self, other: PairStatusCounts) -> PairStatusCounts:
         """Add further pairs."""
-        n_pairs, n_judged = self.n_pairs + other.n_pairs, self.n_judged + other.n_judged
-        return PairStatusCounts(n_pairs, n_judged, self.involved | other.involved)
+        n_pairs, n_remaining = self.n_pairs + other.n_pairs, self.n_remaining + other.n_remaining
+        return PairStatusCounts(n_pairs, n_remaining, self.involved | other.involved)
 
 
 def count_pair_statuses(
@@ -209,13 +209,13 @@ def count_pair_statuses(
     columns = left_out[left_out >= first] - first
     pairs[:, columns] = False
     pairs[columns[columns < n_strip]] = False
-    n_judged = np.zeros(len(PairStatus), np.int64)
+    n_remaining = np.zeros(len(PairStatus), np.int64)
     involved = np.zeros((len(PairStatus), n_features), np.bool_)
     for code in PairStatus:
         matches = (status == code) & pairs
-        n_judged[code], involved[code, first:] = matches.sum(), matches.any(axis=0)
+        n_remaining[code], involved[code, first:] = matches.sum(), matches.any(axis=0)
         involved[code, first : first + n_strip] |= matches.any(axis=1)
-    return PairStatusCounts(n_pairs, n_judged, involved)
+    return PairStatusCounts(n_pairs, n_remaining, involved)
 
 
 def _draw_null_spectrum(

@@ -84,10 +84,7 @@ class FeatureCounts(CountStatistics):
 def pool_margins(counts: FeatureCounts) -> tuple[Counts, Counts]:
     """Count the observed values and the ones of each feature over all segments, (n_features,) each.
 
-    Raises
-    ------
-    FitError
-        If a feature was never observed.
+    A feature that was never observed is refused.
     """
     observed, ones = counts.observed.sum(axis=0), counts.ones.sum(axis=0)
     if (missing := np.flatnonzero(observed == 0)).size:

@@ -164,13 +164,7 @@ class BernoulliMixture(Model):
         )
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the counts, and start from random components around the margins.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed, or there are more components than rows.
-        """
+        """Check the counts, and start from random components around the margins."""
         observed, ones = pool_margins(first)
         if self.n_components is None and first.n_samples < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
@@ -520,7 +514,7 @@ class MixtureSums(NamedTuple):
 def compute_mixture_terms(probabilities: Array, weights: Array) -> MixtureTerms:
     """Compute the logarithms that all rows share.
 
-    `probabilities` (n_components, n_features) must be strictly between 0 and 1; `weights` are
+    `probabilities`, (n_components, n_features), must be strictly between 0 and 1; `weights` are
     (n_components,).
     """
     log_absent = np.ascontiguousarray(np.log1p(-probabilities).T)
@@ -603,7 +597,6 @@ def _mark_missing(observed: Any, n_rows: int) -> Any:
 
 @_kernel
 def _add_to_rows(marked: Any, sign: float, term: Array, shares: Array) -> None:
-    """Add a term to the marked rows."""
     while marked:
         row = shares[_count_trailing_zeros(marked)]
         for k in range(len(term)):

@@ -6,8 +6,8 @@ Non-stationarity-based Approach", UAI 2022, eqs 2–11 and algorithm 1, BLICA).
 
 The fit (`moment_matching`) has three steps:
 
-1. Estimate the tetrachoric correlations of all pairs in each segment, and ridge each matrix to a
-   condition number r.
+1. Estimate the tetrachoric correlations C of all pairs in each segment, and ridge each matrix:
+   (C + δ I) / (1 + δ) with the least δ for which the condition number is at most r.
 2. Find the A, σ² and scales Q that maximise the scaled Gaussian likelihood, from several starts.
 3. Keep A, and fit σ² and Q again with the ridge in the model too. With a ridge on the data alone,
    σ² is several times too small.
@@ -218,14 +218,7 @@ class BLICA(ProbitICA):
         return 1 << (fitting.bit_length() - 1)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the segments and their margins.
-
-        Raises
-        ------
-        FitError
-            If there are fewer than 3 usable segments, more components than features, or features
-            that vary in no segment.
-        """
+        """Refuse fewer than 3 usable segments, and features that vary in none of them."""
         n_features = first.ones.shape[1]
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
@@ -366,10 +359,7 @@ def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAPa
 
 
 def describe_match(match: MomentMatch, start_similarities: Array) -> dict[str, Any]:
-    """Return the diagnostics of a match.
-
-    `start_similarities` are the mean cosine similarities of the starts to the best, best first.
-    """
+    """Return the diagnostics of a match, given `params.start_similarities`."""
     n_features, n_components = match.solution.mixing.shape
     scores = [candidate.score for candidate in match.candidates]
     return {

@@ -86,13 +86,7 @@ class FastICA(Model):
         return MAX_ROWS * n_features * (4 * (n_threads + 1) + 5 * 8)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the data, and start with empty parameters.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed.
-        """
+        """Check the data, and start with empty parameters."""
         observed, ones = pool_margins(first)
         empty = np.zeros((len(ones), 0))
         warnings = make_constant_feature_warnings(observed, ones, "they are in no component")
@@ -124,7 +118,7 @@ class FastICA(Model):
         """
         means = state.params.means
         X = np.where(statistics.observed == 1, statistics.X, means) - means
-        n_components = self._count(X)
+        n_components = self._choose_n_components(X)
         columns, converged = fast_ica(X, n_components, int(rng.integers(2**32)))
         lengths = np.linalg.norm(columns, axis=0)
         order = np.argsort(-lengths, kind="stable")
@@ -137,7 +131,7 @@ class FastICA(Model):
         params = FastICAParams(mixing, unmixing, means)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
 
-    def _count(self, X: Array) -> int:
+    def _choose_n_components(self, X: Array) -> int:
         """Return the number of components."""
         covariance = np.atleast_2d(np.cov(X, rowvar=False, bias=True))
         rank = int(np.linalg.matrix_rank(covariance, hermitian=True))

@@ -148,12 +148,12 @@ def solution_from_vector(
 
 
 def likelihood_and_gradient(
-    moments: SegmentMoments, solution: MatchSolution, spread: MapFunction = map
+    moments: SegmentMoments, solution: MatchSolution, map_parts: MapFunction = map
 ) -> tuple[float, MatchSolution]:
     """Compute the mean log-likelihood per row at a solution, up to a constant, and its gradient.
 
-    The value is in nats; the gradient has the shape of the solution. `spread` maps over ranges of
-    segments and does not change the result.
+    The value is in nats; the gradient has the shape of the solution. `map_parts` maps over ranges
+    of segments and does not change the result.
     """
     mixing, log_variances, log_precisions = solution
 
@@ -161,7 +161,7 @@ def likelihood_and_gradient(
         return _segment_terms(moments, part, mixing, log_variances[part], log_precisions[part])
 
     values, by_mixing, by_variances, by_precisions = zip(
-        *spread(terms, moments.slices()), strict=True
+        *map_parts(terms, moments.slices()), strict=True
     )
     gradient = MatchSolution(
         np.sum(by_mixing, axis=0), np.concatenate(by_variances), np.concatenate(by_precisions)
@@ -226,20 +226,15 @@ def maximise_from_seeds(
     seeds: Iterable[int],
     map_items: MapFunction,
     tol: float = TOLERANCE,
-    also: Sequence[MatchSolution] = (),
+    extra_starts: Sequence[MatchSolution] = (),
 ) -> list[Optimum]:
-    """Maximise from random starts, one per seed, and from the starts in `also`.
+    """Maximise from random starts, one per seed, and from `extra_starts`; return the best first.
 
-    Return the results that stayed finite, best first. `tol` is the tolerance of `maximise`.
-    `map_items` maps over starts. Large moments would have to be sent with every start, so then the
-    starts run one after the other in this process, each on all its cores.
-
-    Raises
-    ------
-    FitError
-        If no result stayed finite.
+    Results that did not stay finite are left out. `tol` is the tolerance of `maximise`. `map_items`
+    maps over starts. Large moments would have to be sent with every start, so then the starts run
+    one after the other in this process, each on all its cores.
     """
-    starts = [*also, *(draw_start(moments, n_components, seed) for seed in seeds)]
+    starts = [*extra_starts, *(draw_start(moments, n_components, seed) for seed in seeds)]
     fit = partial(maximise, moments, tol=tol)
     optima = map_or_thread(fit, starts, moments.correlation.nbytes, map_items)
     finite = [optimum for optimum in optima if np.isfinite(optimum.objective)]
@@ -258,7 +253,7 @@ def map_or_thread(
     if n_bytes <= _MAX_BYTES_TO_SEND:
         return list(map_items(function, items))
     threads = ThreadsExecutor(os.cpu_count() or 1)
-    return list(make_local_map(map_items)(partial(function, spread=threads.map), items))
+    return list(make_local_map(map_items)(partial(function, map_parts=threads.map), items))
 
 
 def draw_start(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
@@ -306,19 +301,22 @@ def _residual_correlation(moments: SegmentMoments, solution: MatchSolution, part
 
 
 def maximise(
-    moments: SegmentMoments, start: MatchSolution, tol: float = TOLERANCE, spread: MapFunction = map
+    moments: SegmentMoments,
+    start: MatchSolution,
+    tol: float = TOLERANCE,
+    map_parts: MapFunction = map,
 ) -> Optimum:
     """Maximise the likelihood from one start.
 
     Stop if, over ten iterations, the objective rose by less than `tol` of its size (or of 1) and no
-    column of the mixing turned by more than 1 − cosine = `tol`. `spread` maps over ranges of
+    column of the mixing turned by more than 1 − cosine = `tol`. `map_parts` maps over ranges of
     segments.
     """
-    return _run_lbfgs(lambda point: likelihood_and_gradient(moments, point, spread), start, tol)
+    return _run_lbfgs(lambda point: likelihood_and_gradient(moments, point, map_parts), start, tol)
 
 
 def maximise_variances(
-    moments: SegmentMoments, n_rows: float, start: MatchSolution, spread: MapFunction = map
+    moments: SegmentMoments, n_rows: float, start: MatchSolution, map_parts: MapFunction = map
 ) -> Optimum:
     """Maximise the likelihood over variances and scales, with the mixing fixed.
 
@@ -328,7 +326,7 @@ def maximise_variances(
     """
 
     def posterior(point: MatchSolution) -> tuple[float, MatchSolution]:
-        value, gradient = likelihood_and_gradient(moments, point, spread)
+        value, gradient = likelihood_and_gradient(moments, point, map_parts)
         deviations = point.log_variances - point.log_variances.mean(axis=0)
         return value - 0.5 * (deviations**2).sum() / n_rows, gradient._replace(
             mixing=np.zeros_like(point.mixing),
@@ -343,7 +341,6 @@ def _run_lbfgs(
     start: MatchSolution,
     tol: float,
 ) -> Optimum:
-    """Run L-BFGS until the stopping rule is met."""
     shape = (*start.log_precisions.shape, start.mixing.shape[1])
 
     def loss(flat: Array) -> tuple[float, Array]:
@@ -387,8 +384,8 @@ def _bounds(start: MatchSolution) -> scipy.optimize.Bounds:
 class _StoppingRule:
     """Stops L-BFGS once the solution no longer changes."""
 
-    def __init__(self, tol: float, mixing: Array, mixing_of: Callable[[Array], Array]) -> None:
-        self.tol, self.mixing_of = tol, mixing_of
+    def __init__(self, tol: float, mixing: Array, get_mixing: Callable[[Array], Array]) -> None:
+        self.tol, self.get_mixing = tol, get_mixing
         self.mixing, self.loss, self.iterations = mixing, np.inf, 0
         self.reached = False
 
@@ -397,9 +394,9 @@ class _StoppingRule:
         if self.iterations % _CHECK_INTERVAL:
             return
         loss = intermediate_result.fun
-        mixing = self.mixing_of(intermediate_result.x).copy()
-        risen = self.loss - loss <= self.tol * max(1.0, abs(loss))
-        if risen and (_column_cosines(mixing, self.mixing) >= 1 - self.tol).all():
+        mixing = self.get_mixing(intermediate_result.x).copy()
+        is_flat = self.loss - loss <= self.tol * max(1.0, abs(loss))
+        if is_flat and (_column_cosines(mixing, self.mixing) >= 1 - self.tol).all():
             self.reached = True
             raise StopIteration
         self.loss, self.mixing = loss, mixing

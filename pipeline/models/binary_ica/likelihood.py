@@ -5,13 +5,12 @@ share A and c (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent 
 Non-stationarity-based Approach", UAI 2022, eqs 2–7, where c is 0). Unlike in BLICA, the means of
 the features carry information about A.
 
-Fit: maximise the posterior by scoring (`scoring_steps`), starting from a BLICA fit at a ridge of
-20. A pass sums the scores of all rows and their products; each distinct row of a block is scored
-once. P(x) is an orthant probability (eq. 7). It is integrated over z for one or two components
-(`numerics.probit.probit_quadrature`) and approximated by expectation propagation for more
-(`numerics.probit.probit_scores`). The priors are normal, and their variances are estimated from the
-data: log σ² around 0 for the mean over segments, μ and c around 0, and the log lengths of the rows
-of A around their mean.
+Fit: maximise the posterior by scoring (`scoring_steps`), starting from a BLICA fit with
+regularization 20. A pass sums the scores of all rows and their products; each distinct row of a
+block is scored once. P(x) is an orthant probability (eq. 7). `numerics.probit.probit_scores`
+integrates it over z for one or two components, and approximates it by expectation propagation for
+more. The priors are normal, and their variances are estimated from the data: log σ² around 0 for
+the mean over segments, μ and c around 0, and the log lengths of the rows of A around their mean.
 
 ==========  ====================  ==============================================
 symbol      field                 shape
@@ -143,14 +142,7 @@ class BinaryICALikelihood(ProbitICA):
         return "pairs of one group" if self.n_components else "pairs of groups"
 
     def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
-        """Fit BLICA.
-
-        Raises
-        ------
-        FitError
-            For the same reasons as in BLICA, or if there are too many features for the exact
-            likelihood.
-        """
+        """Fit BLICA; refuse too many features for the exact likelihood."""
         if self.n_components is not None:
             self._check_exact(first.n_features, self.n_components)
         blica, map_items = self._make_start_model(), SerialExecutor().map
@@ -319,7 +311,6 @@ def _has_stalled(auxiliary: Arrays) -> bool:
 
 
 def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
-    """Warn about rows whose likelihood is not reliable."""
     if not statistics.n_unsettled:
         return ()
     text = (

@@ -175,14 +175,7 @@ class LinearIVAE(GradientModel):
         return (n_threads + 1) * (80 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start with a weak mixing, and the posterior of the sources under it.
-
-        Raises
-        ------
-        FitError
-            If there is only one segment, there are more components than features, or a feature was
-            never observed.
-        """
+        """Start with a weak mixing, and the posterior of the sources under it."""
         observed, ones = pool_margins(first)
         self._check_shape(len(ones), len(first.segments))
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)

@@ -118,16 +118,14 @@ def match_moments(
     seeds: Mapping[str, NDArray[np.int64]],
     map_items: MapFunction,
 ) -> MomentMatch:
-    """Match the correlations of segments.
+    """Match the correlations of segments, which were estimated from the counts.
 
     Parameters
     ----------
     counts
         Counts by segment and group, see `PairCounts.from_groups`.
-    segments
-        Correlations estimated from the counts.
-    settings
-        Settings of the match.
+    segments, settings
+        Correlations of the segments, and settings of the match.
     seeds
         Seeds of the `starts` and of the `bootstrap` replicates.
     map_items
@@ -143,7 +141,7 @@ def match_moments(
     starts, extra_starts = seeds["starts"].tolist(), [choice.solution] if choice else []
     map_labelled = label_map(map_items, "starts", len(starts) + len(extra_starts))
     optima = maximise_from_seeds(
-        segments.moments(r), n_components, starts, map_labelled, also=extra_starts
+        segments.moments(r), n_components, starts, map_labelled, extra_starts=extra_starts
     )
     best, segments, gap_rounds = fill_gaps(optima[0], segments, r, map_items)
     solution = normalize_solution(
@@ -375,11 +373,13 @@ def _fit_replicate(
     mixing: Array,
     status: NDArray[np.uint8],
     task: tuple[PairCounts, float],
-    spread: MapFunction = map,
+    map_parts: MapFunction = map,
 ) -> Array:
     """Fit resampled counts; return the mixing with columns of length 1 in the order of `mixing`."""
     counts, regularization = task
-    segments = estimate_segments(counts, 1, spread)  # resampling must not make a segment too small
+    segments = estimate_segments(
+        counts, 1, map_parts
+    )  # resampling must not make a segment too small
     fitted = status == SegmentStatus.USED
     segments = replace(segments, status=np.where(fitted, segments.status, status))
     if not segments.is_used.any():
@@ -392,5 +392,5 @@ def _fit_replicate(
         optimum.mixing, optimum.log_variances[is_used], optimum.log_precisions[is_used]
     )
     moments = segments.moments(regularization)
-    fitted_mixing = maximise(moments, start, _REPLICATE_TOLERANCE, spread).solution.mixing
+    fitted_mixing = maximise(moments, start, _REPLICATE_TOLERANCE, map_parts).solution.mixing
     return match_columns(fitted_mixing / np.linalg.norm(fitted_mixing, axis=0), mixing)

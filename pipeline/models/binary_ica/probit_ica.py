@@ -175,7 +175,6 @@ def _integrate_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Arra
 
 
 def _source_posterior(model: SegmentModel, block: BinaryBlock) -> ProbitPosterior:
-    """Compute the posterior of the sources for the rows of a block."""
     return probit_posterior(
         block.unpack_values(),
         model.weights,

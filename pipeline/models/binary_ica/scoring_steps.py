@@ -161,15 +161,13 @@ class PosteriorMaximum(NamedTuple):
 
     Attributes
     ----------
-    step
-        Step to the maximum.
-    gain
-        Expected gain of the log posterior, in nats.
+    step, gain
+        Step to the maximum, and expected gain of the log posterior in nats.
     covariance
         Covariance of A and c, (n_shared, n_shared).
     own_covariance, mixed_covariance
-        Covariance of μ and log σ² in each segment, (n_segments, n_own, n_own), and their
-        covariance with A and c, (n_segments, n_own, n_shared).
+        Covariance of μ and log σ² in each segment, (n_segments, n_own, n_own), and their covariance
+        with A and c, (n_segments, n_own, n_shared).
     """
 
     step: ParameterPoint
@@ -229,11 +227,6 @@ def find_maximum(
     The changes of the scores along the path to this point correct the information, because products
     of scores may differ from the curvature (limited-memory BFGS; Nocedal & Wright 2006, algorithm
     7.4, starting from the information instead of a multiple of I).
-
-    Raises
-    ------
-    FitError
-        If the scores are not finite.
     """
     if not np.isfinite(path.scores).all():
         raise FitError(
@@ -298,7 +291,6 @@ def _lbfgs_step(gradient: Array, inverse: _InverseInformation, moves: Array, fal
 
 
 def _prior_gradient(point: ParameterPoint, priors: PriorVariances) -> ParameterPoint:
-    """Return the gradient of the log prior."""
     norms, *variances = priors
     pull = -_log_norms(point.mixing)[:, None] * _log_norm_gradient(point.mixing) / norms
     return ParameterPoint(

@@ -135,7 +135,6 @@ def estimate_segments(
 def _estimate_thresholds(
     observed: NDArray[np.int64], ones: NDArray[np.int64], varies: NDArray[np.bool_]
 ) -> tuple[Array, Array]:
-    """Return thresholds and their standard errors."""
     n = np.maximum(observed, 1)
     share = np.where(observed > 0, np.clip(ones, 0.5, n - 0.5) / n, 0.5)
     thresholds: Array = -scipy.special.ndtri(share)
@@ -207,15 +206,14 @@ def find_ridge(extremes: Array, regularization: float) -> Array:
 
 
 def _extreme_pair(correlation: Array) -> Array:
-    """Return the smallest and largest eigenvalue."""
     values = np.linalg.eigvalsh(correlation)
     return np.array([values[0], values[-1]], np.float64)
 
 
 def find_extreme_eigenvalues(correlation: Array, map_items: MapFunction) -> Array:
     """Find the smallest and largest eigenvalue of each matrix, (n_segments, 2)."""
-    spread = map_items if correlation.shape[1] >= _MIN_TASK_FEATURES else map
-    return np.array(list(spread(_extreme_pair, correlation))).reshape(-1, 2)
+    map_matrices = map_items if correlation.shape[1] >= _MIN_TASK_FEATURES else map
+    return np.array(list(map_matrices(_extreme_pair, correlation))).reshape(-1, 2)
 
 
 @dataclass(frozen=True)

@@ -111,10 +111,8 @@ def choose_setting(
 
     Parameters
     ----------
-    segments
-        Segments of all rows.
-    folds
-        Output of `split_into_folds`.
+    segments, folds
+        Segments of all rows, and the output of `split_into_folds`.
     components
         Numbers of components in ascending order. The search stops after two in a row that are not
         better by a standard error.
@@ -201,7 +199,9 @@ def refit_and_compare_halves(
     map_labelled, mixings = label_map(map_items, label, _N_STARTS + 1), []
     for fold, end in zip(folds[:2], chosen.solutions, strict=False):
         moments, seeds = fold.train.moments(chosen.regularization), range(_N_STARTS)
-        fits = maximise_from_seeds(moments, chosen.n_components, seeds, map_labelled, also=[end])
+        fits = maximise_from_seeds(
+            moments, chosen.n_components, seeds, map_labelled, extra_starts=[end]
+        )
         mixings.append(fits[0].solution.mixing)
     return mean_cosine_similarity(*mixings)
 
@@ -330,11 +330,6 @@ def split_into_folds(
     There are two folds for each of up to `MAX_SPLITS` splits, one after the other. `n_groups` is
     the number of groups per segment in `counts`, a power of two. A segment of a fold needs half of
     `min_rows`.
-
-    Raises
-    ------
-    FitError
-        If half of the rows leaves no usable segment.
     """
     folds, pairs = [], choose_pairs(counts.n_features)
     for half in _choose_halves(n_groups):
@@ -371,7 +366,6 @@ def choose_pairs(n_features: int) -> FeaturePairs:
 
 
 def _select_tables(sums: GroupSums, pairs: FeaturePairs) -> list[PairTable]:
-    """Select the tables of the given pairs in every segment."""
     square, tables = (sums.n_features, sums.n_features), []
     for segment, n_rows in enumerate(sums.rows.tolist()):
         parts = (np.broadcast_to(a, square)[pairs] for a in sums.table(segment))
@@ -419,20 +413,20 @@ def make_fold_starts(
 
 
 def _fit_fold(
-    regularization: float, task: tuple[HeldOutFold, MatchSolution], spread: MapFunction = map
+    regularization: float, task: tuple[HeldOutFold, MatchSolution], map_parts: MapFunction = map
 ) -> tuple[Array, float, MatchSolution]:
     """Fit one half; return held-out nats by segment, the number of pairs and rows, the solution."""
     fold, start = task
     moments = fold.train.moments(regularization)
-    solution = maximise(moments, start, _TOLERANCE, spread).solution
+    solution = maximise(moments, start, _TOLERANCE, map_parts).solution
     ridge = moments.ridge
     return *_score_fold(
-        fold, lambda u: solution.unshrink_correlation(u, ridge[u])[fold.pairs], spread
+        fold, lambda u: solution.unshrink_correlation(u, ridge[u])[fold.pairs], map_parts
     ), solution
 
 
 def _score_fold(
-    fold: HeldOutFold, correlations: Callable[[int], Array], spread: MapFunction = map
+    fold: HeldOutFold, correlations: Callable[[int], Array], map_parts: MapFunction = map
 ) -> tuple[Array, float]:
     """Return the nats of every segment, and the number of scored pairs and rows.
 
@@ -445,7 +439,7 @@ def _score_fold(
         place, segment = task
         return _score_segment(fold, segment, correlations(place))
 
-    nats[used], n_pairs = zip(*spread(score_segment, enumerate(used.tolist())), strict=True)
+    nats[used], n_pairs = zip(*map_parts(score_segment, enumerate(used.tolist())), strict=True)
     return nats, sum(n_pairs)
 
 

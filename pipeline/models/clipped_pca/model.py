@@ -105,7 +105,7 @@ _MAX_PARTS = 32
 _N_LEADING = 64
 _MAX_NEGATIVE_SHARE = 0.02
 _MAX_NULL_RATIO = 2.0
-_PAIR_KINDS = {
+_PAIR_STATUS_TEXTS = {
     PairStatus.EMPTY_CELL: "with an empty cell",
     PairStatus.CONSTANT_FEATURE: "that do not vary where both are observed, taken as uncorrelated",
     PairStatus.NO_OBSERVATIONS: "never observed together, taken as uncorrelated",
@@ -190,13 +190,7 @@ class ClippedPCA(Model):
         return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the margins and fix the thresholds.
-
-        Raises
-        ------
-        FitError
-            If a feature is constant or never observed, or there are too few features.
-        """
+        """Check the margins and fix the thresholds; refuse constant features unless kept."""
         observed, ones = pool_margins(first)
         n_features = len(ones)
         self._check_size(n_features)
@@ -292,9 +286,11 @@ class ClippedPCA(Model):
             status=status,
             null_eigenvalues=shrink_eigenvalues(null_quantiles, shrinkage),
         )
-        kinds = count_pair_statuses(status, constant, len(status))
+        pair_statuses = count_pair_statuses(status, constant, len(status))
         negative = negative_share(repaired, values)
-        fitted = self._make_loadings(replace(state, params=params), vectors, kinds, negative)
+        fitted = self._make_loadings(
+            replace(state, params=params), vectors, pair_statuses, negative
+        )
         diagnostics = {
             **fitted.diagnostics,
             "repair_distance": repair_distance,
@@ -321,7 +317,7 @@ class ClippedPCA(Model):
         return repaired, shrinkage, float(np.linalg.norm(repaired - correlation))
 
     def _make_loadings(
-        self, state: FitState, vectors: Array, kinds: PairStatusCounts, negative: float
+        self, state: FitState, vectors: Array, pair_statuses: PairStatusCounts, negative: float
     ) -> FitState:
         """Choose the components and compute loadings from the leading eigenpairs, with warnings."""
         params, constant = state.params, state.auxiliary["constant"]
@@ -333,17 +329,16 @@ class ClippedPCA(Model):
         warnings = warn_about_spectrum(params, n_components, is_chosen=self.n_components is None)
         warnings += warn_about_indefinite(
             negative, self._suggest_repair(len(loadings))
-        ) + warn_about_pairs(kinds)
+        ) + warn_about_pairs(pair_statuses)
         warnings += warn_about_noise(communalities(params))
         return replace(
             state,
             params=params,
-            diagnostics={**kinds.count_by_status(), "n_components": n_components},
+            diagnostics={**pair_statuses.count_by_status(), "n_components": n_components},
             warnings=state.warnings + warnings,
         )
 
     def _suggest_repair(self, n_features: int) -> str:
-        """Return advice for indefinite correlations."""
         if self.empty_cells == "none":
             return "consider {empty_cells=half}"
         repair = "shrink" if self.has_pair_tables(n_features) else "nearest"
@@ -391,10 +386,10 @@ class ClippedPCA(Model):
             eigenvalues=values,
             null_eigenvalues=shrink_eigenvalues(null_quantiles, shrinkage),
         )
-        kinds = count_pair_kinds(results, constant, n_features, map_items)
+        pair_statuses = count_all_pair_statuses(results, constant, n_features, map_items)
         negative = 0.0 if shrinkage else -spectrum.negative / n_features
         fitted = self._make_loadings(
-            replace(state, params=params), spectrum.vectors, kinds, negative
+            replace(state, params=params), spectrum.vectors, pair_statuses, negative
         )
         residual = float(spectrum.residuals.max())
         diagnostics = {
@@ -520,15 +515,15 @@ def warn_about_indefinite(negative: float, remedy: str) -> FitWarnings:
     return (FitWarning(f"{text} of the variance; {remedy}"),)
 
 
-def warn_about_pairs(kinds: PairStatusCounts) -> FitWarnings:
+def warn_about_pairs(pair_statuses: PairStatusCounts) -> FitWarnings:
     """Warn about pairs whose estimate is a guess; constant features have their own warning."""
     return tuple(
         FitWarning(
-            f"pairs {text}: {kinds.n_judged[code]}, among {{features}}",
-            tuple(np.flatnonzero(kinds.involved[code]).tolist()),
+            f"pairs {text}: {pair_statuses.n_remaining[code]}, among {{features}}",
+            tuple(np.flatnonzero(pair_statuses.involved[code]).tolist()),
         )
-        for code, text in _PAIR_KINDS.items()
-        if kinds.n_judged[code]
+        for code, text in _PAIR_STATUS_TEXTS.items()
+        if pair_statuses.n_remaining[code]
     )
 
 
@@ -577,18 +572,18 @@ def find_strip_spectrum(
     The eigenvalues of `constant` features count as 0. `map_items` maps over strips; the order of
     sums does not depend on it.
     """
-    times = _make_product(results, constant, map_items)
+    multiply = _make_product(results, constant, map_items)
     # A fixed start makes the result reproducible; any start finds the same eigenvectors.
-    return compute_leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
+    return compute_leading_spectrum(multiply, n_features, n_leading, np.random.default_rng(0))
 
 
 def find_lowest_eigenvalue(
     results: RangeResults, constant: NDArray[np.int64], n_features: int, map_items: MapFunction
 ) -> float:
     """Find the lowest eigenvalue; at most 0, the eigenvalue of constant features."""
-    times = _make_product(results, constant, map_items)
+    multiply = _make_product(results, constant, map_items)
     spectrum = compute_leading_spectrum(
-        lambda v: -times(v), n_features, 1, np.random.default_rng(0)
+        lambda v: -multiply(v), n_features, 1, np.random.default_rng(0)
     )
     return -float(spectrum.values[0] + spectrum.residuals[0])
 
@@ -598,24 +593,24 @@ def _make_product(
 ) -> Product:
     parts = _deal_strips(results.n_ranges)
 
-    def times(vectors: Array) -> Array:
-        multiply = partial(_multiply_strips, results.read, vectors)
-        product: Array = reduce(np.add, map_items(multiply, parts))
+    def multiply(vectors: Array) -> Array:
+        multiply_part = partial(_multiply_strips, results.read, vectors)
+        product: Array = reduce(np.add, map_items(multiply_part, parts))
         product[constant] -= vectors[constant]  # with 1, a feature could appear as a component
         return product
 
-    return times
+    return multiply
 
 
-def count_pair_kinds(
+def count_all_pair_statuses(
     results: RangeResults, excluded: NDArray[np.int64], n_features: int, map_items: MapFunction
 ) -> PairStatusCounts:
     """Count the statuses of all pairs."""
-    count = partial(_count_strip_kinds, results.read, excluded, n_features)
-    kinds: PairStatusCounts = reduce(
+    count = partial(_count_strip_statuses, results.read, excluded, n_features)
+    pair_statuses: PairStatusCounts = reduce(
         PairStatusCounts.merge, map_items(count, range(results.n_ranges))
     )
-    return kinds
+    return pair_statuses
 
 
 def _deal_strips(n_strips: int) -> list[range]:
@@ -634,7 +629,7 @@ def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
     return product
 
 
-def _count_strip_kinds(
+def _count_strip_statuses(
     read: ReadRange, excluded: NDArray[np.int64], n_features: int, key: int
 ) -> PairStatusCounts:
     return count_pair_statuses(read(key, ["status"])["status"], excluded, n_features)

@@ -12,7 +12,7 @@ estimator      E-step                                                           
                items are biased, and slopes of sparse items shrink towards 0
 `quadrature`   exact marginal likelihood on Gauss–Hermite nodes (Bock & Aitkin 1981)      ≤ 3
 `ep`           nearly exact likelihood, by expectation propagation (Minka 2001)           any
-`sampling`     also of the paper: fixed random draws of x                           any
+`sampling`     also of the paper: fixed random draws of x                                any
 =============  =========================================================================  =======
 
 `auto` starts with the variational fit and continues with quadrature, or with `ep` if q > 3.
@@ -210,13 +210,7 @@ class LatentTrait(Model):
         return int((self.nodes or NODES_PER_AXIS_LIMITS[n_components]) ** n_components)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the margins, and start from random weights and the offsets of the margins.
-
-        Raises
-        ------
-        FitError
-            If a feature is constant or never observed, or there are as many components as features.
-        """
+        """Check the margins, and start from random weights and the offsets of the margins."""
         observed, ones = pool_margins(first)
         n_features = len(ones)
         if self.n_components is not None and self.n_components >= n_features:
@@ -557,7 +551,6 @@ def _warn_about_fit(
 def _warn_about_zero_weights(
     weights: Array, constant: NDArray[np.int64], estimator: str
 ) -> list[FitWarning]:
-    """Warn about components and features without weight."""
     size, q = np.abs(weights), weights.shape[1]
     empty, warnings = int((size.max(axis=0) < _ZERO_WEIGHT).sum()), []
     if empty:

@@ -194,16 +194,9 @@ def learn_from_starts(
 ) -> LearnedNetwork:
     """Learn from several random starts in parallel, and continue with the best.
 
-    Parameters
-    ----------
-    model, layers
-        Settings, and the units per layer, from the data up.
-    X
-        Rows, (n_samples, n_features), with `MISSING` for missing values.
-    seed, n_starts
-        Seed of all draws, and number of starts.
-    map_items
-        Map over starts.
+    `model` has the settings; `layers` are the units per layer from the data up. `X`, (n_samples,
+    n_features), has `MISSING` for missing values. `seed` is the seed of all draws, and `map_items`
+    maps over the `n_starts` starts.
     """
     learn = partial(_learn_one_start, model, tuple(layers), X, seed)
     best = max(map_items(learn, range(n_starts)), key=lambda network: network.score)

@@ -104,8 +104,6 @@ def sample_states(
 
     Parameters
     ----------
-    network
-        Parameters.
     X
         Values or `MISSING`, (n_samples, n_features).
     states
@@ -138,18 +136,18 @@ def sample_posterior_means(
     other parameters are as for `sample_states`.
     """
     means = np.empty((len(X), network.n_hidden))
-    worth = np.empty_like(means)
-    _average_sweeps(*network, X, key, rows, n_first, n_sweeps, means, worth)
-    return means, worth
+    effective_draws = np.empty_like(means)
+    _average_sweeps(*network, X, key, rows, n_first, n_sweeps, means, effective_draws)
+    return means, effective_draws
 
 
 @_kernel
 def make_workspace(sizes: Integers, misses: Array, off: Array) -> RowWorkspace:
     """Allocate the work space of a row: hidden units and their weights first, features last.
 
-    Return misses, their inverses, off, values of the units, e of each unit, and `silent`: for each
-    unit of the lowest layer, the sum of log misses of the features that are off. `load_row` fills
-    in the parts that concern features.
+    The result holds the misses, their inverses, `off`, the values of the units, e of each unit, and
+    `silent`: for each unit of the lowest layer, the sum of log misses of the features that are off.
+    `load_row` fills in the parts that concern features.
     """
     n_features, n_pairs = sizes[0], sizes[0] * sizes[1]
     of_units = np.concatenate((misses[n_pairs:], misses[:n_pairs]))
@@ -311,7 +309,7 @@ def _average_sweeps(
     n_first: int,
     n_sweeps: int,
     means: Array,
-    worth: Array,
+    effective_draws: Array,
 ) -> None:
     n_hidden, space = means.shape[1], make_workspace(sizes, misses, off)
     units, shares, flips = space[3], np.empty(n_hidden), np.empty(len(sizes) - 1)
@@ -328,17 +326,17 @@ def _average_sweeps(
                 if t >= n_first:
                     runs[chain * n_of_chain + (t - n_first) * n_of_chain // n_sweeps] += shares
         runs *= n_of_chain / n_sweeps
-        _summarize_runs(runs, 2.0 * n_sweeps, means[n], worth[n])
+        _summarize_runs(runs, 2.0 * n_sweeps, means[n], effective_draws[n])
 
 
 @_kernel
-def _summarize_runs(runs: Array, n_draws: float, mean: Array, worth: Array) -> None:
+def _summarize_runs(runs: Array, n_draws: float, mean: Array, effective_draws: Array) -> None:
     """Compute means, and their effective draws from the variance between the eight runs."""
     for i in range(len(mean)):
         mean[i] = runs[:, i].mean()
         spread = ((runs[:, i] - mean[i]) ** 2).sum() / (len(runs) - 1) / len(runs)
         own = max(mean[i] * (1 - mean[i]), _CERTAIN_VARIANCE)
-        worth[i] = n_draws if spread * n_draws <= own else own / spread
+        effective_draws[i] = n_draws if spread * n_draws <= own else own / spread
 
 
 def enumerate_log_probabilities(network: NoisyOrNetwork, X: Bits) -> Array:

@@ -34,9 +34,9 @@ leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; in the
 The components are the hidden units of all layers, from the data up. log P(x) is exact by
 enumeration for at most 20 of them; otherwise it is estimated by annealed importance sampling.
 
-Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one that sums nothing, then a
-few. Sums of one draw are unbiased, but there are many local maxima, and chains may hardly leave
-their start; the fit warns if two chains disagree.
+Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one without sums, after which
+the network is searched on the sample, then a few. Sums of one draw are unbiased, but there are many
+local maxima, and chains may hardly leave their start; the fit warns if two chains disagree.
 Not identifiable: the order of the units within a layer.
 """
 
@@ -211,13 +211,7 @@ class NoisyOr(Model):
         return f"sample of {SAMPLE_ROWS} by seed {seed}"
 
     def initialize(self, first: RowSample, rng: np.random.Generator) -> FitState:
-        """Keep the sample; the first pass ignores the rows, and its update searches for a network.
-
-        Raises
-        ------
-        FitError
-            If a feature was never observed, or there are too few rows to choose the layers.
-        """
+        """Keep the sample; the first pass ignores the rows, and its update finds a network."""
         observed, ones = pool_margins(first.counts)
         layers = self._sizes
         if layers is None and first.n_samples < _MIN_ROWS_TO_CHOOSE:
@@ -238,13 +232,7 @@ class NoisyOr(Model):
         )
 
     def warm_start(self, state: FitState, params: NoisyOrParams) -> FitState:
-        """Start the passes from the parameters of an earlier fit, without a search.
-
-        Raises
-        ------
-        FitError
-            If its layers have other sizes.
-        """
+        """Start the passes from an earlier fit with the same layers, without a search."""
         layers = params.sizes[1:]
         if self.layers not in (None, layers):
             sizes = ",".join(map(str, layers))

@@ -229,7 +229,6 @@ def _fill_cdf(
     rho: npt.NDArray[np.float64],
     probability: npt.NDArray[np.float64],
 ) -> None:
-    """Apply `bivariate_normal_cdf` to flat contiguous arrays."""
     for i in range(h.size):
         probability[i] = bivariate_normal_cdf(h[i], k[i], rho[i])
 

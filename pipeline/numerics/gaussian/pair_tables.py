@@ -271,7 +271,6 @@ def _iter_buffers(
 
 
 def _check_tables(status: npt.NDArray[np.uint8], *counts: npt.ArrayLike) -> None:
-    """Raise an error for the first invalid table."""
     if not (status == _INVALID).any():
         return
     index = np.unravel_index(int(np.argmax(status)), status.shape)
@@ -368,7 +367,6 @@ def _log_cells(h: float, k: float, rho: float) -> _Cells:
 def _fill_cells(
     h: _Floats, k: _Floats, rho: _Floats, c11: _Floats, c10: _Floats, c01: _Floats, c00: _Floats
 ) -> None:
-    """Apply `_log_cells` to flat contiguous arrays."""
     for t in range(h.size):
         c11[t], c10[t], c01[t], c00[t] = _log_cells(h[t], k[t], rho[t])
 
@@ -469,7 +467,6 @@ def pair_log_likelihood(
 
 
 def _check_values(values: _Floats, rule: str, arguments: dict[str, npt.ArrayLike]) -> None:
-    """Raise an error for the first pair without a value."""
     missing = np.isnan(values)
     if not missing.any():
         return

@@ -230,14 +230,8 @@ def sum_kernel(rows: BitRows, landmarks: BitRows, width: float) -> KernelSums:
 class KernelDecomposition(NamedTuple):
     """Components, and the total variance.
 
-    Attributes
-    ----------
-    components
-        The components.
-    total
-        Total variance: the trace of the centred kernel matrix of all rows.
-    lost_share
-        Share of the kernel matrix's trace outside the span of the landmarks; 0 without landmarks.
+    `total` is the trace of the centred kernel matrix of all rows. `lost_share` is the share of the
+    kernel matrix's trace outside the span of the landmarks; 0 without landmarks.
     """
 
     components: KernelComponents
@@ -248,25 +242,11 @@ class KernelDecomposition(NamedTuple):
 def decompose_rows(
     rows: BitRows, times: Counts, width: float, n_leading: int, map_items: MapFunction
 ) -> KernelDecomposition:
-    """Find the components, given the distinct rows and their counts.
+    """Find up to `n_leading` components, given the distinct rows and their counts.
 
     S H K Hᵀ S, where S is the diagonal of the square roots of the counts, has the eigenvalues of
     the centred matrix of all rows. For many rows the matrix is not stored: its products are mapped
-    over ranges of rows.
-
-    Parameters
-    ----------
-    rows, times
-        Distinct rows, each with an observed value, and their counts, (n_rows,).
-    n_leading
-        Number of components; the result may have fewer.
-    map_items
-        Map over ranges of rows.
-
-    Raises
-    ------
-    FitError
-        If the iterations do not converge.
+    over ranges of rows. Each row must have an observed value.
     """
     n, roots, shares = len(times), np.sqrt(times), times / times.sum()
     if n <= FULL_SOLVER:
@@ -294,7 +274,6 @@ def decompose_rows(
 def _multiply_kernel_matrix(
     rows: BitRows, width: float, map_items: MapFunction, vector: Array
 ) -> Array:
-    """Multiply the kernel matrix of rows by a vector."""
     task = partial(_multiply_kernel_part, rows, width, vector)
     return np.concatenate([*map_items(task, range(0, rows.n_rows, _ROWS_PER_TASK))])
 
@@ -358,19 +337,9 @@ def choose_landmarks(
 
     D. Oglic, T. Gärtner, "Nyström method with kernel k-means++ samples as landmarks", ICML 2017.
 
-    Parameters
-    ----------
-    rows, times
-        Distinct rows to choose from, and their counts, (n_rows,).
-    n_landmarks
-        Number of landmarks; fewer are chosen if all other rows coincide with them.
-    rng
-        Generator of the draws. A row's chance is its count times its squared distance to the
-        nearest landmark drawn before.
-
-    Returns
-    -------
-    Places of the landmarks in drawing order, (n_chosen,).
+    `rows` are distinct, with the counts `times`. A row's chance is its count times its squared
+    distance to the nearest landmark drawn before. Fewer than `n_landmarks` are chosen if all other
+    rows coincide with them. Return the places of the landmarks in drawing order, (n_chosen,).
     """
     chosen: list[int] = []
     separations = np.ones(len(times))  # squared distance to the nearest landmark, 2 − 2 k, halved

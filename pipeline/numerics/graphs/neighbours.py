@@ -471,12 +471,7 @@ def connect_components(
     """Join the components of a graph by the shortest links between them.
 
     Rounds of Borůvka's algorithm: every component except the largest is linked to the row nearest
-    to it.
-
-    Raises
-    ------
-    FitError
-        If a component shares no observed feature with the rest.
+    to it. A component that shares no observed feature with the rest is refused.
     """
     while (parts := label_connected_components(links, vertices.bits.n_rows)).any():
         places = np.flatnonzero(parts != np.bincount(parts).argmax())

@@ -278,7 +278,6 @@ def _integrate_across_edges(
     n_per_axis: tuple[int, ...],
     reach: Floats,
 ) -> RowPosterior:
-    """Integrate on points across the edges of each row's posterior."""
     mask = _full_mask(X, observed)
 
     def points(batch: slice) -> _WeightedPoints:

@@ -128,7 +128,7 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
 
 
 def drop_light_nodes(nodes: Nodes) -> Nodes:
-    """Remove the nodes that together have 1e-7 of the prior: most nodes of a grid of many axes."""
+    """Remove the lightest nodes, together 1e-7 of the prior: most nodes of a grid of many axes."""
     order = np.argsort(nodes.log_weights)
     light = np.cumsum(np.exp(nodes.log_weights[order])) < _NEGLIGIBLE_MASS
     heavy = np.sort(order[~light])

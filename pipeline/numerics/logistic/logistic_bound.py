@@ -137,8 +137,6 @@ class LanePosteriors(NamedTuple):
 
 
 class _LaneWorkspace(NamedTuple):
-    """The contents of the lanes."""
-
     rows: Integers  # (LANES,), row of the word in each lane
     bound: Floats  # (LANES,), bound of the previous round
     signs: Floats  # (q + 1, LANES), Σ_i (1 − 2 t_i) ŵ_i
@@ -260,7 +258,6 @@ def _check_arguments(
     tol: float,
     max_rounds: int,
 ) -> None:
-    """Raise an error unless rows, parameters and limits are consistent."""
     n_features = len(words)
     check_weights(n_features, weights, offsets)
     if observed_words is not None and observed_words.shape != words.shape:

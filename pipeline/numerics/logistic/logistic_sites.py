@@ -132,8 +132,6 @@ class _ItemForms(NamedTuple):
 
 
 class _ConvergedBatch(NamedTuple):
-    """Result for the rows of a batch."""
-
     posterior: EPPosterior
     tilted: TiltedMoments
     rounds: NDArray[np.int64]
@@ -242,7 +240,6 @@ def _iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, 
 def _add_batch(
     batch: _ConvergedBatch, valid: slice, items: _ItemForms, gradient: Floats, curvature: Floats
 ) -> None:
-    """Add a batch to the sums of the M-step."""
     mean, covariance = batch.posterior.mean[valid], batch.posterior.covariance[valid]
     residual, residual_covariance, slope = (part[:, valid] for part in batch.tilted)
     n, q = mean.shape

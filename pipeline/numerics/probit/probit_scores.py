@@ -174,7 +174,6 @@ def empty_scores(rows: ProbitRows) -> ProbitScores:
 
 @njit(**SITE_KERNEL_OPTIONS, cache=True)
 def _fill_scores(rows: ProbitRows, scores: ProbitScores) -> None:
-    """Fill in the scores row by row."""
     K, n_features = rows.weights.shape
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
@@ -289,7 +288,6 @@ def _make_lattice(n_components: int, step: float, radius: float) -> _Lattice:
 
 @njit(**SITE_KERNEL_OPTIONS, cache=True)
 def _fill_quadrature_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitScores) -> None:
-    """Fill in the scores row by row."""
     K, n_features = rows.weights.shape
     n_points = lattice.points.shape[1]
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
@@ -416,20 +414,14 @@ def orthant_scores(
     max_points: int = 1 << 12,
     seed: int = 0,
 ) -> ProbitScores:
-    """Compute log P(x) of every row and its derivatives, where P(x_i = 1 | u) = Φ(w_iᵀ u + b_i).
+    """Compute scores from orthant probabilities, for at most `MAX_FEATURES` features.
 
-    u ~ N(0, I). The result of a row depends on that row alone. Equal rows are computed once.
+    The result of a row depends on that row alone. Equal rows are computed once.
 
     Parameters
     ----------
-    X
-        (n_samples, n_features) of 0 and 1, at most `MAX_FEATURES` features.
-    weights
-        (n_features, n_components), the w_i.
-    offsets
-        (n_features,), the b_i.
-    observed
-        Same shape as `X`; false where the value is missing and `X` is not read.
+    X, weights, offsets, observed
+        As for `ep_scores`.
     tol
         Standard error of a log probability, in nats, at which to stop.
     max_points

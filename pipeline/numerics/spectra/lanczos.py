@@ -76,13 +76,13 @@ def max_leading_pairs(n: int) -> int:
 
 
 def compute_leading_spectrum(
-    times: Product, n: int, n_leading: int, rng: np.random.Generator
+    multiply: Product, n: int, n_leading: int, rng: np.random.Generator
 ) -> LeadingSpectrum:
     """Compute up to `max_leading_pairs(n)` leading eigenpairs of a symmetric matrix, (n, n).
 
     Parameters
     ----------
-    times
+    multiply
         Multiplies the matrix by a block of vectors.
     rng
         Generator of the first block.
@@ -101,7 +101,7 @@ def compute_leading_spectrum(
     block, _ = np.linalg.qr(rng.standard_normal((n, n_leading + _EXTRA_VECTORS)))
     basis, inner, negative = np.empty((n, 0)), np.empty((0, 0)), 0.0
     for n_products in range(1, _MAX_PRODUCTS + 1):
-        image = times(block)
+        image = multiply(block)
         basis = np.hstack([basis, block])
         products = basis.T @ image
         inner = _extend_projection(inner, products)
@@ -186,23 +186,23 @@ def leading_eigenpairs_except(
         values, vectors = scipy.linalg.eigh(deflated, subset_by_index=index_range)
         return Eigenpairs(values[::-1], vectors[:, ::-1])
 
-    def times(x: Array) -> Array:
+    def multiply(x: Array) -> Array:
         product: Array = matrix @ x - (2 * (known @ x)) * known
         return product
 
-    return _solve_with_filters(times, n, n_pairs)
+    return _solve_with_filters(multiply, n, n_pairs)
 
 
-def _solve_with_filters(times: Product, n: int, n_pairs: int) -> Eigenpairs:
-    product, n_rough = times, min(n_pairs + _EXTRA_PAIRS, n - 1)
+def _solve_with_filters(multiply: Product, n: int, n_pairs: int) -> Eigenpairs:
+    product, n_rough = multiply, min(n_pairs + _EXTRA_PAIRS, n - 1)
     for _ in range(_FILTER_ROUNDS):
-        eigenpairs = _solve_in_subspace(times, _lanczos(product, n, n_rough, _ROUGH_TOLERANCE))
-        product = _chebyshev_filter(times, float(eigenpairs.values[-1]))
-    return _solve_in_subspace(times, _lanczos(product, n, n_pairs, _FINE_TOLERANCE))
+        eigenpairs = _solve_in_subspace(multiply, _lanczos(product, n, n_rough, _ROUGH_TOLERANCE))
+        product = _chebyshev_filter(multiply, float(eigenpairs.values[-1]))
+    return _solve_in_subspace(multiply, _lanczos(product, n, n_pairs, _FINE_TOLERANCE))
 
 
-def _lanczos(times: Product, n: int, n_pairs: int, tol: float) -> Array:
-    operator = scipy.sparse.linalg.LinearOperator((n, n), times, dtype=np.float64)
+def _lanczos(multiply: Product, n: int, n_pairs: int, tol: float) -> Array:
+    operator = scipy.sparse.linalg.LinearOperator((n, n), multiply, dtype=np.float64)
     n_vectors, rng = min(2 * n_pairs + 20, n), np.random.default_rng(0)  # fixed: reproducible
     options: dict[str, Any] = {"ncv": n_vectors, "maxiter": _RESTARTS, "tol": tol, "rng": rng}
     try:
@@ -215,23 +215,26 @@ def _lanczos(times: Product, n: int, n_pairs: int, tol: float) -> Array:
     return np.asarray(vectors)
 
 
-def _solve_in_subspace(times: Product, basis: Array) -> Eigenpairs:
+def _solve_in_subspace(multiply: Product, basis: Array) -> Eigenpairs:
     """Solve within the subspace of an orthonormal basis (Rayleigh, Ritz)."""
-    inner = basis.T @ np.column_stack([times(x) for x in basis.T])
+    inner = basis.T @ np.column_stack([multiply(x) for x in basis.T])
     values, vectors = scipy.linalg.eigh((inner + inner.T) / 2)
     return Eigenpairs(values[::-1], basis @ vectors[:, ::-1])
 
 
-def _chebyshev_filter(times: Product, bound: float) -> Product:
+def _chebyshev_filter(multiply: Product, bound: float) -> Product:
     """Map the interval from −1 to the bound to −1 to 1, and 1 to `_FILTER_GAIN` if possible."""
     centre, half = (bound - 1) / 2, (bound + 1) / 2
     rate = np.arccosh(max((1 - centre) / half, 1 + 1e-12))
     degree = min(int(np.ceil(np.arccosh(_FILTER_GAIN) / rate)), _MAX_DEGREE)
 
     def apply_filter(x: Array) -> Array:
-        previous, current = x, (times(x) - centre * x) / half
+        previous, current = x, (multiply(x) - centre * x) / half
         for _ in range(degree - 1):
-            previous, current = current, (2 / half) * (times(current) - centre * current) - previous
+            previous, current = (
+                current,
+                (2 / half) * (multiply(current) - centre * current) - previous,
+            )
         return current
 
     return apply_filter

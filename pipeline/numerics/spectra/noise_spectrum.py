@@ -143,13 +143,8 @@ def find_edge(noise: GroupedNoise) -> SpectrumEdge:
 def noise_eigenvalues(noise: GroupedNoise, edge: SpectrumEdge, points: Array) -> Array:
     """Convert unfolded eigenvalues to eigenvalues of the matrix without its mean.
 
-    Parameters
-    ----------
-    noise, edge
-        The matrix, and the edge of its spectrum.
-    points
-        Output of `draw_edge_points`, of any shape. Eigenvalues deeper than the part of the spectrum
-        connected to the edge are put at its lower end.
+    `points`, of any shape, are from `draw_edge_points`. Eigenvalues deeper than the part of the
+    spectrum connected to the edge are put at its lower end.
     """
     deepest = max(float(points.max()), edge.scale)
     step = np.sqrt(edge.scale * deepest) / _DENSITY_STEPS
@@ -317,23 +312,10 @@ def unfold(count: npt.ArrayLike) -> Array:
 
 
 def draw_edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) -> Array:
-    """Draw unfolded leading eigenvalues s_1 < s_2 < ….
+    """Draw unfolded leading eigenvalues s_1 < s_2 < … of `n_draws` matrices, (n_draws, n_leading).
 
-    Parameters
-    ----------
-    n
-        Size of the matrix; above 600 (or eight times `n_leading`) it makes no difference.
-    n_leading
-        Eigenvalues per draw, at most n.
-    n_draws
-        Number of matrices.
-    rng
-        Generator of the draws.
-
-    Returns
-    -------
-    ndarray
-        (n_draws, n_leading), rows ascending; negative beyond the edge.
+    They are negative beyond the edge. `n` is the size of the matrix; above 600 (or eight times
+    `n_leading`) it makes no difference.
     """
     n = min(n, max(_MAX_SIZE, 8 * n_leading))
     # The density is exp(−tr H² / 2), so eigenvalues reach √(2n). Using √(2n − 1) leaves an error
