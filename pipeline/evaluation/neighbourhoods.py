@@ -55,24 +55,13 @@ _PAIRS_AT_ONCE = 1 << 20
 
 
 class SampledRows(NamedTuple):
-    """Rows drawn from a dataset by (seed, stream, original row).
+    """Rows drawn from a dataset by (seed, stream, original row)."""
 
-    Attributes
-    ----------
-    block
-        The rows, in original order.
-    segments
-        Segment index of each row, (n_drawn,).
-    labels
-        Label of each row as text, (n_drawn,); empty if no column was requested.
-    n_rows
-        Number of rows that the sample was drawn from.
-    """
-
-    block: BinaryBlock
-    segments: Indices
+    block: BinaryBlock  # the rows, in original order
+    segments: Indices  # segment index of each row, (n_drawn,)
+    # Label of each row as text, (n_drawn,); empty if no column was requested.
     labels: NDArray[np.str_]
-    n_rows: int
+    n_rows: int  # number of rows that the sample was drawn from
 
 
 def draw_dataset_rows(
@@ -176,20 +165,11 @@ def _code_piece(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -
 
 @dataclass(frozen=True)
 class NearestRowSearch:
-    """Searches a block for nearer neighbours of rows, for `pair_work.RowPairJob`.
-
-    Attributes
-    ----------
-    metric
-        The distance.
-    k
-        Number of neighbours per row.
-    include_self
-        Whether a row with the same number counts as a neighbour, because it is in other data.
-    """
+    """Searches a block for nearer neighbours of rows, for `pair_work.RowPairJob`."""
 
     metric: Metric
-    k: int
+    k: int  # number of neighbours per row
+    # Whether a row with the same number counts as a neighbour, because it is in other data.
     include_self: bool
 
     def __call__(self, left: BinaryBlock, right: BinaryBlock, before: Arrays | None) -> Arrays:

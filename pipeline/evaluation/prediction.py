@@ -45,20 +45,11 @@ class HasLabels(Protocol):
 
 @dataclass(frozen=True)
 class TargetLabels:
-    """The labels of a dataset, matched with the categories of a fitted model.
-
-    Attributes
-    ----------
-    column
-        Column of the labels.
-    values
-        The dataset's labels that the model was fitted to, increasing, (n_fitted,).
-    categories
-        The model's category of each of these labels, (n_fitted,); None if labels are numbers.
-    """
+    """The labels of a dataset, matched with the categories of a fitted model."""
 
     column: str
-    values: Array
+    values: Array  # the dataset's labels that the model was fitted to, increasing, (n_fitted,)
+    # The model's category of each of these labels, (n_fitted,); None if labels are numbers.
     categories: NDArray[np.int64] | None
 
     @property

@@ -14,25 +14,14 @@ _PROC_STATUS = Path("/proc/self/status")
 
 
 class ProcessUsage(NamedTuple):
-    """Resources that a process has used since it started.
+    """Resources that a process has used since it started."""
 
-    Attributes
-    ----------
-    process
-        Identifies the process: machine, process id and start time.
-    cpu_seconds
-        CPU time of all threads.
-    bytes_read, bytes_written
-        Bytes in system calls, with or without disk access; None if the system does not count them.
-    peak_memory
-        Largest resident memory in bytes, libraries included.
-    """
-
-    process: str
-    cpu_seconds: float
+    process: str  # identifies the process: machine, process id and start time
+    cpu_seconds: float  # CPU time of all threads
+    # Bytes in system calls, with or without disk access; None if the system does not count them.
     bytes_read: int | None
     bytes_written: int | None
-    peak_memory: int
+    peak_memory: int  # largest resident memory in bytes, libraries included
 
 
 def measure_usage() -> ProcessUsage:

@@ -20,21 +20,11 @@ _CELLS_AT_ONCE = 1 << 21
 
 
 class SamplingTask(NamedTuple):
-    """A range of rows to draw.
+    """A range of rows to draw."""
 
-    Attributes
-    ----------
-    key
-        Index of the range; key and seed determine the draws.
-    n_rows
-        Number of rows in each segment, in order.
-    segments
-        The model's indices of these segments; empty if it has none.
-    """
-
-    key: int
-    n_rows: tuple[int, ...]
-    segments: tuple[int, ...] = ()
+    key: int  # index of the range; key and seed determine the draws
+    n_rows: tuple[int, ...]  # number of rows in each segment, in order
+    segments: tuple[int, ...] = ()  # the model's indices of these segments; empty if it has none
 
 
 def draw_model_rows(

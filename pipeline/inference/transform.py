@@ -37,30 +37,16 @@ _CELLS_AT_ONCE = 1 << 18  # a few seconds of work, even at a millisecond per row
 
 @dataclass(frozen=True)
 class TransformTask:
-    """Transforms a range of rows; small enough to send with every task.
-
-    Attributes
-    ----------
-    arrays
-        Returns the arrays of the parameters on the worker.
-    rng
-        Draws random numbers by original row.
-    read
-        Reads a chunk by its key.
-    segments
-        The model's index of each segment of the data, (n_segments,).
-    dtype
-        Type in which floats are stored.
-    reconstruction
-        What to reconstruct from the codes, if anything; also the name of its array.
-    """
+    """Transforms a range of rows; small enough to send with every task."""
 
     model: Model
+    # Returns the arrays of the parameters on the worker.
     arrays: Callable[[], Mapping[str, NDArray[Any]]]
-    rng: RowRandom
-    read: Callable[[int], PackedChunk]
-    segments: NDArray[np.int64]
-    dtype: str
+    rng: RowRandom  # draws random numbers by original row
+    read: Callable[[int], PackedChunk]  # reads a chunk by its key
+    segments: NDArray[np.int64]  # the model's index of each segment of the data, (n_segments,)
+    dtype: str  # type in which floats are stored
+    # What to reconstruct from the codes, if anything; also the name of its array.
     reconstruction: Reconstruction | None = None
 
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:

@@ -18,25 +18,14 @@ _MAX_UNPACKED_CELLS = 1 << 22  # values that are unpacked at once
 
 
 class TrainingBatch(NamedTuple):
-    """Unpacked rows.
+    """Unpacked rows."""
 
-    Attributes
-    ----------
-    X, observed
-        Values and mask, (n_samples, n_features); the mask is None if no value is missing.
-    rows
-        Original row numbers, (n_samples,); they key the random draws.
-    segments
-        Index of each row's segment, (n_samples,).
-    columns
-        Per-row columns, (n_samples,) each.
-    """
-
+    # Values and mask, (n_samples, n_features); the mask is None if no value is missing.
     X: Bits
     observed: Bits | None
-    rows: NDArray[np.int64]
-    segments: NDArray[np.int64]
-    columns: Mapping[str, NDArray[Any]]
+    rows: NDArray[np.int64]  # original row numbers, (n_samples,); they key the random draws
+    segments: NDArray[np.int64]  # index of each row's segment, (n_samples,)
+    columns: Mapping[str, NDArray[Any]]  # per-row columns, (n_samples,) each
 
 
 def iter_batches(

@@ -17,18 +17,10 @@ _INVOLVED_SHARE = 0.1  # largest share of an identified parameter in directions 
 
 
 class InformationInverse(NamedTuple):
-    """Covariance of estimates, and which of them are identified.
+    """Covariance of estimates, and which of them are identified."""
 
-    Attributes
-    ----------
-    covariance
-        Covariance, (p, p).
-    unidentified_share
-        Share of each parameter in directions without information, (p,).
-    """
-
-    covariance: Array
-    unidentified_share: Array
+    covariance: Array  # (p, p)
+    unidentified_share: Array  # share of each parameter in directions without information, (p,)
 
     def find_unidentified(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
         """Return which groups of parameters have no standard error; groups are the last axis."""

@@ -51,21 +51,11 @@ def split_chunks_into_groups(n_chunks: int, first: int = 0) -> list[range]:
 
 @dataclass(frozen=True)
 class MergedChunks(Generic[M]):
-    """The sum of the leading chunks, kept as a few partial sums so that more chunks can be added.
-
-    Attributes
-    ----------
-    n_chunks
-        Number of leading chunks.
-    stack
-        Merged groups, each with its height in the tree.
-    open_group
-        Merged chunks of a group that is not full yet, or None.
-    """
+    """The sum of the leading chunks, as a few partial sums to which more chunks can be added."""
 
     n_chunks: int = 0
-    stack: tuple[tuple[int, M], ...] = ()
-    open_group: M | None = None
+    stack: tuple[tuple[int, M], ...] = ()  # merged groups, each with its height in the tree
+    open_group: M | None = None  # merged chunks of a group that is not full yet, or None
 
     def add_groups(self, parts: Iterable[tuple[range, M | None]]) -> MergedChunks[M]:
         """Add groups, each given by its chunks and its sum (None if it has no rows).
@@ -134,23 +124,12 @@ NO_KEPT_SUMS: KeptSums[Any] = KeptSums()
 
 
 class GroupTask(NamedTuple, Generic[S]):
-    """A group of chunks to sum.
+    """A group of chunks to sum."""
 
-    Attributes
-    ----------
-    tile
-        The pairs of features to count; None means all.
-    keys
-        The chunks.
-    before
-        Sum of the group's earlier chunks, if it was stored.
-    part, n_parts
-        The task sums every `n_parts`-th block of the group, from block `part` on.
-    """
-
-    tile: Tile | None
+    tile: Tile | None  # the pairs of features to count; None means all
     keys: range
-    before: S | None = None
+    before: S | None = None  # sum of the group's earlier chunks, if it was stored
+    # The task sums every `n_parts`-th block of the group, from block `part` on.
     part: int = 0
     n_parts: int = 1
 

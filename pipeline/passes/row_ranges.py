@@ -27,25 +27,15 @@ ArrayDescriptions = Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]]
 
 
 class RowRange(NamedTuple):
-    """The work of one task.
-
-    Attributes
-    ----------
-    key
-        Index of the range.
-    start, stop
-        Positions of its rows among all rows, in original order.
-    chunks
-        The chunks that hold them: key, and position of the first row.
-    checksums
-        Checksums of the range if an earlier run wrote it.
-    """
+    """The work of one task."""
 
     key: int
+    # Positions of its rows among all rows, in original order.
     start: int
     stop: int
+    # The chunks that hold them: key, and position of the first row.
     chunks: tuple[tuple[int, int], ...]
-    checksums: Sequence[int] | None = None
+    checksums: Sequence[int] | None = None  # checksums of the range if an earlier run wrote it
 
 
 class RangeBlockRows(NamedTuple):

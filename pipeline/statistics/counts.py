@@ -34,21 +34,12 @@ _MASKED_ARRAYS = ("pair_rows", "ones_left", "ones_right")
 
 @dataclass(frozen=True)
 class FeatureCounts(CountStatistics):
-    """Rows, observed values and ones of every feature.
-
-    Attributes
-    ----------
-    segments
-        Indices of the segments seen, sorted, (n_seen,).
-    rows
-        Number of rows of each segment, (n_seen,).
-    observed, ones
-        Number of observed values, and of ones among them, (n_seen, n_features).
-    """
+    """Rows, observed values and ones of every feature."""
 
     label: ClassVar[str] = "feature counts"
-    segments: Counts
-    rows: Counts
+    segments: Counts  # indices of the segments seen, sorted, (n_seen,)
+    rows: Counts  # number of rows of each segment, (n_seen,)
+    # Number of observed values, and of ones among them, (n_seen, n_features).
     observed: Counts
     ones: Counts
 
@@ -104,17 +95,10 @@ def make_constant_feature_warnings(
 
 
 class PairTable(NamedTuple):
-    """The 2x2 tables of a set of pairs (i, j), as broadcastable arrays.
+    """The 2x2 tables of a set of pairs (i, j), as broadcastable arrays."""
 
-    Attributes
-    ----------
-    n
-        Number of rows in which both features are observed.
-    ones_i, ones_j, joint
-        Number of these rows with x_i = 1, with x_j = 1, and with both.
-    """
-
-    n: NDArray[Any]
+    n: NDArray[Any]  # number of rows in which both features are observed
+    # Number of these rows with x_i = 1, with x_j = 1, and with both.
     ones_i: NDArray[Any]
     ones_j: NDArray[Any]
     joint: NDArray[Any]
@@ -126,34 +110,21 @@ class PairCounts(CountStatistics):
 
     Blocks without a mask are counted in `full_rows`, `full_ones` and `joint`, blocks with a mask in
     `pair_rows`, `ones_left`, `ones_right` and `joint`. Merging the two kinds is thus a plain sum.
-
-    Attributes
-    ----------
-    segments
-        Indices of the segments seen, sorted, (n_seen,).
-    rows
-        Number of rows of each segment, (n_seen,).
-    full_rows, full_ones
-        Rows, and ones of each feature, in blocks without a mask: (n_seen,), (n_seen, n_features).
-    joint
-        Joint ones, (n_seen, n_left, n_right).
-    pair_rows, ones_left, ones_right
-        In blocks with a mask: rows with i and j observed, and the ones of i and of j in these rows,
-        each in the shape of `joint`; None if no block had a mask.
-    tile
-        The features of the last two axes; None means all.
     """
 
     label: ClassVar[str] = "pair counts"
-    segments: Counts
-    rows: Counts
+    segments: Counts  # indices of the segments seen, sorted, (n_seen,)
+    rows: Counts  # number of rows of each segment, (n_seen,)
+    # Rows, and ones of each feature, in blocks without a mask: (n_seen,), (n_seen, n_features).
     full_rows: Counts
     full_ones: Counts
-    joint: Counts
+    joint: Counts  # (n_seen, n_left, n_right)
+    # In blocks with a mask: rows with i and j observed, and the ones of i and of j in these rows,
+    # each in the shape of `joint`; None if no block had a mask.
     pair_rows: Counts | None = None
     ones_left: Counts | None = None
     ones_right: Counts | None = None
-    tile: Tile | None = None
+    tile: Tile | None = None  # the features of the last two axes; None means all
 
     @classmethod
     def from_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:

@@ -93,21 +93,12 @@ def sum_weighted_rows(counts: Counts, place: Counts, times: Counts, n_places: in
 
 @dataclass(frozen=True)
 class Sums(UntiledStatistics):
-    """Named arrays, summed over rows.
-
-    Attributes
-    ----------
-    n_samples
-        Number of rows.
-    objective
-        Objective summed over rows, nats.
-    values
-        The sums. Only sums with the same names and shapes can be merged.
-    """
+    """Named arrays, summed over rows."""
 
     label: ClassVar[str] = "E-step"
     n_samples: int
-    objective: float
+    objective: float  # objective summed over rows, nats
+    # The sums. Only sums with the same names and shapes can be merged.
     values: Mapping[str, NDArray[Any]]
 
     def merge(self, other: Self) -> Self:

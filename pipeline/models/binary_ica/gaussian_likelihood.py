@@ -49,27 +49,15 @@ _MIN_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
 
 @dataclass(frozen=True)
 class SegmentMoments:
-    """Correlations to match.
+    """Correlations to match."""
 
-    Attributes
-    ----------
-    correlation
-        Correlations, unit diagonal, (n_matrices, n_features, n_features).
-    varies
-        Whether each feature is used in a segment, (n_segments, n_features).
-    weights
-        Share of each segment in the objective, (n_segments,).
-    ridge, model_ridge
-        δ of the correlations and of the model in each segment, (n_segments,).
-    places
-        Index of each segment's matrix, ascending, (n_segments,); None if all are in order.
-    """
-
-    correlation: Array
-    varies: NDArray[np.bool_]
-    weights: Array
+    correlation: Array  # unit diagonal, (n_matrices, n_features, n_features)
+    varies: NDArray[np.bool_]  # whether each feature is used in a segment, (n_segments, n_features)
+    weights: Array  # share of each segment in the objective, (n_segments,)
+    # δ of the correlations and of the model in each segment, (n_segments,).
     ridge: Array
     model_ridge: Array
+    # Index of each segment's matrix, ascending, (n_segments,); None if all are in order.
     places: NDArray[np.int64] | None = None
 
     @property

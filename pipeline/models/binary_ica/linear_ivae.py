@@ -370,24 +370,12 @@ class AffineVAE(NamedTuple):
 
 
 class VAEBatch(NamedTuple):
-    """Rows as numbers of one dtype.
+    """Rows as numbers of one dtype."""
 
-    Attributes
-    ----------
-    X
-        Bits, (n_samples, n_features), 0 where missing.
-    inputs
-        Bits minus the means of their features, 0 where missing.
-    mask
-        1 where observed, 0 where missing; None if all values are observed.
-    segments
-        Place of each row's segment, (n_samples,).
-    """
-
-    X: Numbers
-    inputs: Numbers
-    mask: Numbers | None
-    segments: Index
+    X: Numbers  # bits, (n_samples, n_features), 0 where missing
+    inputs: Numbers  # bits minus the means of their features, 0 where missing
+    mask: Numbers | None  # 1 where observed, 0 where missing; None if all values are observed
+    segments: Index  # place of each row's segment, (n_samples,)
 
 
 def encoder_moments(vae: AffineVAE, rows: VAEBatch) -> tuple[Numbers, Numbers]:

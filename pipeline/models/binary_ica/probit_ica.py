@@ -28,20 +28,11 @@ PROBIT_SCALE = np.sqrt(np.pi / 8)
 
 
 class SegmentModel(NamedTuple):
-    """z ~ N(means, diag variances), P(x_i = 1 | z) = Φ(w_i·(z − means) + offsets_i).
+    """z ~ N(means, diag variances), P(x_i = 1 | z) = Φ(w_i·(z − means) + offsets_i)."""
 
-    Attributes
-    ----------
-    weights
-        w, √(π/8) times the mixing, (n_features, n_components).
-    thresholds
-        Thresholds of standard normals with the model's correlations, (n_features,).
-    means, variances
-        Means and variances of the sources, (n_components,).
-    """
-
-    weights: Array
-    thresholds: Array
+    weights: Array  # w, √(π/8) times the mixing, (n_features, n_components)
+    thresholds: Array  # of standard normals with the model's correlations, (n_features,)
+    # Means and variances of the sources, (n_components,).
     means: Array
     variances: Array
 

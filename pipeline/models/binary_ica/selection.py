@@ -282,26 +282,15 @@ def has_ridge(folds: Sequence[HeldOutFold], regularization: float) -> bool:
 
 
 class ScoredSetting(NamedTuple):
-    """Setting with its held-out score.
-
-    Attributes
-    ----------
-    n_components, regularization
-        The setting.
-    nats
-        Held-out log-likelihood of each fold's segments, over all scored pairs and rows; 0 if a fold
-        cannot use a segment, (n_folds, n_segments).
-    n_pairs
-        Number of scored pairs and rows.
-    solutions
-        Solution of each fold's fit.
-    """
+    """Setting with its held-out score."""
 
     n_components: int
     regularization: float
+    # Held-out log-likelihood of each fold's segments, over all scored pairs and rows; 0 if a fold
+    # cannot use a segment, (n_folds, n_segments).
     nats: Array
-    n_pairs: float
-    solutions: Sequence[MatchSolution] = ()
+    n_pairs: float  # number of scored pairs and rows
+    solutions: Sequence[MatchSolution] = ()  # solution of each fold's fit
 
     @property
     def score(self) -> float:

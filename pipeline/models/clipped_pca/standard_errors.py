@@ -106,21 +106,11 @@ def compute_threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64
 
 
 class CorrelationInfluence(NamedTuple):
-    """Influence of bits on correlations: (n_features, n_features), 0 for pairs without information.
+    """Influence of bits on correlations, (n_features, n_features); 0 without information."""
 
-    Attributes
-    ----------
-    joint
-        A divided by the share of rows with both observed.
-    single
-        B divided by this share: influence of feature i on its pair with j.
-    constant
-        The part that is the same in every row, joint p_ij − single p_i − singleᵀ p_j.
-    """
-
-    joint: Array
-    single: Array
-    constant: Array
+    joint: Array  # A divided by the share of rows with both observed
+    single: Array  # B divided by this share: influence of feature i on its pair with j
+    constant: Array  # the part that is the same in every row, joint p_ij − single p_i − singleᵀ p_j
 
 
 def correlation_influence(

@@ -16,21 +16,11 @@ _kernel = njit(nogil=True, cache=True)
 
 
 class BitRows(NamedTuple):
-    """Rows with 64 features per word, little bit order.
-
-    Attributes
-    ----------
-    n_features
-        Number of features.
-    words
-        Values, (ceil(n_features / 64), n_rows); 0 where missing.
-    observed
-        Mask of the same shape; None if all values are observed.
-    """
+    """Rows with 64 features per word, little bit order."""
 
     n_features: int
-    words: Words
-    observed: Words | None
+    words: Words  # values, (ceil(n_features / 64), n_rows); 0 where missing
+    observed: Words | None  # mask of the same shape; None if all values are observed
 
     @property
     def n_rows(self) -> int:

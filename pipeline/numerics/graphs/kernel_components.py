@@ -185,17 +185,10 @@ class KernelComponents(NamedTuple):
 
 
 class KernelSums(NamedTuple):
-    """Sums over rows x of the kernel with landmarks l.
-
-    Attributes
-    ----------
-    n_rows
-        Number of rows.
-    sums, products
-        Σ k(x, l), (n_landmarks,), and Σ k(x, l) k(x, l'), (n_landmarks, n_landmarks).
-    """
+    """Sums over rows x of the kernel with landmarks l."""
 
     n_rows: int
+    # Σ k(x, l), (n_landmarks,), and Σ k(x, l) k(x, l'), (n_landmarks, n_landmarks).
     sums: Array
     products: Array
 

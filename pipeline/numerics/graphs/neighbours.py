@@ -198,20 +198,11 @@ def divide_counts(times: float, counts: Words, distances: Distances) -> None:
 
 
 class NumberedRows(NamedTuple):
-    """Rows that may be neighbours.
-
-    Attributes
-    ----------
-    bits
-        The rows.
-    numbers
-        Number of each row, rising, (n_rows,).
-    parts
-        Part that each row belongs to, (n_rows,). Rows of the same part are never neighbours.
-    """
+    """Rows that may be neighbours."""
 
     bits: BitRows
-    numbers: Indices
+    numbers: Indices  # number of each row, rising, (n_rows,)
+    # Part that each row belongs to, (n_rows,). Rows of the same part are never neighbours.
     parts: Indices
 
     def take(self, places: Indices) -> NumberedRows:
@@ -220,18 +211,10 @@ class NumberedRows(NamedTuple):
 
 
 class NearestRows(NamedTuple):
-    """Lists of nearest rows, by distance, then by number.
+    """Lists of nearest rows, by distance, then by number."""
 
-    Attributes
-    ----------
-    distances
-        Distances, rising, infinite for missing neighbours, (n_rows, k).
-    indices
-        Numbers of the rows, `NO_ROW` for missing neighbours, (n_rows, k).
-    """
-
-    distances: Distances
-    indices: Indices
+    distances: Distances  # rising, infinite for missing neighbours, (n_rows, k)
+    indices: Indices  # numbers of the rows, `NO_ROW` for missing neighbours, (n_rows, k)
 
 
 def empty_nearest(n_rows: int, k: int) -> NearestRows:

@@ -331,17 +331,10 @@ def _full_mask(X: Bits, observed: Bits | None) -> Bits:
 
 
 class SteepPoints(NamedTuple):
-    """Points of rows, in units of their Gaussians.
+    """Points of rows, in units of their Gaussians."""
 
-    Attributes
-    ----------
-    z
-        Points, (n_rows, n_points, q).
-    log_volumes
-        Log of the volume of each point, divided by (2π)^(q/2), (n_rows, n_points).
-    """
-
-    z: Floats
+    z: Floats  # (n_rows, n_points, q)
+    # Log of the volume of each point, divided by (2π)^(q/2), (n_rows, n_points).
     log_volumes: Floats
 
 

@@ -48,41 +48,23 @@ class Nodes(NamedTuple):
 
 
 class NodeStatistics(NamedTuple):
-    """Sums of the M-step over rows; the sums of several blocks can be added.
+    """Sums of the M-step over rows; the sums of several blocks can be added."""
 
-    Attributes
-    ----------
-    ones
-        Σ_n t_ni R_nl, (n_features, n_nodes): expected number of ones at each node.
-    mass
-        Σ_n m_ni R_nl, (n_features, n_nodes): expected number of observed values.
-    log_likelihood
-        Σ_n log P(t_n), nats.
-    peak
-        Σ_n max_l R_nl. It is near the number of rows if posteriors are narrower than the distance
-        of the nodes, so that sums over nodes do not approximate integrals.
-    """
-
-    ones: Floats
-    mass: Floats
-    log_likelihood: float
+    ones: Floats  # Σ_n t_ni R_nl, (n_features, n_nodes): expected number of ones at each node
+    mass: Floats  # Σ_n m_ni R_nl, (n_features, n_nodes): expected number of observed values
+    log_likelihood: float  # Σ_n log P(t_n), nats
+    # Σ_n max_l R_nl. It is near the number of rows if posteriors are narrower than the distance of
+    # the nodes, so that sums over nodes do not approximate integrals.
     peak: float
 
 
 class NodePosterior(NamedTuple):
-    """Moments of x given each row, and log P(t_n) in nats.
+    """Moments of x given each row, and log P(t_n) in nats."""
 
-    Attributes
-    ----------
-    mean, covariance
-        (n_samples, n_components) and (n_samples, n_components, n_components).
-    log_likelihood
-        log P(t_n), (n_samples,).
-    """
-
+    # (n_samples, n_components) and (n_samples, n_components, n_components).
     mean: Floats
     covariance: Floats
-    log_likelihood: Floats
+    log_likelihood: Floats  # log P(t_n), (n_samples,)
 
 
 class _Batch(NamedTuple):

@@ -41,26 +41,16 @@ _MAX_ETA_CHANGE = 30.0  # change of η from σ = ½ to where the ridge outweighs
 
 
 class LogisticFit(NamedTuple):
-    """The maximum of each feature's f.
+    """The maximum of each feature's f."""
 
-    Attributes
-    ----------
-    weights, offsets
-        Slopes w, (n_features, n_components), and offsets b, (n_features,).
-    converged
-        Whether w and b converged to a maximum, (n_features,).
-    diverged
-        Whether the counts do not determine w and b, (n_features,): |w| has reached MAX_SLOPE, or f
-        is flat in some direction. Such features have not converged.
-    rounds
-        Number of Newton rounds.
-    """
-
+    # Slopes w, (n_features, n_components), and offsets b, (n_features,).
     weights: Floats
     offsets: Floats
-    converged: Flags
+    converged: Flags  # whether w and b converged to a maximum, (n_features,)
+    # Whether the counts do not determine w and b, (n_features,): |w| has reached MAX_SLOPE, or f is
+    # flat in some direction. Such features have not converged.
     diverged: Flags
-    rounds: int
+    rounds: int  # of Newton's method
 
 
 class _Problem(NamedTuple):

@@ -59,20 +59,11 @@ _MIN_CAVITY = 1e-9  # smallest share of the precision from the prior and other i
 
 
 class EPStatistics(NamedTuple):
-    """Sums over rows.
+    """Sums over rows."""
 
-    Attributes
-    ----------
-    gradient
-        Gradient of the log-likelihood in each (w_i, b_i), (n_features, q + 1).
-    curvature
-        Curvatures as upper triangles, row by row, (n_features, (q + 1)(q + 2) / 2).
-    log_likelihood, rounds
-        Log-likelihood in nats, and number of rounds used.
-    """
-
-    gradient: Floats
-    curvature: Floats
+    gradient: Floats  # gradient of the log-likelihood in each (w_i, b_i), (n_features, q + 1)
+    curvature: Floats  # upper triangles, row by row, (n_features, (q + 1)(q + 2) / 2)
+    # Log-likelihood in nats, and number of rounds used.
     log_likelihood: float
     rounds: int
 

@@ -55,18 +55,10 @@ class HasMoments(Protocol):
 
 
 class TraitScoreSums(NamedTuple):
-    """Sums over rows; parameters are ordered by item, its weights first, then its offset.
+    """Sums over rows; parameters are ordered by item, its weights first, then its offset."""
 
-    Attributes
-    ----------
-    spread
-        Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1).
-    products
-        Σ_n s_n s_nᵀ, (p, p).
-    """
-
-    spread: Floats
-    products: Floats
+    spread: Floats  # Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1)
+    products: Floats  # Σ_n s_n s_nᵀ, (p, p)
 
 
 class TraitScores(NamedTuple):

@@ -33,17 +33,10 @@ _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 class BoltzmannMachine(NamedTuple):
-    """Parameters of a restricted Boltzmann machine.
+    """Parameters of a restricted Boltzmann machine."""
 
-    Attributes
-    ----------
-    weights
-        W, (n_features, n_components), C order.
-    visible, hidden
-        b and c: (n_features,) and (n_components,).
-    """
-
-    weights: Array
+    weights: Array  # W, (n_features, n_components), C order
+    # b and c: (n_features,) and (n_components,).
     visible: Array
     hidden: Array
 

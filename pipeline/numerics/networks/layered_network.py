@@ -42,17 +42,10 @@ _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 class Layer(NamedTuple):
-    """Parameters of a layer, or their gradient.
+    """Parameters of a layer, or their gradient."""
 
-    Attributes
-    ----------
-    weights
-        W_k, (n_below, n_above).
-    visible, hidden
-        Biases c_k (down) and b_k (up), (n_below,) and (n_above,).
-    """
-
-    weights: Numbers
+    weights: Numbers  # W_k, (n_below, n_above)
+    # Biases c_k (down) and b_k (up), (n_below,) and (n_above,).
     visible: Numbers
     hidden: Numbers
 

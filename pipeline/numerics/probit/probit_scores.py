@@ -93,30 +93,14 @@ _MIN_POINTS = 128
 
 
 class ProbitScores(NamedTuple):
-    """Log P(x) of every row and its derivatives, which are 0 where a value is missing.
+    """Log P(x) of every row and its derivatives, which are 0 where a value is missing."""
 
-    Attributes
-    ----------
-    log_likelihood
-        Nats, (n_samples,).
-    error
-        Estimated error of each, (n_samples,).
-    offsets
-        ∂ log P / ∂ b_i, (n_samples, n_features).
-    weights
-        ∂ log P / ∂ w_i, (n_samples, n_features, n_components).
-    settled
-        False if the approximation did not converge, (n_samples,).
-    sampled
-        Whether errors are random, so that errors of distinct rows average out.
-    """
-
-    log_likelihood: Floats
-    error: Floats
-    offsets: Floats
-    weights: Floats
-    settled: NDArray[np.bool_]
-    sampled: bool = False
+    log_likelihood: Floats  # nats, (n_samples,)
+    error: Floats  # estimated error of each, (n_samples,)
+    offsets: Floats  # ∂ log P / ∂ b_i, (n_samples, n_features)
+    weights: Floats  # ∂ log P / ∂ w_i, (n_samples, n_features, n_components)
+    settled: NDArray[np.bool_]  # false if the approximation did not converge, (n_samples,)
+    sampled: bool = False  # whether errors are random, so that errors of distinct rows average out
 
 
 def ep_scores(

@@ -65,23 +65,14 @@ _MARGIN = 80
 
 @dataclass(frozen=True)
 class GroupedNoise:
-    """A matrix of noise by groups of rows; see the formula of the module.
+    """A matrix of noise by groups of rows; see the formula of the module."""
 
-    Attributes
-    ----------
-    sizes
-        Rows of each group, (n_groups,).
-    mean, linear, spread
-        (n_groups, n_groups), symmetric; `linear` and `spread` at least 0.
-    degrees
-        Degrees of freedom ν of the sample correlations.
-    """
-
-    sizes: Array
+    sizes: Array  # rows of each group, (n_groups,)
+    # (n_groups, n_groups), symmetric; `linear` and `spread` at least 0.
     mean: Array
     linear: Array
     spread: Array
-    degrees: float
+    degrees: float  # degrees of freedom ν of the sample correlations
 
     @property
     def diagonal_without_mean(self) -> Array:
@@ -103,23 +94,12 @@ class GroupedNoise:
 
 @dataclass(frozen=True)
 class SpectrumEdge:
-    """The upper edge of the spectrum without its mean.
-
-    Attributes
-    ----------
-    position
-        Position of the edge.
-    resolvent
-        g at the edge, (n_groups,).
-    density_rise
-        Im g at position − t² is `density_rise` t for small t, (n_groups,).
-    scale
-        Eigenvalues near the edge are position − scale · s, with s from `draw_edge_points`.
-    """
+    """The upper edge of the spectrum without its mean."""
 
     position: float
-    resolvent: Array
-    density_rise: Array
+    resolvent: Array  # g at the edge, (n_groups,)
+    density_rise: Array  # Im g at position − t² is `density_rise` t for small t, (n_groups,)
+    # Eigenvalues near the edge are position − scale · s, with s from `draw_edge_points`.
     scale: float
 
 
