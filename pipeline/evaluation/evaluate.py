@@ -17,11 +17,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, pack_block
 from pipeline.data.matching import find_segment_indices
 from pipeline.errors import FitError
-from pipeline.evaluation.prediction import (
-    TargetLabels,
-    describe_prediction,
-    summarize_predictions,
-)
+from pipeline.evaluation.prediction import TargetLabels, describe_prediction, summarize_predictions
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.base import Model

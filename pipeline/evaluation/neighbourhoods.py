@@ -257,16 +257,8 @@ def describe_code_quality(
 ) -> dict[str, Any]:
     """Describe how well a model's codes preserve neighbourhoods and predict labels.
 
-    Parameters
-    ----------
-    subject, reference_subject
-        The model, matched with the segments of the evaluated and of the fitted dataset.
-    sample
-        The rows to evaluate on.
-    vote
-        The labels to predict, if any.
-    executor, seed, progress
-        As for `code_rows`.
+    `subject` and `reference_subject` are the model, matched with the segments of the evaluated and
+    of the fitted dataset; `sample` has the rows to evaluate on.
 
     Returns
     -------
@@ -326,12 +318,7 @@ def describe_vote(
 ) -> dict[str, Any]:
     """Describe how well labels are predicted from the rows with the nearest codes.
 
-    Parameters
-    ----------
-    vote
-        The labelled rows.
-    query_codes, reference_codes
-        Their codes, (n_queries, n_components) and (n_references, n_components).
+    The codes of the labelled rows are (n_queries, n_components) and (n_references, n_components).
 
     Returns
     -------

@@ -28,10 +28,7 @@ class SamplingTask(NamedTuple):
 
 
 def draw_model_rows(
-    model: Model,
-    arrays: Callable[[], Mapping[str, NDArray[Any]]],
-    seed: int,
-    task: SamplingTask,
+    model: Model, arrays: Callable[[], Mapping[str, NDArray[Any]]], seed: int, task: SamplingTask
 ) -> NDArray[np.uint8]:
     """Draw the rows of a task, packed in little bit order, (n_rows, n_bytes).
 
@@ -93,20 +90,11 @@ def count_rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[n
 
 
 def feature_probabilities_by_unit(strengths: Sequence[Array]) -> list[Array]:
-    """Return, per layer, the probability that a unit alone turns a feature on.
+    """Return the probability that a unit alone turns a feature on, (n_features, n_units) per layer.
 
     The result is exact for one and two layers. In deeper networks it is an approximation, which
-    treats the units in between as independent.
-
-    Parameters
-    ----------
-    strengths
-        Probability that a unit turns on a unit of the layer below, (n_below, n_units) per layer.
-
-    Returns
-    -------
-    list
-        Probabilities, (n_features, n_units) per layer.
+    treats the units in between as independent. `strengths` are the probabilities that a unit turns
+    on a unit of the layer below, (n_below, n_units) per layer.
     """
     by_layer = [strengths[0]]
     for layer in strengths[1:]:

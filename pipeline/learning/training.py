@@ -286,19 +286,9 @@ def train_on_blocks(
 ) -> StepSums | None:
     """Take steps through the rows of a task; return None if it has no rows.
 
-    Parameters
-    ----------
-    learner
-        Learner at the start of the pass; it is changed in place.
-    score_rows
-        Returns the score of each row of a batch, (n_samples,), nats, at the parameters at the start
-        of the pass.
-    blocks
-        The rows.
-    working
-        Working state: rows per step, and the held-out share.
-    rng
-        Draws of the pass.
+    The learner, which is changed in place, is at the start of the pass. `score_rows` returns the
+    score of each row of a batch at the start of the pass, (n_samples,), nats. The working state
+    holds the rows per step and the held-out share.
 
     Returns
     -------

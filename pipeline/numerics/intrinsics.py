@@ -23,14 +23,8 @@ def make_fma(kind: Any) -> Any:
 def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
     """Return an intrinsic for 2**k, where k is stored in the low bits of a number.
 
-    Parameters
-    ----------
-    kind
-        Numba type of the numbers.
-    n_mantissa_bits
-        Number of bits below the exponent.
-    bias
-        Bias of the exponent.
+    `kind` is the Numba type of the numbers, `n_mantissa_bits` the number of bits below the
+    exponent, and `bias` the bias of the exponent.
     """
     same_width = {types.float32: types.int32, types.float64: types.int64}[kind]
 

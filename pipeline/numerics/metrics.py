@@ -39,19 +39,11 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
     """Compare two mixing matrices up to the order, signs and lengths of their columns.
 
     Columns are matched one to one to maximize the sum of their absolute cosines. A column without a
-    partner, or of zeros, counts as 0.
+    partner, or of zeros, counts as 0. The result, in [0, 1], is the sum divided by the larger
+    number of columns. The matrices are (n_features, n_estimated) and (n_features, n_reference).
 
     Hyttinen, Barin-Pacela and Hyvärinen (2022), Binary independent component analysis: a
     non-stationarity-based approach, UAI, section 6.
-
-    Parameters
-    ----------
-    estimated, reference
-        Mixing matrices, (n_features, n_estimated) and (n_features, n_reference).
-
-    Returns
-    -------
-    Sum of the matched cosines over the larger number of columns, in [0, 1].
     """
     left = _normalize_columns(estimated, "estimated")
     right = _normalize_columns(reference, "reference")
@@ -107,8 +99,6 @@ def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
     ----------
     distances
         Distances of each row to the other rows, (n_rows, n_others), n_others > k.
-    k
-        Number of neighbours per row.
     own
         Place of each row among the other rows, or `NOT_AMONG_OTHERS`, (n_rows,). A row is not its
         own neighbour.
@@ -136,21 +126,13 @@ def trustworthiness(original: Array, coded: Array, k: int) -> float:
     1 − 2 / (n k (2n − 3k − 1)) Σ_i Σ_{j ∈ U_i} (r(i, j) − k), where U_i are the rows among the k
     nearest of row i in the codes that are not among its k nearest in the data, and r(i, j) is the
     rank of row j by its distance from row i in the data. With the two spaces exchanged, this is
-    continuity: whether neighbours in the data are also neighbours in the codes.
+    continuity: whether neighbours in the data are also neighbours in the codes. The result is in
+    [0, 1], about 0.5 for random neighbours.
 
     Venna and Kaski (2001), Neighborhood preservation in nonlinear projection methods: an
     experimental study, ICANN.
 
-    Parameters
-    ----------
-    original, coded
-        Distances of all rows in the two spaces, (n_rows, n_rows).
-    k
-        Number of neighbours per row, fewer than half of the rows.
-
-    Returns
-    -------
-    Trustworthiness in [0, 1]; about 0.5 for random neighbours.
+    The distances of all rows in the two spaces are (n_rows, n_rows), and k is below n_rows / 2.
     """
     n = len(original)
     near = find_nearest_places(coded, k, np.arange(n))

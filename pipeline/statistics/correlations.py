@@ -36,16 +36,9 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
     correlation matrix of independent Gaussians, drawn as a Wishart matrix. If scores were drawn
     pair by pair, the leading null eigenvalue would be too low by about n_features / n_samples.
 
-    Parameters
-    ----------
-    table
-        Margins `n`, `ones_i`, `ones_j` of all pairs, broadcastable to (n_features, n_features),
-        each feature with itself on the diagonal; `joint` is not used.
-
-    Returns
-    -------
-    PairTable
-        The pairs i < j in the order of `numpy.triu_indices(n_features, 1)`, flat.
+    `table` has the margins of all pairs, broadcastable to (n_features, n_features), each feature
+    with itself on the diagonal; `joint` is not used. The result has the pairs i < j in the order of
+    `numpy.triu_indices(n_features, 1)`, flat.
     """
     n_features = table.ones_i.shape[0]
     upper = np.triu_indices(n_features, 1)
@@ -190,17 +183,10 @@ class PairStatusCounts(NamedTuple):
 def count_pair_statuses(
     status: Statuses, left_out: NDArray[np.int64], n_features: int
 ) -> PairStatusCounts:
-    """Count the statuses of the pairs of a strip.
+    """Count the statuses of the pairs of a strip, with and without the features in `left_out`.
 
-    Parameters
-    ----------
-    status
-        Statuses of the strip's features with all features from the strip's first one on,
-        (n_strip, n_features − first). A strip may consist of all features.
-    left_out
-        Features to leave out.
-    n_features
-        Number of all features.
+    `status` has the statuses of the strip's features with all features from the strip's first one
+    on, (n_strip, n_features − first). A strip may consist of all features.
     """
     n_strip, n_right = status.shape
     first = n_features - n_right

@@ -307,10 +307,7 @@ class PairCounts(CountStatistics):
 def make_tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
     """Cut the pairs of features into tiles, so that a task's counts fit into `budget` bytes.
 
-    Returns
-    -------
-    tuple of Tile or None
-        The upper triangle of tiles, or only None if one task can count all pairs.
+    Return the upper triangle of tiles, or only None if one task can count all pairs.
     """
     # With a mask there are four int64 arrays, held twice while merging.
     side = max(1, int((budget / (8 * 4 * 2 * n_segments)) ** 0.5))
@@ -356,16 +353,8 @@ def count_strip(
 ) -> StripCounts:
     """Count the pairs of a strip of features with each other and with all later features.
 
-    Parameters
-    ----------
-    features
-        The strip.
-    n_features, n_samples
-        Shape of the dataset. Counts are stored in the smallest integers that can hold `n_samples`.
-    masked
-        Whether any value is missing.
-    chunks
-        All chunks.
+    `masked` tells whether any value is missing. `chunks` are all chunks. Counts are stored in the
+    smallest integers that can hold `n_samples`.
     """
     shape = (features.stop - features.start, n_features - features.start)
     names = ("joint", *_MASKED_ARRAYS) if masked else ("joint",)

@@ -52,17 +52,9 @@ def estimate_null_quantiles(
 ) -> Array:
     """Return a quantile of each leading eigenvalue for independent features with these margins.
 
-    Parameters
-    ----------
-    n_rows
-        Number of rows in the data.
-    observed, ones
-        Number of observed values, and of ones among them, (n_features,). Values are assumed to be
-        missing completely at random.
-    estimate
-        The estimator of correlations.
-    n_leading
-        Number of eigenvalues, small compared to the number of features.
+    `observed` counts the observed values and `ones` the ones among them, (n_features,) each. Values
+    are assumed to be missing completely at random. `n_leading` must be small compared to the number
+    of features.
 
     Returns
     -------

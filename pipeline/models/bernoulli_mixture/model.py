@@ -416,14 +416,8 @@ def sum_mixture_information(
 ) -> dict[str, Array]:
     """Compute the sums of the information over rows.
 
-    Parameters
-    ----------
-    X, observed
-        Values and mask, (n_samples, n_features); None if all values are observed.
-    probabilities
-        p, (n_components, n_features).
-    posterior
-        P(k | x), (n_samples, n_components).
+    `X` and `observed` are (n_samples, n_features), `probabilities` is p, (n_components,
+    n_features), and `posterior` is P(k | x), (n_samples, n_components).
 
     Returns
     -------

@@ -120,16 +120,8 @@ def match_moments(
 ) -> MomentMatch:
     """Match the correlations of segments, which were estimated from the counts.
 
-    Parameters
-    ----------
-    counts
-        Counts by segment and group, see `PairCounts.from_groups`.
-    segments, settings
-        Correlations of the segments, and settings of the match.
-    seeds
-        Seeds of the `starts` and of the `bootstrap` replicates.
-    map_items
-        Map over starts, folds and replicates.
+    `counts` are by segment and group, see `PairCounts.from_groups`. `seeds` has the seeds of the
+    `starts` and of the `bootstrap` replicates. `map_items` maps over starts, folds and replicates.
     """
     n_components, r = settings.n_components, settings.regularization
     choice: SettingChoice | None = None

@@ -109,17 +109,9 @@ def choose_setting(
 ) -> SettingChoice:
     """Choose the number of components, each tried at its best ridge, and then the ridge.
 
-    Parameters
-    ----------
-    segments, folds
-        Segments of all rows, and the output of `split_into_folds`.
-    components
-        Numbers of components in ascending order. The search stops after two in a row that are not
-        better by a standard error.
-    grid
-        Condition numbers, ascending.
-    map_items
-        Map over folds.
+    `segments` are of all rows, and `folds` are from `split_into_folds`. Both `components` and the
+    condition numbers in `grid` are in ascending order. The search stops after two numbers of
+    components in a row that are not better by a standard error. `map_items` maps over folds.
     """
     trials = try_components(segments, folds, components, grid, map_items)
     trial = choose_components(trials)

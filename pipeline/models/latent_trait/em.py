@@ -258,11 +258,8 @@ def promax(loadings: Array) -> tuple[Array, Array]:
     A. E. Hendrickson, P. O. White, "Promax: a quick method for rotation to oblique simple
     structure", British Journal of Statistical Psychology 17, 1964, with power 4.
 
-    Returns
-    -------
-    pattern, correlation
-        Loadings, (n_features, n_components), and correlations of the components, (n_components,
-        n_components).
+    Return the loadings, (n_features, n_components), and the correlations of the components,
+    (n_components, n_components).
     """
     start = varimax(loadings)
     target = start * np.abs(start) ** (PROMAX_POWER - 1)

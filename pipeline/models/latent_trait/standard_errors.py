@@ -231,7 +231,7 @@ def standard_errors(
     fixed: NDArray[np.bool_],
     equal_slopes: bool,
 ) -> ItemErrors:
-    """Invert the information.
+    """Invert the information of the form `louis`, `sandwich` or `crossproduct`.
 
     Parameters
     ----------
@@ -239,8 +239,6 @@ def standard_errors(
         Weights on their principal axes, (n_features, q).
     sums
         Sums over all rows: `curvature`, `spread`, `products` of `numerics.logistic.trait_scores`.
-    form
-        `louis`, `sandwich` or `crossproduct`.
     prior_precision, equal_slopes
         As in the settings; the precision adds to the information.
     fixed

@@ -44,14 +44,8 @@ def popcounts(words: Words) -> Counts:
 def joint_counts(left: Words, right: Words) -> Counts:
     """Count the samples in which feature i of `left` and feature j of `right` are both 1.
 
-    Parameters
-    ----------
-    left, right
-        Packed bits of the same samples, (n_left, n_words) and (n_right, n_words).
-
-    Returns
-    -------
-    Joint counts, (n_left, n_right).
+    The sides are packed bits of the same samples, (n_left, n_words) and (n_right, n_words). The
+    result is (n_left, n_right).
     """
     counts = np.zeros((len(left), len(right)), np.int64)
     add_joint_counts(left, right, counts)

@@ -92,9 +92,7 @@ def full_mask_words(n_features: int) -> Words:
 def transpose_bits(words: Words, n_rows: int) -> Words:
     """Transpose bits from 64 rows per word, (n_features, n_words), to 64 features per word.
 
-    Returns
-    -------
-    Packed bits of the first `n_rows` rows, padded with 0, (ceil(n_features / 64), n_rows).
+    The result has the first `n_rows` rows, padded with 0, (ceil(n_features / 64), n_rows).
     """
     rows = np.empty((-(-len(words) // 64), 64 * words.shape[1]), np.uint64)
     _transpose(np.ascontiguousarray(words), rows)

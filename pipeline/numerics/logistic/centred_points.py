@@ -30,14 +30,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
-from pipeline.numerics.logistic.logistic_lanes import (
-    copy,
-    expm1_minus,
-    fill,
-    fma,
-    inlined,
-    kernel,
-)
+from pipeline.numerics.logistic.logistic_lanes import copy, expm1_minus, fill, fma, inlined, kernel
 from pipeline.random import RowRandom
 
 Bits = NDArray[np.uint8]
@@ -309,10 +302,7 @@ def _log_det(root: Floats) -> Floats:
 
 
 def _integrate_in_batches(
-    X: Bits,
-    observed: Bits | None,
-    items: TraitItems,
-    rule: _PointRule,
+    X: Bits, observed: Bits | None, items: TraitItems, rule: _PointRule
 ) -> RowPosterior:
     """Integrate in batches that fit in the cache."""
     n, q = len(X), items.weights.shape[1]

@@ -79,15 +79,8 @@ class _Batch(NamedTuple):
 def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
     """Return the nodes of the Gauss–Hermite product rule for N(0, I).
 
-    Along each axis, the rule is exact for polynomials up to degree 2 n_per_axis − 1. Nodes are in
-    ascending order; the first axis varies slowest.
-
-    Parameters
-    ----------
-    n_per_axis
-        Nodes along each axis, 2 to 300.
-    n_components
-        Dimension of x, 1 to 3.
+    Along each of 1 to 3 axes, the rule has 2 to 300 nodes and is exact for polynomials up to degree
+    2 n_per_axis − 1. Nodes are in ascending order; the first axis varies slowest.
     """
     if n_components > MAX_COMPONENTS:
         raise FitError(

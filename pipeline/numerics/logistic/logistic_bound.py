@@ -225,17 +225,9 @@ def variational_m_step(
 ) -> tuple[Floats, Floats]:
     """M-step: maximize the bound, for given posteriors and ξ, over weights and offsets.
 
-    Parameters
-    ----------
-    curvature, target
-        As in `VariationalStatistics`, summed over all rows.
-    prior_precision
-        Precision of a prior N(0, I / precision) on each w_i; offsets have none.
-
-    Returns
-    -------
-    weights, offsets
-        (n_features, q) and (n_features,).
+    `curvature` and `target` are as in `VariationalStatistics`, summed over all rows. Each w_i has
+    the prior N(0, I / prior_precision); offsets have none. Return weights, (n_features, q), and
+    offsets, (n_features,).
     """
     if not prior_precision >= 0:
         raise FitError(f"`prior_precision` is {prior_precision}. Choose at least 0.")

@@ -120,13 +120,7 @@ def set_signs(ones: int, lanes: Floats) -> None:
 
 @kernel
 def add_features(
-    observed: Words,
-    forms: Floats,
-    start: int,
-    stop: int,
-    rows: Integers,
-    lanes: Floats,
-    width: int,
+    observed: Words, forms: Floats, start: int, stop: int, rows: Integers, lanes: Floats, width: int
 ) -> None:
     """Set ξ² = ŵᵀ⟨x̂ x̂ᵀ⟩ŵ of each feature, and add its factor to the system and the gap."""
     n_tiles = forms.shape[1] // TILE

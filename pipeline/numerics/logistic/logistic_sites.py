@@ -170,18 +170,9 @@ def ep_m_step(
 ) -> Floats:
     """M-step: take a Newton step for each item, shortened if it is long.
 
-    Parameters
-    ----------
-    gradient, curvature
-        As in `EPStatistics`, summed over all rows.
-    packed
-        Weights and offsets of these sums, side by side, (n_features, q + 1).
-    prior_precision
-        Precision of a prior N(0, I / precision) on each w_i; offsets have none.
-
-    Returns
-    -------
-    New weights and offsets, side by side.
+    `gradient` and `curvature` are as in `EPStatistics`, summed over all rows. `packed` are the
+    weights and offsets of these sums, side by side, (n_features, q + 1). Each w_i has the prior
+    N(0, I / prior_precision); offsets have none. Return new weights and offsets, side by side.
     """
     q = packed.shape[1] - 1
     slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)

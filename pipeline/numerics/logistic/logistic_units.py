@@ -73,16 +73,9 @@ def _exp_minus(x: Any) -> Any:
 
 @_kernel
 def fill_probabilities(inputs: Singles, width: int, out: Singles, weight: Any = _ONE) -> None:
-    """Compute the probability that each unit is on.
+    """Compute the probability that each unit is on, times `weight`.
 
-    Parameters
-    ----------
-    inputs, out
-        Inputs and output, (n_rows, at least width); columns from `width` on are not touched.
-    width
-        Number of units.
-    weight
-        Factor of the probabilities, in single precision.
+    `inputs` and `out` are (n_rows, at least width); columns from `width` on are not touched.
     """
     for row in range(len(inputs)):
         row_inputs, row_out = inputs[row], out[row]
@@ -94,14 +87,9 @@ def fill_probabilities(inputs: Singles, width: int, out: Singles, weight: Any = 
 def fill_draws(inputs: Singles, width: int, states: Words, first: int, out: Singles) -> None:
     """Draw the units of each row, 0 or 1.
 
-    Parameters
-    ----------
-    inputs, width, out
-        As for `fill_probabilities`.
-    states
-        Random state of each row, from `row_states`, (n_rows,).
-    first
-        Number of the first random word; `count_draw_words(width)` words are used.
+    `inputs`, `width` and `out` are as for `fill_probabilities`; `states` are from `row_states`,
+    (n_rows,). The first random word has the number `first`; `count_draw_words(width)` words are
+    used.
     """
     half = (width + 1) // 2
     words = np.empty(half, np.uint64)

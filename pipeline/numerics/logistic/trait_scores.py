@@ -74,16 +74,8 @@ def sum_trait_scores(
 ) -> TraitScores:
     """Sum scores and information over rows.
 
-    Parameters
-    ----------
-    X
-        Values 0 and 1, (n_samples, n_features).
-    observed
-        Mask of the same shape; None if all values are observed.
-    weights, offsets
-        The model, (n_features, q) and (n_features,).
-    posterior
-        Posterior of each row, whose mean and covariance place the points.
+    `X` and `observed` are (n_samples, n_features); the model is (n_features, q) and (n_features,).
+    The mean and covariance of each row's posterior place the points.
     """
     n_features, q = weights.shape
     size = n_features * (q + 1)

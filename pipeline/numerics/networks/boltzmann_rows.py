@@ -320,16 +320,10 @@ def _fill_flip_changes(
 def affine_outputs(
     weights: Array, biases: Array, means: Array, X: Bits, observed: Bits | None
 ) -> Array:
-    """Return Wᵀx + b of each row, (n_samples, n_outputs).
+    """Return Wᵀx + b of each row, (n_samples, n_outputs), with missing values at their means.
 
-    Parameters
-    ----------
-    weights, biases
-        W, (n_features, n_outputs), C order, and b, (n_outputs,).
-    means
-        Means of the features, (n_features,).
-    X, observed
-        Values (0 where missing) and mask, (n_samples, n_features); None if nothing is missing.
+    W is (n_features, n_outputs), in C order, and b (n_outputs,). The means are (n_features,). X, 0
+    where missing, and its mask are (n_samples, n_features); the mask is None if nothing is missing.
     """
     sums = hidden_inputs(BoltzmannMachine(weights, means, biases), X, None)
     if observed is not None:

@@ -70,15 +70,8 @@ def centre_gradient(gradient: Layer, below: Numbers, above: Numbers) -> None:
     """Convert the gradient of a layer's weights to the gradient of the centred model's weights.
 
     With s and t the gradients of the biases below and above, which are the same in both models,
-    this subtracts s λᵀ + μ tᵀ.
-
-    Parameters
-    ----------
-    gradient
-        Gradient of a layer, whose weights are changed in place. Entries beyond the lengths of
-        `below` and `above` are not touched.
-    below, above
-        Means μ and λ of the units, (n_below,) and (n_above,).
+    this subtracts s λᵀ + μ tᵀ, in place. μ and λ are the means of the units `below` and `above`,
+    (n_below,) and (n_above,). Entries of the gradient beyond these lengths are not touched.
     """
     weights, visible, hidden = gradient
     for i in range(len(below)):
@@ -89,17 +82,10 @@ def centre_gradient(gradient: Layer, below: Numbers, above: Numbers) -> None:
 
 @_sum_kernel
 def apply_centred_step(layer: Layer, move: Layer, below: Numbers, above: Numbers) -> None:
-    """Apply a step of the centred model to plain parameters.
+    """Apply a step `move` of the centred model to the plain parameters of `layer`, in place.
 
     The change of the weights times λ is subtracted from the biases below, and μ times it from the
-    biases above.
-
-    Parameters
-    ----------
-    layer, move
-        Plain parameters, changed in place, and the step of the centred model.
-    below, above
-        As for `centre_gradient`.
+    biases above. `below` and `above` are as for `centre_gradient`.
     """
     m = len(above)
     weights, visible, hidden = layer
@@ -119,11 +105,7 @@ def apply_centred_step(layer: Layer, move: Layer, below: Numbers, above: Numbers
 
 
 def fill_contrastive_gradient(
-    layer: Layer,
-    inputs: Singles,
-    mask: Singles | None,
-    states: NDArray[np.uint64],
-    gradient: Layer,
+    layer: Layer, inputs: Singles, mask: Singles | None, states: NDArray[np.uint64], gradient: Layer
 ) -> tuple[Singles, Singles]:
     """Fill in the centred contrastive-divergence gradient of a layer, summed over rows.
 

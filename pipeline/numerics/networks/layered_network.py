@@ -231,16 +231,8 @@ def score_gradient(
 ) -> ThreeLayerNetwork:
     """Return the gradient of the mean score of rows.
 
-    Parameters
-    ----------
-    network
-        Parameters.
-    X
-        Inputs, (n_samples, n_features); 0 where missing.
-    targets
-        1 at the category of the row, or the number, (n_samples, n_outputs).
-    is_category
-        Whether the target is a category.
+    `X`, 0 where missing, is (n_samples, n_features). `targets`, (n_samples, n_outputs), are 1 at
+    the category of the row, or the number.
     """
     hidden, predicted = _forward_pass(network, X, is_category)
     error = (targets - predicted) * X.dtype.type(1 / len(X))

@@ -97,20 +97,11 @@ def shrink_eigenvalues(values: Matrix, shrinkage: float) -> Matrix:
 def nearest_correlation(
     matrix: Matrix, tol: float = 1e-9, max_rounds: int = 1000
 ) -> tuple[Matrix, float]:
-    """Find the nearest positive semi-definite matrix with unit diagonal.
+    """Find the nearest positive semi-definite matrix with unit diagonal, and its distance.
 
-    Alternating projections with Dykstra's correction (Higham, IMA J. Numer. Anal. 2002,
-    algorithm 3.3), until the relative change of a round is at most `tol`.
-
-    Parameters
-    ----------
-    matrix
-        Symmetric with unit diagonal, (n, n).
-
-    Returns
-    -------
-    repaired, distance
-        The matrix, and its distance from the original, both in the Frobenius norm.
+    Alternating projections with Dykstra's correction (Higham, IMA J. Numer. Anal. 2002, algorithm
+    3.3), until the relative change of a round is at most `tol`. The matrix is symmetric with unit
+    diagonal; distances are in the Frobenius norm.
 
     Raises
     ------
@@ -146,19 +137,9 @@ def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Matrix, boo
     A. Hyvärinen, "Fast and robust fixed-point algorithms for independent component analysis", IEEE
     Transactions on Neural Networks 10, 1999: all components at once, with log cosh.
 
-    Parameters
-    ----------
-    X
-        Rows, (n_samples, n_features), with at least as many dimensions as components.
-    n_components
-        Number of components.
-    seed
-        Seed of the initial values, below 2³².
-
-    Returns
-    -------
-    tuple
-        The mixing, (n_features, n_components), and whether the iterations converged.
+    `X` is (n_samples, n_features), with at least as many dimensions as components. `seed`, below
+    2³², sets the initial values. Return the mixing, (n_features, n_components), and whether the
+    iterations converged.
 
     Raises
     ------
