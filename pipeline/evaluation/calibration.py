@@ -55,7 +55,7 @@ class ShareComparison(NamedTuple):
     observed, implied
         Shares in the data and in the sample, (n,) each.
     error
-        Standard error of their difference under the model, (n,); it includes that of the sample.
+        Standard error of their difference under the model, (n,), with the sampling error of both.
     """
 
     features: NDArray[np.intp]

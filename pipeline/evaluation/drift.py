@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 DRIFT_DRAWS_PASS = (1 << 32) + 1
 """Pass number for the draws that choose rows; no fit reaches it."""
 MIN_CELL_ROWS = 5
-"""Expected rows that each sample needs in every cell of a pair's table to be compared."""
+"""Pairs are compared if both samples have this many expected rows in every cell of the table."""
 
 
 @dataclass(frozen=True)

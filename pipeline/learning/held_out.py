@@ -40,8 +40,8 @@ def run_e_step_with_held_out(
     """Run the E-step on the rows of a block, but only score the held-out rows.
 
     `e_step` returns the sums of a block; their objective is the score. The seed of `rng` selects
-    the held-out `share` of the rows. Return the sums of the other rows; `held_out` and
-    `held_out_rows` are the score and the number of the held-out rows.
+    the held-out `share` of the rows. Return the sums of the other rows, to which `held_out` and
+    `held_out_rows`, the score and the number of the held-out rows, are added.
     """
     if share == 0:
         return e_step(block)
@@ -63,9 +63,9 @@ def record_held_out_score(
 ) -> tuple[dict[str, NDArray[Any]], bool]:
     """Record the held-out score of a number of components at the end of its stage.
 
-    Return `auxiliary` with the score, and with the parameters if they are the best so far; and
-    whether they are, in which case more components should be tried. `statistics` are from the last
-    pass of the stage.
+    Return `auxiliary` with the score added, and whether the score is the best so far. If it is,
+    `auxiliary` also holds the parameters, and more components should be tried. `statistics` are
+    from the last pass of the stage.
     """
     scores = np.append(get_held_out_scores(auxiliary), compute_held_out_score(statistics))
     is_best = bool(scores[-1] >= scores.max())

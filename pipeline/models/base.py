@@ -122,8 +122,8 @@ class Model(Protocol):
     ) -> FitState:
         """CENTRAL: compute new parameters from the statistics of all rows.
 
-        `rng` is new in every pass. The loop extrapolates (`capabilities.CanAccelerate`), judges
-        convergence and moves on to the next stage.
+        `rng` is new in every pass. The loop itself extrapolates (`capabilities.CanAccelerate`),
+        checks convergence and starts the next stage.
         """
 
     def objective(self, params: Any, statistics: Any) -> float:

@@ -291,7 +291,7 @@ def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArr
 
 
 def _warn_about_landmarks(n_landmarks: int, agreement: float) -> tuple[FitWarning, ...]:
-    """Warn if half of the landmarks give other codes, because then more landmarks may as well."""
+    """Warn if half of the landmarks give other codes: more landmarks may then do so, too."""
     if agreement >= _MIN_AGREEMENT:
         return ()
     n_doubled = min(2 * n_landmarks, MAX_LANDMARKS)

@@ -456,17 +456,17 @@ class ContrastLearner(GradientLearner):
 
     def _take_step(self, batch: TrainingBatch) -> None:
         middle, rows, n_rows = self._rule.batch, batch.rows, len(batch.rows)
-        own = slice(middle - n_rows, middle)
-        self._units[own, :-1] = batch.X
+        batch_places = slice(middle - n_rows, middle)
+        self._units[batch_places, :-1] = batch.X
         if batch.observed is not None:
-            self._fill_missing(own, batch.observed, UnitDraws(self._missing.key, rows))
+            self._fill_missing(batch_places, batch.observed, UnitDraws(self._missing.key, rows))
         is_persistent = self._n_chains > 0
-        inputs = self._hidden_inputs(slice(own.start, middle + self._n_chains))
-        self._fill_hidden(own, inputs[:n_rows], 1 / n_rows)
+        inputs = self._hidden_inputs(slice(batch_places.start, middle + self._n_chains))
+        self._fill_hidden(batch_places, inputs[:n_rows], 1 / n_rows)
         chains = self._advance_chains(inputs[n_rows:] if is_persistent else inputs, rows)
-        both = slice(own.start, chains.stop)
+        both = slice(batch_places.start, chains.stop)
         gradient = np.matmul(self._units[both].T, self._hidden[both], out=self._gradient)
-        activity = self._hidden[own, :-1].sum(axis=0)
+        activity = self._hidden[batch_places, :-1].sum(axis=0)
         centre_gradient(theta_as_layer(gradient), self._shares, activity)
         self._move(self._regularise(gradient, activity), activity)
 
@@ -508,13 +508,13 @@ class ContrastLearner(GradientLearner):
         draws.fill(inputs, inputs.shape[1], hidden)
         draws.fill(self._visible_inputs(places), len(self._shares), self._units[places])
 
-    def _fill_missing(self, own: slice, observed: Bits, draws: UnitDraws) -> None:
+    def _fill_missing(self, batch_places: slice, observed: Bits, draws: UnitDraws) -> None:
         """Draw missing values by Gibbs steps that start from the shares of ones."""
-        units, values = self._units[own], self._units[own, :-1].copy()
+        units, values = self._units[batch_places], self._units[batch_places, :-1].copy()
         mask = observed.astype(np.bool_)
         units[:, :-1] = np.where(mask, values, self._shares)
         for _ in range(_MISSING_DRAWS):
-            self._fill_visible(own, self._hidden_inputs(own), draws)
+            self._fill_visible(batch_places, self._hidden_inputs(batch_places), draws)
             np.copyto(units[:, :-1], values, where=mask)
 
     def _regularise(self, gradient: Singles, activity: Singles) -> Singles:

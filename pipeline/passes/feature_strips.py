@@ -76,8 +76,8 @@ def choose_strip_height(n_features: int, n_threads: int, spare: int | None) -> i
     """Choose the number of features per strip, from `n_features` alone unless memory is short.
 
     A strip is high enough that reading a chunk takes little time compared to counting it, and low
-    enough that the sums stay small. `n_threads` tasks run at the same time; `spare` is the memory
-    in bytes beyond that of strips of `MIN_STRIP_HEIGHT`, None if unlimited.
+    enough that the sums stay small. `n_threads` tasks run at the same time. Together they may use
+    `spare` bytes more than with strips of `MIN_STRIP_HEIGHT`; None for no limit.
     """
     height = max(_MAX_STRIP_HEIGHT // 2, min(_MAX_STRIP_HEIGHT, _STRIP_CELLS // n_features))
     minimum = estimate_strip_memory(MIN_STRIP_HEIGHT, n_features)

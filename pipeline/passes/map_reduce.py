@@ -175,15 +175,15 @@ def collect_groups(
     n_parts
         Tasks per group. Each task reads all chunks of the group and sums its share of the blocks.
     """
-    known = [kept.load(tile) for tile in tiles]
+    stored = [kept.load(tile) for tile in tiles]
     tasks_by_tile = [
-        _make_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, known, strict=True)
+        _make_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, stored, strict=True)
     ]
     tasks = [task for tile_tasks in tasks_by_tile for task in tile_tasks]
     parts = []
     with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as mapped:
         results = _merge_parts(_iter_with_progress(mapped, len(tasks), label, progress), n_parts)
-        for tile, before, tile_tasks in zip(tiles, known, tasks_by_tile, strict=True):
+        for tile, before, tile_tasks in zip(tiles, stored, tasks_by_tile, strict=True):
             # `zip` asks for a task before it asks for a result, so no result is lost at the end.
             groups = zip((task.keys for task in tile_tasks[::n_parts]), results, strict=False)
             merged = before.add_groups(groups)
@@ -198,11 +198,11 @@ def count_parts_per_group(n_chunks: int) -> int:
 
 
 def _make_tasks(
-    tile: Tile | None, known: MergedChunks[S], n_chunks: int, n_parts: int
+    tile: Tile | None, stored: MergedChunks[S], n_chunks: int, n_parts: int
 ) -> list[GroupTask[S]]:
-    parts = product(split_chunks_into_groups(n_chunks, known.n_chunks), range(n_parts))
+    parts = product(split_chunks_into_groups(n_chunks, stored.n_chunks), range(n_parts))
     return [
-        GroupTask(tile, keys, None if k else known.open_group, part, n_parts)
+        GroupTask(tile, keys, None if k else stored.open_group, part, n_parts)
         for k, (keys, part) in enumerate(parts)
     ]
 

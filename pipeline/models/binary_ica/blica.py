@@ -521,7 +521,7 @@ def warn_about_fit(
 
 
 def _find_proportional_pair(variances: Array) -> tuple[int, int] | None:
-    """Find the two components with the most nearly proportional variances, if too close."""
+    """Find the two components whose variances are most nearly proportional; None if none are."""
     profiles = np.log(variances)
     n_components = profiles.shape[1]
     spreads = np.full((n_components, n_components), np.inf)

@@ -47,7 +47,7 @@ NODES_PER_AXIS = {1: 41, 2: 21, 3: 15}
 """Initial number of nodes per axis, by the number of components.
 
 With 20 items of slopes up to 1.5, more nodes change the mean log-likelihood per row by less than
-1e-4 nats, and that of a single row by up to 2e-5, 4e-3 and 3e-2 for 1, 2 and 3 components.
+1e-4 nats, and the log-likelihood of one row by up to 2e-5, 4e-3 and 3e-2 for 1, 2 and 3 components.
 """
 NODES_PER_AXIS_LIMITS = {1: MAX_NODES_PER_AXIS, 2: 61, 3: 21}
 """Largest number of nodes per axis that a fit chooses, by the number of components."""

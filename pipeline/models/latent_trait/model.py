@@ -503,7 +503,7 @@ class LatentTrait(Model):
 
 
 def _component_rng(state: FitState) -> np.random.Generator:
-    """Return the generator for the weights of a new component, keyed by their number so far."""
+    """Return the generator for the weights of a new component, keyed by the current number."""
     return np.random.default_rng([int(state.auxiliary["seed"][0]), state.params.weights.shape[1]])
 
 

@@ -34,8 +34,8 @@ leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; in the
 The components are the hidden units of all layers, from the data up. log P(x) is exact by
 enumeration for at most 20 of them; otherwise it is estimated by annealed importance sampling.
 
-Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one without sums, after which
-the network is searched on the sample, then a few. Sums of one draw are unbiased, but there are many
+Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one without sums, after which a
+network is searched for on the sample, then a few. Sums of one draw are unbiased, but there are many
 local maxima, and chains may hardly leave their start; the fit warns if two chains disagree.
 Not identifiable: the order of the units within a layer.
 """

@@ -13,7 +13,7 @@ covariance V, and the site exp(ν s − τ s² / 2) at s = w_iᵀ u,
 
     ∂ log P / ∂ b_i = ν_i − τ_i w_iᵀ m,    ∂ log P / ∂ w_i = (∂ log P / ∂ b_i) m − τ_i V w_i.
 
-The cost per row is that of the rounds, and n K² more.
+A row costs its rounds of expectation propagation, and n K² operations more.
 
 `quadrature_scores`: exact, for one or two components. The integral over u is a sum over a square
 lattice, in coordinates in which the posterior by expectation propagation is N(0, I): step ½,
