@@ -38,7 +38,7 @@ COMMANDS = {
 _SHELLS = ("bash", "fish", "zsh")
 _HELP = """Usage: {program} COMMAND [OPTIONS]
 
-Latent-variable models of binary data that is too large for one array in memory.
+Latent-variable models of binary data that are too large for one array in memory.
 {commands}
 Other
   completion    Print a completion script for {shells}.

@@ -87,19 +87,8 @@ def ingest_sources(
 ) -> BinaryDataset:
     """Read sources and write them as a dataset, or append them to one.
 
-    Parameters
-    ----------
-    patterns
-        Paths, globs, or `example:NAME`.
-    path
-        Folder of the dataset.
-    roles
-        Roles of the columns. An append completes them with the recorded roles.
-
-    Raises
-    ------
-    DataError
-        If a source cannot be used; nothing is written then.
+    `patterns` are paths, globs, or `example:NAME`; an append completes `roles` with the recorded
+    ones. Raises `DataError` if a source cannot be used; nothing is written then.
     """
     return write_rows(open_sources(patterns, path, roles, append, overwrite), progress)
 

@@ -133,21 +133,10 @@ def _polish(correlation: Array, start: MatchSolution) -> ExactMatch:
 
 
 def residuals(flat: Array, correlation: Array, n_components: int) -> Array:
-    """Subtract given correlations from the model's.
+    """Subtract given correlations, (n_segments, n_features, n_features), from the model's.
 
-    Parameters
-    ----------
-    flat
-        The mixing, then the log variances, row by row.
-    correlation
-        Correlations to match, (n_segments, n_features, n_features).
-    n_components
-        Number of components.
-
-    Returns
-    -------
-    ndarray
-        Differences for the pairs i < j of each segment, (n_segments · n_pairs,).
+    `flat` has the mixing, then the log variances, row by row. The result has the differences for
+    the pairs i < j of each segment, (n_segments · n_pairs,).
     """
     i, j = np.triu_indices(correlation.shape[1], 1)
     _, _, _, directions = _signal_terms(flat, correlation, n_components)

@@ -324,21 +324,10 @@ def plot_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title
 
 
 def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, n_across: int = 14) -> Indices:
-    """Plot images at their codes, as many as fit without overlap, in the square view of the axes.
+    """Plot images, (n_rows, height, width), at their codes, (n_rows, 2), in the axes' square view.
 
-    Parameters
-    ----------
-    images
-        (n_rows, height, width); NaN is left blank.
-    codes
-        (n_rows, 2).
-    n_across
-        Number of images that would fit side by side.
-
-    Returns
-    -------
-    ndarray
-        Indices of the plotted rows; earlier rows have priority.
+    Images that would overlap earlier ones are left out; `n_across` of them fit side by side.
+    Returns the indices of the plotted rows.
     """
     points = np.asarray(codes, np.float64)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()

@@ -29,21 +29,8 @@ SAFE_CODECS = frozenset(
 def check_codecs(path: str, metadata: Mapping[str, Any], permitted: Set[str]) -> None:
     """Refuse an array with other codecs, before any value is read.
 
-    Some codecs, such as pickle, run code that the author of the array chose.
-
-    Parameters
-    ----------
-    path
-        Name of the array in messages.
-    metadata
-        The array's Zarr metadata, of version 2 or 3.
-    permitted
-        Names of the permitted codecs.
-
-    Raises
-    ------
-    DataError
-        If a codec is not permitted; the message names it.
+    Some codecs, such as pickle, run code that the author of the array chose. `metadata` are the
+    array's Zarr metadata, of version 2 or 3. Raises `DataError` if a codec is not permitted.
     """
     for name in _iter_codec_names(metadata):
         if name not in permitted:
@@ -163,21 +150,9 @@ def list_stored_arrays(columns: Iterable[str]) -> list[str]:
 
 
 def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -> Any:
-    """Open an array that `create_array` made.
+    """Open an array that `create_array` made; `shape` is the shape that the manifest states.
 
-    Parameters
-    ----------
-    group
-        The Zarr group.
-    path
-        Path of the array in the group.
-    shape
-        The shape that the manifest states.
-
-    Raises
-    ------
-    DataError
-        If dtype, shape or codecs differ from those that this package writes.
+    Raises `DataError` if dtype, shape or codecs differ from those that this package writes.
     """
     array: Any = group[path]
     check_codecs(path, array.metadata.to_dict(), _OWN_CODECS)

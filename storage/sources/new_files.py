@@ -40,21 +40,11 @@ class NewFiles(NamedTuple):
 def list_new_files(
     folders: Sequence[str], known_tags: Mapping[str, str], suffixes: Iterable[str]
 ) -> NewFiles:
-    """Find the files that were not read before.
+    """Find the files below folders, or prefixes such as `s3://bucket/in`, that are new.
 
-    Parameters
-    ----------
-    folders
-        Folders, or prefixes such as `s3://bucket/incoming`.
-    known_tags
-        Tags of the files read before, by path.
-    suffixes
-        Suffixes of data files. Paths with a part that starts with `.` or `_` are ignored.
-
-    Raises
-    ------
-    DataError
-        If a folder does not exist, or a file that was read before has changed.
+    `known_tags` are the tags of the files read before, by path. Other suffixes, and paths with a
+    part that starts with `.` or `_`, are ignored. Raises `DataError` if a folder does not exist, or
+    a file that was read before has changed.
     """
     files = [file for folder in folders for file in _list_data_files(folder, tuple(suffixes))]
     for file in files:

@@ -42,19 +42,9 @@ def parse_numbers(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Parse numbers separated by white space in a block of whole lines.
 
-    `path` and `first_line`, the number of lines before the block, are for error messages.
-
-    Returns
-    -------
-    values
-        All numbers of the block, (n_numbers,).
-    counts
-        Numbers per line, (n_lines,).
-
-    Raises
-    ------
-    DataError
-        If a word is not a number of this type.
+    Returns all numbers, (n_numbers,), and the count of numbers per line, (n_lines,). Raises
+    `DataError` if a word is not a number of this type; the message uses `path` and `first_line`,
+    the number of lines before the block.
     """
     characters = np.frombuffer(block, np.uint8)
     word = characters > 32

@@ -293,18 +293,9 @@ def suggest_remedy(
 ) -> str:
     """Suggest what to do about a column.
 
-    A threshold is suggested only for measurements, where it makes sense.
-
-    Parameters
-    ----------
-    name
-        The column.
-    values
-        Some of its values, as messages show them.
-    rule
-        "threshold" or "map" if the options already say how values become bits.
-    columns
-        All columns of a table; empty for arrays.
+    A threshold is suggested only for measurements, where it makes sense. `values` are some of the
+    column's values, as messages show them; `rule` is "threshold" or "map" if the options already
+    define how values become bits; `columns` are all columns of a table, or empty for arrays.
     """
     if any(_DECIMAL_COMMA.fullmatch(value) for value in values):
         return "Write numbers with a decimal point, not a comma."
