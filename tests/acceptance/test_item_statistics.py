@@ -114,8 +114,8 @@ def covered(seed: int, q: int) -> NDArray[np.bool_]:
     ("n_sets", "q"),
     [
         (40, 1),
-        pytest.param(200, 1, marks=pytest.mark.matrix),
-        pytest.param(200, 2, marks=pytest.mark.matrix),
+        pytest.param(200, 1, marks=pytest.mark.slow),
+        pytest.param(200, 2, marks=pytest.mark.slow),
     ],
 )
 def test_intervals_cover(n_sets: int, q: int) -> None:

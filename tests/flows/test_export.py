@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dataset(folder: Path) -> BinaryDataset:
-    """Nine chunks of rows in three segments, with columns of every kind."""
+    """Four chunks of rows in three segments, with columns of every kind."""
     X, _ = draw_probit_rows(600, 6, 2, seed=2)
     observed = (np.random.default_rng(0).random(X.shape) < 0.95).astype(np.uint8)
     columns = {
@@ -42,7 +42,7 @@ def dataset(folder: Path) -> BinaryDataset:
         "split": np.where(np.arange(600) % 3, "train", "test"),
     }
     segments = np.array(["south", "north", "all of it"])[np.arange(600) % 3]
-    return write_arrays(folder / "d.zarr", X * observed, observed, segments, 1, columns, NAMES)
+    return write_arrays(folder / "d.zarr", X * observed, observed, segments, 3, columns, NAMES)
 
 
 @pytest.fixture(scope="module")
