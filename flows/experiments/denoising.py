@@ -143,14 +143,14 @@ def _denoise_by_linear_pca(trial: DenoisingTrial, n_components: int) -> tuple[Bi
         with limit_blas_threads():
             return pca.reconstruct(X, None, n_components)
 
-    def projected(X: Bits) -> Array:
+    def project(X: Bits) -> Array:
         with limit_blas_threads():
             return pca.project(X, None, n_components)
 
-    scores = projected(add_noise(trial.train, trial.seed + 1))
+    scores = project(add_noise(trial.train, trial.seed + 1))
     wrong = [wrong_share(_cut_scores(scores, t), trial.train) for t in _THRESHOLDS]
     best = _THRESHOLDS[int(np.argmin(wrong))]
-    return _cut_scores(projected(trial.noisy), best), probabilities
+    return _cut_scores(project(trial.noisy), best), probabilities
 
 
 def _weigh_noisy_bits(probabilities: BitScore, noisy: Bits) -> Bits:

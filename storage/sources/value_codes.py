@@ -281,7 +281,7 @@ def copy_to_row_order(codes: ValueCodes) -> ValueCodes:
 
 
 def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap | None) -> str:
-    """Say that a value is not a bit under these options."""
+    """Describe a value that is not a bit under these options, for an error message."""
     valid = "0, 1, true, false" if value_map is None else str(value_map)
     if options.threshold is not None:
         valid = "a number, true, false"

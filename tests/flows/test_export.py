@@ -84,18 +84,7 @@ def cells(path: str) -> list[list[str]]:
 # --- features ------------------------------------------------------------------------------------
 
 
-SLOWER = ("autoencoder", "bottleneck", "linear-ivae", "rbm", "stack")
-"""Models that take many passes."""
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.matrix if name in SLOWER else ())
-        for name in sorted(find_models())
-    ],
-)
+@pytest.mark.parametrize("name", sorted(find_models()))
 def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
     path = artifact(name)
     saved = load_artifact(path)

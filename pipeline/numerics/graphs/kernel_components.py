@@ -153,7 +153,7 @@ def _fill_observed(
         for i in range(n_rows):
             count_observed(False, own, own_mask, i, strip, strip_mask, counts)
             divide_counts(np.float64(n_features), counts, distances)
-            for j in range(start, min(start + STRIP, n_others)):
+            for j in range(start, min(start + STRIP, n_others)):  # as in `pad_rows`
                 values[i, j] = distances[j - start]
 
 
@@ -251,13 +251,13 @@ def decompose_rows(
         product = partial(_multiply_kernel_matrix, rows, width, map_items)
         mean = product(shares)
 
-        def centred_product(vector: Array) -> Array:
+        def multiply_centred(vector: Array) -> Array:
             v = roots * vector.ravel()
             image = product(v)
             image -= shares @ image + (mean - shares @ mean) * v.sum()
             return np.asarray(roots * image)
 
-        values, vectors = _lanczos_eigenpairs(centred_product, n, n_leading)
+        values, vectors = _lanczos_eigenpairs(multiply_centred, n, n_leading)
     places = _significant_places(values, n_leading)
     duals = roots[:, None] * vectors[:, places] / np.sqrt(values[places])
     total = float(times.sum() * (1.0 - shares @ mean))
