@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 from flows.running.server import run_embedded_server
 from pipeline.models import registry
@@ -32,17 +33,34 @@ _DEAD_ENDPOINTS = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the laws of models on few examples by default, and on many in the matrix."""
+    n_examples = 30 if _is_matrix_run(config) else 8
+    settings.register_profile("laws", deadline=None, max_examples=n_examples)
+
+
+def _is_matrix_run(config: pytest.Config) -> bool:
+    return config.option.markexpr.startswith("matrix")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most parameters of tests marked `few(n)`, and slow laws of a model, to the matrix."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select what the matrix runs: most parameters of tests marked `few(n)`, and laws of models.
+
+    The laws are those that are slow for a model, and, once more, those that Hypothesis checks.
+    """
     seen: Counter[str] = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0]
         seen[name] += 1
         few = item.get_closest_marker("few")
+        is_repeated = few is not None and seen[name] > few.args[0]
         facts = getattr(getattr(item, "module", None), "FACTS", None)
-        is_slow = facts is not None and name.rpartition("::")[2] in facts.slow
-        if is_slow or (few is not None and seen[name] > few.args[0]):
+        is_law = facts is not None and (
+            name.rpartition("::")[2] in facts.slow
+            or (_is_matrix_run(config) and is_hypothesis_test(item.function))
+        )
+        if is_repeated or is_law:
             item.add_marker(pytest.mark.matrix)
 
 

@@ -26,7 +26,7 @@ from tests.support.strategies import (
 )
 
 
-@settings(deadline=None, max_examples=8)
+@settings(settings.get_profile("laws"))
 @given(data=small_tables, draw=st.data())
 def test_codes_do_not_depend_on_how_rows_are_cut(
     facts: Facts, data: DenseData, draw: st.DataObject

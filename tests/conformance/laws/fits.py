@@ -32,7 +32,7 @@ from tests.support.strategies import (
 )
 
 
-@settings(deadline=None, max_examples=6)
+@settings(settings.get_profile("laws"))
 @given(data=small_tables, draw=st.data())
 def test_chunks_do_not_matter(facts: Facts, data: DenseData, draw: st.DataObject) -> None:
     model, sizes = facts.make_tolerant(), draw.draw(chunkings(len(data.X)))

@@ -54,7 +54,7 @@ def summaries(facts: Facts, blocks: Sequence[BinaryBlock]) -> Iterator[list[Any]
         yield [model.summarize(at.params, at.working, block, RowRandom(0)) for block in blocks]
 
 
-@settings(deadline=None, max_examples=10)
+@settings(settings.get_profile("laws"))
 @given(data=small_tables, draw=st.data())
 def test_merging_is_a_sum(facts: Facts, data: DenseData, draw: st.DataObject) -> None:
     blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X), max_chunks=6)))
@@ -72,7 +72,7 @@ def test_merging_is_a_sum(facts: Facts, data: DenseData, draw: st.DataObject) ->
             assert_same(part, copy)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(settings.get_profile("laws"))
 @given(data=small_tables)
 def test_statistics_survive_storage(facts: Facts, data: DenseData) -> None:
     for parts in summaries(facts, make_memory_blocks(data)):
@@ -82,7 +82,7 @@ def test_statistics_survive_storage(facts: Facts, data: DenseData) -> None:
             assert (restored.n_samples, restored.objective) == (part.n_samples, part.objective)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(settings.get_profile("laws"))
 @given(data=small_tables, budget=st.integers(1, 2000))
 def test_tiles_stitch_to_the_whole(facts: Facts, data: DenseData, budget: int) -> None:
     model, (block,) = facts.make(), make_memory_blocks(replace(data, segments=None))
@@ -96,7 +96,7 @@ def test_tiles_stitch_to_the_whole(facts: Facts, data: DenseData, budget: int) -
     assert_same(model.statistics.stitch(parts).to_arrays(), whole.to_arrays())
 
 
-@settings(deadline=None, max_examples=10)
+@settings(settings.get_profile("laws"))
 @given(data=small_tables)
 def test_counts_are_those_of_the_dense_matrix(facts: Facts, data: DenseData) -> None:
     for (part,) in summaries(facts, make_memory_blocks(replace(data, segments=None))):
@@ -107,7 +107,7 @@ def test_counts_are_those_of_the_dense_matrix(facts: Facts, data: DenseData) -> 
             np.testing.assert_array_equal(np.broadcast_to(counts, expected.shape), expected)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(settings.get_profile("laws"))
 @given(data=small_tables, draw=st.data())
 def test_statistics_do_not_depend_on_chunks(
     facts: Facts, data: DenseData, draw: st.DataObject
