@@ -52,7 +52,7 @@ def test_what_cannot_be_tested_is_refused(cli: Any, fits: Any, tmp_path: Path) -
     prior = fits("prior", "--components", "2", "--set", "prior_precision=1")
     bound = fits("bound", "--components", "1", "--set", "estimator=variational")
     for artifacts, told in {
-        (one,): "--likelihood-ratio needs at least two --artifact options.",
+        (one,): "--likelihood-ratio needs two or more artifacts. Repeat --artifact.",
         (one, half): "were fitted to different rows (dataset or split).",
         (one, one): "latent-trait with 1 component and latent-trait",
         (one, prior): "latent-trait with 1 component and latent-trait",
