@@ -48,10 +48,6 @@ class ParameterPoint(NamedTuple):
     means: Array
     log_variances: Array
 
-    def move_by(self, change: ParameterPoint, share: float) -> ParameterPoint:
-        """Return the point after a share of a change."""
-        return ParameterPoint(*(a + share * b for a, b in zip(self, change, strict=True)))
-
     def to_vector(self) -> Array:
         """Return all values in one vector: A, c, then μ and log σ² segment by segment."""
         segments = np.hstack([self.means, self.log_variances])

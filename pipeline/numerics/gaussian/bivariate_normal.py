@@ -134,13 +134,6 @@ def norm_ppf(p: float) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def bivariate_normal_pdf(h: float, k: float, rho: float) -> float:
-    """Return the density φ2(h, k; ρ) of two standard normals with correlation −1 < ρ < 1."""
-    exponent = (h - k) ** 2 / (4.0 * (1.0 - rho)) + (h + k) ** 2 / (4.0 * (1.0 + rho))
-    return math.exp(-exponent) / (2.0 * math.pi * math.sqrt((1.0 - rho) * (1.0 + rho)))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def integrate_density(a2: float, b2: float, lower: float, upper: float, shift: float) -> float:
     """Integrate (1/π) exp(shift − a² s² − b² / s²) / (1 + s²) ds from lower > 0 to upper ≤ 1.
 

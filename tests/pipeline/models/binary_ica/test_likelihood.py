@@ -230,7 +230,7 @@ def test_a_step_climbs_the_prior_where_no_row_says_anything(found):
     nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.to_arrays().items()})
     priors = make_initial_priors(one)
     step = find_maximum(nothing, one, priors, make_empty_path(one).add_point(one, nothing)).step
-    moved = one.move_by(step, 1.0)
+    moved = ParameterPoint(*(a + b for a, b in zip(one, step, strict=True)))
     assert log_prior(moved, priors) > log_prior(one, priors)
     np.testing.assert_allclose([*moved.means, *moved.log_variances], 0, atol=1e-8)
 

@@ -9,7 +9,6 @@ from pipeline.errors import FitError
 from pipeline.numerics.gaussian.bivariate_normal import (
     bivariate_normal_cdf,
     bivariate_normal_cdf_array,
-    bivariate_normal_pdf,
     norm_cdf,
     norm_pdf,
     norm_ppf,
@@ -139,14 +138,6 @@ def test_quadrant_probability(rho):
 )
 def test_infinite_limits_and_perfect_correlation(h, k, rho, expected):
     assert bivariate_normal_cdf(h, k, rho) == pytest.approx(expected, rel=1e-15, abs=0)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("h", "k", "rho"), [(0.5, -1.2, 0.6), (2.0, 2.0, -0.9), (1.0, 1.1, 0.999)])
-def test_density_is_the_derivative_in_the_correlation(h, k, rho):
-    with mp.workdps(DIGITS):
-        slope = mp.diff(lambda r: precise_cdf(h, k, r), rho, h=mpf(10) ** -12)
-        assert bivariate_normal_pdf(h, k, rho) == pytest.approx(float(slope), rel=1e-10)
 
 
 def test_cdf_array_broadcasts():
