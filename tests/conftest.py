@@ -6,7 +6,6 @@ import tests.support.environment  # isort: skip  # noqa: F401  (before NumPy and
 
 import importlib
 import json
-import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,12 +167,18 @@ def _open_test_bucket(
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """The server that `flows` starts by itself, kept for the session."""
+def prefect_url() -> Iterator[str]:
+    """The address of the server that `flows` starts by itself, kept for the session."""
     with run_embedded_server() as url:
-        os.environ["PREFECT_API_URL"] = url
+        yield url
+
+
+@pytest.fixture(scope="module")
+def prefect_server(prefect_url: str) -> Iterator[None]:
+    """Let this file's flows, and the processes that it starts, use a Prefect server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", prefect_url)
         yield
-        del os.environ["PREFECT_API_URL"]
 
 
 @dataclass
@@ -200,11 +206,17 @@ class CommandResult:
 
 @pytest.fixture
 def plain_cli(
-    prefect_server: None, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., CommandResult]:
     """As `cli`, with the defaults of the commands."""
     from flows.cli.app import run_app
 
+    if "prefect_server" not in request.fixturenames:
+        for module in ("environment", "flow"):
+            monkeypatch.setattr(f"flows.running.{module}.is_prefect_installed", lambda: False)
     monkeypatch.chdir(tmp_path)
 
     def call(name: str, *arguments: object) -> CommandResult:
@@ -232,6 +244,8 @@ EXECUTOR_OPTIONS = {"--executor", "--workers", "--cluster"}
 def cli(plain_cli: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
     """Call `cli("fit", "--dataset", path)` in this process, in a folder of its own.
 
+    Commands run as if Prefect were not installed, which is quicker, unless the test asks for
+    `prefect_server`.
     Work runs serially and fits draw no report, which is quicker, unless an option asks for them.
     """
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -28,8 +29,7 @@ from flows.cli.summary import print_json
 from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.report.figures.images import find_image_layout
 from flows.running.executors import check_executor_options, open_executor
-from flows.running.flow import Summary, make_lazy_flow
-from flows.running.server import run_with_server
+from flows.running.flow import Summary, run_flow
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
@@ -125,12 +125,11 @@ class Experiment(NamedTuple):
     def make_command(self, name: str) -> Callable[..., None]:
         """Make the command: it checks the options, runs the flow and prints the summary."""
         default = self.options()
-        flow = make_lazy_flow(f"experiment-{name}", self.options)(self.run)
 
         def main(*, options: self.options = default, json: Json = False) -> None:
             options.check()
             start = time.perf_counter()
-            summary = run_with_server(lambda: flow(**vars(options)))
+            summary = run_flow(f"experiment-{name}", options, partial(self.run, options))
             summary["seconds"] = round(time.perf_counter() - start, 3)
             (print_json if json else self.print_summary)(summary)
 

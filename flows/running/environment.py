@@ -29,7 +29,7 @@ _EMBEDDED_SERVER_SETTINGS = {
 
 def configure_prefect() -> None:
     """Configure the embedded Prefect server: own database, no network; keep the user's server."""
-    if is_server_configured():
+    if not is_prefect_installed() or is_server_configured():
         return
     home = user_data_path("latentbits") / "prefect"
     os.environ.setdefault("PREFECT_HOME", str(home))
@@ -41,8 +41,15 @@ def configure_prefect() -> None:
         os.environ.setdefault(name, value)
 
 
+def is_prefect_installed() -> bool:
+    """Return whether Prefect can be imported; without it, commands call their stages directly."""
+    return find_spec("prefect") is not None
+
+
 def is_server_configured() -> bool:
-    """Return whether the environment or the active Prefect profile names a server."""
+    """Return whether Prefect is installed and its environment or active profile names a server."""
+    if not is_prefect_installed():
+        return False
     if os.environ.get("PREFECT_API_URL"):
         return True
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()

@@ -21,6 +21,7 @@ from flows.cli.errors import hide_expected_tracebacks, is_bad_input
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
+from flows.running.environment import is_prefect_installed
 from flows.running.resources import compute_usage, read_usage, release_free_memory
 from flows.running.server import check_scheduled_run, run_with_server
 from pipeline.errors import ClusterLost, FitError
@@ -43,29 +44,15 @@ FlowDecorator = Callable[[Callable[[OptionsType], Summary]], Callable[..., Summa
 def make_flow(name: str, kind: type[OptionsType]) -> FlowDecorator[OptionsType]:
     """Turn a function of options into a flow whose parameters are the options' fields.
 
-    If the module is run as a command, the flow is created when it is called; if the module is
-    imported, such as by a Prefect worker, the flow is created at once.
+    This is for modules that are imported, such as by a Prefect worker. In the module that runs as
+    a command, the function stays as it is: `run_flow` creates the flow of a command.
 
     `name` is the flow's name in Prefect; `kind` is a frozen dataclass whose fields are annotated
     with `Option`.
     """
 
     def decorate(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
-        is_command = work.__module__ == "__main__"
-        return make_lazy_flow(name, kind)(work) if is_command else _build_flow(name, kind, work)
-
-    return decorate
-
-
-def make_lazy_flow(name: str, kind: type[OptionsType]) -> FlowDecorator[OptionsType]:
-    """Turn a function into a flow like `make_flow`, but only when called: it is never deployed."""
-
-    def decorate(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
-        @wraps(work)
-        def call(*values: Any, **named: Any) -> Summary:
-            return _build_flow(name, kind, work)(*values, **named)
-
-        return call
+        return work if work.__module__ == "__main__" else _build_flow(name, kind, work)
 
     return decorate
 
@@ -91,17 +78,24 @@ def run_command(
 def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
     """Run a flow whose options were checked; `work` holds the results of the check.
 
+    Without Prefect, the work is done directly.
+
     `work` cannot be a parameter of the flow, because Prefect records parameters. So a flow is
     created for this run alone. Flows that are called with parameters, such as by a schedule, check
     them themselves.
     """
-    checked_flow = make_lazy_flow(name, type(options))(lambda options: work())
-    return run_with_server(lambda: checked_flow(**vars(options)))
+    if not is_prefect_installed():
+        return work()
+    return run_with_server(
+        lambda: _build_flow(name, type(options), lambda options: work())(**vars(options))
+    )
 
 
 def _build_flow(
     name: str, kind: type[OptionsType], work: Callable[[OptionsType], Summary]
 ) -> Callable[..., Summary]:
+    if not is_prefect_installed():
+        return wraps(work)(lambda *values, **named: work(kind(*values, **named)))
     with pause_garbage_collection():
         from prefect import flow
 
@@ -221,6 +215,8 @@ def run_stages(
 
 def run_task(name: str, work: Callable[[], T]) -> T:
     """Run work as a Prefect task of this name; scheduled runs retry transient failures."""
+    if not is_prefect_installed():
+        return work()
     from prefect import task
     from prefect.cache_policies import NO_CACHE
 

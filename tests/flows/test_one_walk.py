@@ -122,7 +122,7 @@ def test_a_fit_that_goes_on_reads_what_it_needs(
     assert bytes_of(resumed) == bytes_of(fresh)
 
 
-def test_another_try_goes_on_from_memory(cli, data, reads, monkeypatch):
+def test_another_try_goes_on_from_memory(cli, prefect_server, data, reads, monkeypatch):
     """The cluster is lost within the third pass: the first two are not done again."""
     expected = cli("fit", "--dataset", data, *SERIAL, *ITERATIVE, "--json")
     reads()
@@ -148,7 +148,7 @@ def test_another_try_goes_on_from_memory(cli, data, reads, monkeypatch):
     assert bytes_of(got) == bytes_of(expected)
 
 
-def test_a_cluster_lost_after_the_work_costs_no_work(cli, data, monkeypatch):
+def test_a_cluster_lost_after_the_work_costs_no_work(cli, prefect_server, data, monkeypatch):
     counted, read_usage, collect = [], running.read_usage, stages.collect_pass_statistics
 
     def losing(executor):

@@ -48,7 +48,7 @@ def published(prefix: str) -> dict[str, list[Any]]:
 
 
 @pytest.mark.matrix
-def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
+def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, prefect_server, data):
     for _ in range(2):
         done = cli("fit", "--dataset", data, "--components", 2, "--report")
         assert done.code == 0, done.err
@@ -73,7 +73,9 @@ def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
         assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_what_cannot_be_published_loses_neither_fit_nor_report(cli, data, monkeypatch):
+def test_what_cannot_be_published_loses_neither_fit_nor_report(
+    cli, prefect_server, data, monkeypatch
+):
     def broken(*_, **__):
         raise ConnectionError("the server\nis gone")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
@@ -26,7 +30,9 @@ from flows.running.flow import run_stages
 from pipeline.errors import ClusterLost
 from pipeline.executors.base import SerialExecutor
 from pipeline.models.registry import find_models
+from storage.artifacts.artifacts import load_artifact
 from storage.errors import DataError
+from tests.support.data import draw_probit_rows, write_arrays
 
 FILE = Path(__file__).parents[3] / "deploy" / "prefect.yaml"
 FLOWS = {
@@ -88,23 +94,51 @@ def test_the_embedded_server_asks_for_no_heartbeats(prefect_server):
     assert get_current_settings().flows.heartbeat_frequency is None
 
 
-def test_a_run_by_hand_is_recorded_with_its_options(cli, prefect_server, tmp_path):
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    from tests.support.data import draw_probit_rows, write_arrays
-
-    write_arrays(tmp_path / "d.zarr", draw_probit_rows(300, 6, 2, seed=1)[0])
-    options = ("--dataset", "d.zarr", "--set", "estimator=arcsine", "--executor", "serial")
-    assert cli("fit", *options, "--no-report").code == 0
+def test_runs_by_hand_are_recorded_with_their_options(cli, prefect_server, tmp_path):
+    np.save(tmp_path / "x.npy", draw_probit_rows(300, 6, 2, seed=1)[0])
+    fitted = ("--dataset", "d.zarr", "--artifact", "f")
+    commands = (
+        ("ingest", "x.npy", "--dataset", "d.zarr"),
+        ("fit", "--dataset", "d.zarr", "--set", "estimator=arcsine", "--output", "f"),
+        ("transform", *fitted, "--output", "codes.zarr"),
+        ("neighbours", "--dataset", "d.zarr", "--output", "nearest.zarr"),
+        ("evaluate", *fitted),
+        ("sample", "--artifact", "f", "--rows", 100, "--output", "sample.zarr"),
+    )
+    for command in commands:
+        done = cli(*command)
+        assert done.code == 0, done.err
     with get_client(sync_client=True) as client:
-        (run,) = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
-        assert client.read_flow(run.flow_id).name == "fit"
-    assert run.name == "fit d"
+        runs = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=len(commands))
+    names = ["ingest d", "fit d", "transform d", "neighbours d", "evaluate d", "sample f"]
+    assert [run.name for run in reversed(runs)] == names
+    assert all(run.state.is_completed() for run in runs)
+    parameters = runs[-2].parameters
     expected = {"dataset": "d.zarr", "settings": ["estimator=arcsine"], "report": False}
-    assert run.parameters.items() >= expected.items()
-    assert run.parameters["where"] == {"name": "serial"}
-    assert run.parameters.keys() == {one.name for one in fields(FitOptions)}
+    assert parameters.items() >= expected.items()
+    assert parameters["where"] == {"name": "serial"}
+    assert parameters.keys() == {one.name for one in fields(FitOptions)}
+
+
+def test_a_command_without_prefect_writes_the_same_bytes(cli, prefect_server, tmp_path):
+    """Block the import, as if Prefect were not installed."""
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(300, 6, 2, seed=1)[0])
+    options = ("--dataset", "d.zarr", "--executor", "serial", "--json")
+    assert (recorded := cli("fit", *options, "--output", "recorded")).code == 0, recorded.err
+    script = "import sys, runpy; sys.modules['prefect'] = None; sys.argv = sys.argv[1:]\n"
+    script += "runpy.run_module('flows.fit', run_name='__main__', alter_sys=True)"
+    alone = subprocess.run(
+        [sys.executable, "-c", script, "fit", *options, "--output", "alone"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert alone.returncode == 0, alone.stderr
+    assert "report" in json.loads(alone.stdout)
+    one, other = (load_artifact(tmp_path / name) for name in ("recorded", "alone"))
+    assert {*one} == {*other}
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
 
 
 @pytest.mark.matrix

@@ -31,7 +31,7 @@ async def read_task_runs_of_last_flow() -> list[str]:
 @pytest.mark.parametrize(
     "model", ["latent-trait", pytest.param("clipped-pca", marks=pytest.mark.matrix)]
 )
-def test_a_fit_to_many_chunks_has_few_task_runs(cli, tmp_path, model):
+def test_a_fit_to_many_chunks_has_few_task_runs(cli, prefect_server, tmp_path, model):
     X, _ = draw_probit_rows(100 * 64, 6, 2, seed=1)
     path = write_arrays(tmp_path / "d.zarr", X, words_per_chunk=1).path
     done = cli("fit", "--dataset", path, "--model", model, "--components", 2, "--report")
