@@ -38,6 +38,7 @@ def list_commands() -> list[list[str]]:
     return [line.replace("example:digits", "d.zarr").split() for line in lines]
 
 
+@pytest.mark.matrix
 def test_the_commands_of_the_page_work(page_folder: Path, cli: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     fit, show = list_commands()

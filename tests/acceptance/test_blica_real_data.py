@@ -142,6 +142,7 @@ def test_two_components_explain_the_courts_margins(court, justices):
     assert np.median(justices.params.mean_misfit) < 1.3
 
 
+@pytest.mark.matrix
 def test_halves_of_the_court_agree(court):
     """Some 20 rows a segment are left, as few as are taken."""
     assert similarity_of_halves(court, n_components=2) > 0.75
@@ -164,6 +165,7 @@ def after_the_cold_war(dataset: BinaryDataset) -> np.ndarray:
     return np.array(dataset.segment_names) >= "1991"
 
 
+@pytest.mark.matrix
 def test_the_assembly_is_fitted_whole(assembly, blocs):
     empty, ridge = sorted(told(assembly, blocs))
     assert empty.startswith("pairs with an empty cell")
@@ -235,6 +237,7 @@ def test_components_are_where_electrodes_are_neighbours(brain):
     assert fitted.params.mixing[:, everywhere].min() > 0.15
 
 
+@pytest.mark.matrix
 def test_constant_electrodes_and_short_segments_are_named(brain):
     whole = refit(brain, n_components=1)
     warning = next(w for w in told(brain, whole) if "out of segments where they are constant" in w)

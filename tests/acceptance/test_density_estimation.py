@@ -147,6 +147,7 @@ def test_causes_say_more_than_independent_features_do(name: str, gain: float) ->
     assert network.test > score(name, next(iter(make_baseline_models(10_000).values()))).test + gain
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["nltcs", "plants"])
 def test_a_mixture_of_20_is_as_good_as_others_found(name: str) -> None:
     known, within = MIXTURE_OF_20[name]

@@ -60,6 +60,7 @@ def test_the_numbers_of_the_page_are_those_of_both(items: dict[str, pd.DataFrame
         np.testing.assert_allclose(table[column], value, rtol=0, atol=5.5e-5, err_msg=column)
 
 
+@pytest.mark.matrix
 def test_numbers_of_r_and_ours_agree(
     items: dict[str, pd.DataFrame], plain_cli: Callable[..., Any]
 ) -> None:

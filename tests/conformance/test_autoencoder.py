@@ -14,4 +14,5 @@ FACTS = Facts(
         {"sparsity": 0.01, "penalty": "l1", "max_iter": 20},
     ),
     rising=(),
+    slow=("test_codes_do_not_depend_on_how_rows_are_cut",),
 )

@@ -9,4 +9,5 @@ FACTS = Facts(
     "laplacian-eigenmap",
     variants=({"k": 3}, {"weights": "heat"}, {"landmarks": 20, "n_components": 3}),
     n_varied=4000,
+    slow=("test_codes_do_not_depend_on_how_rows_are_cut",),
 )

@@ -50,5 +50,6 @@ FACTS = Facts(
         "test_segments_matter_to_models_that_have_some",
         "test_the_objective_never_falls",
         "test_they_are_with_other_settings_too",
+        "test_what_is_counted_does_not_depend_on_parameters",
     ),
 )

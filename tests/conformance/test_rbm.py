@@ -59,6 +59,7 @@ FACTS = Facts(
         "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_chunks_do_not_matter",
+        "test_codes_do_not_depend_on_how_rows_are_cut",
         "test_degenerate_columns_are_refused_by_name_or_fitted",
     ),
 )

@@ -146,6 +146,7 @@ def test_segments_are_predicted_unless_a_column_is_told(cli, folder, fitted):
     assert told["accuracy"] > 0.98
 
 
+@pytest.mark.matrix
 def test_a_notebook_finds_the_same(folder, fitted, cli):
     dataset = open_dataset(folder / "d.zarr")
     found = api.FittedModel.from_artifact(load_artifact(fitted("kind")))

@@ -237,6 +237,7 @@ def test_segments_are_found_by_name(cli, tmp_path):
     assert any("'new'" in warning for warning in elsewhere["warnings"])
 
 
+@pytest.mark.matrix
 def test_blica_is_ranked_by_its_likelihood_however_many_features(cli, tmp_path):
     path = segmented(tmp_path / "wide.zarr", 22, [0, 1, 2])
     blica = fitted(path, "blica", n_components=2, regularization=20.0)

@@ -143,6 +143,7 @@ def test_a_killed_fit_resumes_to_the_same_bytes(cli, probit):
     assert bytes_of[0] == bytes_of[1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["serial", pytest.param("dask", marks=pytest.mark.matrix)])
 def test_ctrl_c_ends_a_fit_soon(prefect_server, probit, tmp_path, monkeypatch, executor):
     """A terminal interrupts the whole process group, not this process alone."""

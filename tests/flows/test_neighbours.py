@@ -77,6 +77,7 @@ def test_queries_have_neighbours_among_the_dataset(found, folder):
     np.testing.assert_array_equal(codes["distances"], expected.distances)
 
 
+@pytest.mark.matrix
 def test_every_executor_gives_the_same_bytes(found, cluster):
     found("--executor", "serial")
     serial = files_of(Path("n.zarr"))

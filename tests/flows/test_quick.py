@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMANDS = (
     *("ingest", "fit", "transform", "evaluate", "sample", "report", "experiments"),
     *("neighbours", "export", "serve", "certificates"),
@@ -76,6 +78,7 @@ def test_what_is_wrong_is_told_before_prefect_is_imported(tmp_path):
     assert not list((tmp_path / "data").glob("**/*.db"))  # nor was a server started
 
 
+@pytest.mark.matrix
 def test_a_wrong_value_is_told_before_prefect_is_imported(tmp_path):
     (tmp_path / "v.csv").write_text("a,b\n0,1\n1,3\n")
     command = ("ingest", "v.csv", "--dataset", "d.zarr")

@@ -105,6 +105,7 @@ def test_segments_are_as_large_as_they_were(sampled, fitted):
         np.testing.assert_allclose(shares, drawn.mean(axis=0), atol=0.06)
 
 
+@pytest.mark.matrix
 def test_every_executor_gives_the_same_bytes(sampled, cluster):
     first = sampled("blica", "--executor", "serial")
     serial = files_of(Path("s.zarr"))

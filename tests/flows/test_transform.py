@@ -137,6 +137,7 @@ def test_a_split_has_the_codes_of_its_rows(transformed, artifact):
         np.testing.assert_array_equal(codes[key], values[test])
 
 
+@pytest.mark.matrix
 def test_every_executor_gives_the_same_bytes(transformed, cluster):
     made = ("--reconstruct", "probabilities")
     transformed("blica", "--executor", "serial", *made)

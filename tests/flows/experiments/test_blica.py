@@ -147,6 +147,7 @@ def test_a_model_is_left_out_where_it_would_take_too_long():
     assert middle == {name: found[name] for name in METHODS}
 
 
+@pytest.mark.matrix
 def test_linear_ica_may_fail_to_converge(monkeypatch):
     hasty = partial(sklearn.decomposition.FastICA, max_iter=1, tol=1e-12)
     monkeypatch.setattr(sklearn.decomposition, "FastICA", hasty)

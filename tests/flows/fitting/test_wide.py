@@ -102,6 +102,7 @@ def tabulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.matrix
 def test_strips_in_the_artifact_are_the_squares_of_a_narrow_fit(
     cli: Any, data: Path, fitted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def report(
 ELSEWHERE = {"clipped-pca", "latent-trait"}  # in the browser, with other data
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "model",
     [

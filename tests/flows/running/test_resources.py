@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from distributed import Client, LocalCluster
 
 from flows.running.resources import UsageReading, compute_usage, read_usage
@@ -35,6 +36,7 @@ def test_work_and_bytes_of_this_process_are_counted(tmp_path: Path) -> None:
     assert used["peak_memory_of_largest_worker"] is None
 
 
+@pytest.mark.matrix
 def test_work_of_worker_processes_is_counted() -> None:
     local = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0")
     with local, Client(local) as client:

@@ -247,6 +247,7 @@ def test_what_is_refused_names_the_argument(make: Any, said: str, X: np.ndarray)
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_pseudo_likelihood_is_no_score(X: np.ndarray) -> None:
     made = lb.RestrictedBoltzmannMachine(n_components=2, max_iter=2, random_state=0).fit(X)

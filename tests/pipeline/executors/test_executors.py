@@ -304,6 +304,7 @@ with limit_blas_threads():
 """
 
 
+@pytest.mark.matrix
 def test_a_library_that_is_loaded_later_has_one_thread_too():
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
     command = [sys.executable, "-c", _LATER]

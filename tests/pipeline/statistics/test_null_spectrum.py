@@ -94,6 +94,7 @@ def test_drawn_matrices_have_these_eigenvalues(
     assert (np.abs(median - np.median(drawn, axis=0)) < bound)[KEPT].all()
 
 
+@pytest.mark.matrix
 def test_rare_features_have_the_eigenvalues_of_data() -> None:
     """Of data: drawn matrices couple rare features by normal scores, and come out too low."""
     n_rows, n_draws, rng = 2000, 16, np.random.default_rng(1)
@@ -120,6 +121,7 @@ def test_empty_cells_lift_the_first_eigenvalue() -> None:
     assert without[0] < 2 * without[1]
 
 
+@pytest.mark.matrix
 def test_the_order_of_features_does_not_matter() -> None:
     observed, ones = drawn_margins(rare_shares(200), 1000, 2)
     observed -= np.arange(200) % 7

@@ -127,6 +127,7 @@ def test_a_ridge_that_gains_less_than_chance_is_not_taken() -> None:
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.999
 
 
+@pytest.mark.matrix
 def test_what_is_given_is_not_tried() -> None:
     _, data = truth_and_data(4, 2, 5, 300)
     both = fitted(data, n_components=2, regularization=50.0)
@@ -204,6 +205,7 @@ def test_threads_change_nothing() -> None:
         assert values.tobytes() == arrays_of(there.params)[name].tobytes(), name
 
 
+@pytest.mark.matrix
 def test_central_work_tells_how_far_it_is() -> None:
     told: list[tuple[str, int, int]] = []
 
@@ -382,6 +384,7 @@ def test_small_tables_are_refused_or_fitted_finite(
     check_awkward(data, n_components=n_components, regularization=regularization)
 
 
+@pytest.mark.matrix
 @awkward
 @given(st.integers(0, 2**32 - 1), n_components, regularization)
 def test_sparse_tables_are_refused_or_fitted_finite(
@@ -404,6 +407,7 @@ def test_halves_without_a_segment_to_use_are_refused_or_fitted() -> None:
     check_awkward(data, n_components=1, min_rows=20)
 
 
+@pytest.mark.matrix
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["the same", "complementary", "independent", "one pair"])
 def test_extreme_dependence_is_fitted_finite(kind: str) -> None:
@@ -505,12 +509,14 @@ def test_what_cannot_be_identified_is_told_with_the_count() -> None:
     assert not notices(fitted(data, n_components=2), "more unknowns than correlations")
 
 
+@pytest.mark.matrix
 def test_unidentifiable_numbers_of_components_are_not_chosen() -> None:
     data = small(1000)
     params = fitted(data.take_rows(data.labels < 3)).params
     assert params.candidate_components.max() <= 3
 
 
+@pytest.mark.matrix
 def test_a_choice_at_an_end_of_the_grid_is_told() -> None:
     """Two features that are all but the same, and as many rows: every ridge only biases."""
     _, data = truth_and_data(3, 2, 4, 1000)

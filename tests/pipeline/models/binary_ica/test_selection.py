@@ -271,6 +271,7 @@ def test_components_end_after_two_that_are_no_better(monkeypatch: pytest.MonkeyP
     assert choose_components(found).best.n_components == 4
 
 
+@pytest.mark.matrix
 def test_a_gain_below_a_standard_error_does_not_prolong_the_search() -> None:
     """Scores of halves creep up long after the last component that is there."""
     truth = planted(7, 2, 8, seed=2)
@@ -418,6 +419,7 @@ def test_the_true_number_of_components_is_chosen() -> None:
         assert found.candidate.n_components == n_components
 
 
+@pytest.mark.matrix
 def test_scores_have_the_same_bytes_wherever_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

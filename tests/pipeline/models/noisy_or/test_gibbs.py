@@ -124,6 +124,7 @@ def test_annealing_is_as_far_off_as_it_says() -> None:
     assert errors.max() < 0.15
 
 
+@pytest.mark.matrix
 def test_annealing_agrees_with_enumeration_where_causes_are_sure() -> None:
     """Leaks of 1e-4 and f near 1: chains must find the one explanation of each row."""
     rng = np.random.default_rng(6)
