@@ -8,7 +8,7 @@ an hour.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -61,12 +61,8 @@ def similarities(folder: Path, shape: Shape, n_seeds: int) -> np.ndarray:
     return np.array(found)
 
 
-def repeated(*values: object) -> Any:
-    return pytest.param(*values, marks=pytest.mark.matrix)
-
-
 @pytest.mark.matrix
-@pytest.mark.parametrize("shape", [SHAPES[0], *map(repeated, SHAPES[1:])], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[-1]], ids=str)
 def test_the_mixing_is_found(tmp_path, shape):
     assert similarities(tmp_path, shape, n_seeds=2).min() >= 0.97
 
@@ -84,8 +80,8 @@ def test_the_mixing_is_found_for_most_seeds(tmp_path, shape, median, worst):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("shape", [Shape(6, 2), Shape(20, 3)], ids=str)
-def test_the_number_of_components_is_found(tmp_path, shape):
+def test_the_number_of_components_is_found(tmp_path):
+    shape = Shape(6, 2)
     fitted, truth = refit(tmp_path, shape, 0, n_components=None)
     assert fitted.diagnostics["n_components"] == shape.n_components
     assert fitted.diagnostics["stability_of_halves"] > 0.95

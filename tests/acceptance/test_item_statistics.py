@@ -137,7 +137,7 @@ def mixture_covered(seed: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("n_sets", [30, pytest.param(200, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("n_sets", [30, pytest.param(200, marks=pytest.mark.slow)])
 def test_intervals_of_a_mixture_cover(n_sets: int) -> None:
     shares = np.mean([mixture_covered(seed) for seed in range(n_sets)], axis=0)
     assert 0.93 < shares[0] < 0.97
@@ -173,8 +173,8 @@ def clipped_covered(seed: int, missing: float) -> NDArray[np.float64]:
     ("n_sets", "missing"),
     [
         (40, 0.0),
-        pytest.param(200, 0.0, marks=pytest.mark.matrix),
-        pytest.param(200, 0.2, marks=pytest.mark.matrix),
+        pytest.param(200, 0.0, marks=pytest.mark.slow),
+        pytest.param(200, 0.2, marks=pytest.mark.slow),
     ],
 )
 def test_intervals_of_clipped_pca_cover(n_sets: int, missing: float) -> None:

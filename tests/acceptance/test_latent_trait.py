@@ -39,7 +39,7 @@ def turned(found: Floats, truth: Floats) -> Floats:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_factors_behind_twenty_items_are_recovered(seed: int) -> None:
     """The bound has another optimum: its slopes are too small, by a fifth here."""
     rng = np.random.default_rng(seed)

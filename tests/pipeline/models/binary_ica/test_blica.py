@@ -440,7 +440,7 @@ def _fit(n_features: int, n_segments: int, more: dict[str, Any]) -> None:
     fitted(nonstationary(truth, 60), n_components=2, **more)
 
 
-matrix = pytest.mark.matrix
+slow = pytest.mark.slow
 
 
 @pytest.mark.matrix
@@ -448,11 +448,11 @@ matrix = pytest.mark.matrix
     ("shape", "more"),
     [
         pytest.param((200, 6), {"regularization": 20.0}, id="nothing chosen"),
-        pytest.param((300, 8), {}, marks=matrix, id="ridge chosen"),
+        pytest.param((300, 8), {}, marks=slow, id="ridge chosen"),
         pytest.param(
-            (300, 8), {"regularization": 20.0, "bootstrap": 20}, marks=matrix, id="bootstrap"
+            (300, 8), {"regularization": 20.0, "bootstrap": 20}, marks=slow, id="bootstrap"
         ),
-        pytest.param((150, 40), {}, marks=matrix, id="segments"),
+        pytest.param((150, 40), {}, marks=slow, id="segments"),
     ],
 )
 def test_a_fit_takes_no_more_than_is_stated(shape: tuple[int, int], more: dict[str, Any]) -> None:

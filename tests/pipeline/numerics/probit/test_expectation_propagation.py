@@ -223,7 +223,7 @@ print(bivariate_normal_cdf_array(3 * h, 3 * k, rho).tobytes().hex())
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "program",
-    [NORMAL, pytest.param(POSTERIORS, marks=pytest.mark.matrix)],
+    [NORMAL, pytest.param(POSTERIORS, marks=pytest.mark.slow)],
     ids=["normal", "posterior"],
 )
 def test_process_that_compiles_and_one_that_does_not_agree(program, tmp_path):
