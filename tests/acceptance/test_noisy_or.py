@@ -7,8 +7,6 @@ shows the numbers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -63,8 +61,8 @@ def share_of_directions(params: NoisyOrParams) -> float:
     return float(max(right.mean(), 1 - right.mean()))
 
 
-def directions_and_bits(seed: int, **more: Any) -> tuple[float, float]:
-    model = NoisyOr(layers=(20, 2), **more)
+def directions_and_bits(seed: int) -> tuple[float, float]:
+    model = NoisyOr(layers=(20, 2))
     params = learned(model, enumerate_shifter(), seed)
     found = share_of_directions(params), bits_a_row(SHIFTER, params, enumerate_shifter())
     print(f"shifter, seed {seed}: {found[1]:.3f} bits a row, {found[0]:.1%} of the directions")
