@@ -52,7 +52,6 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _NODES = gauss_hermite(101, 1)
-_CERTAIN_LOG_ODDS = 40.0  # of an added item that is 1 in all rows: its mass is the nodes' mass
 _DF = 2
 _ETS_DELTA_FACTOR, _SMALL_DELTA, _LARGE_DELTA, _SIGNIFICANCE_LEVEL = -2.35, 1.0, 1.5, 0.05
 
@@ -134,8 +133,9 @@ class GroupTraits(Model):
         parts = []
         for group, (rows, *arguments) in enumerate(self._iter_groups(params, block)):
             expected = node_statistics(*arguments)
-            focal = expected.mass[-1] * group
-            sums = {"ones": expected.ones[:-1], "mass": expected.mass[:-1], "focal": focal}
+            by_group = np.zeros((2, len(expected.rows)))
+            by_group[group] = expected.rows
+            sums = {"ones": expected.ones, "mass": expected.mass, "rows": by_group}
             parts.append(Sums(len(rows), expected.log_likelihood, sums))
         return parts[0].merge(parts[1])
 
@@ -152,34 +152,38 @@ class GroupTraits(Model):
         """Yield each group's rows, and the arguments of `node_statistics` for them."""
         X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(self.column)
         mask = np.ones_like(X) if observed is None else observed
-        slopes, offsets = np.vstack([params.items, [0.0, _CERTAIN_LOG_ODDS]]).T
+        slopes, offsets = params.items.T
         for group, value in enumerate(self.groups):
             rows = np.flatnonzero(labels == value)
-            columns = self._append_group_columns(X[rows], mask[rows], group)
+            columns = self._append_item_copy(X[rows], mask[rows], group)
             yield rows, *columns, slopes[:, None], offsets, _weigh_nodes(params.focal * group)
 
-    def _append_group_columns(
+    def _append_item_copy(
         self, X: NDArray[np.uint8], mask: NDArray[np.uint8], group: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Append the tested item's copy for the focal group, and an item that is always 1."""
-        certain = np.ones((len(X), 1), np.uint8)
+        """Append the tested item's copy for the focal group."""
         if self.item < 0:
-            return np.hstack([X, certain]), np.hstack([mask, certain])
+            return X, mask
         tested = slice(self.item, self.item + 1)
-        X = np.hstack([X, X[:, tested], certain])
-        mask = np.hstack([mask, mask[:, tested], certain])
-        mask[:, self.item if group else -2] = 0
+        X, mask = np.hstack([X, X[:, tested]]), np.hstack([mask, mask[:, tested]])
+        mask[:, self.item if group else -1] = 0
         return X, mask
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Run the M-step."""
+        """Run the M-step, with free traits in both groups; scale those of the reference group."""
         sums, (slopes, offsets) = statistics.values, state.params.items.T
-        fit = logistic_m_step(_NODES.points, sums["ones"], sums["mass"], slopes[:, None], offsets)
-        x, mass = _NODES.points[:, 0], sums["focal"] / sums["focal"].sum()
-        mean = mass @ x
-        focal = np.array([mean, 0.5 * np.log(mass @ (x - mean) ** 2)])
+        reference, focal = (_fit_gaussian(mass) for mass in sums["rows"])
+        scale = np.exp(reference[1])
+        fit = logistic_m_step(
+            (_NODES.points - reference[0]) / scale,
+            sums["ones"],
+            sums["mass"],
+            slopes[:, None] * scale,
+            offsets + slopes * reference[0],
+        )
+        focal = np.array([(focal[0] - reference[0]) / scale, focal[1] - reference[1]])
         items = np.column_stack([fit.weights, fit.offsets])
         return replace(state, params=GroupParams(items, focal))
 
@@ -190,6 +194,13 @@ class GroupTraits(Model):
     def unpack_params(self, params: GroupParams, packed: Array, n_samples: int) -> Any:
         """Undo `pack_params`."""
         return GroupParams(packed[:-2].reshape(-1, 2).copy(), packed[-2:].copy())
+
+
+def _fit_gaussian(mass: Array) -> Array:
+    """Return the mean and the logarithm of the standard deviation of mass on the nodes."""
+    x, share = _NODES.points[:, 0], mass / mass.sum()
+    mean = share @ x
+    return np.array([mean, 0.5 * np.log(share @ (x - mean) ** 2)])
 
 
 def _weigh_nodes(focal: Array) -> Nodes:

@@ -26,6 +26,7 @@ AccelerationMemory = Mapping[str, NDArray[np.float64]]
 
 _CYCLE_PASSES = 3  # passes in a cycle of SQUAREM
 _MAX_GAIN_RATIO = 0.99  # a slower decay of gains cannot be distinguished from rounding
+_MAX_ROWS_OF_TOLERANCE = 10_000
 _FIRST_LIMIT, _GROWTH = 4.0, 4.0
 
 
@@ -62,12 +63,15 @@ class ObjectiveCriterion:
     max_iter
         Maximum number of passes.
     tol
-        Change of the objective per row, relative if the objective is above 1; 0 for a model that
-        needs a single pass.
+        Change of the objective per row, nats; 0 for a model that needs a single pass.
+    n_rows
+        Number of rows. The change of all rows together is at most 10,000 `tol`, because more rows
+        resolve smaller changes of the parameters.
     """
 
     max_iter: int
     tol: float
+    n_rows: int = 1
     keeps_best: bool = False
     is_stalled: ClassVar[bool] = False
 
@@ -77,7 +81,7 @@ class ObjectiveCriterion:
             return len(history) >= 1
         if len(history) < 2:
             return False
-        threshold = self.tol * max(1.0, abs(history[-1]))
+        threshold = self.tol * min(1.0, _MAX_ROWS_OF_TOLERANCE / self.n_rows)
         if len(history) == 2:  # one plain step, as after a warm start: any ratio may follow
             change = abs(history[1] - history[0])
             return change * _MAX_GAIN_RATIO / (1 - _MAX_GAIN_RATIO) <= threshold

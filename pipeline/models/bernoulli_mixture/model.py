@@ -141,8 +141,9 @@ class BernoulliMixture(Model):
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
-        Stop once the objective per row (relative, if above 1) has changed by less than this in the
-        last three passes and is predicted to change by less in total.
+        Stop once the objective per row has changed by less than this in the last three passes and
+        is predicted to change by less in total, nats. The limit for all rows together is 10,000
+        times this.
     """
 
     name: ClassVar[str] = "bernoulli-mixture"
@@ -240,7 +241,8 @@ class BernoulliMixture(Model):
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, sooner in the short runs."""
         is_short = bool(state.auxiliary.get("short", False))
-        return ObjectiveCriterion(self.max_iter, max(self.tol, is_short * SHORT_RUN_TOL))
+        tol = max(self.tol, is_short * SHORT_RUN_TOL)
+        return ObjectiveCriterion(self.max_iter, tol, int(state.auxiliary.get("n_rows", 1)))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator

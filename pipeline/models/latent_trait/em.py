@@ -12,14 +12,17 @@ narrower than h; then its likeliest node has nearly all of the posterior mass.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitWarning
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_NODES_PER_AXIS,
@@ -34,7 +37,9 @@ from pipeline.numerics.logistic.logistic_bound import (
     variational_row_posterior,
 )
 from pipeline.numerics.logistic.logistic_regression import logistic_m_step
-from pipeline.numerics.logistic.logistic_sites import ep_e_step, ep_m_step
+from pipeline.numerics.logistic.logistic_sites import ep_e_step
+from pipeline.numerics.logistic.newton_step import NewtonStatistics, take_newton_step
+from pipeline.numerics.logistic.parameter_expansion import TraitGaussian, estimate_trait_gaussian
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import array_field, optional_array_field
 from pipeline.statistics.sums import Sums
@@ -121,20 +126,21 @@ def make_params(weights: Array, offsets: Array) -> LatentTraitParams:
     return LatentTraitParams(weights, offsets, weights, np.eye(n_components), np.eye(n_components))
 
 
-def e_step(
-    params: LatentTraitParams, nodes: Nodes | None, by_sites: bool, block: BinaryBlock
-) -> Sums:
-    """Compute the sums of the M-step: on nodes, by expectation propagation, or variationally."""
-    if nodes is not None:
+def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
+    """Compute the sums of the M-step by the estimator of the stage."""
+    if "is_centred" in working:
+        return _e_step_with_gradient(centred_e_step, params, block)
+    if "by_sites" in working:
+        return _e_step_with_gradient(ep_e_step, params, block)
+    if (nodes := nodes_from_working(working)) is not None:
         return _e_step_on_nodes(params, nodes, block)
-    if by_sites:
-        return _e_step_by_sites(params, block)
     moments = variational_e_step(
         block.words, block.observed_words, block.n_samples, params.weights, params.offsets
     )
     values = {
         "curvature": moments.curvature,
         "target": moments.target,
+        "moments": moments.moments,
         "rounds": np.array(moments.rounds),
         "empty_rows": np.array(block.count_unobserved_rows()),
     }
@@ -144,20 +150,25 @@ def e_step(
 def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
     X, observed = block.unpack_values(), block.unpack_mask()
     counts = node_statistics(X, observed, params.weights, params.offsets, nodes)
+    extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     values = {
         "ones": counts.ones,
         "mass": counts.mass,
+        "moments": extended.T @ (counts.rows[:, None] * extended),
         "peak": np.array(counts.peak),
         "empty_rows": np.array(block.count_unobserved_rows()),
     }
     return Sums(block.n_samples, counts.log_likelihood, values)
 
 
-def _e_step_by_sites(params: LatentTraitParams, block: BinaryBlock) -> Sums:
-    moments = ep_e_step(block.unpack_values(), block.unpack_mask(), params.weights, params.offsets)
+def _e_step_with_gradient(
+    e_step: Callable[..., NewtonStatistics], params: LatentTraitParams, block: BinaryBlock
+) -> Sums:
+    moments = e_step(block.unpack_values(), block.unpack_mask(), params.weights, params.offsets)
     values = {
         "gradient": moments.gradient,
         "curvature": moments.curvature,
+        "moments": moments.moments,
         "rounds": np.array(moments.rounds),
         "empty_rows": np.array(block.count_unobserved_rows()),
     }
@@ -170,33 +181,39 @@ def m_step(
     sums: Sums,
     prior_precision: float,
     equal_slopes: bool,
+    is_expanded: bool,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Maximize over weights and offsets.
+
+    If `is_expanded`, the distribution of the traits is also estimated, and absorbed in them.
 
     Return them side by side, (n_features, n_components + 1), and whether the weights of each
     feature grow without bound, (n_features,).
     """
-    values = sums.values
+    values, q = sums.values, params.weights.shape[1]
+    traits = TraitGaussian(np.zeros(q), np.eye(q))
+    if is_expanded:
+        traits = estimate_trait_gaussian(values["moments"], params.weights, prior_precision)
+    if "ones" in values:
+        assert nodes is not None
+        fit = logistic_m_step(
+            traits.standardize(nodes.points),
+            values["ones"],
+            values["mass"],
+            *traits.absorb(params.weights, params.offsets),
+            prior_precision=prior_precision,
+            equal_slopes=equal_slopes,
+        )
+        return np.column_stack([fit.weights, fit.offsets]), fit.diverged
+    precision = prior_precision * traits.covariance
     if "gradient" in values:
         gradient, curvature = values["gradient"], values["curvature"]
-        free = ep_m_step(gradient, curvature, params.free_parameters, prior_precision)
-        return free, np.linalg.norm(free[:, :-1], axis=1) > _MAX_SLOPE
-    if nodes is None:
-        weights, offsets = variational_m_step(
-            values["curvature"], values["target"], prior_precision
-        )
-        diverging = np.linalg.norm(weights, axis=1) > _MAX_SLOPE
-        return np.column_stack([weights, offsets]), diverging
-    fit = logistic_m_step(
-        nodes.points,
-        values["ones"],
-        values["mass"],
-        params.weights,
-        params.offsets,
-        prior_precision=prior_precision,
-        equal_slopes=equal_slopes,
-    )
-    return np.column_stack([fit.weights, fit.offsets]), fit.diverged
+        free = take_newton_step(gradient, curvature, params.free_parameters, precision)
+        weights, offsets = free[:, :-1], free[:, -1]
+    else:
+        weights, offsets = variational_m_step(values["curvature"], values["target"], precision)
+    weights, offsets = traits.absorb(weights, offsets)
+    return np.column_stack([weights, offsets]), np.linalg.norm(weights, axis=1) > _MAX_SLOPE
 
 
 def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> VariationalPosterior:
@@ -301,6 +318,10 @@ class NodeGrid:
         n_nodes = min(n_nodes, limit)
         return NodeGrid(n_nodes, self.n_components) if n_nodes > self.nodes_per_axis else None
 
+    def is_too_coarse(self, peak: float) -> bool:
+        """Return whether the posteriors are too narrow for these nodes, see `refine`."""
+        return self._axis_share(peak) > _WARNED_PEAK_SHARE
+
     def _axis_share(self, peak: float) -> float:
         return float(peak ** (1 / self.n_components))
 
@@ -341,7 +362,7 @@ class NodeGrid:
                 f"{remedy}{prior}"
             )
             return [FitWarning(text, tuple(steep.tolist()))]
-        if self._axis_share(peak) <= _WARNED_PEAK_SHARE:
+        if not self.is_too_coarse(peak):
             return []
         enough = self._count_nodes_for_peak(peak)
         remedy = (
@@ -371,6 +392,21 @@ def choose_first_grid(weights: Array) -> NodeGrid:
     return grid
 
 
+def needs_centred_nodes(weights: Array, offsets: Array) -> bool:
+    """Return whether posteriors are probably too narrow for any grid.
+
+    The likeliest node of a normal posterior with standard deviation s has a mass of about
+    h / (s √2π) along an axis, if the nodes are h apart. s is that of a row at the origin.
+    """
+    q = weights.shape[1]
+    information = weights.T @ (weights * (expit(offsets) * expit(-offsets))[:, None])
+    log_precision = float(np.linalg.slogdet(np.eye(q) + information)[1]) / q
+    grid = NodeGrid(NODES_PER_AXIS_LIMITS[q], q)
+    spacing = math.pi / math.sqrt(grid.nodes_per_axis)
+    share = spacing * math.exp(0.5 * log_precision) / math.sqrt(2 * math.pi)
+    return grid.is_too_coarse(share**q)
+
+
 def grid_from_working(working: Arrays) -> NodeGrid | None:
     """Return the grid of a stage, or None if it uses none."""
     if "nodes_an_axis" not in working:
@@ -379,12 +415,18 @@ def grid_from_working(working: Arrays) -> NodeGrid | None:
 
 
 def begin_finer_stage(state: FitState, statistics: Sums) -> FitState | None:
-    """Start a stage with more nodes, steep items scaled back; None if no more are needed."""
-    if (grid := grid_from_working(state.working)) is None:
+    """Start a stage with more nodes, or with centred nodes; None if neither is needed.
+
+    Steep items are scaled back to what the nodes of this stage resolve.
+    """
+    grid = grid_from_working(state.working)
+    if grid is None or "is_centred" in state.working:
         return None
     peak = float(statistics.values["peak"]) / statistics.n_samples
     if (finer := grid.refine(state.params.weights, peak)) is None:
-        return None
+        is_centred = {"is_centred": np.array(1)}
+        has_ended = not grid.is_too_coarse(peak)
+        return None if has_ended else replace(state, working={**state.working, **is_centred})
     weights, offsets = grid.limit_slopes(state.params.weights, state.params.offsets)
     params = replace(state.params, weights=weights, offsets=offsets)
     return replace(state, params=params, working={**state.working, **finer.make_working_state()})
@@ -393,6 +435,20 @@ def begin_finer_stage(state: FitState, statistics: Sums) -> FitState | None:
 def nodes_from_working(working: Arrays) -> Nodes | None:
     """Return the nodes of the E-step, or None if it uses none."""
     return Nodes(working["points"], working["log_weights"]) if "points" in working else None
+
+
+def represents_all_scales(params: LatentTraitParams, working: Arrays, sums: Sums) -> bool:
+    """Return whether the estimate of the likelihood does not depend on the scale of the traits.
+
+    It does for random draws, and for a grid that does not resolve the items or the posteriors.
+    Parameter expansion would then lower the estimate.
+    """
+    if "ones" not in sums.values:
+        return True
+    if (grid := grid_from_working(working)) is None:
+        return False
+    is_resolved = not len(grid.find_steep_features(params.weights))
+    return is_resolved and not grid.is_too_coarse(float(sums.values["peak"]) / sums.n_samples)
 
 
 def is_variational(working: Arrays) -> bool:

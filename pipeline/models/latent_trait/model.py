@@ -3,14 +3,15 @@
 Model: x ~ N(0, I_q), P(t_i = 1 | x) = σ(w_i·x + b_i), items independent given x (M. E. Tipping,
 "Probabilistic visualisation of high-dimensional binary data", NIPS 1998).
 
-Fit by EM with one of four E-steps, extrapolated by SQUAREM:
+Fit by parameter-expanded EM with one of four E-steps, extrapolated by SQUAREM:
 
 =============  =========================================================================  =======
 estimator      E-step                                                                     q
 =============  =========================================================================  =======
 `variational`  of the paper: the bound of Jaakkola & Jordan; slopes of strongly dependent  any
                items are biased, and slopes of sparse items shrink towards 0
-`quadrature`   exact marginal likelihood on Gauss–Hermite nodes (Bock & Aitkin 1981)      ≤ 3
+`quadrature`   exact marginal likelihood on Gauss–Hermite nodes (Bock & Aitkin 1981), or   ≤ 3
+               on nodes centred at each row if posteriors are narrow (Naylor & Smith 1982)
 `ep`           nearly exact likelihood, by expectation propagation (Minka 2001)           any
 `sampling`     also of the paper: fixed random draws of x                                any
 =============  =========================================================================  =======
@@ -70,8 +71,10 @@ from pipeline.models.latent_trait.em import (
     is_variational,
     m_step,
     make_params,
+    needs_centred_nodes,
     nodes_from_working,
     principal_axes,
+    represents_all_scales,
     rotate_weights,
     turn_to_principal_axes,
     variational_posterior,
@@ -91,6 +94,7 @@ from pipeline.models.latent_trait.standard_errors import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS
 from pipeline.numerics.logistic.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -106,7 +110,7 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _DEFAULT_DRAWS = 500
-_FIRST_STAGE_TOL = 1e-4  # of the variational stage of `auto`
+_FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
@@ -127,8 +131,9 @@ class LatentTrait(Model):
         `ep` above 3 components.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None starts with 41, 21 or
-        15 nodes for 1, 2 or 3 components, uses up to 300, 61 or 21 for steep items or narrow
-        posteriors, and takes 500 draws.
+        15 nodes for 1, 2 or 3 components and uses up to 300, 61 or 21 for steep items or narrow
+        posteriors; for posteriors that are still narrower, each row has its own 7 or 5 nodes per
+        axis. None takes 500 draws.
     prior_precision
         Precision of a normal prior on the weights; above 0, separable items stay finite.
     equal_slopes
@@ -147,9 +152,9 @@ class LatentTrait(Model):
     max_iter
         Maximum number of passes, for each number of components and each estimator.
     tol
-        Stop once the objective per row (relative, if above 1) has changed by less than this in the
-        last three passes and is predicted to change by less in total. The first stage of `auto`
-        stops at 1e-4.
+        Stop once the objective per row has changed by less than this in the last three passes and
+        is predicted to change by less in total, nats. The limit for all rows together is 10,000
+        times this. The first stage of `auto` stops at 1e-3.
     """
 
     name: ClassVar[str] = "latent-trait"
@@ -258,6 +263,9 @@ class LatentTrait(Model):
         working = {"held_out": np.array(held_out)}
         if estimator == "quadrature":
             grid = NodeGrid(self.nodes, q) if self.nodes else choose_first_grid(weights)
+            if not self.nodes and needs_centred_nodes(weights, state.params.offsets):
+                grid = NodeGrid(NODES_PER_AXIS_LIMITS[q], q)
+                working["is_centred"] = np.array(1)
             working |= grid.make_working_state()
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
@@ -278,7 +286,7 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        run = partial(e_step, params, nodes_from_working(working), "by_sites" in working)
+        run = partial(e_step, params, working)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
@@ -289,15 +297,22 @@ class LatentTrait(Model):
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, sooner in the variational stage of `auto`."""
         is_first = self.estimator == "auto" and is_variational(state.working)
-        return ObjectiveCriterion(self.max_iter, max(self.tol, is_first * _FIRST_STAGE_TOL))
+        tol = max(self.tol, is_first * _FIRST_STAGE_TOL)
+        return ObjectiveCriterion(self.max_iter, tol, int(state.auxiliary.get("n_rows", 1)))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step; constant features keep their parameters."""
         nodes = nodes_from_working(state.working)
+        is_expanded = represents_all_scales(state.params, state.working, statistics)
         free, diverging = m_step(
-            state.params, nodes, statistics, self.prior_precision, self._has_equal_slopes
+            state.params,
+            nodes,
+            statistics,
+            self.prior_precision,
+            self._has_equal_slopes,
+            is_expanded,
         )
         constant = state.auxiliary["constant"]
         free[constant], diverging[constant] = 0.0, False
@@ -365,7 +380,10 @@ class LatentTrait(Model):
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
         prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
         warnings = [*state.warnings, *_warn_about_fit(params.weights, state, diagnostics, prior)]
-        if (grid := grid_from_working(working)) is not None:
+        if "is_centred" in working:
+            diagnostics["nodes_an_axis"] = CENTRED_NODES_PER_AXIS[q]
+            diagnostics["nodes_are_centred"] = True
+        elif (grid := grid_from_working(working)) is not None:
             peak = float(sums["peak"]) / statistics.n_samples
             warnings += grid.warn_about_nodes(
                 state.params.weights, state.auxiliary["diverging"], peak, prior

@@ -52,6 +52,7 @@ class NodeStatistics(NamedTuple):
 
     ones: Floats  # Σ_n t_ni R_nl, (n_features, n_nodes): expected number of ones at each node
     mass: Floats  # Σ_n m_ni R_nl, (n_features, n_nodes): expected number of observed values
+    rows: Floats  # Σ_n R_nl, (n_nodes,): expected number of rows
     log_likelihood: float  # Σ_n log P(t_n), nats
     # Σ_n max_l R_nl. It is near the number of rows if posteriors are narrower than the distance of
     # the nodes, so that sums over nodes do not approximate integrals.
@@ -131,7 +132,7 @@ def node_statistics(
         Values 0 and 1, (n_samples, n_features); any value where missing.
     observed
         Mask of the same shape; None if all values are observed. A row without any value adds only
-        to `peak`.
+        to `rows` and `peak`.
     weights, offsets
         Slopes w, (n_features, n_components), and offsets b, (n_features,).
     nodes
@@ -148,7 +149,9 @@ def node_statistics(
         peak += float((1 / totals[:n_rows]).sum())  # the largest score is 1
     # Without missing values, every feature has the mass of the column of ones.
     mass = np.tile(sums[-1], (n_features, 1)) if observed is None else sums[n_features:-1]
-    return NodeStatistics(sums[:n_features, :n_nodes], mass[:, :n_nodes], log_likelihood, peak)
+    return NodeStatistics(
+        sums[:n_features, :n_nodes], mass[:, :n_nodes], sums[-1, :n_nodes], log_likelihood, peak
+    )
 
 
 def node_mass(

@@ -71,6 +71,7 @@ from pipeline.numerics.logistic.logistic_lanes import (
     set_present,
     set_signs,
 )
+from pipeline.numerics.logistic.parameter_expansion import sum_trait_moments
 
 _STRIP = 64  # words per strip; memory does not grow with the rows
 _FACTORS_PER_LOG = 1000  # a product of this many 1 + exp(−ξ) <= 2 does not overflow
@@ -85,12 +86,15 @@ class VariationalStatistics(NamedTuple):
         Upper triangles, row by row, of Σ −2 λ(ξ) ⟨x̂ x̂ᵀ⟩: (n_features, (q + 1)(q + 2) / 2).
     target
         Σ (t − ½) ⟨x̂⟩, (n_features, q + 1).
+    moments
+        Σ ⟨x̂ x̂ᵀ⟩, (q + 1, q + 1).
     bound, rounds
         Bound on the log-likelihood, nats, and number of rounds used.
     """
 
     curvature: Floats
     target: Floats
+    moments: Floats
     bound: float
     rounds: int
 
@@ -176,14 +180,15 @@ def variational_e_step(
     _check_arguments(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
     model = _make_parameters(weights, offsets)
     curvature = np.zeros((len(weights), model.place.max() + 1))
-    target = np.zeros(model.weights.shape)
+    target, moments = np.zeros(model.weights.shape), np.zeros(model.place.shape)
     bound, rounds = 0.0, 0
     for bits in _iter_strips(words, observed_words, n_samples):
         posteriors = _estimate_strip(bits, model, tol, max_rounds)
         _add_statistics(bits, model, posteriors, curvature, target)
+        moments += sum_trait_moments(*_unpack_gaussians(bits, model, posteriors))
         bound += float(posteriors.bound.sum())
         rounds += int(posteriors.rounds.sum())
-    return VariationalStatistics(curvature, target, bound, rounds)
+    return VariationalStatistics(curvature, target, moments, bound, rounds)
 
 
 def variational_row_posterior(
@@ -211,32 +216,40 @@ def variational_row_posterior(
     for bits in _iter_strips(words, observed_words, n_samples):
         posteriors = _estimate_strip(bits, model, tol, max_rounds)
         rows = slice(start, start + bits.n_samples)
-        solved = np.moveaxis(posteriors.system[:, model.place], 3, 1).reshape(-1, q + 1, q + 1)
-        posterior.mean[rows] = -solved[: bits.n_samples, :q, q]
-        posterior.covariance[rows] = -solved[: bits.n_samples, :q, :q]
+        posterior.mean[rows], posterior.covariance[rows] = _unpack_gaussians(
+            bits, model, posteriors
+        )
         posterior.bound[rows] = posteriors.bound.ravel()[: bits.n_samples]
         posterior.rounds[rows] = posteriors.rounds.ravel()[: bits.n_samples]
         start = rows.stop
     return posterior
 
 
+def _unpack_gaussians(
+    bits: InterleavedRows, model: LogisticParameters, posteriors: LanePosteriors
+) -> tuple[Floats, Floats]:
+    """Return the means, (n_rows, q), and covariances, (n_rows, q, q), of the rows of a strip."""
+    size = len(model.place)
+    solved = np.moveaxis(posteriors.system[:, model.place], 3, 1).reshape(-1, size, size)
+    rows = -solved[: bits.n_samples, :-1]
+    return rows[:, :, -1], rows[:, :, :-1]
+
+
 def variational_m_step(
-    curvature: Floats, target: Floats, prior_precision: float = 0.0
+    curvature: Floats, target: Floats, prior_precision: Floats
 ) -> tuple[Floats, Floats]:
     """M-step: maximize the bound, for given posteriors and ξ, over weights and offsets.
 
-    `curvature` and `target` are as in `VariationalStatistics`, summed over all rows. Each w_i has
-    the prior N(0, I / prior_precision); offsets have none. Return weights, (n_features, q), and
-    offsets, (n_features,).
+    `curvature` and `target` are as in `VariationalStatistics`, summed over all rows. Each w_i has a
+    normal prior with mean 0 and this precision, (q, q); offsets have none. Return weights,
+    (n_features, q), and offsets, (n_features,).
     """
-    if not prior_precision >= 0:
-        raise FitError(f"`prior_precision` is {prior_precision}. Choose at least 0.")
     unobserved = np.flatnonzero(~(curvature[:, -1] > 0))
     if len(unobserved):
         raise FitError(f"Feature {unobserved[0]} is observed in no row. Leave it out.")
     q = target.shape[1] - 1
     matrices = curvature[:, _triangle_places(q + 1)]
-    matrices[:, range(q), range(q)] += prior_precision
+    matrices[:, :q, :q] += prior_precision
     solved = np.linalg.solve(matrices, target[:, :, None])[:, :, 0].astype(np.float64)
     return solved[:, :q], solved[:, q]
 

@@ -19,9 +19,9 @@ whose gradient at convergence equals the gradient of Σ log Z_i with fixed cavit
 
     Σ_n ⟨t_in − σ(z_in)⟩ x̂_n = Σ_n (r_in μ_n + s_in C_n w_i, r_in),
 
-x̂ = (x, 1). The M-step is one step of Newton for each ŵ_i = (w_i, b_i) (Lange, Journal of the Royal
-Statistical Society B 57, 1995), with the curvature Σ_n ⟨σ(z_in) σ(−z_in)⟩ ⟨x̂ x̂ᵀ⟩_n. This is not a
-bound, so the weights of sparse items do not shrink. Missing values are left out of all sums.
+x̂ = (x, 1). The M-step takes one step of Newton with the curvature Σ_n ⟨σ(z_in) σ(−z_in)⟩ ⟨x̂ x̂ᵀ⟩_n.
+This is not a bound, so the weights of sparse items do not shrink. Missing values are left out of
+all sums.
 
 In the kernels, a sign is 1 or −1 for a value and 0 where it is missing. Arrays are (n_features,
 n_rows). Loops over rows have no branches, and no row's result depends on other rows.
@@ -40,6 +40,8 @@ from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, fma, inlined
+from pipeline.numerics.logistic.newton_step import NewtonStatistics
+from pipeline.numerics.logistic.parameter_expansion import sum_trait_moments
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -52,20 +54,9 @@ _NODES = 12
 _MAX_ROUNDS, _UNDAMPED_ROUNDS = 30, 10
 _ROUND_TOLERANCE = 1e-4  # change of a row's log-likelihood, nats
 _MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
-_MAX_STEP_LENGTH = 1.0  # largest root mean square change of z over the prior, in an M-step
 _FACTORS = 512  # factors of at most 2 per logarithm: 2**512 does not overflow
 _MIN_VARIANCE = 1e-8  # of w·x; items without weight have none
 _MIN_CAVITY = 1e-9  # smallest share of the precision from the prior and other items
-
-
-class EPStatistics(NamedTuple):
-    """Sums over rows."""
-
-    gradient: Floats  # gradient of the log-likelihood in each (w_i, b_i), (n_features, q + 1)
-    curvature: Floats  # upper triangles, row by row, (n_features, (q + 1)(q + 2) / 2)
-    # Log-likelihood in nats, and number of rounds used.
-    log_likelihood: float
-    rounds: int
 
 
 class EPPosterior(NamedTuple):
@@ -114,7 +105,7 @@ class _NodeSums(NamedTuple):
     slope: Floats
 
 
-class _ItemForms(NamedTuple):
+class ItemForms(NamedTuple):
     """The model, and w wᵀ of each item as a lower triangle, row by row."""
 
     weights: Floats
@@ -128,7 +119,7 @@ class _ConvergedBatch(NamedTuple):
     rounds: NDArray[np.int64]
 
 
-def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPStatistics:
+def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> NewtonStatistics:
     """E-step: match the sites of each row, and compute the sums of the M-step.
 
     Parameters
@@ -140,16 +131,18 @@ def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) 
     weights, offsets
         w, (n_features, q), and b, (n_features,).
     """
-    items, (n_features, q) = _make_item_forms(weights, offsets), weights.shape
+    items, (n_features, q) = make_item_forms(weights, offsets), weights.shape
     gradient = np.zeros((n_features, q + 1))
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
-    log_likelihood, rounds = 0.0, 0
-    for rows, signs in _iter_sign_batches(X, observed):
+    moments, log_likelihood, rounds = np.zeros((q + 1, q + 1)), 0.0, 0
+    for rows, signs in iter_sign_batches(X, observed):
         batch, valid = _match_sites(signs, items), slice(rows.stop - rows.start)
         _add_batch(batch, valid, items, gradient, curvature)
+        posterior = batch.posterior
+        moments += sum_trait_moments(posterior.mean[valid], posterior.covariance[valid])
         log_likelihood += float(batch.posterior.log_likelihood[valid].sum())
         rounds += int(batch.rounds[valid].sum())
-    return EPStatistics(gradient, curvature, log_likelihood, rounds)
+    return NewtonStatistics(gradient, curvature, moments, log_likelihood, rounds)
 
 
 def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPPosterior:
@@ -157,51 +150,21 @@ def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Float
 
     With a single BLAS thread, the bits of a row's result depend on that row alone.
     """
-    n, q, items = len(X), weights.shape[1], _make_item_forms(weights, offsets)
+    n, q, items = len(X), weights.shape[1], make_item_forms(weights, offsets)
     out = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n))
-    for rows, signs in _iter_sign_batches(X, observed):
+    for rows, signs in iter_sign_batches(X, observed):
         for part, values in zip(out, _match_sites(signs, items).posterior, strict=True):
             part[rows] = values[: rows.stop - rows.start]
     return out
 
 
-def ep_m_step(
-    gradient: Floats, curvature: Floats, packed: Floats, prior_precision: float = 0.0
-) -> Floats:
-    """M-step: take a Newton step for each item, shortened if it is long.
-
-    `gradient` and `curvature` are as in `EPStatistics`, summed over all rows. `packed` are the
-    weights and offsets of these sums, side by side, (n_features, q + 1). Each w_i has the prior
-    N(0, I / prior_precision); offsets have none. Return new weights and offsets, side by side.
-    """
-    q = packed.shape[1] - 1
-    slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)
-    slope[:, :q] -= prior_precision * packed[:, :q]
-    matrices[:, range(q), range(q)] += prior_precision
-    # The ridge gives a solution to items with hardly any curvature, such as very steep ones.
-    ridge = 1e-9 * np.trace(matrices, axis1=1, axis2=2)[:, None] + np.finfo(float).tiny
-    matrices[:, range(q + 1), range(q + 1)] += ridge
-    step = np.linalg.solve(matrices, slope[:, :, None])[:, :, 0]
-    length = np.linalg.norm(step, axis=1, keepdims=True)
-    scale = np.minimum(1.0, _MAX_STEP_LENGTH / np.maximum(length, _MAX_STEP_LENGTH))
-    moved: Floats = packed + step * scale
-    return moved
-
-
-def _unpack_triangles(triangles: Floats, size: int) -> Floats:
-    """Return symmetric matrices, given their upper triangles row by row."""
-    j, k = np.triu_indices(size)
-    matrices = np.empty((len(triangles), size, size))
-    matrices[:, j, k] = matrices[:, k, j] = triangles
-    return matrices
-
-
-def _make_item_forms(weights: Floats, offsets: Floats) -> _ItemForms:
+def make_item_forms(weights: Floats, offsets: Floats) -> ItemForms:
+    """Join the model and w wᵀ of each item."""
     j, k = np.tril_indices(weights.shape[1])
-    return _ItemForms(weights, offsets, weights[:, j] * weights[:, k])
+    return ItemForms(weights, offsets, weights[:, j] * weights[:, k])
 
 
-def _iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
+def iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
     """Yield batches of signs, (n_features, height), padded with empty rows to one height.
 
     All batches have one shape because BLAS sums in another order for other shapes.
@@ -220,7 +183,7 @@ def _iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, 
 
 
 def _add_batch(
-    batch: _ConvergedBatch, valid: slice, items: _ItemForms, gradient: Floats, curvature: Floats
+    batch: _ConvergedBatch, valid: slice, items: ItemForms, gradient: Floats, curvature: Floats
 ) -> None:
     mean, covariance = batch.posterior.mean[valid], batch.posterior.covariance[valid]
     residual, residual_covariance, slope = (part[:, valid] for part in batch.tilted)
@@ -235,17 +198,17 @@ def _add_batch(
     curvature += slope @ second[:, j, k]
 
 
-def _match_sites(signs: Signs, items: _ItemForms) -> _ConvergedBatch:
+def _match_sites(signs: Signs, items: ItemForms) -> _ConvergedBatch:
     """Iterate each row until its log-likelihood converges."""
     j, k = np.tril_indices(items.weights.shape[1])
     doubled = items.forms * np.where(j == k, 1, 2)
-    sites, rule = _laplace_sites(signs, items), _hermite_rule()
+    sites, rule = laplace_sites(signs, items), _hermite_rule()
     n, q = signs.shape[1], items.weights.shape[1]
     tilted = TiltedMoments(*(np.zeros(signs.shape) for _ in TiltedMoments._fields))
     posterior = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.full(n, np.inf))
     rounds, is_active = np.zeros(n, np.int64), np.ones(n, np.bool_)
     for round_number in range(_MAX_ROUNDS):
-        gaussians = EPPosterior(*_gaussians_from_sites(sites, items))
+        gaussians = EPPosterior(*gaussians_from_sites(sites, items))
         second = gaussians.covariance[:, j, k]
         marginals = ItemMarginals(items.weights @ gaussians.mean.T, doubled @ second.T)
         rates = np.where(is_active, 1.0 if round_number < _UNDAMPED_ROUNDS else 0.5, 0.0)
@@ -267,7 +230,7 @@ def _hermite_rule() -> HermiteRule:
     return HermiteRule(nodes, weights / weights.sum() * np.exp(0.5 * nodes**2))
 
 
-def _gaussians_from_sites(sites: GaussianSites, items: _ItemForms) -> tuple[Floats, Floats, Floats]:
+def gaussians_from_sites(sites: GaussianSites, items: ItemForms) -> tuple[Floats, Floats, Floats]:
     """Return μ, C, and ½ μᵀ C⁻¹ μ + ½ log det C of each row."""
     precision, shift = _posterior_precision(sites.precision, items), sites.shift.T @ items.weights
     covariance = np.linalg.inv(precision).astype(np.float64)
@@ -276,7 +239,7 @@ def _gaussians_from_sites(sites: GaussianSites, items: _ItemForms) -> tuple[Floa
     return mean, covariance, 0.5 * ((shift * mean).sum(axis=1) - log_det)
 
 
-def _posterior_precision(site_precision: Floats, items: _ItemForms) -> Floats:
+def _posterior_precision(site_precision: Floats, items: ItemForms) -> Floats:
     """Return I + Σ τ_i w_i w_iᵀ, (n_rows, q, q)."""
     q = items.weights.shape[1]
     j, k = np.tril_indices(q)
@@ -286,7 +249,7 @@ def _posterior_precision(site_precision: Floats, items: _ItemForms) -> Floats:
     return precision
 
 
-def _laplace_sites(signs: Signs, items: _ItemForms) -> GaussianSites:
+def laplace_sites(signs: Signs, items: ItemForms) -> GaussianSites:
     """Return the sites of Laplace's approximation, at the modes found by Newton's method."""
     n, q = signs.shape[1], items.weights.shape[1]
     mode, step, gain = np.zeros((n, q)), np.zeros((n, q)), np.full(n, np.inf)

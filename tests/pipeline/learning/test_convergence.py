@@ -42,6 +42,19 @@ def test_a_plateau_that_only_rounding_moves_is_the_end() -> None:
     assert ObjectiveCriterion(500, 1e-7).has_converged(history)
 
 
+@pytest.mark.parametrize("objective", [-0.5, -2000.0])
+def test_the_same_gain_matters_whatever_the_size_of_the_objective(objective: float) -> None:
+    history = [objective - 1e-3 * 0.9**k for k in range(20)]
+    assert not ObjectiveCriterion(500, 1e-4).has_converged(history)
+    assert ObjectiveCriterion(500, 1e-2).has_converged(history)
+
+
+def test_many_rows_resolve_smaller_gains() -> None:
+    history = [-5.0 - 1e-3 * 0.5**k for k in range(14)]
+    assert ObjectiveCriterion(500, 1e-6, n_rows=10_000).has_converged(history)
+    assert not ObjectiveCriterion(500, 1e-6, n_rows=1_000_000).has_converged(history)
+
+
 def test_objectives_that_fall_have_not_converged() -> None:
     assert not ObjectiveCriterion(500, 1e-7).has_converged([-1.0, -1.1, -1.2, -1.3, -1.4])
 

@@ -69,6 +69,38 @@ def turned_error(found: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
     return float(np.sqrt(((found @ left @ right - truth) ** 2).mean()))
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("estimator", ["auto", "ep", "variational"])
+def test_the_scale_of_wide_data_is_found_in_few_passes(estimator: str) -> None:
+    """2,000 items determine the traits so well that plain EM hardly moves their scale."""
+    rng = np.random.default_rng(1)
+    x, slopes = 0.9 * rng.standard_normal(300), np.exp(0.3 * rng.standard_normal(2000))
+    p = expit(np.outer(x, slopes) + rng.standard_normal(2000))
+    X, observed = rng.random(p.shape) < p, rng.random(p.shape) < 0.7
+    X, observed = X.astype(np.uint8), observed.astype(np.uint8)
+    state = fitted(X, observed, n_components=1, estimator=estimator)
+    codes = LatentTrait(n_components=1).transform(state.params, pack_block(X, observed), RNG)
+    second_moment = (codes["mean"] ** 2 + codes["variance"]).mean()
+    assert second_moment**0.5 == pytest.approx(1, abs=0.01)
+    ratio = np.abs(state.params.weights[:, 0]) / (slopes * x.std())
+    assert np.median(ratio) == pytest.approx(1, abs=0.03)
+    assert state.iteration <= 40
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_posteriors_too_narrow_for_any_grid_get_centred_nodes(q: int) -> None:
+    rng = np.random.default_rng(q)
+    weights, offsets = rng.standard_normal((600, q)), rng.standard_normal(600)
+    X = (rng.random((200, 600)) < expit(rng.standard_normal((200, q)) @ weights.T + offsets)).view(
+        np.uint8
+    )
+    state = fitted(X, n_components=q, constant_features="pin", errors="none")
+    assert state.diagnostics["nodes_are_centred"]
+    assert not any("narrower" in warning.text for warning in state.warnings)
+    exact = LatentTrait(n_components=q).log_likelihood(state.params, pack_block(X), RNG)
+    assert state.history[-1] == pytest.approx(exact.nats.mean(), abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "published", "within"),
     [

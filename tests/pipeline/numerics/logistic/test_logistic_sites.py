@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,12 +12,8 @@ from pipeline.numerics.logistic.centred_points import (
     TraitItems,
     posterior_by_quadrature,
 )
-from pipeline.numerics.logistic.logistic_sites import (
-    EPStatistics,
-    ep_e_step,
-    ep_m_step,
-    ep_posterior,
-)
+from pipeline.numerics.logistic.logistic_sites import ep_e_step, ep_posterior
+from pipeline.numerics.logistic.newton_step import NewtonStatistics, take_newton_step
 
 Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -105,12 +99,14 @@ def test_a_row_has_the_same_bytes_whatever_its_neighbours() -> None:
         assert of_whole[301:1200].tobytes() == of_part.tobytes()
 
 
-def em(X: Bits, passes: int, **more: Any) -> tuple[Floats, list[EPStatistics]]:
+def em(X: Bits, passes: int, prior_precision: float = 0.0) -> tuple[Floats, list[NewtonStatistics]]:
     weights, margin = np.full((X.shape[1], 1), 0.5), X.mean(axis=0)
     packed, found = np.column_stack([weights, np.log(margin / (1 - margin))]), []
     for _ in range(passes):
         found.append(ep_e_step(X, None, packed[:, :1].copy(), packed[:, 1].copy()))
-        packed = ep_m_step(found[-1].gradient, found[-1].curvature, packed, **more)
+        packed = take_newton_step(
+            found[-1].gradient, found[-1].curvature, packed, np.full((1, 1), prior_precision)
+        )
     return packed, found
 
 
