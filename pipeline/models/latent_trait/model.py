@@ -88,6 +88,7 @@ from pipeline.models.latent_trait.standard_errors import (
     choose_error_form,
     choose_row_share,
     count_parameters,
+    is_wide,
     standard_errors,
     summarize_information,
     summarize_scores,
@@ -147,8 +148,8 @@ class LatentTrait(Model):
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used above 3 components), from both (`sandwich`, also right if the
-        model is wrong), or `none`. The variational and sampling fits have none, because their own
-        error is larger.
+        model is wrong), or `none`. With more than 3,000 parameters they are always `louis`. The
+        variational and sampling fits have none, because their own error is larger.
     max_iter
         Maximum number of passes, for each number of components and each estimator.
     tol
@@ -365,6 +366,9 @@ class LatentTrait(Model):
         params, working = turn_to_principal_axes(state.params), state.working
         rotated, correlation = rotate_weights(params.weights, self.rotation)
         params = replace(params, rotated=rotated, component_correlation=correlation)
+        if q == 1:
+            difficulty = _difficulties(params.weights[:, 0], params.offsets)
+            params = replace(params, difficulty=difficulty)
         if "points" in working:
             working = {**working, "points": working["points"] @ params.axes}
         sums = statistics.values
@@ -407,9 +411,10 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """MAP: sum the information about the parameters, the residuals and the counts."""
-        share, nodes = float(working["share"]), nodes_from_working(working)
-        if nodes is None:
+        share = float(working["share"])
+        if grid_from_working(working) is None:
             return summarize_scores(params, share, block, rng)
+        nodes = None if "is_centred" in working else nodes_from_working(working)
         return summarize_information(params, nodes, share, block, rng)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
@@ -418,13 +423,16 @@ class LatentTrait(Model):
         varying = np.setdiff1d(np.arange(n_features), state.auxiliary["constant"])
         if grid_from_working(state.working) is not None:
             state = self._add_fit_statistics(state, statistics, varying)
-        if n_features * (q + 1) > MAX_PARAMETERS:
+        if is_wide(state.params) and (q > MAX_COMPONENTS or self._has_equal_slopes):
             return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters")
         n_rows = _MIN_ROWS_PER_PARAMETER
         rank = count_parameters(len(varying), q, self._has_equal_slopes)
         if q > MAX_COMPONENTS and statistics.values["rows_informing"] < n_rows * rank:
             return _warn_no_errors(state, f"fewer than {n_rows} rows per parameter")
-        diagnostics = {**state.diagnostics, "errors": choose_error_form(self.errors, q)}
+        diagnostics = {
+            **state.diagnostics,
+            "errors": choose_error_form(self.errors, (n_features, q)),
+        }
         state = replace(state, diagnostics=diagnostics)
         return self._add_errors(state, statistics, varying)
 
@@ -457,7 +465,6 @@ class LatentTrait(Model):
         arrays = {"weights_error": errors.weights, "offsets_error": errors.offsets}
         if params.weights.shape[1] == 1:
             slopes = params.weights[:, 0]
-            arrays["difficulty"] = _difficulties(slopes, params.offsets)
             arrays["difficulty_error"] = errors.difficulties(slopes, params.offsets)
         warnings = state.warnings
         if errors.unknown.size:  # other warnings explain why the fixed features have none
@@ -593,8 +600,12 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
     """
     sums, q = statistics.values, state.params.weights.shape[1]
     n_informing = max(int(sums["rows_informing"]), 1)
-    scale = np.full(3, statistics.n_samples / n_informing)
-    if grid_from_working(state.working) is not None:
+    share = n_informing / statistics.n_samples
+    if is_wide(state.params):
+        names: tuple[str, ...] = ("curvature", "item_variance", "shared_variance")
+        return {name: sums[name] / share for name in names}
+    scale = np.full(3, 1 / share)
+    if grid_from_working(state.working) is not None and "is_centred" not in state.working:
         scale[2] = 1.0
     if q > MAX_COMPONENTS:
         scale *= n_informing / (n_informing - state.params.free_parameters.size - 1)

@@ -24,8 +24,13 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.wide_errors import (
+    compute_item_covariances,
+    list_shared_directions,
+)
 from pipeline.numerics.bits.kernels import pack_rows, symmetric_joint_counts
 from pipeline.numerics.information import invert_information
+from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -36,7 +41,9 @@ from pipeline.numerics.logistic.latent_nodes import (
 )
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.numerics.logistic.trait_scores import (
+    HasMoments,
     count_points,
+    sum_block_scores,
     sum_node_curvature,
     sum_node_scores,
     sum_score_products,
@@ -50,16 +57,23 @@ Values = Mapping[str, NDArray[Any]]
 
 MAX_ROWS = 20_000
 MAX_PARAMETERS = 3000
-"""With more parameters, the information matrix is too large and there are no standard errors."""
+"""With more parameters, the information matrix is too large; see `wide_errors`."""
 MAX_ITEMS = 1000
 """With more items, pairs and sum scores are not compared with the model."""
 _MAX_WORK = 2e10  # entries of matrices to add up
+_MIN_INFORMATION = 1e-6  # of an item, as a share of the information with known traits
 _MIN_ROWS_PER_PARAMETER = {"louis": 5, "crossproduct": 100, "sandwich": 100}
 
 
-def choose_error_form(errors: str, q: int) -> str:
-    """Return the form of standard errors; above 3 components, only `crossproduct` is possible."""
-    return errors if q <= MAX_COMPONENTS else "crossproduct"
+def choose_error_form(errors: str, shape: tuple[int, int]) -> str:
+    """Return the form of standard errors of weights of a shape, (n_features, q).
+
+    Above 3 components, only `crossproduct` is possible; with many items, only `louis`.
+    """
+    n_features, q = shape
+    if q > MAX_COMPONENTS:
+        return "crossproduct"
+    return "louis" if n_features * (q + 1) > MAX_PARAMETERS else errors
 
 
 def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
@@ -69,9 +83,11 @@ def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
     """
     n_features, q = shape
     n_parameters = n_features * (q + 1)
+    if n_parameters > MAX_PARAMETERS:
+        return min(1.0, MAX_ROWS / max(n_rows, 1))
     points = count_points(n_features, q) if q <= MAX_COMPONENTS else 1
     affordable = min(_MAX_WORK / (points * n_parameters**2), MAX_ROWS)
-    required = _MIN_ROWS_PER_PARAMETER[choose_error_form(errors, q)] * n_parameters
+    required = _MIN_ROWS_PER_PARAMETER[choose_error_form(errors, shape)] * n_parameters
     return min(1.0, max(affordable, required) / max(n_rows, 1))
 
 
@@ -82,15 +98,31 @@ def summarize_scores(
     X, observed, n_rows = _select_rows(share, block, rng)
     weights, offsets = params.weights, params.offsets
     values: dict[str, NDArray[Any]] = {"rows_informing": np.array(n_rows)}
-    if params.free_parameters.size > MAX_PARAMETERS:
-        return Sums(block.n_samples, 0.0, values)
-    if weights.shape[1] > MAX_COMPONENTS:
+    if weights.shape[1] <= MAX_COMPONENTS:
+        posterior = posterior_by_quadrature(X, observed, params.items)
+        values |= _sum_scores(params, X, observed, posterior)
+    elif not is_wide(params):
         gaussian = ep_posterior(X, observed, weights, offsets)
         values["products"] = sum_score_products(X, observed, weights, offsets, gaussian)
-    else:
-        posterior = posterior_by_quadrature(X, observed, params.items)
-        values |= sum_trait_scores(X, observed, weights, offsets, posterior)._asdict()
     return Sums(block.n_samples, 0.0, values)
+
+
+def is_wide(params: LatentTraitParams) -> bool:
+    """Return whether the information matrix of all parameters is too large."""
+    return params.free_parameters.size > MAX_PARAMETERS
+
+
+def _sum_scores(
+    params: LatentTraitParams,
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    posterior: HasMoments,
+) -> Values:
+    """Sum scores and information per row; with many items, only those of `wide_errors`."""
+    arguments = (X, observed, params.weights, params.offsets, posterior)
+    if not is_wide(params):
+        return sum_trait_scores(*arguments)._asdict()
+    return sum_block_scores(*arguments, list_shared_directions(params.weights).scales)._asdict()
 
 
 def _select_rows(
@@ -103,26 +135,34 @@ def _select_rows(
 
 
 def summarize_information(
-    params: LatentTraitParams, nodes: Nodes, share: float, block: BinaryBlock, rng: RowRandom
+    params: LatentTraitParams, nodes: Nodes | None, share: float, block: BinaryBlock, rng: RowRandom
 ) -> Sums:
-    """Compute the sums for standard errors and fit statistics; scores over a share of the rows."""
+    """Compute the sums for standard errors and fit statistics; scores over a share of the rows.
+
+    Without shared nodes, each row has its own.
+    """
     X, observed = block.unpack_values(), block.unpack_mask()
     weights, offsets = params.weights, params.offsets
-    mass, log_likelihood = node_mass(X, observed, weights, offsets, nodes)
-    values: dict[str, NDArray[Any]] = {
-        "curvature": sum_node_curvature(mass, weights, offsets, nodes)
-    }
+    values: dict[str, NDArray[Any]] = {}
+    if nodes is None:
+        log_likelihood = centred_e_step(X, observed, weights, offsets).log_likelihood
+    else:
+        mass, log_likelihood = node_mass(X, observed, weights, offsets, nodes)
+        values["curvature"] = sum_node_curvature(mass, weights, offsets, nodes)
     if len(offsets) <= MAX_ITEMS:
         values |= _count_complete_rows(block, X, observed)
     X, observed, _ = _select_rows(share, block, rng)
-    posterior = node_posterior(X, observed, weights, offsets, nodes)
+    if nodes is None or is_wide(params):
+        posterior: Any = posterior_by_quadrature(X, observed, params.items)
+        values |= _sum_scores(params, X, observed, posterior)
+    else:
+        posterior = node_posterior(X, observed, weights, offsets, nodes)
+        values |= _sum_scores_on_nodes(params, nodes, X, observed, posterior)
     values |= _sum_residuals(params, X, observed, posterior)
-    if params.free_parameters.size <= MAX_PARAMETERS:
-        values |= _sum_scores(params, nodes, X, observed, posterior)
     return Sums(block.n_samples, log_likelihood, values)
 
 
-def _sum_scores(
+def _sum_scores_on_nodes(
     params: LatentTraitParams,
     nodes: Nodes,
     X: NDArray[np.uint8],
@@ -148,7 +188,7 @@ def _sum_residuals(
     params: LatentTraitParams,
     X: NDArray[np.uint8],
     observed: NDArray[np.uint8] | None,
-    posterior: NodePosterior,
+    posterior: HasMoments,
 ) -> Values:
     """Sum the moments of the codes, and the squared residuals at the codes."""
     mean = posterior.mean
@@ -246,6 +286,8 @@ def standard_errors(
     """
     n_features, q = weights.shape
     prior = np.tile(np.append(np.full(q, prior_precision), 0.0), n_features)
+    if "item_variance" in sums:
+        return _invert_blocks(weights, sums, prior_precision, fixed)
     information = _compute_information(sums, form) + np.diag(prior)
     directions = _free_directions(weights, fixed, equal_slopes)
     inverse = invert_information(information, directions)
@@ -257,6 +299,26 @@ def standard_errors(
     item_covariance = blocks[np.arange(n_features), :, np.arange(n_features)]
     item_covariance[unknown] = np.nan
     return ItemErrors(item_covariance, np.flatnonzero(unknown & ~fixed))
+
+
+def _invert_blocks(
+    weights: Array,
+    sums: Mapping[str, NDArray[Any]],
+    prior_precision: float,
+    fixed: NDArray[np.bool_],
+) -> ItemErrors:
+    """Invert the information of each item, with the directions that all items share."""
+    prior = np.diag([*np.full(weights.shape[1], prior_precision), 0.0])
+    curvature = sums["curvature"] + prior
+    blocks = curvature - sums["item_variance"]
+    scale = np.sqrt(np.maximum(np.diagonal(curvature, axis1=1, axis2=2), np.finfo(float).tiny))
+    lowest = np.linalg.eigvalsh(blocks / (scale[:, :, None] * scale[:, None]))[:, 0]
+    known = ~fixed & (lowest > _MIN_INFORMATION)
+    V = list_shared_directions(weights).scales
+    shared = np.einsum("iak,iab,ibl->kl", V, curvature, V) - sums["shared_variance"]
+    covariance = np.full_like(blocks, np.nan)
+    covariance[known] = compute_item_covariances(weights[known], blocks[known], shared)
+    return ItemErrors(covariance, np.flatnonzero(~known & ~fixed))
 
 
 def _compute_information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:

@@ -88,6 +88,59 @@ def sum_trait_scores(
     return sums
 
 
+class BlockScores(NamedTuple):
+    """Sums over rows for many items.
+
+    Attributes
+    ----------
+    curvature
+        As in `TraitScores`.
+    item_variance
+        Σ_n Cov[s_i | t_n] of each item, (n_features, q + 1, q + 1).
+    shared_variance
+        Σ_n Cov[Σ_i V_iᵀ s_i | t_n], (n_directions, n_directions).
+    """
+
+    curvature: Floats
+    item_variance: Floats
+    shared_variance: Floats
+
+
+def sum_block_scores(
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    posterior: HasMoments,
+    directions: Floats,
+) -> BlockScores:
+    """Sum the information of each item, and along directions V that all items share.
+
+    `directions` are V, (n_features, q + 1, n_directions). Other parameters are as for
+    `sum_trait_scores`. A row costs n_points n_features q n_directions multiplications.
+    """
+    (n_features, q), n_directions = weights.shape, directions.shape[2]
+    shape = (n_features, q + 1, q + 1)
+    sums = BlockScores(np.zeros(shape), np.zeros(shape), np.zeros((n_directions, n_directions)))
+    rule = _point_rule(n_features, q)
+    flat = directions.reshape(n_features, -1)
+    for rows in _iter_batches(len(X), len(rule.points) * n_features):
+        points = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
+        share, residual = points.share[:, :, None], points.residual
+        z = np.concatenate([points.x, np.ones((*points.x.shape[:2], 1))], axis=2)
+        squares = (z[:, :, :, None] * z[:, :, None]).reshape(-1, (q + 1) ** 2)
+        slope = share * points.mask * points.sigma * (1 - points.sigma)
+        sums.curvature[:] += (slope.reshape(-1, n_features).T @ squares).reshape(shape)
+        spread = (share * residual**2).reshape(-1, n_features).T @ squares
+        mean = np.swapaxes(share * residual, 1, 2) @ z
+        sums.item_variance[:] += spread.reshape(shape) - np.einsum("nia,nib->iab", mean, mean)
+        along = (residual @ flat).reshape(*z.shape, n_directions)
+        along = (along * z[:, :, :, None]).sum(axis=2)
+        along -= (share * along).sum(axis=1, keepdims=True)
+        sums.shared_variance[:] += np.einsum("nlk,nlm->km", share * along, along)
+    return sums
+
+
 def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> TraitScoreSums:
     """Sum scores of rows without missing values, by their responsibilities R_nl.
 

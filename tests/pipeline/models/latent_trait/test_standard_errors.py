@@ -8,6 +8,7 @@ from scipy.special import expit
 
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
+from pipeline.models.latent_trait import standard_errors
 from pipeline.models.latent_trait.em import make_params, turn_to_principal_axes
 from pipeline.models.latent_trait.model import LatentTrait
 from tests.pipeline.models.latent_trait.test_model import fitted
@@ -51,6 +52,38 @@ def test_errors_by_sites_are_those_of_quadrature() -> None:
     by = [fitted(X, n_components=2, estimator=e).params for e in ("ep", "quadrature")]
     np.testing.assert_allclose(by[0].weights_error, by[1].weights_error, rtol=0.05)
     np.testing.assert_allclose(by[0].offsets_error, by[1].offsets_error, rtol=0.05)
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_errors_of_many_items_are_those_of_the_full_information(
+    q: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, *_ = drawn(100, q, 500)
+    observed = (np.random.default_rng(9).random(X.shape) < 0.8).astype(np.uint8)
+    full = fitted(X, observed, n_components=q, estimator="quadrature").params
+    monkeypatch.setattr(standard_errors, "MAX_PARAMETERS", 100)
+    wide = fitted(X, observed, n_components=q, estimator="quadrature").params
+    np.testing.assert_array_equal(wide.weights, full.weights)
+    np.testing.assert_allclose(wide.weights_error, full.weights_error, rtol=0.02)
+    np.testing.assert_allclose(wide.offsets_error, full.offsets_error, rtol=0.02)
+
+
+@pytest.mark.slow
+def test_intervals_of_6000_items_cover() -> None:
+    covered = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        slopes, offsets = np.exp(0.3 * rng.standard_normal(6000)), rng.standard_normal(6000)
+        p = expit(np.outer(rng.standard_normal(300), slopes) + offsets)
+        X = (rng.random(p.shape) < p).astype(np.uint8)
+        observed = (rng.random(p.shape) < 0.7).astype(np.uint8)
+        found = fitted(X, observed, n_components=1, constant_features="pin").params
+        weights = np.abs(found.weights[:, 0])
+        off = [(weights - slopes) / found.weights_error[:, 0]]
+        off += [(found.offsets - offsets) / found.offsets_error]
+        covered.append([np.nanmean(np.abs(deviation) < 1.96) for deviation in off])
+    shares = np.mean(covered, axis=0)
+    assert ((shares > 0.93) & (shares < 0.97)).all()
 
 
 @pytest.mark.parametrize("estimator", ["variational", "sampling"])
