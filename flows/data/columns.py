@@ -281,11 +281,20 @@ def make_segmenter(roles: ColumnRoles, n_rows: int | None, base: BinaryDataset |
 
 
 def _read_segment_names(column: str, batch: SourceBatch, first: int) -> NDArray[Any]:
-    names = batch.columns[column].astype(str)
-    if (names == "").any():
-        row = first + int(np.argmax(names == "")) + 1
+    return read_row_names("segment_by", column, batch, first).astype(str)
+
+
+def read_row_names(parameter: str, column: str, batch: SourceBatch, first: int) -> NDArray[Any]:
+    """Return the values of a column that names the segment or the split of each row.
+
+    `first` is the index of the batch's first row. Raises `DataError` if a value is missing.
+    """
+    values = batch.columns[column]
+    missing = np.isnan(values) if values.dtype.kind == "f" else values.astype(str) == ""
+    if missing.any():
+        row = first + int(np.argmax(missing)) + 1
         raise DataError(
-            f"{{segment_by={column}}}: row {row} of all rows read has no value. "
-            "Leave the row out or name its segment."
+            f"{{{parameter}={column}}}: row {row} of all rows read has no value. "
+            "Leave the row out, or give it a value."
         )
-    return names
+    return values

@@ -18,6 +18,7 @@ from flows.data.columns import (
     make_segmenter,
     merge_with_stored_roles,
     read_known_sources,
+    read_row_names,
 )
 from flows.data.readahead import iter_batches_in_order
 from pipeline.executors.progress import Progress, ignore_progress
@@ -149,6 +150,8 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
             columns = {
                 stored: batch.columns[name] for stored, name in roles.per_row_columns.items()
             }
+            if roles.split_by:
+                columns["split"] = read_row_names("split_by", roles.split_by, batch, done)
             writer.add(replace(batch, columns=columns), segment(batch, done))
             done += len(batch.X)
             if roles.maps:

@@ -43,11 +43,17 @@ class NpyHeader:
 
 def read_member_headers(archive: ZipFile) -> dict[str, NpyHeader]:
     """Read the header of every array in an `.npz` archive, by array name."""
-    headers = {}
+    headers: dict[str, NpyHeader] = {}
     for member in archive.namelist():
         if member.endswith(".npy"):
+            name = member.removesuffix(".npy")
+            if name in headers:
+                raise DataError(
+                    f"{archive.filename}: the archive has two arrays named {name!r}. "
+                    "Write it again with one."
+                )
             with archive.open(member) as stream:
-                headers[member.removesuffix(".npy")] = read_header(stream)
+                headers[name] = read_header(stream)
     return headers
 
 

@@ -171,8 +171,11 @@ def _open_bed_reader(path: str) -> Any:
 
 
 def _read_fam_column(bed: Any, name: str) -> Any:
-    """Return a column of the `.fam` file; missing entries are empty."""
+    """Return a column of the `.fam` file; missing entries are empty.
+
+    PLINK reads every sex but 1 and 2 as missing.
+    """
     values = getattr(bed, name)
     if name == "sex":
-        return np.array(["", "1", "2"])[values]
+        return np.select([values == 1, values == 2], ["1", "2"], "")
     return values.astype(str)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from storage import open_dataset
@@ -43,6 +44,19 @@ def write_csv(path: Path, X: np.ndarray, **columns: list) -> None:
 @pytest.fixture
 def bits() -> np.ndarray:
     return np.random.default_rng(4).integers(0, 2, (300, 5), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("option", ["--segment-by", "--split-by"])
+@pytest.mark.parametrize("years", ["2020,,2021", "u,,v", "1.5,,2"])
+def test_rows_without_segment_or_split_are_refused(cli, tmp_path, option, years):
+    rows = [f"{k % 2},{(k + 1) % 2},{year}" for k, year in enumerate(years.split(","))]
+    (tmp_path / "v.csv").write_text("\n".join(["a,b,year", *rows]), encoding="utf-8")
+    pd.read_csv(tmp_path / "v.csv").to_parquet(tmp_path / "v.parquet")
+    for file in ("v.csv", "v.parquet"):
+        done = cli("ingest", file, "--dataset", "d.zarr", option, "year")
+        expected = f"error: {option} year: row 2 of all rows read has no value. "
+        assert done.check_refused() == expected + "Leave the row out, or give it a value."
+        assert not (tmp_path / "d.zarr").exists()
 
 
 def test_columns_become_segments_splits_and_labels(cli, bits):

@@ -4,6 +4,8 @@ import datetime
 import gzip
 import os
 import shutil
+import warnings
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +51,16 @@ def missing(value):
 
 def place(name, row, column):
     return f"{name}: row {row} (data rows counted from 1), column {column!r}"
+
+
+def test_an_archive_with_two_arrays_of_one_name(tmp_path):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about the name
+        for values in (np.zeros((2, 3)), np.ones((2, 3))):
+            with archive.open("X.npy", "w") as file:
+                np.lib.format.write_array(file, values)
+    assert refusal(path) == "a.npz: the archive has two arrays named 'X'. Write it again with one."
 
 
 @pytest.mark.parametrize("bad", ["3", "x", "1 0", "-1", "inf", "0.5"])

@@ -1,6 +1,7 @@
 """Files of SPSS, Stata, Excel, PLINK and AnnData, written by the packages that read them."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import anndata
 import bed_reader
@@ -135,6 +136,18 @@ def test_genotypes(bed, monkeypatch, threshold):
         sex = np.array(["", "1", "2"])[file.sex].tolist()
     same(source, expected, {"iid": PERSONS, "sex": sex})
     assert len(source.tags) == 3
+
+
+def test_a_sex_that_plink_does_not_define_is_missing(bed):
+    fam = Path(bed).with_suffix(".fam")
+    people = [line.split() for line in fam.read_text(encoding="utf-8").splitlines()]
+    codes = ["-1", "0", "1", "2", "3"]
+    for k, person in enumerate(people):
+        person[4] = codes[k % 5]
+    fam.write_text("\n".join("\t".join(person) for person in people) + "\n", encoding="utf-8")
+    source = open_source(bed, ReadOptions(threshold=0.5, row_columns=("sex",)))
+    found = np.concatenate([batch.columns["sex"] for batch in source.iter_batches()])
+    assert found.tolist() == [["", "", "1", "2", ""][k % 5] for k in range(N_ROWS)]
 
 
 def test_genotypes_need_a_coding(bed):
