@@ -79,7 +79,7 @@ class RoleOptions(TypedDict, total=False):
         Option(
             group=VALUES,
             help="Meaning of values: 'VALUE=1,VALUE=0', or 'FEATURES:VALUE=1,VALUE=0' for some "
-            "features. Repeatable.",
+            "features. Repeatable; the most specific one applies.",
         ),
     ]
     yes: Annotated[

@@ -155,8 +155,19 @@ def format_plain_map(text: str) -> str:
 
 
 def find_map(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:
-    """Return the first map that applies to a feature, or None."""
-    return next((m for m in maps if feature == m.columns or fnmatchcase(feature, m.columns)), None)
+    """Return the map that applies to a feature, or None.
+
+    A map for the feature's name precedes patterns, and patterns with more letters precede others,
+    such as `*`. Of equals, the first applies.
+    """
+
+    def count_letters(value_map: ValueMap) -> float:
+        if value_map.columns == feature:
+            return math.inf
+        return len(value_map.columns) - value_map.columns.count("*") - value_map.columns.count("?")
+
+    matching = (m for m in maps if feature == m.columns or fnmatchcase(feature, m.columns))
+    return max(matching, key=count_letters, default=None)
 
 
 @dataclass(frozen=True)
@@ -172,7 +183,7 @@ class ReadOptions:
     row_columns
         Names of the per-row columns, which are not features.
     maps
-        Which values are 1 and 0; the first map that matches a feature's name applies.
+        Which values are 1 and 0; see `find_map`.
     features, drop
         Names and patterns of the only columns that are features, and of columns that are not.
     is_append

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from storage.errors import DataError
 from storage.sources import ReadOptions, format_map, open_source, parse_map
+from storage.sources.value_codes import find_map
 
 CALLS = "id,r1,r2\na,Yea,nay\nb, nay ,NAY\nc,paired-yea,\nd,yea,?\n"
 
@@ -101,6 +102,15 @@ def test_a_word_means_the_same_wherever_it_stands(tmp_path_factory, words):
     values, _ = read(path, "yea=1,nay=0")
     meaning = {"yea": 1, "nay": 0, "?": 2}
     assert values[:, 0].tolist() == [meaning[word.strip().lower()] for word in words]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("feature", "expected"), [("b", "b"), ("q12", "q1*"), ("q2", "q*")])
+def test_the_most_specific_map_of_a_feature_applies(feature, expected, order):
+    maps = [parse_map(f"{columns}:yea=1,nay=0") for columns in ("*", "q*", "b", "q1*")]
+    found = find_map(maps[::order], feature)
+    assert found is not None
+    assert found.columns == expected
 
 
 def test_a_first_line_of_mapped_values_is_no_header(tmp_path):
