@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.errors import DataError
@@ -180,8 +181,28 @@ def convert_row_column(source: Source, name: str, column: pa.Array, first_row: i
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
         return numbers
-    texts: NDArray[Any] = column.cast(pa.string()).fill_null("").to_numpy(zero_copy_only=False)
+    column = column.cast(pa.string()).fill_null("")
+    check_texts(column, name, lambda row: source.format_row_place(first_row + row))
+    texts: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return texts
+
+
+def check_texts(texts: pa.Array, name: str, format_place: Callable[[int], str]) -> None:
+    """Check that no text contains a NUL character.
+
+    NumPy drops NUL characters at the end of a text, which could make two texts equal.
+    `format_place` describes the place of a row. Raises `DataError`.
+    """
+    is_dictionary = pa.types.is_dictionary(texts.type)
+    distinct = texts.dictionary if is_dictionary else texts
+    if not pc.any(pc.match_substring(distinct, "\0")).as_py():
+        return
+    texts = texts.dictionary_decode() if is_dictionary else texts
+    row = pc.index(pc.match_substring(texts, "\0"), True).as_py()
+    raise DataError(
+        f"{format_place(row)}, column {name!r}: {texts[row].as_py()!r} contains a NUL character. "
+        "Remove it."
+    )
 
 
 def make_table_batch(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.arrow_columns import (
+    check_texts,
     encode_column,
     is_feature_type,
     is_text,
@@ -348,6 +349,7 @@ class _NameIndex:
         """Number the names in a batch of lines; new names are checked."""
         coded = lines.column(column)
         _refuse_nameless(lines, column, coded)
+        check_texts(coded, column, lines.format_place)
         n_known = len(self.names)
         before = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), self.names)
         unified = pa.chunked_array([before, coded]).unify_dictionaries().chunk(1)
@@ -370,7 +372,9 @@ class _RowTexts:
         n_new = n_rows - len(self.values)
         self.values = np.append(self.values, np.full(n_new, "", object))
         self.is_known = np.append(self.is_known, np.zeros(n_new, np.bool_))
-        texts = lines.column(name).fill_null("").to_numpy(zero_copy_only=False)
+        column = lines.column(name).fill_null("")
+        check_texts(column, name, lines.format_place)
+        texts = column.to_numpy(zero_copy_only=False)
         distinct, first = np.unique(rows, return_index=True)
         unknown = ~self.is_known[distinct]
         self.values[distinct[unknown]] = texts[first[unknown]]

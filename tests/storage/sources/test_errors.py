@@ -525,3 +525,12 @@ def test_permission_error_in_words(tmp_path, monkeypatch):
         "a.csv: the file cannot be read: Permission denied. "
         "Check that it is complete and that its suffix is right."
     )
+
+
+@pytest.mark.parametrize("names", [["x", "x\0"], ["x\0", "x"]])
+def test_texts_that_numpy_would_make_equal(tmp_path, names):
+    table = pa.table({"a": [0, 1], "b": [1, 0], "y": names})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    row = names.index("x\0") + 1
+    expected = f"{place('a.parquet', row, 'y')}: 'x\\x00' contains a NUL character. Remove it."
+    assert refusal(tmp_path / "a.parquet", ReadOptions(row_columns=("y",))) == expected

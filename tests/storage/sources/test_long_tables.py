@@ -1,6 +1,7 @@
 """Long tables against the same values in wide tables."""
 
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -97,6 +98,17 @@ def test_whole_numbers_name_rows_and_say_values(tmp_path):
         ("1", "2"),
         {"call": ["7", "10"]},
     )
+
+
+@pytest.mark.parametrize("column", ["call", "voter", "party"])
+def test_texts_that_numpy_would_make_equal(tmp_path, column):
+    lines = {"call": ["x", "y"], "voter": ["x", "y"], "party": ["x", "y"], "vote": ["yes", "no"]}
+    lines[column][1] = "x\0"
+    pa.parquet.write_table(pa.table(lines), tmp_path / "a.parquet")
+    options = replace(VOTES, row_columns=("party",))
+    message = refused(str(tmp_path / "a.parquet"), options=options)
+    assert message.endswith(f"column {column!r}: 'x\\x00' contains a NUL character. Remove it.")
+    assert "row 2 " in message
 
 
 def test_a_map_may_turn_true_and_false_round(tmp_path):
