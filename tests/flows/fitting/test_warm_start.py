@@ -48,7 +48,7 @@ def test_a_warm_start_ends_where_a_cold_one_does_in_fewer_passes(cli, dataset, n
     shutil.copytree("runs/d", "again")
     warm = cli(*command, "--json", "--warm-start").json
     assert warm["converged"]
-    assert warm["iterations"] <= cold["iterations"] / 2
+    assert warm["iterations"] <= 0.6 * cold["iterations"]
     assert warm["objective"] == pytest.approx(cold["objective"], abs=1e-5)
     told = load_artifact(warm["artifact"]).manifest["warm_start"]
     assert told == {
