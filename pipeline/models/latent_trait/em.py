@@ -6,7 +6,8 @@ slope a by a relative error of about exp(−2π² / (a h)), because the poles of
 away from the axis (L. N. Trefethen, J. A. C. Weideman, SIAM Review 56 (2014)). If this error is not
 small, an item falls between two nodes, and the sum misses or misplaces the maximum of the
 likelihood. Here a h ≤ 2.5 is accepted, an error of 4e-4. The same happens if a row's posterior is
-narrower than h; then its likeliest node has nearly all of the posterior mass.
+narrower than h; then its likeliest node has nearly all of the posterior mass. If the finest grid is
+too coarse for the posteriors, each row gets nodes of its own.
 """
 
 from __future__ import annotations
@@ -208,7 +209,9 @@ def m_step(
     precision = prior_precision * traits.covariance
     if "gradient" in values:
         gradient, curvature = values["gradient"], values["curvature"]
-        free = take_newton_step(gradient, curvature, params.free_parameters, precision)
+        free = take_newton_step(
+            gradient, curvature, params.free_parameters, precision, equal_slopes
+        )
         weights, offsets = free[:, :-1], free[:, -1]
     else:
         weights, offsets = variational_m_step(values["curvature"], values["target"], precision)

@@ -234,6 +234,8 @@ class LatentTrait(Model):
                 parameter="constant_features",
             )
         weights = 0.5 * rng.standard_normal((n_features, self.n_components or 1))
+        if self._has_equal_slopes:
+            weights[:] = 0.5
         weights[constant] = 0.0
         offsets = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
         auxiliary = {

@@ -29,6 +29,7 @@ from pipeline.numerics.logistic.newton_step import NewtonStatistics
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
+_BATCH_ENTRIES = 2**22  # items, rows and nodes: 32 MiB per array
 CENTRED_NODES_PER_AXIS = {1: 7, 2: 5, 3: 5}
 """Number of nodes per axis, by the number of components."""
 
@@ -54,7 +55,8 @@ def centred_e_step(
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
     moments, log_likelihood = np.zeros((q + 1, q + 1)), 0.0
     j, k = np.triu_indices(q + 1)
-    for rows, signs in iter_sign_batches(X, observed):
+    max_rows = max(_BATCH_ENTRIES // (len(z) * n_features), 1)
+    for rows, signs in iter_sign_batches(X, observed, max_rows):
         mean, covariance, _ = gaussians_from_sites(laplace_sites(signs, items), items)
         root = np.linalg.cholesky(covariance)
         log_det = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)

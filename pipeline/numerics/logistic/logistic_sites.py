@@ -164,13 +164,15 @@ def make_item_forms(weights: Floats, offsets: Floats) -> ItemForms:
     return ItemForms(weights, offsets, weights[:, j] * weights[:, k])
 
 
-def iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
+def iter_sign_batches(
+    X: Bits, observed: Bits | None, max_rows: int = _MAX_BATCH_ROWS
+) -> Iterator[tuple[slice, Signs]]:
     """Yield batches of signs, (n_features, height), padded with empty rows to one height.
 
     All batches have one shape because BLAS sums in another order for other shapes.
     """
     height = max(_BATCH_ENTRIES // X.shape[1] // _BATCH_STEP, 1) * _BATCH_STEP
-    height = min(height, _MAX_BATCH_ROWS)
+    height = min(height, max_rows)
     for start in range(0, len(X), height):
         check_cancelled()
         rows = slice(start, min(start + height, len(X)))

@@ -41,14 +41,18 @@ class NewtonStatistics(NamedTuple):
 
 
 def take_newton_step(
-    gradient: Floats, curvature: Floats, packed: Floats, prior_precision: Floats
+    gradient: Floats,
+    curvature: Floats,
+    packed: Floats,
+    prior_precision: Floats,
+    equal_slopes: bool = False,
 ) -> Floats:
     """Take a Newton step for each item, shortened if it is long.
 
     `gradient` and `curvature` are as in `NewtonStatistics`, summed over all rows. `packed` are the
     weights and offsets of these sums, side by side, (n_features, q + 1). Each w_i has a normal
-    prior with mean 0 and this precision, (q, q); offsets have none. Return new weights and offsets,
-    side by side.
+    prior with mean 0 and this precision, (q, q); offsets have none. With `equal_slopes` and one
+    component, all weights make the same step. Return new weights and offsets, side by side.
     """
     q = packed.shape[1] - 1
     slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)
@@ -58,7 +62,14 @@ def take_newton_step(
     ridge = 1e-9 * np.trace(matrices, axis1=1, axis2=2)[:, None] + np.finfo(float).tiny
     matrices[:, range(q + 1), range(q + 1)] += ridge
     step = np.linalg.solve(matrices, slope[:, :, None])[:, :, 0]
+    if equal_slopes:
+        share = matrices[:, 0, 1] / matrices[:, 1, 1]  # of the slope's step in the offset's
+        information = (matrices[:, 0, 0] - share * matrices[:, 0, 1]).sum()
+        step[:, 0] = (slope[:, 0] - share * slope[:, 1]).sum() / information
+        step[:, 1] = slope[:, 1] / matrices[:, 1, 1] - share * step[:, 0]
     length = np.linalg.norm(step, axis=1, keepdims=True)
+    if equal_slopes:
+        length[:] = length.max()
     scale = np.minimum(1.0, _MAX_STEP_LENGTH / np.maximum(length, _MAX_STEP_LENGTH))
     moved: Floats = packed + step * scale
     return moved

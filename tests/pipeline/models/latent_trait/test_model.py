@@ -87,6 +87,22 @@ def test_the_scale_of_wide_data_is_found_in_few_passes(estimator: str) -> None:
     assert state.iteration <= 40
 
 
+def test_centred_nodes_keep_slopes_equal() -> None:
+    """Their fit is that of a grid, which still resolves the posteriors of so many items."""
+    rng = np.random.default_rng(1)
+    offsets = rng.standard_normal(120)
+    p = expit(rng.standard_normal((400, 1)) + offsets)
+    X = (rng.random(p.shape) < p).astype(np.uint8)
+    model = LatentTrait(n_components=1, equal_slopes="yes", errors="none", tol=1e-9)
+    on_grid, rows = fitted(X, **vars(model)), make_memory_rows(DenseData(X), [400])
+    state = initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0)
+    state = replace(state, working={**state.working, "is_centred": np.array(1)})
+    centred = fit_model(model, rows, SERIAL, state=state)
+    np.testing.assert_allclose(centred.params.weights, centred.params.weights[0, 0], rtol=1e-9)
+    np.testing.assert_allclose(centred.params.weights, on_grid.params.weights, rtol=1e-3)
+    np.testing.assert_allclose(centred.params.offsets, on_grid.params.offsets, atol=1e-2)
+
+
 @pytest.mark.parametrize("q", [1, 2])
 def test_posteriors_too_narrow_for_any_grid_get_centred_nodes(q: int) -> None:
     rng = np.random.default_rng(q)
