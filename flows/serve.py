@@ -50,7 +50,17 @@ def load_deployments(file: Path) -> list[RunnerDeployment]:
         ) from error
     if unset := sorted(set(_VARIABLE.findall(str(entries)))):
         raise DataError(f"{file}: the variables {', '.join(unset)} are not set. Set them.")
-    return [_make_deployment(entry) for entry in entries]
+    deployments = []
+    for entry in entries:
+        try:
+            deployments.append(_make_deployment(entry))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0].strip()
+            if isinstance(error, DataError):
+                reason = str(error)
+            name = entry.get("name") if isinstance(entry, dict) else entry
+            raise DataError(f"{file}: deployment {name!r}: {reason}") from error
+    return deployments
 
 
 def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
@@ -60,7 +70,9 @@ def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
     from prefect.flows import load_flow_from_entrypoint
 
     limit = entry.get("concurrency_limit")
-    return load_flow_from_entrypoint(entry["entrypoint"], use_placeholder_flow=False).to_deployment(
+    flow = load_flow_from_entrypoint(entry["entrypoint"], use_placeholder_flow=False)
+    _check_parameters(entry.get("parameters") or {}, flow)
+    return flow.to_deployment(
         name=entry["name"],
         description=entry.get("description"),
         tags=entry.get("tags"),
@@ -73,6 +85,22 @@ def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
         concurrency_limit=ConcurrencyLimitConfig(**limit) if limit else None,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+
+
+def _check_parameters(parameters: dict[str, Any], flow: Any) -> None:
+    """Check the parameters of a deployment; the server would refuse them later than others."""
+    from prefect.utilities.callables import parameter_schema
+    from prefect.utilities.schema_tools import validate
+
+    schema = parameter_schema(flow).model_dump()
+    names = schema["properties"]
+    if unknown := sorted(parameters.keys() - names.keys()):
+        raise DataError(
+            f"{flow.name} has no parameter {unknown[0]!r}. Choose among {', '.join(names)}."
+        )
+    for error in validate(parameters, schema, ignore_required=True):
+        place = error.json_path.removeprefix("$.")
+        raise DataError(f"the parameter {place} is {error.instance!r}, which {flow.name} refuses.")
 
 
 def _make_schedule(interval: float | None = None, **options: Any) -> Schedule:

@@ -43,7 +43,7 @@ _INDENTATION: dict[str, Any] = {"initial_indent": " " * 6, "subsequent_indent": 
 
 
 def build_model(
-    name: str, components: str | None, settings: Sequence[str], layers: str | None = None
+    name: str, components: int | str | None, settings: Sequence[str], layers: str | None = None
 ) -> Model:
     """Build a model, that is its hyperparameters, from the values of the options.
 
@@ -116,13 +116,13 @@ def format_setting(value: Any) -> str:
     return AUTO if value is None else str(value)
 
 
-def _parse_components(text: str) -> int | None:
-    if text == AUTO:
+def _parse_components(value: int | str) -> int | None:
+    if value == AUTO:
         return None
     try:
-        return int(text)
+        return int(value)
     except ValueError:
-        message = f"{{components}} is {text!r}, but should be a whole number or auto."
+        message = f"{{components}} is {value!r}, but should be a whole number or auto."
         raise FitError(message) from None
 
 

@@ -160,7 +160,7 @@ def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
 
 
 def find_warm_start(
-    model: Model, components: str | None, dataset: BinaryDataset, runs: AnyPath
+    model: Model, components: int | str | None, dataset: BinaryDataset, runs: AnyPath
 ) -> tuple[Model, LoadedModel]:
     """Find the latest fit in the folder of runs to start from, and check that it can be used.
 

@@ -31,7 +31,7 @@ class FitOptions:
         "clipped-pca"
     )
     components: Annotated[
-        str | None, Option(group=MODEL, help="Number of latent components, or auto.")
+        int | str | None, Option(group=MODEL, help="Number of latent components, or auto.")
     ] = None
     layers: Annotated[
         str | None,

@@ -67,6 +67,40 @@ def test_what_is_no_prefect_yaml_is_refused(tmp_path, text):
         serve.load_deployments(file)
 
 
+def write_deployments(tmp_path: Path, **changes: object) -> Path:
+    """Write a file with a good deployment, and a second one with changes."""
+    good = {"name": "n", "entrypoint": "flows.fit.fit", "parameters": {"dataset": "d"}}
+    entries = [good, {**good, "name": "m", **changes}]
+    file = tmp_path / "prefect.yaml"
+    file.write_text(yaml.safe_dump({"deployments": entries}), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("components", [20, "20", "auto"])
+def test_components_may_be_a_number(tmp_path, components):
+    file = write_deployments(tmp_path, parameters={"dataset": "d", "components": components})
+    assert serve.load_deployments(file)[1].parameters["components"] == components
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"parameters": {"seed": "x"}}, "the parameter seed is 'x', which fit refuses."),
+        ({"parameters": {"sed": 1}}, "fit has no parameter 'sed'. Choose among dataset, "),
+        ({"entrypoint": "flows.fit.none"}, "'none' not found in 'flows.fit'"),
+        ({"schedules": [{"often": True}]}, "often"),
+    ],
+)
+def test_a_deployment_that_cannot_be_made_is_named(tmp_path, changes, reason):
+    file = write_deployments(tmp_path, **changes)
+    with pytest.raises(DataError) as refused:
+        serve.load_deployments(file)
+    message = str(refused.value)
+    assert message.startswith(f"{file}: deployment 'm': ")
+    assert reason in message
+    assert "\n" not in message
+
+
 def test_a_server_is_needed(monkeypatch, tmp_path, capsys):
     for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
         monkeypatch.delenv(name, raising=False)

@@ -85,7 +85,7 @@ def test_deployments_give_parameters_that_the_flows_take():
     deployments = yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
     for one in deployments:
         flow = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
-        validate(one["parameters"], parameter_schema(flow).model_dump())
+        assert validate(one["parameters"], parameter_schema(flow).model_dump()) == []
     assert len(deployments) == 4
 
 
