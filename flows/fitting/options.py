@@ -30,8 +30,9 @@ class FitOptions:
     model: Annotated[ModelName, Option(group=MODEL, metavar="NAME", help="Name of the model.")] = (
         "clipped-pca"
     )
+    # Text comes first: on the command line, an integer would be rounded.
     components: Annotated[
-        int | str | None, Option(group=MODEL, help="Number of latent components, or auto.")
+        str | int | None, Option(group=MODEL, help="Number of latent components, or auto.")
     ] = None
     layers: Annotated[
         str | None,
