@@ -23,7 +23,8 @@ OPTIONS = frozenset(
         *("long", "map", "memory", "missing", "model", "new", "no", "output", "overwrite"),
         *("performance_report", "queries", "reconstruct", "resume", "rows", "seed", "segment_by"),
         *("segments", "set", "skip_corrupt", "split", "split_by", "threshold", "tls_ca"),
-        *("tls_cert", "tls_key", "truth", "warm_start", "what", "worker_memory", "workers", "yes"),
+        *("tls_cert", "tls_key", "truth", "warm_start", "what", "worker_memory", "worker_timeout"),
+        *("workers", "yes"),
     )
 )
 """Parameters with an option of their own; all others are settings of models."""

@@ -80,6 +80,14 @@ class ExecutorOptions(TypedDict, total=False):
     worker_memory: Annotated[
         str, Option(group=CLUSTER, help="Minimum memory per worker process, such as 4GiB.")
     ]
+    worker_timeout: Annotated[
+        WholeNumber,
+        Option(
+            group=CLUSTER,
+            help="Seconds to wait for workers at the start, and if all workers are lost. "
+            "[default: 60]",
+        ),
+    ]
     cluster: Annotated[
         str,
         Option(

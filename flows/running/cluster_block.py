@@ -26,8 +26,11 @@ class DaskCluster(Block):
     worker_memory: str | None = Field(
         default=None, description="Minimum memory of each worker process, such as 4GiB."
     )
+    worker_timeout: int | None = Field(
+        default=None, ge=1, description="Seconds to wait for workers, and for lost ones to return."
+    )
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by the names of the options."""
-        names = ("tls_ca", "tls_cert", "tls_key", "workers", "worker_memory")
+        names = ("tls_ca", "tls_cert", "tls_key", "workers", "worker_memory", "worker_timeout")
         return {"cluster": self.address, **{name: getattr(self, name) for name in names}}

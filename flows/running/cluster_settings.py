@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LOCAL_CLUSTER = "local"
 _TLS_SETTING_NAMES = ("tls_ca", "tls_cert", "tls_key")
-_SETTING_NAMES = ("cluster", "workers", "worker_memory", *_TLS_SETTING_NAMES, "insecure")
+_WORKER_SETTING_NAMES = ("worker_memory", "worker_timeout")
+_SETTING_NAMES = ("cluster", "workers", *_WORKER_SETTING_NAMES, *_TLS_SETTING_NAMES, "insecure")
 _BLOCK_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _MIN_WORKER_MEMORY = 128 << 20  # the imported packages of a worker take that much
 
@@ -38,11 +39,14 @@ class ClusterSettings:
         accepts any number.
     worker_memory
         Minimum bytes of memory of each worker process.
+    worker_timeout
+        Seconds to wait for workers, at the start and after all workers were lost.
     """
 
     address: str | None = None
     workers: int | None = None
     worker_memory: int | None = None
+    worker_timeout: int = 60
     security: Security | None = None
 
 
@@ -67,15 +71,19 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
             [tls[name] for name in _TLS_SETTING_NAMES if name in from_options],
             "{cluster=tls://HOST:PORT}",
         )
-    workers, worker_memory = _parse_workers(settings), _parse_worker_memory(settings)
+    workers, worker_memory = _parse_count(settings, "workers"), _parse_worker_memory(settings)
+    timeout = _parse_count(settings, "worker_timeout") or ClusterSettings.worker_timeout
     if address is None:
         if "cluster" in settings:
             workers = workers or _count_cores()
-        if workers is None and worker_memory is not None:
-            _refuse_settings([settings["worker_memory"]], "{workers} or {cluster}")
-        return ClusterSettings(None, workers, worker_memory)
+        if workers is None:
+            _refuse_settings(
+                [settings[name] for name in _WORKER_SETTING_NAMES if name in settings],
+                "{workers} or {cluster}",
+            )
+        return ClusterSettings(None, workers, worker_memory, timeout)
     security = _make_security(address, tls) if address.scheme == "tls" else None
-    return ClusterSettings(address.geturl(), workers, worker_memory, security)
+    return ClusterSettings(address.geturl(), workers, worker_memory, timeout, security)
 
 
 def _make_security(address: SplitResult, tls: Mapping[str, SourcedValue]) -> Security:
@@ -169,10 +177,10 @@ def _is_insecure(settings: Mapping[str, SourcedValue]) -> bool:
     return answers[str(value).lower()]
 
 
-def _parse_workers(settings: Mapping[str, SourcedValue]) -> int | None:
-    if "workers" not in settings:
+def _parse_count(settings: Mapping[str, SourcedValue], name: str) -> int | None:
+    if name not in settings:
         return None
-    value, source = settings["workers"]
+    value, source = settings[name]
     if not str(value).isascii() or not str(value).isdigit() or int(value) < 1:
         raise FitError(f"{source} is {value!r}. Set it to a whole number of at least 1.")
     return int(value)

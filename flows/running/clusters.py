@@ -19,7 +19,6 @@ from flows.running.tls import CONNECT_SECONDS, check_scheduler
 from pipeline.errors import ClusterLost, FitError, keep_placeholder
 from pipeline.executors.dask import DaskExecutor, check_workers
 
-_REQUESTED_WORKERS_SECONDS = 60.0
 _SPILL_THRESHOLDS = ("target", "spill", "pause")
 _WORKER_PACKAGES = ("pipeline", "storage")
 
@@ -61,9 +60,10 @@ def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
             _start_local_cluster(cluster) as local,
             _make_client(local) as client,
         ):
-            yield DaskExecutor(client, partial(_make_client, local))
+            yield DaskExecutor(client, partial(_make_client, local), cluster.worker_timeout)
         return
-    executor = DaskExecutor(_connect_and_check(cluster), partial(_reconnect, cluster))
+    client = _connect_and_check(cluster)
+    executor = DaskExecutor(client, partial(_reconnect, cluster), cluster.worker_timeout)
     try:
         yield executor
     finally:
@@ -103,13 +103,13 @@ def _connect(address: str, security: Security | None) -> Client:
 def _wait_for_workers(client: Client, cluster: ClusterSettings) -> None:
     """Wait for the number of workers, and check that each has the minimum memory."""
     n_workers = cluster.workers or 1
-    seconds = _REQUESTED_WORKERS_SECONDS if cluster.workers else CONNECT_SECONDS
     try:
-        client.wait_for_workers(n_workers, timeout=seconds)
+        client.wait_for_workers(n_workers, timeout=cluster.worker_timeout)
     except TimeoutError as error:
         raise FitError(
             f"{{cluster}}: {cluster.address} had only {len(client.scheduler_info()['workers'])} of "
-            f"{n_workers} workers after {seconds:.0f} s. Start more."
+            f"{n_workers} workers after {cluster.worker_timeout} s. Start more, or wait longer by "
+            "{worker_timeout}."
         ) from error
     for address, worker in client.scheduler_info()["workers"].items():
         if worker["memory_limit"] and worker["memory_limit"] < (cluster.worker_memory or 0):

@@ -26,7 +26,7 @@ from pipeline.executors.code_digest import describe_environment
 
 T = TypeVar("T")
 R = TypeVar("R")
-_CLOSE_SECONDS = 2.0
+_CLOSE_SECONDS, _POLL_SECONDS = 2.0, 1.0
 
 
 @dataclass
@@ -39,10 +39,13 @@ class DaskExecutor:
         The client; it is closed when the cluster is lost.
     connect
         Creates a client for the next map after the cluster was lost; None if that is impossible.
+    worker_timeout
+        Seconds to wait for another worker after all workers were lost.
     """
 
     client: Client
     connect: Callable[[], Client] | None = None
+    worker_timeout: float = 60.0
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield the results in the order of the items.
@@ -50,7 +53,8 @@ class DaskExecutor:
         Raises
         ------
         ClusterLost
-            If the scheduler was lost, or several workers died while computing the same item.
+            If the scheduler or, for `worker_timeout` seconds, all workers were lost, or several
+            workers died while computing the same item.
         """
         name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
         addresses = self._list_thread_addresses()
@@ -113,9 +117,26 @@ class DaskExecutor:
 
     def _wait_for_result(self, future: Future) -> Any:
         with self._raise_cluster_lost(CommClosedError):
-            value = future.result()
+            value = self._get_result(future)
         future.release()
         return value
+
+    def _get_result(self, future: Future) -> Any:
+        """Return the result of a task, or raise its error; without workers, do not wait forever."""
+        while True:
+            try:
+                return future.result(_POLL_SECONDS)
+            except TimeoutError:
+                if future.done():  # meanwhile, or the task itself raised this error
+                    return future.result()
+            if not self.client.scheduler_info(n_workers=0)["n_workers"]:
+                self._wait_for_any_worker()
+
+    def _wait_for_any_worker(self) -> None:
+        try:
+            self.client.wait_for_workers(1, timeout=self.worker_timeout)
+        except TimeoutError as error:
+            raise CommClosedError(f"no worker for {self.worker_timeout:g} s") from error
 
     @contextmanager
     def _raise_cluster_lost(self, connection_error: type[OSError]) -> Iterator[None]:

@@ -49,8 +49,9 @@ def test_nothing_said_is_a_cluster_in_this_process():
 
 def test_local_takes_all_cores_unless_told_otherwise():
     assert check_executor_options(cluster="local") == ClusterSettings(workers=CPU_COUNT)
-    told = check_executor_options(cluster="local", workers=3, worker_memory="1GiB")
-    assert told == ClusterSettings(workers=3, worker_memory=1 << 30)
+    limits = {"worker_memory": "1GiB", "worker_timeout": 9}
+    told = check_executor_options(cluster="local", workers=3, **limits)
+    assert told == ClusterSettings(workers=3, worker_memory=1 << 30, worker_timeout=9)
 
 
 def test_options_come_before_the_environment(monkeypatch, tls):
@@ -113,6 +114,8 @@ def test_what_is_no_address(cluster):
         {"name": "serial", "tls_ca": "ca.pem"},
         {"name": "threads", "worker_memory": "1GiB"},
         {"worker_memory": "1GiB"},
+        {"worker_timeout": 9},
+        {"worker_timeout": 0, "workers": 2},
         {"worker_memory": "much", "workers": 2},
         {"worker_memory": "4", "workers": 2},
         {"cluster": "local", "tls_ca": "ca.pem"},

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import threading
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +29,7 @@ from tests.support.cluster_processes import (
     write_certificates,
 )
 from tests.support.data import draw_probit_rows, write_arrays
+from tests.support.faults import SchedulerTrap, install_trap
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +178,45 @@ def test_a_worker_without_latentbits(refused, plain, tmp_path):
         message = refused(plain)
     assert "worker tcp://127.0.0.1" in message
     assert "latentbits" in message
+    _wait_until_gone(plain)
+
+
+def kill_in_first_pass(worker: subprocess.Popen[bytes], address: str) -> None:
+    """Let the scheduler kill a worker once it has counted the first chunks of a fit."""
+    with Client(address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=60)
+        kill = partial(os.kill, worker.pid, signal.SIGKILL)
+        install_trap(client, SchedulerTrap("reduce_group", 1, 0, kill))
+
+
+def test_a_fit_ends_if_all_workers_are_lost(cli, dataset, plain):
+    with start_worker(plain) as worker:
+        kill_in_first_pass(worker, plain)
+        done = cli("fit", "--dataset", dataset, "--cluster", plain, "--worker-timeout", 1)
+    assert (done.code, done.message) == (
+        1,
+        "error: The cluster or its workers were lost (no worker for 1 s). "
+        "Start the cluster again. Then continue with --resume.",
+    )
+    assert cli("fit", "--dataset", dataset, "--resume").code == 0
+
+
+@pytest.mark.matrix
+def test_a_fit_goes_on_if_a_worker_returns(cli, dataset, plain):
+    with ExitStack() as stack:
+        worker = stack.enter_context(start_worker(plain))
+        kill_in_first_pass(worker, plain)
+
+        def replace_worker() -> None:
+            worker.wait()
+            stack.enter_context(start_worker(plain))
+
+        replacement = threading.Thread(target=replace_worker)
+        replacement.start()
+        done = cli("fit", "--dataset", dataset, "--cluster", plain)
+        replacement.join()
+    assert done.code == 0, done.err
+    assert worker.returncode == -signal.SIGKILL
     _wait_until_gone(plain)
 
 
