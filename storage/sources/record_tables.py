@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import iterparse
+from xml.parsers.expat import ExpatError, ParserCreate
+from zipfile import ZipFile
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -24,6 +27,9 @@ from storage.sources.value_codes import ReadOptions
 
 RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file by name, a given number of rows at a time."""
+# A document type precedes all elements.
+_XML_HEAD_BYTES = 1 << 16
+_SAVE_AGAIN = "Open the file in a spreadsheet program and save it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,21 +119,46 @@ def open_excel(path: str, options: ReadOptions) -> RecordSource:
     """Open the only non-empty sheet of an `.xlsx` file; this reads its first row."""
     check_installed(path, "openpyxl", "excel")
     with translate_read_errors(path), closing(_iter_excel_rows(path)) as rows:
-        names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
-    while names and not names[-1]:
-        names.pop()
-    if not names:
+        header = _read_excel_header(path, rows)
+    if not header:
         raise DataError(f"{path}: the first row contains no names.")
+    names = [header.get(column, "") for column in range(1, max(header) + 1)]
     return make_record_source(path, options, names, None, _iter_excel)
 
 
+def _iter_excel(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
+    with closing(_iter_excel_rows(path)) as rows:
+        header = _read_excel_header(path, rows)
+        columns = {name: column for column, name in header.items()}
+        while run := list(islice(rows, n_rows)):
+            for row in run:
+                _refuse_nameless_cells(path, row, header)
+            arrays = (
+                pa.array([_format_cell(path, row, columns[name]) for row in run], pa.string())
+                for name in names
+            )
+            yield pa.record_batch([*arrays], names=[*names])
+
+
+class _ExcelRow(NamedTuple):
+    """The number of a row in its sheet, and its non-empty cells by column, which count from 1."""
+
+    number: int
+    cells: Mapping[int, Any]
+
+
+_NO_RESULT = object()
+"""Stands for a cell with a formula whose result is not in the file."""
+
+
 def _iter_excel_rows(path: str) -> Any:
-    """Yield the cells of the sheet, row by row."""
+    """Yield the non-empty rows of the only sheet that has any."""
     import openpyxl
 
+    _refuse_document_types(path)
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     try:
-        sheets = [sheet for sheet in book.worksheets if any(_iter_nonblank_rows(sheet))]
+        sheets = [sheet for sheet in book.worksheets if any(_iter_sheet_rows(path, sheet))]
         if len(sheets) > 1:
             titles = ", ".join(repr(sheet.title) for sheet in sheets)
             raise DataError(
@@ -135,26 +166,95 @@ def _iter_excel_rows(path: str) -> Any:
                 "file."
             )
         for sheet in sheets:
-            yield from _iter_nonblank_rows(sheet)
+            yield from _iter_sheet_rows(path, sheet)
     finally:
         book.close()
 
 
-def _iter_nonblank_rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
-    rows = sheet.iter_rows(values_only=True)
-    return (row for row in rows if any(cell is not None for cell in row))
+def _refuse_document_types(path: str) -> None:
+    """Refuse XML with a document type: its entities could expand to any amount of text."""
+    with ZipFile(path) as archive:
+        for member in archive.namelist():
+            declarations: list[str] = []
+            parser = ParserCreate()
+            parser.StartDoctypeDeclHandler = lambda *names, found=declarations: found.extend(names)
+            # openpyxl reports malformed XML if it needs the member.
+            with archive.open(member) as stream, suppress(ExpatError):
+                parser.Parse(stream.read(_XML_HEAD_BYTES))
+            if declarations:
+                raise DataError(
+                    f"{path}: {member} declares an XML document type, which no spreadsheet "
+                    "program writes. Do not trust the file."
+                )
 
 
-def _iter_excel(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
-    with closing(_iter_excel_rows(path)) as rows:
-        header = [str(name).strip() if name is not None else "" for name in next(rows)]
-        places = [header.index(name) for name in names]
-        while run := list(islice(rows, n_rows)):
-            columns = ([_format_cell(row, place) for row in run] for place in places)
-            yield pa.record_batch([pa.array(c, pa.string()) for c in columns], names=[*names])
+def _iter_sheet_rows(path: str, sheet: Any) -> Iterator[_ExcelRow]:
+    """Yield the non-empty rows of a sheet.
+
+    The parser is the one behind `sheet.iter_rows`, which would stop at the size that the file
+    states, drop rows that are not in order, and take formulas without a result for empty cells.
+    """
+    from openpyxl.worksheet import _reader
+
+    book, previous = sheet.parent, 0
+    with sheet._get_source() as stream:
+        parser = _reader.WorkSheetParser(
+            stream,
+            sheet._shared_strings,
+            data_only=True,
+            epoch=book.epoch,
+            date_formats=book._date_formats,
+            timedelta_formats=book._timedelta_formats,
+        )
+        for _, element in iterparse(stream):
+            if element.tag != _reader.ROW_TAG:
+                continue
+            number, cells = parser.parse_row(element)
+            values = {cell["column"]: cell["value"] for cell in cells}
+            is_repeated = number <= previous or len(values) < len(cells)
+            if is_repeated or any(cell["row"] != number for cell in cells):
+                raise DataError(
+                    f"{path}: the cells of row {number} are not in order, or one is there twice. "
+                    f"{_SAVE_AGAIN}"
+                )
+            for cell, source in zip(cells, element, strict=True):
+                formula, result = source.find(_reader.FORMULA_TAG), source.find(_reader.VALUE_TAG)
+                is_empty_text = source.get("t") == "str" and result is not None
+                if formula is not None and cell["value"] is None and not is_empty_text:
+                    values[cell["column"]] = _NO_RESULT
+            element.clear()
+            previous = number
+            if values := {c: value for c, value in values.items() if value is not None}:
+                yield _ExcelRow(number, values)
 
 
-def _format_cell(row: Sequence[Any], place: int) -> str | None:
-    """Return a cell as a CSV file would have it; rows end with their last cell."""
-    value = row[place] if place < len(row) else None
+def _read_excel_header(path: str, rows: Iterator[_ExcelRow]) -> dict[int, str]:
+    """Return the names in the first row, by column."""
+    row = next(rows, _ExcelRow(0, {}))
+    names = {column: (_format_cell(path, row, column) or "").strip() for column in row.cells}
+    return {column: name for column, name in names.items() if name}
+
+
+def _refuse_nameless_cells(path: str, row: _ExcelRow, header: Mapping[int, str]) -> None:
+    if nameless := row.cells.keys() - header.keys():
+        raise DataError(
+            f"{path}: cell {_format_cell_name(row, min(nameless))} has a value, but its column has "
+            "no name. Name the column in the first row, or empty the cell."
+        )
+
+
+def _format_cell(path: str, row: _ExcelRow, column: int) -> str | None:
+    """Return a cell as a CSV file would have it."""
+    value = row.cells.get(column)
+    if value is _NO_RESULT:
+        raise DataError(
+            f"{path}: cell {_format_cell_name(row, column)} has a formula, but the file does not "
+            f"contain its result. {_SAVE_AGAIN}"
+        )
     return None if value is None else str(value)
+
+
+def _format_cell_name(row: _ExcelRow, column: int) -> str:
+    from openpyxl.utils import get_column_letter
+
+    return f"{get_column_letter(column)}{row.number}"

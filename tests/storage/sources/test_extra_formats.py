@@ -1,5 +1,6 @@
 """Files of SPSS, Stata, Excel, PLINK and AnnData, written by the packages that read them."""
 
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -109,6 +110,76 @@ def test_empty_excel(tmp_path):
     write_excel(path, {"s": []})
     with pytest.raises(DataError, match="the first row contains no names"):
         open_source(path)
+
+
+def edit_excel(path, sheet_edits, member="xl/worksheets/sheet1.xml"):
+    """Replace texts in a member of an Excel file."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for old, new in sheet_edits.items():
+        assert old.encode() in members[member]
+        members[member] = members[member].replace(old.encode(), new.encode())
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_all_rows_of_an_excel_file_that_states_a_smaller_size(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"answers": excel_rows()})
+    edit_excel(path, {'<dimension ref="A1:G138"': '<dimension ref="A1:B3"'})
+    same(open_source(path, OPTIONS))
+
+
+NO_RESULT = "cell B7 has a formula, but the file does not contain its result. Open the file in a"
+
+
+def test_a_formula_of_an_excel_file_needs_its_result(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    rows = [["a", "b"], *([k % 2, 1] for k in range(9))]
+    rows[6][1] = "=A7"
+    write_excel(path, {"s": rows})
+    with pytest.raises(DataError, match=rf"a\.xlsx: {NO_RESULT}"):
+        read(open_source(path))
+    found, _ = read(open_source(path, ReadOptions(drop=("b",))))
+    assert found[:, 0].tolist() == [k % 2 for k in range(9)]
+    cell = '<c r="B7"{}><f>A7</f>{}</c>'
+    edit_excel(path, {cell.format("", "<v />"): cell.format("", "<v>0</v>")})
+    found, _ = read(open_source(path))
+    assert found[:, 1].tolist() == [1, 1, 1, 1, 1, 0, 1, 1, 1]
+    # What Excel writes for an empty text.
+    edit_excel(path, {cell.format("", "<v>0</v>"): cell.format(' t="str"', "<v></v>")})
+    found, _ = read(open_source(path))
+    assert np.isnan(found[5, 1])
+
+
+def test_an_excel_row_longer_than_the_header(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"s": [["a", "b"], [1, 0], [0, 1, None, None, 1], [1, 1]]})
+    with pytest.raises(DataError, match=r"cell E3 has a value, but its column has no name"):
+        read(open_source(path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('<row r="4">', '<row r="3">'), ('r="B4"', 'r="A4"'), ('r="B4"', 'r="B5"')],
+)
+def test_excel_cells_out_of_order(tmp_path, old, new):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"s": [["a", "b"], [1, 0], [0, 1], [1, 1]]})
+    edit_excel(path, {old: new})
+    with pytest.raises(DataError, match=r"the cells of row [34] are not in order, or one is there"):
+        read(open_source(path))
+
+
+@pytest.mark.parametrize("member", ["xl/worksheets/sheet1.xml", "xl/workbook.xml"])
+def test_an_excel_file_that_declares_entities(tmp_path, member):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"s": [["a", "b"], [1, 0], [0, 1]]})
+    root = "<worksheet " if "sheet1" in member else "<workbook "
+    edit_excel(path, {root: f'<!DOCTYPE a [<!ENTITY one "1">]>{root}'}, member)
+    with pytest.raises(DataError, match=rf"a\.xlsx: {member} declares an XML document type"):
+        read(open_source(path))
 
 
 COUNTS = RNG.choice([0, 1, 2, np.nan], (N_ROWS, N_FEATURES), p=[0.4, 0.3, 0.2, 0.1])
