@@ -63,6 +63,33 @@ def mark_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
     return replace(chunk, columns={**chunk.columns, **marked})
 
 
+def add_feature_words(
+    words: Words, observed: Words | None, slots: NDArray[np.int64], is_zero: NDArray[np.bool_]
+) -> tuple[Words, Words | None]:
+    """Add features to packed values and their mask: 0 in the occupied slots, or missing.
+
+    `is_zero` tells which of both each new feature is, (n_added,). Returns values and mask of all
+    features; the mask is None if all values are observed.
+    """
+    if not len(is_zero):
+        return words, observed
+    occupied = pack_slots(slots, words.shape[1])
+    if observed is None and not is_zero.all():
+        observed = np.repeat(occupied[None], len(words), axis=0)
+    words = np.pad(words, ((0, len(is_zero)), (0, 0)))
+    if observed is not None:
+        observed = np.concatenate([observed, np.where(is_zero[:, None], occupied, np.uint64(0))])
+    return words, observed
+
+
+def pack_slots(slots: NDArray[np.int64], n_words: int) -> NDArray[np.uint64]:
+    """Pack a mask of slots, (n_words,)."""
+    mask = np.zeros(64 * n_words, np.uint8)
+    mask[slots] = 1
+    packed = np.packbits(mask, bitorder="little").view("<u8")
+    return packed.astype(np.uint64, copy=False)
+
+
 def make_empty_chunk(key: int) -> Chunk:
     """Return a chunk without rows, in place of a skipped one."""
     words, rows = np.empty((0, 0), np.uint64), np.empty(0, np.int64)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from storage.dataset.chunks import (
     Chunk,
     Words,
+    add_feature_words,
     get_or_read_chunk,
     list_occupied_slots,
     make_empty_chunk,
@@ -27,6 +28,7 @@ from storage.dataset.tables import (
     check_tables,
     make_damaged_dataset_error,
     make_unreadable_error,
+    read_positions,
     read_table,
 )
 from storage.display import (
@@ -130,9 +132,39 @@ class BinaryDataset(StorageReprMixin):
         """Return values of a per-row column as ingested: codes become their texts."""
         return self.levels[name].decode(values) if name in self.levels else values
 
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """Position of each chunk in the arrays, (n_chunks,); updated chunks change theirs."""
+        return read_positions(self.manifest)
+
+    @property
+    def n_positions(self) -> int:
+        """Number of positions in the arrays; those that no chunk has are free."""
+        return 1 + int(self.positions.max())
+
+    @cached_property
+    def chunk_features(self) -> NDArray[np.int64]:
+        """Number of leading features that each chunk stores, (n_chunks,).
+
+        The others were added later. `zero_features` tells what they are in the chunk's rows.
+        """
+        default = np.full(self.n_chunks, self.n_features)
+        return np.array(self.manifest.get("chunk_features", default), np.int64)
+
+    @cached_property
+    def zero_features(self) -> NDArray[np.bool_]:
+        """Whether each feature, if it was added, is 0 in earlier rows, (n_features,)."""
+        added = self.manifest.get("added_features", {})
+        return np.array([added.get(name) == "zero" for name in self.feature_names], np.bool_)
+
+    @cached_property
+    def has_missing(self) -> NDArray[np.bool_]:
+        """Whether each chunk has missing values, (n_chunks,)."""
+        lacks = np.array([not self.zero_features[n:].all() for n in self.chunk_features], np.bool_)
+        return lacks | (self.checksums[:, self.manifest["stored"].index("observed")] >= 0)
+
     def _iter_display_items(self) -> Facts:
-        observed = self.checksums[:, self.manifest["stored"].index("observed")]
-        tables = (self.chunks[:, 2], self.blocks, observed >= 0)
+        tables = (self.chunks[:, 2], self.blocks, self.has_missing)
         return list_dataset_facts(
             str(self.path), self.manifest, *tables, self.ones, lambda: self.splits
         )
@@ -159,12 +191,15 @@ class BinaryDataset(StorageReprMixin):
         n_words = int(self.chunks[key, 2])
         blocks = self._find_blocks(key)
         slots = list_occupied_slots(blocks)
+        words = self._read_words("bits", key, n_words)
+        has_mask = self._get_checksum("observed", key) >= 0
+        observed = self._read_words("observed", key, n_words) if has_mask else None
+        zeros = self.zero_features[self.chunk_features[key] :]
+        words, observed = add_feature_words(words, observed, slots, zeros)
         return Chunk(
             key=key,
-            words=self._read_words("bits", key, n_words),
-            observed=None
-            if self._get_checksum("observed", key) < 0
-            else self._read_words("observed", key, n_words),
+            words=words,
+            observed=observed,
             blocks=blocks,
             rows=self.chunks[key, 0] + self._read_arrival_order(key, n_words, slots),
             columns={name: self._read_column_slots(name, key, n_words)[slots] for name in columns},
@@ -270,13 +305,15 @@ class BinaryDataset(StorageReprMixin):
             deque(levels, maxlen=0)
 
     def _read_words(self, name: str, key: int, n_words: int) -> Words:
-        width = 8 * int(self.manifest["words_per_chunk"])
-        packed = self._read_checked(name, key, (slice(None), slice(key * width, (key + 1) * width)))
+        packed = self._read_checked(name, key)
         return packed.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
 
     def _read_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
-        width = 64 * int(self.manifest["words_per_chunk"])
-        return self._read_checked(name, key, slice(key * width, (key + 1) * width))[: 64 * n_words]
+        return self._read_checked(name, key)[: 64 * n_words]
+
+    def read_stored(self, name: str, key: int) -> NDArray[Any] | None:
+        """Read a whole chunk of one array of `stored`, with padding; None if it is not stored."""
+        return self._read_checked(name, key) if self._get_checksum(name, key) >= 0 else None
 
     def _read_arrival_order(
         self, key: int, n_words: int, slots: NDArray[np.int64]
@@ -324,10 +361,14 @@ class BinaryDataset(StorageReprMixin):
     def _arrays(self) -> dict[str, Any]:
         return {}
 
-    def _read_checked(self, name: str, key: int, index: Any) -> NDArray[Any]:
+    def _read_checked(self, name: str, key: int) -> NDArray[Any]:
         """Read a chunk of one array and check that it exists: Zarr reads a missing one as zeros."""
+        position, n_features = int(self.positions[key]), int(self.chunk_features[key])
         try:
             array = self.open_array(name)
+            width = array.chunks[-1]
+            lead = (slice(n_features),) * (array.ndim - 1)
+            index = (*lead, slice(position * width, (position + 1) * width))
             values = np.ascontiguousarray(array[index])
         except DataError as error:
             raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
@@ -336,14 +377,29 @@ class BinaryDataset(StorageReprMixin):
             raise store_error or make_unreadable_error(
                 f"{self.path}: {name}: chunk {key}", error
             ) from error
-        coordinates = (0, key) if array.ndim == 2 else (key,)
+        # Features that were added later are in chunks of their own.
+        parts = np.split(values, range(array.chunks[0], n_features, array.chunks[0]))
+        parts = parts if array.ndim == 2 else [values]
+        coordinates = [(k, position)[-array.ndim :] for k in range(len(parts))]
         is_same = checksum(values) == self._get_checksum(name, key)
-        if is_same and (values.any() or has_chunk(array, *coordinates)):
+        are_stored = (
+            part.any() or has_chunk(array, *place)
+            for part, place in zip(parts, coordinates, strict=True)
+        )
+        if is_same and all(are_stored):
             return values
-        state = "damaged (checksum)" if has_chunk(array, *coordinates) else "missing"
+        self._check_unchanged()
+        is_missing = not all(has_chunk(array, *place) for place in coordinates)
+        state = "missing" if is_missing else "damaged (checksum)"
         raise DamagedChunkError(
             f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again."
         )
+
+    def _check_unchanged(self) -> None:
+        """Raise `DataError` if the dataset was updated since it was opened."""
+        manifest = read_manifest(self.path, DATASET_FORMAT, DATASET_VERSION)
+        if manifest["digest"] != self.digest:
+            raise DataError(f"{self.path}: the dataset has changed since the start. Run again.")
 
 
 def open_dataset(path: str | AnyPath) -> BinaryDataset:

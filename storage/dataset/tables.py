@@ -31,13 +31,23 @@ def make_damaged_dataset_error(folder: AnyPath, error: Exception) -> DataError:
     return make_damage_error(folder, "the dataset", error, REMEDIES[DATASET_FORMAT])
 
 
+def read_positions(manifest: Mapping[str, Any]) -> TableArray:
+    """Return the position of each chunk in the arrays, (n_chunks,)."""
+    return np.array(manifest.get("positions", range(manifest["n_chunks"])), np.int64)
+
+
 def read_table(
     folder: AnyPath, manifest: Mapping[str, Any], group: zarr.Group, name: str
 ) -> TableArray:
     """Read the rows of a table that the manifest counts, and check them."""
     try:
-        table = open_checked_array(group, name)
-        values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
+        table, positions = open_checked_array(group, name), read_positions(manifest)
+        if name == "blocks":
+            values = np.asarray(table[: manifest["n_blocks"]])
+        else:
+            values = np.asarray(table[: positions.max() + 1])[positions]
+        if name == "ones":  # an interrupted writer may have added features
+            values = np.ascontiguousarray(values[:, : len(manifest["feature_names"])])
     except DataError as error:
         raise DataError(f"{folder}: {error} Ingest the dataset again.") from error
     except Exception as error:
@@ -101,7 +111,8 @@ def _iter_table_checks(
 def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> None:
     """Raise `DataError` if an array's chunks do not have the shape that the manifest implies."""
     n_bytes = 8 * manifest["words_per_chunk"]
+    n_features = len(manifest["feature_names"]) - len(manifest.get("added_features", ()))
     is_packed = name in (BITS.name, OBSERVED.name)
-    expected = (len(manifest["feature_names"]), n_bytes) if is_packed else (8 * n_bytes,)
+    expected = (n_features, n_bytes) if is_packed else (8 * n_bytes,)
     if array.chunks != expected:
         raise DataError(f"{name} has chunks of {array.chunks} instead of {expected}.")

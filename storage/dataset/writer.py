@@ -5,20 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.dataset.chunks import list_occupied_slots, pack_rows, transpose_bits
+from storage.dataset.chunks import (
+    Words,
+    add_feature_words,
+    list_occupied_slots,
+    pack_rows,
+    pack_slots,
+    transpose_bits,
+)
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.levels import Codebook, LevelsWriter, encode_texts, make_codebook
 from storage.dataset.tables import make_damaged_dataset_error
+from storage.dataset.updates import (
+    CellWords,
+    ChunkUpdates,
+    RowUpdates,
+    find_contradiction,
+    iter_chunk_updates,
+    merge_cells,
+)
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
 from storage.format.schema import (
@@ -34,6 +51,7 @@ from storage.format.schema import (
     ORDER,
     ArraySpec,
     create_array,
+    delete_chunks,
     format_array_path,
     list_stored_arrays,
     make_column_spec,
@@ -168,22 +186,28 @@ def _make_taken_error(target: AnyPath, overwrite: bool) -> DataError:
 
 
 @contextmanager
-def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterator[DatasetWriter]:
+def append_dataset(
+    path: str | AnyPath, feature_names: Sequence[str], value_in_old_rows: str | None = None
+) -> Iterator[DatasetWriter]:
     """Append rows to a dataset as new chunks; readers see the old dataset until the end.
 
-    Raises `DataError` if the features differ from the dataset's, or their order does.
+    The writer can also update existing rows. `feature_names` begin with those of the dataset; more
+    of them are added if `value_in_old_rows` is `"missing"` or `"zero"`. Raises `DataError` if the
+    features differ from the dataset's, or their order does.
     """
     folder = open_dataset(path).path
     with lock_folder(folder) as holds, translate_store_errors(folder):
-        base = open_dataset(path)
-        _check_same_features(base, tuple(feature_names))
+        base, names = open_dataset(path), tuple(feature_names)
+        n_compared = len(names) if value_in_old_rows is None else base.n_features
+        _check_same_features(base, names[:n_compared])
         _check_arrays(base)
         _drop_unfinished(base)
         group = open_group(base.path, "r+")
+        added = dict.fromkeys(check_feature_names(names)[n_compared:], value_in_old_rows)
         writer = DatasetWriter(
             base.path,
             group,
-            base.feature_names,
+            names,
             int(base.manifest["words_per_chunk"]),
             json.loads(json.dumps(base.manifest["columns"])),
             make_codebook(base.segment_names),
@@ -195,11 +219,15 @@ def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterato
             base,
             base.n_rows,
             base.attributes,
+            {**base.manifest.get("added_features", {}), **added},
         )
         try:
             yield writer
             if holds():
-                writer.finish()
+                dataset = writer.finish()
+                if writer.has_updates:
+                    with suppress(OSError, DataError):  # the next append tries again
+                        _drop_unfinished(dataset)
         except BaseException:
             # The next append deletes what cannot be deleted now.
             with suppress(OSError, DataError):
@@ -225,18 +253,27 @@ def _check_arrays(base: BinaryDataset) -> None:
 
 
 def _drop_unfinished(dataset: BinaryDataset) -> None:
-    """Delete what an interrupted append wrote beyond the manifest: other clients would read it."""
+    """Delete what the manifest does not list: other clients would read it.
+
+    These are the remains of an interrupted append, and chunks that an update replaced.
+    """
     group = open_group(dataset.path, "r+")
     for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
-        if (recorded < 0).all():
+        if (recorded < 0).all() and not (name == OBSERVED.name and dataset.has_missing.any()):
             delete_tree(dataset.path / format_array_path(name))
-    resize_arrays(group, dataset.manifest["stored"], dataset.n_chunks)
+    resize_arrays(group, dataset.manifest["stored"], dataset.n_positions, dataset.n_features)
+    free = np.setdiff1d(np.arange(dataset.n_positions), dataset.positions)
+    for name in dataset.manifest["stored"] if len(free) else ():
+        if format_array_path(name) in group:
+            delete_chunks(group[format_array_path(name)], free.tolist())
     for levels in dataset.levels.values():
         levels.truncate(group)
-    for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
-        table: Any = group[spec.name]
-        length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks
-        table.resize((length, *table.shape[1:]))
+    tables = {CHUNKS: dataset.chunks, ONES: dataset.ones(), CHECKSUMS: dataset.checksums}
+    for spec, recorded in tables.items():
+        rows, table = place_rows(spec, recorded, dataset.positions), group[spec.name]
+        if len(free) or table.shape != rows.shape:  # type: ignore[union-attr]
+            write_table(group, spec, rows)
+    write_table(group, BLOCKS, dataset.blocks)
     # Only local files: objects are always complete.
     for file in dataset.path.rglob("*.partial") if isinstance(dataset.path, Path) else ():
         if file.is_file():
@@ -347,6 +384,14 @@ class RowBatch(Protocol):
         """Per-row columns."""
 
 
+class StoredChunk(NamedTuple):
+    """A written chunk: its position, the ones of each feature, and checksums of `stored`."""
+
+    position: int
+    ones: NDArray[np.int64]
+    checksums: list[int]
+
+
 @dataclass
 class DatasetWriter:
     """Collects batches and writes every chunk as soon as it is full."""
@@ -362,12 +407,17 @@ class DatasetWriter:
     base: BinaryDataset | None = None
     n_rows: int = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    added_features: Mapping[str, str | None] = field(default_factory=dict)
+    n_updated_rows: int = 0
     _pending: list[PendingRows] = field(default_factory=list)
     _chunks: list[tuple[int, int, int]] = field(default_factory=list)
     _blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
-    _ones: list[NDArray[np.int64]] = field(default_factory=list)
-    _checksums: list[list[int]] = field(default_factory=list)
+    _stored: dict[int, StoredChunk] = field(default_factory=dict)
     _arrays: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        taken = set(self.base.positions.tolist()) if self.base else set()
+        self._free_positions = (place for place in count() if place not in taken)
 
     def add(self, batch: RowBatch, segments: NDArray[Any] | None = None) -> None:
         """Append rows in arrival order.
@@ -398,6 +448,97 @@ class DatasetWriter:
         if waiting >= 64 * self.words_per_chunk:
             self._write_full_chunks()
 
+    def update(
+        self,
+        batches: Iterable[RowUpdates],
+        duplicates: Literal["last", "any"] | None,
+        format_cell: Callable[[int, int, int], str],
+    ) -> None:
+        """Add values to existing rows; their chunks are written anew to other positions.
+
+        Parameters
+        ----------
+        batches
+            Values for rows of the dataset, in increasing order of rows.
+        duplicates
+            Which of several values of a cell counts: the new one (`last`), or 1 if any is 1
+            (`any`).
+        format_cell
+            Describes row, feature and new value of a cell.
+
+        Raises
+        ------
+        DataError
+            If a value differs from that in the dataset, and there is no rule for duplicates.
+        """
+        assert self.base is not None
+        for updates in iter_chunk_updates(self.base, batches):
+            self._update_chunk(self.base, updates, duplicates, format_cell)
+            self.n_updated_rows += len(updates.rows)
+
+    def _update_chunk(
+        self,
+        base: BinaryDataset,
+        updates: ChunkUpdates,
+        duplicates: Literal["last", "any"] | None,
+        format_cell: Callable[[int, int, int], str],
+    ) -> None:
+        chunk = base.read_chunk(updates.key)
+        slots = list_occupied_slots(chunk.blocks)
+        ones, mask = add_feature_words(
+            chunk.words, chunk.observed, slots, self._zero_features[base.n_features :]
+        )
+        n_words, n_cells = ones.shape[1], len(slots) * len(ones)
+        if mask is None:
+            mask = np.broadcast_to(pack_slots(slots, n_words), ones.shape)
+        slot_by_row = np.empty_like(slots)
+        slot_by_row[chunk.rows - base.chunks[updates.key, 0]] = slots
+        places = slot_by_row[updates.rows - base.chunks[updates.key, 0]]
+        new = CellWords(
+            *(
+                self._lay_out_bits(cells, places).view("<u8")[:, :n_words]
+                for cells in (updates.ones, updates.values, updates.missing)
+            )
+        )
+        found = None if duplicates else find_contradiction(ones, mask, new)
+        if found is not None:
+            feature, slot = found
+            row = int(updates.rows[places == slot][0])
+            value = int(new.ones[feature, slot // 64]) >> slot % 64 & 1
+            raise DataError(
+                f"{format_cell(row, feature, value)}, feature {self.feature_names[feature]!r}: "
+                f"the value is {value}, but {1 - value} in the dataset. Correct the line, or use "
+                "{duplicates=last} or {duplicates=any}."
+            )
+        values, observed = merge_cells(ones, mask, new, duplicates)
+        if np.array_equal(values, ones) and np.array_equal(observed, mask):
+            return
+        is_complete = np.bitwise_count(observed).sum(dtype=np.int64) == n_cells
+        self._store_chunk(
+            updates.key,
+            {
+                **{name: base.read_stored(name, updates.key) for name in self._array_names},
+                BITS.name: self._pad_words(values),
+                OBSERVED.name: None if is_complete else self._pad_words(observed),
+            },
+        )
+
+    def _pad_words(self, words: Words) -> NDArray[np.uint8]:
+        """Return the bytes of a whole chunk of words."""
+        padded = np.zeros((len(words), self.words_per_chunk), "<u8")
+        padded[:, : words.shape[1]] = words
+        return padded.view(np.uint8)
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether chunks of the dataset were replaced."""
+        return self.base is not None and any(key < self.base.n_chunks for key in self._stored)
+
+    @property
+    def _zero_features(self) -> NDArray[np.bool_]:
+        added = self.added_features
+        return np.array([added.get(name) == "zero" for name in self.feature_names], np.bool_)
+
     def finish(self) -> BinaryDataset:
         """Write the pending rows, the tables and the manifest, and open the dataset."""
         if self._pending:
@@ -405,11 +546,14 @@ class DatasetWriter:
             if self._pending:
                 self._write_chunk(self._pending.pop())
         self._check_row_count()
-        resize_arrays(self.group, self._array_names, self._n_chunks)
-        self._write_tables()
+        n_positions, n_features = 1 + int(self._positions.max()), len(self.feature_names)
+        resize_arrays(self.group, self._array_names, n_positions, n_features)
+        self._mark_missing_features()
+        tables = self._build_tables()
+        self._write_tables(tables)
         for name, levels in self.levels.items():
             self.columns[name] = {"kind": "category", "levels": levels.finish()}
-        write_manifest(self.folder, self._build_manifest())
+        write_manifest(self.folder, self._build_manifest(tables))
         return open_dataset(self.folder)
 
     @property
@@ -472,13 +616,36 @@ class DatasetWriter:
         for name, values in rows.columns.items():
             spec = make_column_spec(name, self.columns[name]["kind"])
             stored[f"columns/{name}"] = self._lay_out_column(spec, values[order], slots)
-        self._checksums.append(
-            [self._write_array_chunk(name, key, a) for name, a in stored.items()]
-        )
-        self._ones.append(np.bitwise_count(words.view("<u8")).sum(axis=1, dtype=np.int64))
+        self._store_chunk(key, stored)
         self._blocks += [(key, int(a), int(b), int(c)) for a, b, c in blocks]
         self._chunks.append((self.n_rows, len(rows), n_words))
         self.n_rows += len(rows)
+
+    def _store_chunk(self, key: int, stored: Mapping[str, NDArray[Any] | None]) -> None:
+        """Write the arrays of a chunk to a position that the manifest does not list yet."""
+        position, bits = next(self._free_positions), np.asarray(stored[BITS.name])
+        checksums = [
+            self._write_array_chunk(name, position, stored[name]) for name in self._array_names
+        ]
+        ones = np.bitwise_count(bits.view("<u8")).sum(axis=1, dtype=np.int64)
+        self._stored[key] = StoredChunk(position, ones, checksums)
+
+    def _mark_missing_features(self) -> None:
+        """Store the mask of features that are added now for chunks that are not written anew.
+
+        Readers of this package do not need it; others read what the chunk does not store as 1.
+        """
+        if self.base is None or len(self.feature_names) == self.base.n_features:
+            return
+        is_zero, width = self._zero_features, 8 * self.words_per_chunk
+        for key, first in enumerate(self.base.chunk_features.tolist()):
+            if key in self._stored or is_zero[first:].all():
+                continue
+            array = self._get_array(OBSERVED.name, (len(is_zero),), width)
+            start = int(self.base.positions[key]) * width
+            array.resize((len(is_zero), max(array.shape[1], start + width)))
+            mask = np.where(is_zero[first:, None], np.uint8(255), np.uint8(0))
+            array[first:, start : start + width] = np.broadcast_to(mask, (len(mask), width))
 
     def _lay_out_mask(
         self, rows: PendingRows, order: NDArray[np.int64], slots: NDArray[np.int64]
@@ -502,13 +669,14 @@ class DatasetWriter:
         placed[slots] = values
         return placed
 
-    def _write_array_chunk(self, name: str, key: int, values: NDArray[Any] | None) -> int:
+    def _write_array_chunk(self, name: str, position: int, values: NDArray[Any] | None) -> int:
         if values is None:
             return -1
         width = values.shape[-1]
+        start, stop = position * width, (position + 1) * width
         array = self._get_array(name, values.shape[:-1], width)
-        array.resize((*values.shape[:-1], (key + 1) * width))
-        array[..., key * width : (key + 1) * width] = values
+        array.resize((*values.shape[:-1], max(array.shape[-1], stop)))
+        array[..., start:stop] = values
         return checksum(values)
 
     def _get_array(self, name: str, lead: tuple[int, ...], width: int) -> Any:
@@ -523,40 +691,60 @@ class DatasetWriter:
         specs = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
         column = name.removeprefix("columns/")
         spec = specs.get(name) or make_column_spec(column, self.columns[column]["kind"])
-        return create_array(self.group, spec, (*lead, width), (*lead, width))
+        original = tuple(n - len(self.added_features) for n in lead)
+        return create_array(self.group, spec, (*lead, width), (*original, width))
 
     def _check_row_count(self) -> None:
-        if not self._chunks:
+        if not (self._chunks or self.n_updated_rows):
             raise DataError("The sources contain no rows.")
         if self.n_rows < 2:
             raise DataError("The sources contain only one row; a dataset needs at least two.")
 
-    def _build_table(self, spec: ArraySpec) -> NDArray[np.int64]:
-        added = {
-            CHUNKS.name: self._chunks,
-            BLOCKS.name: self._blocks,
-            ONES.name: self._ones,
-            CHECKSUMS.name: self._checksums,
-        }[spec.name]
-        if self.base is None:
-            return np.array(added, np.int64)
-        length = len(self.base.blocks) if spec is BLOCKS else self.base.n_chunks
-        before: Any = self.base.group[spec.name]
-        return np.concatenate([before[:length], np.array(added, np.int64)])
+    @property
+    def _positions(self) -> NDArray[np.int64]:
+        """Position of each chunk, (n_chunks,)."""
+        before = self.base.positions.tolist() if self.base else []
+        positions = dict(enumerate(before)) | {k: c.position for k, c in self._stored.items()}
+        return np.array([positions[key] for key in range(self._n_chunks)], np.int64)
 
-    def _write_tables(self) -> None:
-        for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
-            table = self._build_table(spec)
-            if spec.name not in self.group:
-                rows = max(1, MIN_CHUNK_BYTES // (8 * table.shape[1]))
-                create_array(self.group, spec, table.shape, (rows, table.shape[1]))
-            array: Any = self.group[spec.name]
-            array.resize(table.shape)
-            # Rows counted by the old manifest keep their values: it stays valid until replaced.
-            array[:] = table
+    @cached_property
+    def _base_ones(self) -> NDArray[np.int64]:
+        return self.base.ones() if self.base else np.empty((0, 0), np.int64)
 
-    def _build_manifest(self) -> dict[str, Any]:
-        tables = {spec.name: self._build_table(spec) for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS)}
+    def _build_tables(self) -> dict[str, NDArray[np.int64]]:
+        """Build the tables, in the order of chunks."""
+        base, n_before, n_chunks = self.base, self.base.n_chunks if self.base else 0, self._n_chunks
+        chunks, blocks = np.array(self._chunks, np.int64), np.array(self._blocks, np.int64)
+        ones = np.zeros((n_chunks, len(self.feature_names)), np.int64)
+        checksums = np.empty((n_chunks, len(self._array_names)), np.int64)
+        if base is not None:
+            chunks = np.concatenate([base.chunks, chunks.reshape(-1, 3)])
+            blocks = np.concatenate([base.blocks, blocks.reshape(-1, 4)])
+            ones[:n_before, : base.n_features] = self._base_ones
+            checksums[:n_before] = base.checksums
+        for key, chunk in self._stored.items():
+            ones[key], checksums[key] = chunk.ones, chunk.checksums
+        tables = {CHUNKS: chunks, BLOCKS: blocks, ONES: ones, CHECKSUMS: checksums}
+        return {spec.name: table for spec, table in tables.items()}
+
+    def _write_tables(self, tables: Mapping[str, NDArray[np.int64]]) -> None:
+        """Write the tables, in the order of positions except for blocks.
+
+        Rows that the old manifest lists keep their values: it stays valid until it is replaced.
+        """
+        write_table(self.group, BLOCKS, tables[BLOCKS.name])
+        positions, base = self._positions, self.base
+        for spec in (CHUNKS, ONES, CHECKSUMS):
+            rows = tables[spec.name]
+            if base is not None:
+                old = {CHUNKS: base.chunks, ONES: self._base_ones, CHECKSUMS: base.checksums}[spec]
+                old = np.pad(old, ((0, 0), (0, rows.shape[1] - old.shape[1])))
+                rows = np.concatenate([old, rows])
+            places = np.concatenate([base.positions, positions]) if base else positions
+            write_table(self.group, spec, place_rows(spec, rows, places))
+
+    def _build_manifest(self, tables: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+        positions = self._positions
         content = {
             "feature_names": list(self.feature_names),
             "segment_names": list(self.segments),
@@ -564,9 +752,17 @@ class DatasetWriter:
             "columns": self.columns,
             "n_rows": self.n_rows,
         }
+        if self.added_features:
+            n_features = dict(enumerate(self.base.chunk_features.tolist() if self.base else ()))
+            n_features |= dict.fromkeys(self._stored, len(self.feature_names))
+            content["added_features"] = dict(self.added_features)
+            content["chunk_features"] = [n_features[key] for key in range(self._n_chunks)]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         for table in tables.values():
             digest.update(table.tobytes())
+        places = (
+            {} if (np.diff(positions, prepend=-1) == 1).all() else {"positions": positions.tolist()}
+        )
         return {
             "format": DATASET_FORMAT,
             "format_version": DATASET_VERSION,
@@ -577,13 +773,42 @@ class DatasetWriter:
             "tables": {name: checksum(table) for name, table in tables.items()},
             "ingest": dict(self.ingest),
             "attributes": dict(self.attributes),
+            **places,
             **content,
         }
 
 
-def resize_arrays(group: zarr.Group, names: Sequence[str], n_chunks: int) -> None:
-    """Resize all arrays to this number of chunks; later chunks are deleted."""
+def place_rows(
+    spec: ArraySpec, rows: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Place the rows of a table at the positions of their chunks."""
+    placed = np.full((1 + positions.max(), rows.shape[1]), spec.fill_value, np.int64)
+    placed[positions] = rows
+    return placed
+
+
+def write_table(group: zarr.Group, spec: ArraySpec, rows: NDArray[np.int64]) -> None:
+    """Write a table; what an earlier writer left beyond is overwritten first."""
+    if spec.name not in group:
+        height = max(1, MIN_CHUNK_BYTES // (8 * rows.shape[1]))
+        create_array(group, spec, rows.shape, (height, rows.shape[1]))
+    table: Any = group[spec.name]
+    common = tuple(map(max, table.shape, rows.shape))
+    if table.shape != common:
+        table.resize(common)
+    whole = np.full(common, spec.fill_value, np.int64)
+    whole[: rows.shape[0], : rows.shape[1]] = rows
+    table[:] = whole
+    if table.shape != rows.shape:
+        table.resize(rows.shape)
+
+
+def resize_arrays(
+    group: zarr.Group, names: Sequence[str], n_positions: int, n_features: int
+) -> None:
+    """Resize all arrays to these numbers of chunks and features; what lies beyond is deleted."""
     for name in names:
         if format_array_path(name) in group:
             array: Any = group[format_array_path(name)]
-            array.resize((*array.shape[:-1], n_chunks * array.chunks[-1]))
+            lead = (n_features,) * (array.ndim - 1)
+            array.resize((*lead, n_positions * array.chunks[-1]))

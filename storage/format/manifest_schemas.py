@@ -30,6 +30,7 @@ _NUMBER_DTYPES = frozenset(
 )
 Count = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Position = Annotated[int, Field(ge=0, lt=2**31)]
 Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -285,6 +286,9 @@ class DatasetManifest(TypedDict):
     tables: TableChecksums
     ingest: dict[str, Any]
     attributes: NotRequired[dict[str, Any]]
+    positions: NotRequired[list[Position]]
+    added_features: NotRequired[dict[str, Literal["missing", "zero"]]]
+    chunk_features: NotRequired[list[Count]]
 
 
 class CodeArrayRecord(TypedDict):
@@ -385,6 +389,20 @@ def _check_dataset(manifest: Mapping[str, Any]) -> None:
         if ("levels" in column) != (column["kind"] == "category"):
             rule = "should have levels if its kind is category, and only then"
             raise _InconsistentManifest(f"columns.{name}", column, rule)
+    names, n_chunks = manifest["feature_names"], manifest["n_chunks"]
+    positions = manifest.get("positions")
+    if positions is not None and not len({*positions}) == len(positions) == n_chunks:
+        rule = f"should be {n_chunks} different positions"
+        raise _InconsistentManifest("positions", positions, rule)
+    added = [*manifest.get("added_features", ())]
+    n_original = len(names) - len(added)
+    if n_original < 2 or {*names[n_original:]} != {*added}:
+        rule = "should be the last of the feature names"
+        raise _InconsistentManifest("added_features", added, rule)
+    counts = manifest.get("chunk_features", [len(names)] * n_chunks)
+    if len(counts) != n_chunks or not all(n_original <= n <= len(names) for n in counts):
+        rule = f"should be {n_chunks} numbers of features from {n_original} to {len(names)}"
+        raise _InconsistentManifest("chunk_features", counts, rule)
 
 
 def _check_artifact(manifest: Mapping[str, Any]) -> None:

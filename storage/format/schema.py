@@ -172,6 +172,15 @@ def has_chunk(array: Any, *coordinates: int) -> bool:
         return bool(sync(chunk.exists()))
 
 
+def delete_chunks(array: Any, positions: Iterable[int]) -> None:
+    """Delete the chunks at these positions along the last axis, whether they are stored or not."""
+    lead = [(k,) for k in range(array.cdata_shape[0])] if array.ndim == 2 else [()]
+    for coordinates in ((*first, position) for position in positions for first in lead):
+        chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
+        with translate_store_errors(chunk):
+            sync(chunk.delete())
+
+
 def create_array(
     group: zarr.Group, spec: ArraySpec, shape: tuple[int, ...], chunks: tuple[int, ...]
 ) -> zarr.Array[Any]:

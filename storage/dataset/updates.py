@@ -1,0 +1,140 @@
+"""Add values to rows that a dataset already contains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.dataset.chunks import Words, pack_rows
+from storage.dataset.dataset import BinaryDataset
+from storage.errors import DataError
+
+Bytes = NDArray[np.uint8]
+
+
+class RowUpdates(Protocol):
+    """Values for rows of a dataset, such as `storage.sources.SourceUpdates`."""
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Rows of the dataset, in increasing order, (n_rows,)."""
+
+    @property
+    def X(self) -> NDArray[np.uint8]:
+        """Values, (n_rows, n_features); 0 where there is none."""
+
+    @property
+    def observed(self) -> NDArray[np.uint8] | None:
+        """1 = there is a value, same shape; None if there are values for all cells."""
+
+    @property
+    def missing(self) -> NDArray[np.uint8]:
+        """1 = explicitly missing, same shape."""
+
+
+class CellWords(NamedTuple):
+    """Packed cells of a chunk, (n_features, n_words) each: ones, values, explicitly missing."""
+
+    ones: Words
+    values: Words
+    missing: Words
+
+
+class ChunkUpdates(NamedTuple):
+    """Updates of one chunk: its key, the rows, and their bit-packed cells."""
+
+    key: int
+    rows: NDArray[np.int64]
+    ones: Bytes
+    values: Bytes
+    missing: Bytes
+
+
+def iter_chunk_updates(
+    dataset: BinaryDataset, batches: Iterable[RowUpdates]
+) -> Iterator[ChunkUpdates]:
+    """Group the updates of successive rows by chunk."""
+    waiting: list[ChunkUpdates] = []
+    for part in _iter_parts(dataset, batches):
+        if waiting and waiting[0].key != part.key:
+            yield _concatenate(waiting)
+            waiting = []
+        waiting.append(part)
+    if waiting:
+        yield _concatenate(waiting)
+
+
+def _iter_parts(dataset: BinaryDataset, batches: Iterable[RowUpdates]) -> Iterator[ChunkUpdates]:
+    """Pack the updates, and split them where a chunk ends."""
+    for batch in batches:
+        observed = np.ones_like(batch.X) if batch.observed is None else batch.observed
+        packed = [pack_rows(cells) for cells in (batch.X, observed, batch.missing)]
+        keys = np.searchsorted(dataset.chunks[:, 0], batch.rows, side="right") - 1
+        for key in np.unique(keys).tolist():
+            own = slice(*np.searchsorted(keys, [key, key + 1]))
+            yield ChunkUpdates(key, batch.rows[own], *(cells[own] for cells in packed))
+
+
+def _concatenate(parts: Sequence[ChunkUpdates]) -> ChunkUpdates:
+    arrays = ([part[k] for part in parts] for k in range(1, len(ChunkUpdates._fields)))
+    return ChunkUpdates(parts[0].key, *map(np.concatenate, arrays))
+
+
+def merge_cells(
+    ones: Words, observed: Words, new: CellWords, duplicates: Literal["last", "any"] | None
+) -> tuple[Words, Words]:
+    """Merge new cells into the values and the mask of a chunk, (n_features, n_words) each.
+
+    With `"last"`, new cells count, even missing ones. With `"any"`, a cell is 1 if any value is.
+    Without a rule the values must not contradict each other.
+    """
+    if duplicates == "last":
+        ones = ones & ~(new.values | new.missing) | new.ones
+        return ones, (observed | new.values) & ~new.missing
+    return ones | new.ones, observed | new.values
+
+
+def find_contradiction(ones: Words, observed: Words, new: CellWords) -> tuple[int, int] | None:
+    """Return feature and slot of a cell with two different values, if there is one."""
+    differ = observed & new.values & (ones ^ new.ones)
+    if not differ.any():
+        return None
+    feature, word = np.argwhere(differ)[0].tolist()
+    value = int(differ[feature, word])
+    return feature, 64 * word + (value & -value).bit_length() - 1
+
+
+def check_same_labels(
+    dataset: BinaryDataset,
+    rows: NDArray[np.int64],
+    columns: Mapping[str, NDArray[Any]],
+    segments: NDArray[Any] | None,
+    format_row: Callable[[int], str],
+) -> None:
+    """Raise `DataError` if segment or per-row columns of updated rows differ from the dataset's.
+
+    `columns` and `segments` are texts, (n_rows,) each. `format_row` describes the lines of a row.
+    """
+    keys = np.searchsorted(dataset.chunks[:, 0], rows, side="right") - 1
+    for key in np.unique(keys).tolist():
+        own = slice(*np.searchsorted(keys, [key, key + 1]))
+        places = rows[own] - dataset.chunks[key, 0]
+        codes, stored = dataset.read_row_labels(key, [*columns])
+        pairs = {
+            f"column {name!r}": (values, dataset.decode_texts(name, stored[name][places]))
+            for name, values in columns.items()
+        }
+        if segments is not None:
+            pairs["segment"] = segments, np.array(dataset.segment_names, object)[codes[places]]
+        for label, (new, old) in pairs.items():
+            differ = np.flatnonzero(new[own].astype(str) != old.astype(str))
+            if len(differ):
+                k = differ[0]
+                raise DataError(
+                    f"{format_row(int(rows[own][k]))}: {label} is {str(new[own][k])!r}, but "
+                    f"{str(old[k])!r} in the dataset. Correct the line, or ingest all rows again "
+                    "with {overwrite}."
+                )
