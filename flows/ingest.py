@@ -16,13 +16,16 @@ from flows.cli.summary import print_ingest
 from flows.data.columns import RoleOptions, parse_roles
 from flows.data.ingest import (
     IngestJob,
+    LongAppend,
     open_new_sources,
     open_sources,
     summarize_dataset,
+    summarize_long_append,
     write_rows,
 )
 from flows.running.flow import make_flow, run_command, run_task
 from storage.errors import DataError
+from storage.sources import NewFeatures
 from storage.stores.locations import parse_path
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
@@ -45,6 +48,7 @@ EXAMPLES = f"""Examples:
     python -m flows.ingest v.csv --dataset v.zarr --yes yea,paired --no nay
     python -m flows.ingest v.csv --dataset v.zarr --map '1=1,6=0' --missing 9
     python -m flows.ingest l.csv --dataset v.zarr --long row=r,feature=f,value=v
+    python -m flows.ingest m.csv --dataset v.zarr --append --merge-by r --new-features add
     python -m flows.ingest new.parquet --dataset d.zarr --append
     python -m flows.ingest s3://bucket/in --dataset s3://bucket/d.zarr --new
 
@@ -73,6 +77,23 @@ NewFlag = Annotated[
         "Creates the dataset if needed.",
     ),
 ]
+NewFeaturesOption = Annotated[
+    NewFeatures,
+    Option(
+        group=OUTPUT,
+        help="Features in appended long tables that the dataset does not have: add them (missing "
+        "in earlier rows, or 0 if --long has no value), leave them out, or refuse the table.",
+    ),
+]
+MergeByOption = Annotated[
+    str | None,
+    Option(
+        group=OUTPUT,
+        metavar="COLUMN",
+        help="Add values in appended long tables to rows of the dataset with the same value in "
+        "COLUMN, the row column of --long (several: COLUMN,COLUMN). [default: refuse such rows]",
+    ),
+]
 ReplaceFlag = Annotated[
     bool, Switch, Option(group=OUTPUT, help="Replace an existing dataset once the new one is done.")
 ]
@@ -88,6 +109,8 @@ class IngestOptions:
     append: AppendFlag = False
     overwrite: ReplaceFlag = False
     new: NewFlag = False
+    new_features: NewFeaturesOption = "refuse"
+    merge_by: MergeByOption = None
 
 
 @make_flow("ingest", IngestOptions)
@@ -101,9 +124,13 @@ def prepare_ingest(options: IngestOptions) -> IngestJob:
     if options.append + options.overwrite + options.new > 1:
         raise DataError("{append}, {overwrite} and {new} cannot be combined. Choose one of them.")
     path, roles = parse_path(options.dataset), parse_roles(options.roles)
+    long_append = LongAppend(options.new_features, options.merge_by)
     if options.new:
-        return open_new_sources(options.sources, path, roles)
-    return open_sources(options.sources, path, roles, options.append, options.overwrite)
+        return open_new_sources(options.sources, path, roles, long_append)
+    if long_append != LongAppend() and not options.append:
+        raise DataError("{new_features} and {merge_by} need {append} or {new}.")
+    flags = options.append, options.overwrite
+    return open_sources(options.sources, path, roles, *flags, long_append)
 
 
 def _write_dataset(job: IngestJob) -> dict[str, Any]:
@@ -114,7 +141,8 @@ def _write_dataset(job: IngestJob) -> dict[str, Any]:
             dataset = write_rows(job, progress)
     if dataset is not None:
         seconds = round(time.perf_counter() - start, 3)
-        summary = {**summarize_dataset(dataset), "seconds": seconds}
+        added = summarize_long_append(job, dataset)
+        summary = {**summarize_dataset(dataset), **added, "seconds": seconds}
     if (files := job.new_files) is None:
         return summary
     counts = (len(files.new), files.n_known, len(files.waiting))
@@ -134,11 +162,14 @@ def main(
     roles: RoleOptions | None = None,
     append: AppendFlag = False,
     new: NewFlag = False,
+    new_features: NewFeaturesOption = "refuse",
+    merge_by: MergeByOption = None,
     overwrite: ReplaceFlag = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    options = IngestOptions(list(sources), dataset, roles or {}, append, overwrite, new)
+    flags = append, overwrite, new, new_features, merge_by
+    options = IngestOptions(list(sources), dataset, roles or {}, *flags)
     write = partial(_write_dataset, prepare_ingest(options))
     work = partial(run_task, "write dataset", write)
     run_command("ingest", options, work, json, _print_summary)

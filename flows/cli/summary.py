@@ -125,6 +125,12 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     rows.append(("columns", ", ".join(summary["columns"]) or "none"))
     if summary["left_out"]:
         rows.append(("left out", join_names(summary["left_out"])))
+    if "n_rows_added" in summary:
+        counts = f"{summary['n_rows_added']:,} added, {summary['n_rows_updated']:,} updated"
+        rows.append(("rows in the table", counts))
+    for action in ("added", "ignored"):
+        if names := summary.get(f"features_{action}"):
+            rows.append((f"features {action}", f"{len(names):,}: {join_names(names)}"))
     rows.append(("seconds", f"{summary['seconds']:.2f}"))
     print_summary(rows, {"dataset": summary["dataset"]}, summary["warnings"])
 

@@ -32,7 +32,8 @@ class RoleOptions(TypedDict, total=False):
         Option(
             group=ROWS,
             help="Columns of a long table (one line per value): row=COLUMN,feature=COLUMN,"
-            "value=COLUMN. Without value, every line means 1 and absent cells are 0.",
+            "value=COLUMN. Without value, every line means 1 and absent cells are 0. If several "
+            "columns together identify a row: row=COLUMN,row=COLUMN,….",
         ),
     ]
     duplicates: Annotated[
@@ -152,8 +153,6 @@ class ColumnRoles:
             raise DataError(
                 "{keep=split} and {split_by} cannot be combined: both would be stored as `split`."
             )
-        if self.duplicates and not self.long:
-            raise DataError("{duplicates} needs {long}.")
         _ = self.read_options  # raises an error for invalid values
 
     @classmethod
@@ -174,7 +173,7 @@ class ColumnRoles:
         segment = None if self.segments else self.segment_by or source.default_segment
         split = self.split_by or source.default_split
         others = (name for name in source.column_names if name not in (segment, split))
-        keep = tuple(dict.fromkeys([*self.keep, *others]))
+        keep = tuple(dict.fromkeys([*self.keep, *others, *source.name_columns]))
         return replace(self, segment_by=segment, split_by=split, keep=keep)
 
     @property
@@ -204,9 +203,23 @@ def merge_with_stored_roles(roles: ColumnRoles, base: BinaryDataset) -> ColumnRo
     stored.pop(SOURCES_KEY, None)
     _check_stored_roles(stored, base)
     changed = _drop_unset(asdict(roles))
+    if roles.long and "long" in stored:
+        _check_same_long_roles(roles.long, stored["long"])
     if "segments" in changed or "segment_by" in changed:
         stored = {k: v for k, v in stored.items() if k not in ("segments", "segment_by")}
     return ColumnRoles.from_json({**stored, **changed})
+
+
+def _check_same_long_roles(long: str, stored: str) -> None:
+    """Check that appended lines identify rows, and state values, as those of the dataset do."""
+    from storage.sources.long_tables import parse_long_columns  # imports Arrow
+
+    columns, before = parse_long_columns(long), parse_long_columns(stored)
+    if columns.row != before.row or (columns.value is None) != (before.value is None):
+        raise DataError(
+            f"{{long={long}}}: the dataset was made with {{long={stored}}}. Appended rows need the "
+            "same columns row, and a value if there was one."
+        )
 
 
 def _check_stored_roles(stored: Mapping[str, Any], base: BinaryDataset) -> None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,9 @@ def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:
     """Digest the leading chunks: equal digests mean equal rows in equal segments."""
     blocks = dataset.blocks[dataset.blocks[:, 0] < n_chunks]
     names = dataset.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
-    layout = [dataset.manifest["stored"], dataset.feature_names, names]
+    layout: list[Any] = [dataset.manifest["stored"], dataset.feature_names, names]
+    if added := dataset.manifest.get("added_features"):
+        layout += [added, dataset.chunk_features[:n_chunks].tolist()]
     digest = hashlib.sha256(json.dumps(layout).encode())
     for table in (dataset.chunks[:n_chunks], blocks, dataset.checksums[:n_chunks]):
         digest.update(np.ascontiguousarray(table).tobytes())

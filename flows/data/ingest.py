@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from flows.data.columns import (
 from flows.data.readahead import iter_batches_in_order
 from pipeline.executors.progress import Progress, ignore_progress
 from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.row_names import find_rows
+from storage.dataset.updates import check_same_labels
 from storage.dataset.writer import (
     DatasetWriter,
     append_dataset,
@@ -33,9 +36,11 @@ from storage.dataset.writer import (
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, open_example
 from storage.sources import (
+    NewFeatures,
     NewFiles,
     ReadOptions,
     Source,
+    SourceUpdates,
     collect_tags,
     expand_sources,
     find_basket_items,
@@ -55,6 +60,20 @@ _MIN_DISTINCT_SHARE = 0.9
 _MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
 
 
+class LongAppend(NamedTuple):
+    """How a long table is appended: what happens to new features and to known rows.
+
+    `merge_by` are the columns that identify rows, joined by commas, if lines may add values to rows
+    of the dataset; else None.
+    """
+
+    new_features: NewFeatures = "refuse"
+    merge_by: str | None = None
+
+
+_DEFAULT_APPEND = LongAppend()
+
+
 @dataclass(frozen=True)
 class IngestJob:
     """Opened sources, and the dataset to make of them.
@@ -67,6 +86,8 @@ class IngestJob:
         The dataset to append to, or None.
     new_files
         The files found in watched folders, or None.
+    long_append
+        How a long table is appended.
     """
 
     sources: Sequence[Any]
@@ -75,6 +96,7 @@ class IngestJob:
     base: BinaryDataset | None = None
     overwrite: bool = False
     new_files: NewFiles | None = None
+    long_append: LongAppend = _DEFAULT_APPEND
 
 
 def ingest_sources(
@@ -95,24 +117,35 @@ def ingest_sources(
 
 
 def open_sources(
-    patterns: Sequence[str], path: AnyPath, roles: ColumnRoles, append: bool, overwrite: bool
+    patterns: Sequence[str],
+    path: AnyPath,
+    roles: ColumnRoles,
+    append: bool,
+    overwrite: bool,
+    long_append: LongAppend = _DEFAULT_APPEND,
 ) -> IngestJob:
     """Open sources, and check everything that can be checked before reading rows."""
     names = [name for pattern in patterns for name in _expand_pattern(pattern)]
     if not names:
         raise DataError("There is no source. Name at least one file.")
     base = open_dataset(path) if append else None
-    return _open_job(names, IngestJob((), path, roles, base, overwrite))
+    job = IngestJob((), path, roles, base, overwrite, long_append=long_append)
+    return _open_job(names, job)
 
 
-def open_new_sources(folders: Sequence[str], path: AnyPath, roles: ColumnRoles) -> IngestJob:
+def open_new_sources(
+    folders: Sequence[str],
+    path: AnyPath,
+    roles: ColumnRoles,
+    long_append: LongAppend = _DEFAULT_APPEND,
+) -> IngestJob:
     """Open the files in watched folders that the dataset does not contain yet.
 
     If there is no dataset yet, one is created.
     """
     base = open_dataset(path) if (path / MANIFEST_NAME).exists() else None
     files = find_new_files(folders, read_known_sources(base))
-    job = IngestJob((), path, roles, base, new_files=files)
+    job = IngestJob((), path, roles, base, new_files=files, long_append=long_append)
     return _open_job(files.new, job) if files.new else job
 
 
@@ -121,10 +154,11 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
     roles, base = job.roles, job.base
     if base is not None:
         roles = merge_with_stored_roles(roles, base)
-    sources = _open_sources(names, roles, base)
+    _check_long_options(job, roles)
+    sources = _open_sources(names, roles, base, job.long_append)
     if roles.drop_constant and base is None:
         roles = replace(roles, drop=(*roles.drop, *find_constant_features(sources)))
-        sources = _open_sources(names, roles, base)
+        sources = _open_sources(names, roles, base, job.long_append)
     check_feature_names(sources[0].feature_names)
     if isinstance(sources[0], Source):
         sources[0].check_first_rows()
@@ -136,6 +170,24 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
     return replace(job, sources=sources, roles=roles)
 
 
+def _check_long_options(job: IngestJob, roles: ColumnRoles) -> None:
+    """Check the options of long tables, which may be those recorded in the dataset."""
+    append, long = job.long_append, roles.long
+    options = {"duplicates": roles.duplicates, **append._asdict()}
+    for name, value in options.items():
+        if long is None and value not in (None, "refuse"):
+            raise DataError(f"{{{name}}} needs {{long}}.")
+    if long is not None and append.merge_by is not None:
+        from storage.sources.long_tables import parse_long_columns  # imports Arrow
+
+        columns = parse_long_columns(long).row
+        if sorted(append.merge_by.split(",")) != sorted(columns):
+            raise DataError(
+                f"{{merge_by={append.merge_by}}}: rows are identified by {', '.join(columns)}. "
+                f"Use {{merge_by={','.join(columns)}}}."
+            )
+
+
 def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
     """Write the rows of all sources, or none; the manifest records the sources."""
     sources, roles = job.sources, job.roles
@@ -143,7 +195,10 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(sources, expected) if roles.segments else expected
     with _open_writer(job, n_rows) as writer:
-        segment = make_segmenter(roles, n_rows, job.base)
+        if (source := _find_updates(sources)) is not None:
+            cells = _iter_updates(job, source), source.duplicates
+            writer.update(*cells, source.format_known_row)
+        segment = make_segmenter(roles, n_rows, job.base) if n_rows != 0 else None
         done = n_ones = n_observed = 0
         progress("ingest", done, n_rows or 0, done)
         for batch in iter_batches_in_order(sources):
@@ -152,7 +207,8 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
             }
             if roles.split_by:
                 columns["split"] = read_row_names("split_by", roles.split_by, batch, done)
-            writer.add(replace(batch, columns=columns), segment(batch, done))
+            names = None if segment is None else segment(batch, done)
+            writer.add(replace(batch, columns=columns), names)
             done += len(batch.X)
             if roles.maps:
                 n_ones += int(batch.X.sum())
@@ -165,6 +221,22 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
                 f"{'; '.join(map(format_plain_map, roles.maps))}."
             )
     return open_dataset(job.path)
+
+
+def _find_updates(sources: Sequence[Any]) -> Any:
+    """Return the long table with lines about rows of the dataset, or None."""
+    return next((s for s in sources if len(getattr(s, "known_rows", ()))), None)
+
+
+def _iter_updates(job: IngestJob, source: Any) -> Iterator[SourceUpdates]:
+    """Yield values for rows of the dataset; segments and per-row columns must be as stored."""
+    roles, base = job.roles, job.base
+    assert base is not None
+    for batch in source.iter_updates():
+        columns = {stored: batch.columns[name] for stored, name in roles.per_row_columns.items()}
+        segments = batch.columns[roles.segment_by] if roles.segment_by else None
+        check_same_labels(base, batch.rows, columns, segments, source.format_known_row)
+        yield batch
 
 
 @contextmanager
@@ -185,8 +257,11 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
         ) as writer:
             yield writer
         return
-    with append_dataset(path, names) as writer:
-        if writer.ingest != base.manifest["ingest"]:
+    value_in_old_rows = None
+    if job.long_append.new_features == "add":
+        value_in_old_rows = "zero" if sources[0].columns.value is None else "missing"
+    with append_dataset(path, names, value_in_old_rows) as writer:
+        if writer.base is None or writer.base.manifest != base.manifest:
             raise FolderInUseError(
                 f"{path}: another writer changed the dataset in between. Run the command again."
             )
@@ -195,14 +270,21 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
 
 
 def _open_sources(
-    names: Sequence[str], roles: ColumnRoles, base: BinaryDataset | None
+    names: Sequence[str], roles: ColumnRoles, base: BinaryDataset | None, append: LongAppend
 ) -> list[Any]:
     items = base.feature_names if base else find_basket_items(list(filter(is_basket_file, names)))
     options = replace(roles.read_options, is_append=base is not None)
     _check_example_options(names, options)
     if roles.long:
-        known = base.feature_names if base else None
-        return [open_long_tables(names, roles.long, roles.duplicates, options, known)]
+        target = {}
+        if base is not None:
+            target = {
+                "features": base.feature_names,
+                "find_rows": partial(find_rows, base),
+                "new_features": append.new_features,
+                "can_update": append.merge_by is not None,
+            }
+        return [open_long_tables(names, roles.long, roles.duplicates, options, **target)]
     sources = [
         open_example(name)
         if name.startswith(EXAMPLE_PREFIX)
@@ -272,6 +354,19 @@ def _count_rows(sources: Sequence[Any], known_rows: int | None) -> int:
     )
 
 
+def summarize_long_append(job: IngestJob, dataset: BinaryDataset) -> dict[str, Any]:
+    """Summarize what the lines of a long table added to the base dataset."""
+    if job.base is None or not job.roles.long or not job.sources:
+        return {}
+    source = job.sources[0]
+    return {
+        "n_rows_added": source.n_rows,
+        "n_rows_updated": len(source.known_rows),
+        "features_added": list(dataset.feature_names[job.base.n_features :]),
+        "features_ignored": list(source.ignored_features),
+    }
+
+
 def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
     """Summarize a new dataset, with warnings about its contents."""
     words = int(dataset.chunks[:, 2].sum())
@@ -320,8 +415,7 @@ def _warn_about_duplicate_names(dataset: BinaryDataset) -> list[str]:
 
 def _find_duplicate_names(dataset: BinaryDataset, name: str) -> list[str]:
     """Find duplicate values, quoted, if a column names the rows: nearly all values are distinct."""
-    are_names = name == _find_row_column(dataset)
-    if not (are_names or _can_be_names(dataset, name)):
+    if not _can_be_names(dataset, name):
         return []
     counts = Counter(
         value
@@ -331,16 +425,7 @@ def _find_duplicate_names(dataset: BinaryDataset, name: str) -> list[str]:
         ).tolist()
     )
     duplicates = [repr(str(value)) for value, n in counts.items() if n > 1 and value != ""]
-    return duplicates if are_names or len(counts) > _MIN_DISTINCT_SHARE * counts.total() else []
-
-
-def _find_row_column(dataset: BinaryDataset) -> str | None:
-    """Return the column that identifies the rows of a long table, if there is one."""
-    if not (long := dataset.manifest["ingest"].get("long")):
-        return None
-    from storage.sources.long_tables import parse_long_columns  # imports Arrow
-
-    return parse_long_columns(long).row
+    return duplicates if len(counts) > _MIN_DISTINCT_SHARE * counts.total() else []
 
 
 def _can_be_names(dataset: BinaryDataset, name: str) -> bool:

@@ -138,7 +138,7 @@ class Example:
 
     Attributes
     ----------
-    feature_names, n_rows, column_names
+    feature_names, n_rows, column_names, name_columns
         As for a `Source`.
     make
         Generates the batches.
@@ -158,6 +158,7 @@ class Example:
     default_split: str | None = None
     path: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    name_columns: tuple[str, ...] = ()
 
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Generate the rows in order."""

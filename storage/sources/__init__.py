@@ -10,11 +10,18 @@ from functools import partial
 from glob import glob, has_magic
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 from storage.errors import DataError
 from storage.sources.arrays import open_dense, open_npy, open_sparse, read_member_headers
-from storage.sources.base import Source, SourceBatch, translate_read_errors
+from storage.sources.base import (
+    NewFeatures,
+    Source,
+    SourceBatch,
+    SourceUpdates,
+    translate_read_errors,
+)
 from storage.sources.baskets import find_basket_items, open_baskets
 from storage.sources.derived import (
     add_folder_columns,
@@ -31,12 +38,17 @@ from storage.sources.value_codes import ReadOptions, format_map, format_plain_ma
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 from storage.stores.object_path import is_url, parse_object_url
 
+if TYPE_CHECKING:
+    from storage.sources.long_tables import LongTableSource
+
 __all__ = [
     "DuplicateRule",
+    "NewFeatures",
     "NewFiles",
     "ReadOptions",
     "Source",
     "SourceBatch",
+    "SourceUpdates",
     "collect_tags",
     "expand_sources",
     "find_basket_items",
@@ -150,13 +162,17 @@ def open_long_tables(
     long: str,
     duplicates: DuplicateRule | None,
     options: ReadOptions,
-    features: Sequence[str] | None = None,
-) -> Source:
-    """Open long tables together; see `long_tables.open_tables`."""
+    **target: Any,
+) -> LongTableSource:
+    """Open long tables together; see `long_tables.open_tables`.
+
+    `target` are the fields of a `long_tables.LongTableTarget`, if lines are added to a dataset.
+    """
     from storage.sources import long_tables  # importing Arrow is slow
 
     columns = long_tables.parse_long_columns(long)
-    return select_features(long_tables.open_tables(paths, columns, options, duplicates, features))
+    to = long_tables.LongTableTarget(**target) if target else None
+    return long_tables.open_tables(paths, columns, options, duplicates, to)
 
 
 def _make_folder_error(folder: Path) -> DataError:

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ from storage.sources.value_codes import (
 BATCH_CELLS = 1 << 22
 LONG_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 """Suffixes of files that may be long tables."""
+NewFeatures = Literal["add", "ignore", "refuse"]
+"""What happens to features of a long table that the dataset does not have."""
 _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5
@@ -66,6 +68,24 @@ class SourceBatch:
     columns: Mapping[str, NDArray[Any]]
 
 
+@dataclass(frozen=True)
+class SourceUpdates(SourceBatch):
+    """Values of rows that a dataset already contains.
+
+    `X` and `observed` are as in a batch, but cells that are not observed keep their value.
+
+    Attributes
+    ----------
+    rows
+        Rows of the dataset, in increasing order, (n_rows,).
+    missing
+        1 = explicitly missing, (n_rows, n_features).
+    """
+
+    rows: NDArray[np.int64]
+    missing: NDArray[np.uint8]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
     """An opened source, whose names are known, but whose rows have not been read.
@@ -82,6 +102,8 @@ class Source(ABC):
         Number of rows, if known without reading the data.
     column_names
         Per-row columns of every batch.
+    name_columns
+        Those of them that identify the rows; they are always stored.
     default_segment, default_split
         The per-row columns that the format itself calls segment and split.
     """
@@ -98,6 +120,7 @@ class Source(ABC):
     feature_names: tuple[str, ...]
     n_rows: int | None = None
     column_names: tuple[str, ...] = ()
+    name_columns: tuple[str, ...] = ()
     default_segment: str | None = None
     default_split: str | None = None
 

@@ -6,11 +6,11 @@ from there into a packed bit matrix on disk, so that memory holds only the names
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,14 +30,17 @@ from storage.sources.arrow_columns import (
 )
 from storage.sources.base import (
     LONG_SUFFIXES,
+    NewFeatures,
     Source,
     SourceBatch,
+    SourceUpdates,
     match_feature_names,
+    select_feature_names,
     translate_read_errors,
 )
 from storage.sources.csv import parse_csv_block, read_csv_header
 from storage.sources.derived import check_column_in_one_place, open_local_copy, parse_folder_columns
-from storage.sources.spool import DuplicateRule, EntryFile, spool_codes
+from storage.sources.spool import DuplicateRule, EntryFile, spool_codes, spool_updates
 from storage.sources.text import iter_line_blocks, open_text
 from storage.sources.value_codes import (
     INVALID,
@@ -57,33 +60,42 @@ U = TypeVar("U")
 
 
 class LongColumns(NamedTuple):
-    """Columns of a long table with the names of row and feature, and the value.
+    """Columns of a long table: those that together identify the row, the feature, and the value.
 
     Without a column of values, every line means 1, and pairs without a line are 0.
     """
 
-    row: str
+    row: tuple[str, ...]
     feature: str
     value: str | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """All columns."""
+        return [*self.row, self.feature, *([] if self.value is None else [self.value])]
+
 
 def parse_long_columns(text: str) -> LongColumns:
-    """Parse `row=COLUMN,feature=COLUMN,value=COLUMN`.
+    """Parse `row=COLUMN,feature=COLUMN,value=COLUMN`; `row` may occur several times.
 
     Raises `DataError` if the text has another form.
     """
     pairs = [pair.partition("=")[::2] for pair in text.split(",")]
-    columns = {name.strip(): column.strip() for name, column in pairs}
-    if len(columns) < len(pairs) or not {"row", "feature"} <= columns.keys() <= {*_ROLES}:
+    roles, names = ([part.strip() for part in parts] for parts in zip(*pairs, strict=True))
+    counts = Counter(roles)
+    is_known = {"row", "feature"} <= counts.keys() <= {*_ROLES}
+    if not is_known or max(counts["feature"], counts["value"]) > 1:
         raise DataError(
             f"{{long={text}}}: write row=COLUMN,feature=COLUMN and, if there are values, "
-            "value=COLUMN."
+            "value=COLUMN. If several columns identify a row, write row=COLUMN for each."
         )
-    if "" in columns.values():
+    if "" in names:
         raise DataError(f"{{long={text}}}: a column name is missing after an =.")
-    if len({*columns.values()}) < len(columns):
-        raise DataError(f"{{long={text}}}: one column has two roles. Name three different ones.")
-    return LongColumns(**columns)
+    if len({*names}) < len(names):
+        raise DataError(f"{{long={text}}}: one column has two roles. Name different ones.")
+    columns = dict(zip(roles, names, strict=True))
+    row = tuple(name for role, name in zip(roles, names, strict=True) if role == "row")
+    return LongColumns(row, columns["feature"], columns.get("value"))
 
 
 class LineBatch(NamedTuple):
@@ -113,7 +125,7 @@ def read_lines(
 
     Names are dictionary-encoded, values are booleans or numbers if possible; all else is text.
     """
-    requested = [*dict.fromkeys([name for name in columns if name is not None] + [*row_columns])]
+    requested = [*dict.fromkeys([*columns.names, *row_columns])]
     for path in paths:
         first = 0
         folder_values = {
@@ -166,7 +178,7 @@ class _FileColumns(NamedTuple):
 
     def convert_for_role(self, name: str, column: pa.Array) -> pa.Array:
         """Dictionary-encode names of rows and features; keep numeric values; make the rest text."""
-        if name in (self.columns.row, self.columns.feature):
+        if name in (*self.columns.row, self.columns.feature):
             return _encode_names(column)
         is_value = name == self.columns.value and is_feature_type(column.type)
         if pa.types.is_dictionary(column.type) and not is_value:
@@ -283,6 +295,28 @@ def _read_ahead(parts: Iterable[T]) -> Iterator[T]:
             yield part
 
 
+class LongTableTarget(NamedTuple):
+    """The dataset that lines are added to, and how.
+
+    Attributes
+    ----------
+    features
+        Names of its features.
+    find_rows
+        Returns the row of the dataset for each row of the table, -1 if there is none, given the
+        columns that identify rows; see `storage.dataset.row_names.find_rows`.
+    new_features
+        What happens to other features.
+    can_update
+        Whether lines may add values to rows of the dataset.
+    """
+
+    features: Sequence[str]
+    find_rows: Callable[[Mapping[str, NDArray[Any]]], NDArray[np.int64]]
+    new_features: NewFeatures = "refuse"
+    can_update: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class LongTableSource(Source):
     """One or more long tables, whose lines may refer to the same rows.
@@ -297,20 +331,28 @@ class LongTableSource(Source):
         Roles of the columns.
     duplicates
         Which of several lines for the same row and feature counts; None refuses them.
+    ignored_features
+        New features that are left out.
     entries
-        The entries of all lines.
+        The entries of all lines: first those of new rows, then those of rows of the dataset.
     row_values
-        Row names, in order of appearance, and other per-row columns, (n_rows,) each.
+        The columns that identify the rows, and other per-row columns, by name, in the order of
+        `entries`; new rows are in order of appearance.
+    known_rows
+        Rows of the dataset that lines refer to, in increasing order.
     """
 
     duplicate_remedy = "Remove one of the lines, or use {duplicates=last} or {duplicates=any}."
 
+    n_rows: int
     paths: tuple[str, ...]
     remote_tags: Mapping[str, str]
     columns: LongColumns
     duplicates: DuplicateRule | None
+    ignored_features: tuple[str, ...]
     entries: EntryFile = field(repr=False)
     row_values: Mapping[str, NDArray[Any]] = field(repr=False)
+    known_rows: NDArray[np.int64] = field(repr=False)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -323,41 +365,100 @@ class LongTableSource(Source):
         return {**super().tags, **self.remote_tags}
 
     def format_row_place(self, row: int) -> str:
-        """Describe a row by its name."""
-        return f"{self.path}: row {self.row_values[self.columns.row][row]!r}"
+        """Describe a row by its name: the values of the columns that identify it."""
+        name = "/".join(self.row_values[column][row] for column in self.columns.row)
+        return f"{self.path}: row {name!r}"
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Write the values to their places on disk, then read the rows."""
-        n_rows, first = len(self.row_values[self.columns.row]), 0
-        absent = 0 if self.columns.value is None else MISSING
-        for batch in spool_codes(self, n_rows, self.entries, absent, self.duplicates):
+        """Write the values of new rows to their places on disk, then read the rows."""
+        absent, first = 0 if self.columns.value is None else MISSING, 0
+        entries = self.entries.iter_rows(range(self.n_rows))
+        for batch in spool_codes(self, self.n_rows, entries, absent, self.duplicates):
             rows = slice(first, first + len(batch.X))
             first = rows.stop
             columns = {name: values[rows] for name, values in self.row_values.items()}
             yield SourceBatch(batch.X, batch.observed, columns)
 
+    def iter_updates(self) -> Iterator[SourceUpdates]:
+        """Do the same for rows of the dataset."""
+        numbers = range(self.n_rows, self.n_rows + len(self.known_rows))
+        row_values = {name: values[self.n_rows :] for name, values in self.row_values.items()}
+        source = replace(self, row_values=row_values)  # numbers rows as the entries below
+        entries = self.entries.iter_rows(numbers)
+        for rows, *cells in spool_updates(source, len(numbers), entries, self.duplicates):
+            X, observed, missing = cells
+            columns = {name: values[rows] for name, values in row_values.items()}
+            yield SourceUpdates(X, observed, columns, self.known_rows[rows], missing)
 
-class _NameIndex:
-    """Numbers names in order of appearance."""
+    def format_known_row(self, row: int, feature: int | None = None, value: int = 0) -> str:
+        """Describe the first line about a row of the dataset, and the row by its name.
+
+        With a feature, it is the line that gives it this value.
+        """
+        number = self.n_rows + int(np.searchsorted(self.known_rows, row))
+        code = None if feature is None else value
+        name = self.format_row_place(number).removeprefix(f"{self.path}: ")
+        return f"{self.entries.find_line(number, feature, code)}: {name}"
+
+
+class _Index:
+    """Numbers distinct values in order of appearance."""
+
+    def __init__(self, values: pa.Array) -> None:
+        self.values = values
+
+    def encode(self, coded: pa.DictionaryArray) -> NDArray[np.int32]:
+        """Number values; new ones are added."""
+        before = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), self.values)
+        unified = pa.chunked_array([before, coded]).unify_dictionaries().chunk(1)
+        self.values = unified.dictionary
+        numbers: NDArray[np.int32] = unified.indices.to_numpy()
+        return numbers
+
+
+class _NameIndex(_Index):
+    """Numbers the names in one column."""
 
     def __init__(self, known: Sequence[str] = ()) -> None:
-        self.names = pa.array(known, pa.string())
+        super().__init__(pa.array(known, pa.string()))
 
-    def encode(
-        self, lines: LineBatch, column: str, check: Callable[[LineBatch, str, pa.Array], None]
-    ) -> NDArray[np.int32]:
-        """Number the names in a batch of lines; new names are checked."""
+    def encode_column(self, lines: LineBatch, column: str) -> NDArray[np.int32]:
+        """Number the names in a batch of lines."""
         coded = lines.column(column)
         _refuse_nameless(lines, column, coded)
         check_texts(coded, column, lines.format_place)
-        n_known = len(self.names)
-        before = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), self.names)
-        unified = pa.chunked_array([before, coded]).unify_dictionaries().chunk(1)
-        self.names = unified.dictionary
-        if len(self.names) > n_known:
-            check(lines, column, self.names[n_known:])
-        numbers: NDArray[np.int32] = unified.indices.to_numpy()
+        return self.encode(coded)
+
+
+class _RowIndex:
+    """Numbers rows, each identified by the names in one or more columns."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._names = {column: _NameIndex() for column in columns}
+        # Rows by the first two columns, by these and the third one, …: pairs of numbers.
+        self._pairs = [_Index(pa.array([], pa.int64())) for _ in columns[1:]]
+
+    def __len__(self) -> int:
+        return len([*self._names.values(), *self._pairs][-1].values)
+
+    def encode(self, lines: LineBatch) -> NDArray[np.int32]:
+        """Number the rows of a batch of lines."""
+        numbers, *others = (index.encode_column(lines, c) for c, index in self._names.items())
+        for pairs, following in zip(self._pairs, others, strict=True):
+            both = numbers.astype(np.int64) << 32 | following
+            numbers = pairs.encode(pa.array(both).dictionary_encode())
         return numbers
+
+    def list_names(self) -> dict[str, NDArray[Any]]:
+        """Return the names of all rows, (n_rows,) per column."""
+        numbers, names = np.arange(len(self)), {}
+        for k, (column, index) in reversed([*enumerate(self._names.items())]):
+            own = numbers
+            if k:
+                both = self._pairs[k - 1].values.to_numpy()[numbers]
+                numbers, own = both >> 32, both & 0xFFFFFFFF
+            names[column] = index.values.to_numpy(zero_copy_only=False)[own]
+        return {column: names[column] for column in self._names}
 
 
 class _RowTexts:
@@ -393,7 +494,7 @@ def open_tables(
     columns: LongColumns,
     options: ReadOptions,
     duplicates: DuplicateRule | None = None,
-    features: Sequence[str] | None = None,
+    target: LongTableTarget | None = None,
 ) -> LongTableSource:
     """Open long tables; this reads all lines.
 
@@ -404,11 +505,12 @@ def open_tables(
     columns
         Roles of the columns.
     options
-        How values become bits, and which other columns to keep.
+        How values become bits, which features to read, and which other columns to keep.
     duplicates
         Which of several lines for the same row and feature counts; None refuses them.
-    features
-        Names of the features; by default all that occur, sorted.
+    target
+        The dataset that the lines are added to, or None. Its features come first; all others are
+        sorted.
 
     Raises
     ------
@@ -427,46 +529,97 @@ def open_tables(
                 f"{path}: {{long}} needs a file with the suffix {', '.join(LONG_SUFFIXES)}. "
                 "Save the table as one of these."
             )
-    row_columns = tuple(name for name in options.row_columns if name != columns.row)
-    rows, named_features = _NameIndex(), _NameIndex(features or ())
+    row_columns = tuple(name for name in options.row_columns if name not in columns.row)
+    rows, features = _RowIndex(columns.row), _NameIndex(target.features if target else ())
     row_texts = {name: _RowTexts() for name in row_columns}
     entries, remote_tags = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
-
-    def check(lines: LineBatch, column: str, new: pa.Array) -> None:
-        """Refuse new features of an existing dataset, unless it leaves them out."""
-        if features is not None and column == columns.feature:
-            _refuse_new(lines, column, match_feature_names(paths[0], new.to_pylist(), options))
-
     for lines in read_lines(paths, columns, row_columns, options, remote_tags):
-        numbers = rows.encode(lines, columns.row, check)
+        numbers = rows.encode(lines)
         for name, texts in row_texts.items():
-            texts.update(lines, name, numbers, len(rows.names))
-        entries.add(
-            numbers,
-            named_features.encode(lines, columns.feature, check),
-            _encode_values(lines, columns, options),
-        )
-    names = named_features.names.to_pylist()
-    if features is None:
-        order = sorted(range(len(names)), key=names.__getitem__)
-        names = [names[k] for k in order]
-        entries.renumber_columns(np.argsort(order))
+            texts.update(lines, name, numbers, len(rows))
+        feature_numbers = features.encode_column(lines, columns.feature)
+        codes = _encode_values(lines, columns, options)
+        entries.add(lines.path, lines.first, numbers, feature_numbers, codes)
+    selected, ignored = _select_features(paths[0], columns, options, features, entries, target)
+    row_names = rows.list_names()
+    places = _find_known_rows(row_names, columns, entries, target)
+    order = np.argsort(places, kind="stable")
+    entries.rows = np.argsort(order)
+    n_new = int((places < 0).sum())
+    row_values = {**row_names, **{name: texts.values for name, texts in row_texts.items()}}
     return LongTableSource(
         path=paths[0],
-        options=options,
-        feature_names=tuple(names),
-        n_rows=len(rows.names),
-        column_names=(columns.row, *row_columns),
+        options=replace(options, features=(), drop=()),  # selected here
+        feature_names=selected,
+        n_rows=n_new,
+        column_names=(*columns.row, *row_columns),
+        name_columns=columns.row,
         paths=tuple(paths),
         remote_tags=remote_tags,
         columns=columns,
         duplicates=duplicates if columns.value is not None else "any",
+        ignored_features=ignored,
         entries=entries,
-        row_values={
-            columns.row: rows.names.to_numpy(zero_copy_only=False),
-            **{name: texts.values for name, texts in row_texts.items()},
-        },
+        row_values={name: values[order] for name, values in row_values.items()},
+        known_rows=places[order][n_new:],
     )
+
+
+def _select_features(
+    path: str,
+    columns: LongColumns,
+    options: ReadOptions,
+    index: _NameIndex,
+    entries: EntryFile,
+    target: LongTableTarget | None,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Number the features to read, and return their names and those of ignored features.
+
+    Raises `DataError` if there are new features and the target refuses them.
+    """
+    names, known = index.values.to_pylist(), tuple(target.features) if target else ()
+    found = names[len(known) :]
+    match = match_feature_names if target else select_feature_names
+    new, ignored = match(path, sorted(found), options), ()  # type: tuple[str, ...], tuple[str, ...]
+    if new and target and target.new_features == "refuse":
+        first = next(name for name in found if name in {*new})
+        many = f" (in all, {len(new):,} are not)" if len(new) > 1 else ""
+        raise DataError(
+            f"{entries.find_line(column=names.index(first))}, column {columns.feature!r}: "
+            f"{first!r} is not a feature of the dataset{many}. Use {{new_features=add}} or "
+            "{new_features=ignore}, or ingest all rows again with {overwrite}."
+        )
+    if target and target.new_features == "ignore":
+        new, ignored = (), new
+    numbers = {name: k for k, name in enumerate((*known, *new))}
+    entries.columns = np.array([numbers.get(name, -1) for name in names], np.int64)
+    return (*known, *new), ignored
+
+
+def _find_known_rows(
+    names: Mapping[str, NDArray[Any]],
+    columns: LongColumns,
+    entries: EntryFile,
+    target: LongTableTarget | None,
+) -> NDArray[np.int64]:
+    """Return the row of the dataset for each row of the table, -1 if it is new.
+
+    Raises `DataError` if rows of the dataset may not be updated.
+    """
+    if target is None:
+        return np.full(len(names[columns.row[0]]), -1)
+    rows = target.find_rows(names)
+    n_known = int((rows >= 0).sum())
+    if n_known and not target.can_update:
+        row = int((rows >= 0).argmax())
+        name = "/".join(names[column][row] for column in columns.row)
+        many = f" (in all, {n_known:,} rows are)" if n_known > 1 else ""
+        raise DataError(
+            f"{entries.find_line(row)}: row {name!r} is already in the dataset{many}. Use "
+            f"{{merge_by={','.join(columns.row)}}} to add values to its rows, or leave the lines "
+            "out."
+        )
+    return rows
 
 
 def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions) -> ValueCodes:
@@ -498,12 +651,3 @@ def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> 
         f"{lines.format_place(int(is_empty.argmax()))}, column {name!r}: the name is missing. "
         "Fill it in, or leave the line out."
     )
-
-
-def _refuse_new(lines: LineBatch, column: str, names: Sequence[str]) -> None:
-    if names:
-        line = pc.index(lines.column(column).dictionary_decode(), names[0]).as_py()
-        raise DataError(
-            f"{lines.format_place(line)}, column {column!r}: {names[0]!r} is not a feature of the "
-            "dataset. Ingest all rows again with {overwrite}."
-        )

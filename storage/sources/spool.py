@@ -55,6 +55,14 @@ class _BitPlanes:
     def _read_ranks(self, part: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
         return np.unpackbits(self.low[part]) | np.unpackbits(self.high[part]) << np.uint8(1)
 
+    def read_updates(
+        self, part: slice, n_rows: int, n_features: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield ones, values and explicitly missing values of the rows in a range of bytes."""
+        low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
+        for bits in (low & high, high, low & ~high):
+            yield np.unpackbits(bits, 1, n_features)
+
     def read_codes(self, part: slice, n_rows: int, n_features: int, absent: int) -> ValueCodes:
         """Return the codes of the rows in a range of bytes."""
         low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
@@ -129,6 +137,39 @@ def spool_codes(
     duplicates
         Which of several entries of a cell counts; None refuses them.
     """
+    with _spool(source, n_rows, entries, duplicates) as (planes, row_bytes):
+        for first, count in source.iter_row_ranges(n_rows):
+            part = slice(first * row_bytes, (first + count) * row_bytes)
+            codes = planes.read_codes(part, count, source.n_features, absent)
+            # Invalid values were refused before, so there are none to show.
+            yield source.make_batch(codes, first, lambda rows, feature: [])
+
+
+def spool_updates(
+    source: Source,
+    n_rows: int,
+    entries: Iterable[tuple[NDArray[Any], NDArray[Any], ValueCodes]],
+    duplicates: DuplicateRule | None,
+) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Spool value codes, then read the rows: their range, ones, values and missing values.
+
+    Values and missing values are told from cells without an entry, which are 0 in both.
+    """
+    with _spool(source, n_rows, entries, duplicates) as (planes, row_bytes):
+        for first, count in source.iter_row_ranges(n_rows):
+            part = slice(first * row_bytes, (first + count) * row_bytes)
+            ones, values, missing = planes.read_updates(part, count, source.n_features)
+            yield slice(first, first + count), ones, values, missing
+
+
+@contextmanager
+def _spool(
+    source: Source,
+    n_rows: int,
+    entries: Iterable[tuple[NDArray[Any], NDArray[Any], ValueCodes]],
+    duplicates: DuplicateRule | None,
+) -> Iterator[tuple[_BitPlanes, int]]:
+    """Spool value codes; yield the planes and the number of bytes per row."""
     row_bytes = -(-source.n_features // 8)
     with _open_temporary_planes(n_rows * row_bytes) as planes:
         for rows, columns, codes in entries:
@@ -137,11 +178,7 @@ def spool_codes(
             if twice is not None:
                 row, column = divmod(twice, 8 * row_bytes)
                 raise DataError(format_duplicate(source, row, column))
-        for first, count in source.iter_row_ranges(n_rows):
-            part = slice(first * row_bytes, (first + count) * row_bytes)
-            codes = planes.read_codes(part, count, source.n_features, absent)
-            # Invalid values were refused before, so there are none to show.
-            yield source.make_batch(codes, first, lambda rows, feature: [])
+        yield planes, row_bytes
 
 
 def format_duplicate(source: Source, row: int, column: int) -> str:
@@ -191,41 +228,74 @@ _ENTRY_DTYPES = (np.int32, np.int32, np.uint8)
 
 
 class EntryFile:
-    """Entries of a matrix in a temporary file, which is deleted with the object."""
+    """Entries of a matrix in a temporary file, which is deleted with the object.
+
+    Attributes
+    ----------
+    rows, columns
+        New numbers of all rows and columns, or None; entries of columns numbered -1 are left out.
+    """
+
+    rows: NDArray[np.int64] | None = None
+    columns: NDArray[np.int64] | None = None
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="latentbits-")
-        self._counts: list[int] = []
-        self._columns: NDArray[np.int64] | None = None
+        self._portions: list[tuple[str, int, int]] = []
 
     @property
     def _path(self) -> Path:
         return Path(self._folder.name) / "entries"
 
-    def add(self, rows: NDArray[Any], columns: NDArray[Any], codes: ValueCodes) -> None:
-        """Add rows, columns and codes of some entries, (n_entries,) each."""
+    def add(
+        self, path: str, first: int, rows: NDArray[Any], columns: NDArray[Any], codes: ValueCodes
+    ) -> None:
+        """Add rows, columns and codes of the lines of a file from `first` on, (n_lines,) each."""
         try:
             with self._path.open("ab") as file:
                 for values, kind in zip((rows, columns, codes), _ENTRY_DTYPES, strict=True):
                     file.write(np.ascontiguousarray(values, kind).data)
         except OSError as error:
-            n_entries = sum(self._counts) + len(rows)
+            n_entries = sum(count for *_, count in self._portions) + len(rows)
             raise DataError(
                 f"{tempfile.gettempdir()}: the entries need at least {9 * n_entries / 1e9:.1f} GB "
                 f"({error.strerror}). Set TMPDIR to a larger disk."
             ) from error
-        self._counts.append(len(rows))
+        self._portions.append((path, first, len(rows)))
 
-    def renumber_columns(self, columns: NDArray[np.int64]) -> None:
-        """Replace column k by `columns[k]`."""
-        self._columns = columns
+    def iter_rows(self, rows: range) -> Iterator[tuple[NDArray[Any], NDArray[Any], ValueCodes]]:
+        """Yield the entries of a range of rows, which are numbered from 0, in order."""
+        for _, (numbers, columns, codes) in self._iter_portions():
+            own = (numbers >= rows.start) & (numbers < rows.stop) & (columns >= 0)
+            if own.all():
+                yield numbers - rows.start, columns, codes
+            elif own.any():
+                yield numbers[own] - rows.start, columns[own], codes[own]
 
-    def __iter__(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], ValueCodes]]:
-        """Yield the entries in the portions that were added."""
-        if not self._counts:
+    def find_line(
+        self, row: int | None = None, column: int | None = None, code: int | None = None
+    ) -> str:
+        """Describe the position of the first line with these values; None is any."""
+        for (path, first), portion in self._iter_portions():
+            pairs = zip(portion, (row, column, code), strict=True)
+            matches = [values == value for values, value in pairs if value is not None]
+            if (is_match := np.logical_and.reduce(matches)).any():
+                return f"{path}: row {first + is_match.argmax() + 1} (data rows counted from 1)"
+        raise ValueError(f"There is no entry in row {row}, column {column}.")
+
+    def _iter_portions(
+        self,
+    ) -> Iterator[tuple[tuple[str, int], tuple[NDArray[Any], NDArray[Any], ValueCodes]]]:
+        """Yield the entries in the portions that were added, each with its file and first line."""
+        if not self._portions:
             return
         with self._path.open("rb") as file:
-            for count in self._counts:
+            for path, first, count in self._portions:
                 rows, columns = (np.fromfile(file, np.int32, count) for _ in range(2))
                 codes = np.fromfile(file, np.uint8, count)
-                yield rows, columns if self._columns is None else self._columns[columns], codes
+                renumbered = _renumber(rows, self.rows), _renumber(columns, self.columns)
+                yield (path, first), (*renumbered, codes)
+
+
+def _renumber(numbers: NDArray[Any], renumbered: NDArray[np.int64] | None) -> NDArray[Any]:
+    return numbers if renumbered is None else renumbered[numbers]

@@ -99,9 +99,9 @@ def test_a_long_table_becomes_rows_and_takes_more(plain_cli, tmp_path):
     assert dataset.feature_names == tuple(sorted(f"c{k}" for k in range(70)))
     assert dataset.column("call").tolist() == [*(f"v{k}" for k in range(7)), "v9"]
     again = plain_cli("ingest", "more.csv", "--dataset", "d.zarr", "--append")
-    assert "warning: values of call that occur in several rows: 'v9'" in again.out
+    assert "row 'v9' is already in the dataset. Use --merge-by call to" in again.check_refused()
     assert dataset.segment_names == ("0", "1")
-    (tmp_path / "other.csv").write_text("call,voter,vote,year\nv9,nobody,no,0\n")
+    (tmp_path / "other.csv").write_text("call,voter,vote,year\nv10,nobody,no,0\n")
     error = plain_cli("ingest", "other.csv", "--dataset", "d.zarr", "--append").check_refused()
     assert "'nobody' is not a feature of the dataset" in error
 

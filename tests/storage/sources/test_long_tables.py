@@ -31,7 +31,10 @@ def table(path, lines, header=("call", "voter", "vote")):
 
 def read(*paths, long=LONG, duplicates=None, options=VOTES, features=None):
     """Values, 2 where missing, names of features, and per-row columns."""
-    source = open_long_tables(paths, long, duplicates, options, features)
+    target = {}
+    if features is not None:
+        target = {"features": features, "find_rows": lambda names: np.full(len(names["call"]), -1)}
+    source = open_long_tables(paths, long, duplicates, options, **target)
     batches = list(source.iter_batches())
     X = np.concatenate([b.X + (0 if b.observed is None else 2 * (1 - b.observed)) for b in batches])
     columns = {n: [*np.concatenate([b.columns[n] for b in batches])] for n in source.column_names}
@@ -51,6 +54,19 @@ def test_lines_become_rows_in_the_order_of_their_first(tmp_path):
     assert names == ("FRA", "GBR", "USA")
     assert X == [[1, 0, 1], [1, 2, 2]]
     assert columns == {"call": ["c1", "c2"]}
+
+
+def test_several_columns_may_name_rows(tmp_path):
+    lines = [("a/b", "c", "1", "x"), ("a", "b/c", "1", "x"), ("a", "c", "1", "y")]
+    lines += [("a", "c", "2", "x"), ("a/b", "c", "1", "y")]
+    path = table(tmp_path / "a.csv", lines, ("member", "date", "hour", "item"))
+    X, names, columns = read(path, long="row=member,row=date,row=hour,feature=item")
+    assert (X, names) == ([[1, 1], [1, 0], [0, 1], [1, 0]], ("x", "y"))
+    assert columns == {
+        "member": ["a/b", "a", "a", "a"],
+        "date": ["c", "b/c", "c", "c"],
+        "hour": ["1", "1", "1", "2"],
+    }
 
 
 def test_all_kinds_of_files_and_several_of_them(tmp_path):
@@ -237,7 +253,7 @@ def test_bad_lines_are_refused_with_their_number(tmp_path, line, message):
     ("long", "message"),
     [
         ("row=call", "write row=COLUMN,feature=COLUMN and"),
-        ("row=call,feature=voter,row=vote", "write row=COLUMN"),
+        ("row=call,feature=voter,feature=vote", "write row=COLUMN"),
         ("row=call,feature=voter,values=vote", "write row=COLUMN"),
         ("row=,feature=voter", "a column name is missing after an ="),
         ("row=call,feature=voter,value=note", "there is no column 'note'"),
