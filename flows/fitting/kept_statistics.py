@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +57,13 @@ class _KeptSums:
     key: str
 
     def load(self, tile: Tile | None) -> MergedChunks[Any]:
-        """Load the kept statistics, or empty ones if they are damaged or of other rows."""
+        """Load the kept statistics of the chunks before the first one that changed.
+
+        They are empty if they are damaged, or of other rows.
+        """
         try:
             packed = load_packed(folder := self._find_folder(tile))
             check_schema(str(folder), _SumsRecord, packed.manifest, "Delete it.")
-            n_chunks = packed.manifest["n_chunks"]
-            if packed.manifest["rows"] != digest_leading_chunks(self.dataset, n_chunks):
-                return MergedChunks()
             return self._rebuild_sums(packed)
         except (DataError, KeyError):  # damaged, or without some arrays
             return MergedChunks()
@@ -88,11 +88,18 @@ class _KeptSums:
 
     def _rebuild_sums(self, packed: PackedArrays) -> MergedChunks[Any]:
         arrays, manifest = packed
-        heights, from_arrays = manifest["heights"], self.kind.from_arrays
+        n_chunks, heights = manifest["n_chunks"], manifest["heights"]
+        from_arrays = self.kind.from_arrays
+        is_whole = manifest["rows"] == digest_leading_chunks(self.dataset, n_chunks)
+        if not is_whole:
+            ends = zip(manifest.get("ends", ()), manifest.get("rows_to_ends", ()), strict=True)
+            same = [n for n, rows in ends if rows == digest_leading_chunks(self.dataset, n)]
+            heights, n_chunks = heights[: len(same)], max(same, default=0)
         stack = [from_arrays(select_prefix(arrays, f"{k}-")) for k in range(len(heights))]
-        open_group = from_arrays(select_prefix(arrays, "open-")) if manifest["open"] else None
+        has_open_group = is_whole and manifest["open"]
+        open_group = from_arrays(select_prefix(arrays, "open-")) if has_open_group else None
         pairs = tuple(zip(heights, stack, strict=True))
-        return MergedChunks(int(manifest["n_chunks"]), pairs, open_group)
+        return MergedChunks(n_chunks, pairs, open_group)
 
     def _describe_sums(
         self, folded: MergedChunks[Any], arrays: Mapping[str, NDArray[Any]]
@@ -102,6 +109,8 @@ class _KeptSums:
             "heights": [height for height, _ in folded.stack],
             "open": folded.open_group is not None,
             "rows": digest_leading_chunks(self.dataset, folded.n_chunks),
+            "ends": (ends := folded.list_ends()),
+            "rows_to_ends": [digest_leading_chunks(self.dataset, n) for n in ends],
             "bytes": _count_bytes(arrays),
             "modules": self._modules,
             "code": self._code_digest,
@@ -141,6 +150,8 @@ class _SumsRecord(TypedDict):
     heights: list[int]
     open: bool
     rows: str
+    ends: NotRequired[list[int]]
+    rows_to_ends: NotRequired[list[str]]
     bytes: int
     modules: list[str]
     code: str

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import islice, pairwise, product
+from itertools import accumulate, islice, pairwise, product
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, Tile, iter_blocks
@@ -70,6 +70,15 @@ class MergedChunks(Generic[M]):
             if is_full and part is not None:
                 _push_part(stack, part)
         return MergedChunks(n_chunks, tuple(stack), open_group)
+
+    def list_ends(self) -> list[int]:
+        """Return the number of leading chunks up to the end of each merged group.
+
+        The list is empty if it is not known, because some group had no rows.
+        """
+        ends = [*accumulate(CHUNKS_PER_GROUP << height for height, _ in self.stack)]
+        n_full = self.n_chunks - self.n_chunks % CHUNKS_PER_GROUP
+        return ends if ends and ends[-1] == n_full else []
 
     def merge_all(self) -> M | None:
         """Merge everything; None if there are no rows."""

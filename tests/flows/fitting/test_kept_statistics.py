@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -128,6 +128,34 @@ def grown_by(dataset: BinaryDataset) -> BinaryDataset:
 
 def rows_of(parts: list[tuple[int, bool]]) -> int:
     return sum(n_chunks for n_chunks, _ in parts) * ROWS_A_CHUNK
+
+
+class Updates(NamedTuple):
+    """A one in the first feature of some rows, whatever it was."""
+
+    rows: np.ndarray
+
+    @property
+    def X(self) -> np.ndarray:
+        return np.eye(1, N_FEATURES, dtype=np.uint8).repeat(len(self.rows), axis=0)
+
+    observed = property(lambda self: self.X)
+    missing = property(lambda self: np.zeros_like(self.X))
+
+
+@pytest.mark.parametrize(("chunk", "n_read"), [(24, 1), (17, 9), (3, 25)])
+def test_chunks_before_an_updated_one_are_not_read(tmp_path, log, roomy, chunk, n_read) -> None:
+    dataset = write(tmp_path / "d.zarr", [(27, False)])
+    counted(dataset, log)
+    assert dataset.n_chunks == 25
+    with append_dataset(dataset.path, NAMES) as writer:
+        writer.update([Updates(dataset.chunks[chunk, :1] + np.arange(50))], "last", str)
+    updated = open_dataset(dataset.path)
+    assert updated.digest != dataset.digest
+    found, n = counted(updated, log)
+    expected, _ = counted(updated, log, what="alone")
+    # Two groups of 8 chunks are summed together, a third one is alone, one chunk remains.
+    assert (found, n) == (expected, n_read)
 
 
 @pytest.fixture
