@@ -353,7 +353,9 @@ class RowSparseSource(Source):
             open_member_rows(archive, "indices") as take_indices,
             open_member_rows(archive, "data") as take_data,
         ):
-            start = int(take_pointers(0, 1)[0])
+            n_entries = read_member_headers(archive)["data"].shape[0]
+            if start := int(take_pointers(0, 1)[0]):
+                raise ValueError(f"the pointers start at {start} instead of 0")
             for first, n_rows in self._iter_block_row_ranges():
                 ends = take_pointers(first + 1, n_rows)
                 counts = np.diff(ends, prepend=start)
@@ -361,9 +363,13 @@ class RowSparseSource(Source):
                     raise ValueError("row pointers decrease, or leap beyond a full row")
                 rows = np.repeat(np.arange(n_rows), counts)
                 columns = take_indices(start, len(rows))
-                values = take_data(start, len(rows)).reshape(-1, *self.block)
-                yield self._make_dense_batch(first, n_rows, rows, columns, values)
+                values, height = take_data(start, len(rows)), self.block[0]
+                yield make_sparse_batch(
+                    self, first * height, n_rows * height, rows, columns, values
+                )
                 start = int(ends[-1])
+            if start != n_entries:
+                raise ValueError(f"the pointers end at {start}, but there are {n_entries} entries")
 
     def _iter_block_row_ranges(self) -> Iterator[tuple[int, int]]:
         step = max(1, self.batch_rows // self.block[0])
@@ -371,42 +377,69 @@ class RowSparseSource(Source):
         for first in range(0, n_block_rows, step):
             yield first, min(step, n_block_rows - first)
 
-    def _make_dense_batch(
-        self,
-        first: int,
-        n_rows: int,
-        rows: NDArray[Any],
-        columns: NDArray[Any],
-        values: NDArray[Any],
-    ) -> SourceBatch:
-        """Write the blocks of a range of block rows into a dense batch."""
-        height, width = self.block
-        n_columns = self.n_features // width
-        if len(columns) and not 0 <= columns.min() <= columns.max() < n_columns:
-            raise ValueError(f"a column index lies outside 0 to {n_columns - 1}")
-        self._refuse_repeated(first, rows * n_columns + columns, n_rows * n_columns)
-        codes = np.zeros((n_rows, height, n_columns, width), np.uint8)
-        codes[rows, :, columns, :] = encode_numbers(values, self.options)
 
-        def texts(part: slice, feature: int) -> list[str]:
-            column = np.zeros(n_rows * height, values.dtype).reshape(n_rows, height)
-            entries = columns == feature // width
-            column[rows[entries]] = values[entries, :, feature % width]
-            return [str(value) for value in column.reshape(-1)[part]]
+def make_sparse_batch(
+    source: Source,
+    first_row: int,
+    n_rows: int,
+    rows: NDArray[Any],
+    columns: NDArray[Any],
+    values: NDArray[Any],
+    *,
+    row_columns: Mapping[str, NDArray[Any]] | None = None,
+) -> SourceBatch:
+    """Make a batch from the entries of consecutive rows; cells without an entry are 0.
 
-        dense = codes.reshape(n_rows * height, self.n_features)
-        return self.make_batch(dense, first * height, texts)
+    Parameters
+    ----------
+    source
+        The source of the rows.
+    first_row, n_rows
+        The rows of the source.
+    rows, columns
+        Rows, counted from `first_row`, and columns of the entries, (n_entries,). If the entries are
+        blocks, rows and columns of blocks.
+    values
+        The entries, (n_entries,), or blocks, (n_entries, height, width).
+    row_columns
+        Per-row columns of the same rows.
 
-    def _refuse_repeated(self, first: int, cells: NDArray[Any], n_cells: int) -> None:
-        present = np.zeros(n_cells, np.bool_)
-        present[cells] = True
-        if np.count_nonzero(present) == len(cells):
-            return
-        ordered = np.sort(cells)
-        cell = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
-        row, column = divmod(cell, self.n_features // self.block[1])
-        row, column = (first + row) * self.block[0], column * self.block[1]
-        raise DataError(format_duplicate(self, row, column))
+    Raises
+    ------
+    DataError
+        If a cell has two entries, or a value is not binary.
+    ValueError
+        If a column is outside the matrix.
+    """
+    height, width = values.shape[1:] or (1, 1)
+    values = values.reshape(-1, height, width)
+    n_block_rows, n_columns = n_rows // height, source.n_features // width
+    if len(columns) and not 0 <= columns.min() <= columns.max() < n_columns:
+        raise ValueError(f"a column index lies outside 0 to {n_columns - 1}")
+    repeated = _find_repeated(rows * n_columns + columns.astype(np.int64), n_block_rows * n_columns)
+    if repeated is not None:
+        row, column = divmod(repeated, n_columns)
+        raise DataError(format_duplicate(source, first_row + row * height, column * width))
+    codes = np.zeros((n_block_rows, height, n_columns, width), np.uint8)
+    codes[rows, :, columns, :] = encode_numbers(values, source.options)
+
+    def texts(part: slice, feature: int) -> list[str]:
+        column = np.zeros(n_rows, values.dtype).reshape(n_block_rows, height)
+        entries = columns == feature // width
+        column[rows[entries]] = values[entries, :, feature % width]
+        return [str(value) for value in column.reshape(-1)[part]]
+
+    return source.make_batch(codes.reshape(n_rows, -1), first_row, texts, row_columns)
+
+
+def _find_repeated(cells: NDArray[np.int64], n_cells: int) -> int | None:
+    """Return a cell that occurs twice, or None."""
+    present = np.zeros(n_cells, np.bool_)
+    present[cells] = True
+    if np.count_nonzero(present) == len(cells):
+        return None
+    ordered = np.sort(cells)
+    return int(ordered[1:][ordered[1:] == ordered[:-1]][0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,7 +471,7 @@ def open_sparse(
     names = make_feature_names(n_features)
     if kind in ("csr", "bsr"):
         block = headers["data"].shape[1:] or (1, 1)
-        _check_pointers(headers, n_rows, n_features, block)
+        _check_blocks(headers, n_rows, n_features, block)
         return RowSparseSource(
             path=path,
             options=options,
@@ -460,14 +493,35 @@ def open_sparse(
     )
 
 
-def _check_pointers(
+def _check_blocks(
     headers: Mapping[str, NpyHeader], n_rows: int, n_features: int, block: tuple[int, ...]
 ) -> None:
+    """Check the sizes of compressed rows; the pointers themselves are checked as they are read."""
     height, width = block
     if n_rows % height or n_features % width:
         raise ValueError(f"blocks of {height} x {width} do not tile the matrix")
     if headers["indptr"].shape != (n_rows // height + 1,):
         raise ValueError(f"expected {n_rows // height + 1} row pointers")
+    _check_same_length(headers, "data", "indices")
+
+
+def _check_same_length(headers: Mapping[str, NpyHeader], *names: str) -> None:
+    lengths = {name: headers[name].shape[0] for name in names}
+    if len({*lengths.values()}) > 1:
+        shown = ", ".join(f"{name} {n}" for name, n in lengths.items())
+        raise ValueError(f"the numbers of entries differ: {shown}")
+
+
+def check_pointers(pointers: NDArray[Any], n_runs: int, n_entries: int) -> None:
+    """Raise `ValueError` unless pointers divide all entries into runs, one per row or column."""
+    if pointers.dtype.kind not in "iu" or pointers.shape != (n_runs + 1,):
+        raise ValueError(f"expected {n_runs + 1} whole numbers as pointers")
+    if pointers[0] != 0:
+        raise ValueError(f"the pointers start at {pointers[0]} instead of 0")
+    if pointers[-1] != n_entries:
+        raise ValueError(f"the pointers end at {pointers[-1]}, but there are {n_entries} entries")
+    if (pointers[1:] < pointers[:-1]).any():
+        raise ValueError("pointers decrease")
 
 
 def _iter_entry_ranges(n_entries: int) -> Iterator[tuple[int, int]]:
@@ -476,17 +530,21 @@ def _iter_entry_ranges(n_entries: int) -> Iterator[tuple[int, int]]:
 
 
 def _iter_coo_entries(archive: ZipFile, shape: tuple[int, int]) -> Iterator[Entries]:
+    headers = read_member_headers(archive)
+    _check_same_length(headers, "data", "row", "col")
     with (
         open_member_rows(archive, "row") as take_rows,
         open_member_rows(archive, "col") as take_columns,
         open_member_rows(archive, "data") as take_data,
     ):
-        for first, count in _iter_entry_ranges(read_member_headers(archive)["data"].shape[0]):
+        for first, count in _iter_entry_ranges(headers["data"].shape[0]):
             yield take_rows(first, count), take_columns(first, count), take_data(first, count)
 
 
 def _iter_csc_entries(archive: ZipFile, shape: tuple[int, int]) -> Iterator[Entries]:
-    pointers = read_member(archive, "indptr")
+    headers, pointers = read_member_headers(archive), read_member(archive, "indptr")
+    _check_same_length(headers, "data", "indices")
+    check_pointers(pointers, shape[1], headers["data"].shape[0])
     with (
         open_member_rows(archive, "indices") as take_rows,
         open_member_rows(archive, "data") as take_data,
@@ -499,6 +557,7 @@ def _iter_csc_entries(archive: ZipFile, shape: tuple[int, int]) -> Iterator[Entr
 
 def _iter_dia_entries(archive: ZipFile, shape: tuple[int, int]) -> Iterator[Entries]:
     n_rows, n_columns = shape
+    _check_same_length(read_member_headers(archive), "data", "offsets")
     with open_member_rows(archive, "data") as take_diagonals:
         for number, offset in enumerate(read_member(archive, "offsets").tolist()):
             values = take_diagonals(number, 1)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.arrays import make_number_batch
+from storage.sources.arrays import check_pointers, make_number_batch, make_sparse_batch
 from storage.sources.arrow_columns import convert_row_column
 from storage.sources.base import Source, SourceBatch, check_installed, translate_read_errors
 from storage.sources.spool import Entries, spool_entries
@@ -24,6 +25,7 @@ _FAM_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
 _MISSING_COUNT = -127
 _CELL_NAMES = "obs_names"
 """Column of the cell names."""
+_WRITE_AGAIN = "Write the file again with anndata."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +48,20 @@ class AnnDataSource(Source):
 
         with translate_read_errors(self.path), h5py.File(self.path) as file:
             X = file["X"]
-            if self.encoding != "csc_matrix":
-                take = _read_dense_rows if self.encoding == "array" else _read_sparse_rows
-                for first, n_rows in self.iter_row_ranges(self.n_rows):
-                    values = take(X, first, n_rows, self.n_features)
-                    yield make_number_batch(self, values, first, self._slice_columns(first, n_rows))
+            if self.encoding == "csc_matrix":
+                first = 0
+                for batch in spool_entries(self, self.n_rows, _iter_column_entries(X)):
+                    columns = self._slice_columns(first, len(batch.X))
+                    yield SourceBatch(batch.X, batch.observed, columns)
+                    first += len(batch.X)
                 return
-            first = 0
-            for batch in spool_entries(self, self.n_rows, _iter_column_entries(X)):
-                yield SourceBatch(batch.X, batch.observed, self._slice_columns(first, len(batch.X)))
-                first += len(batch.X)
+            for first, n_rows in self.iter_row_ranges(self.n_rows):
+                columns = self._slice_columns(first, n_rows)
+                if self.encoding == "array":
+                    yield make_number_batch(self, X[first : first + n_rows], first, columns)
+                else:
+                    entries = _read_row_entries(X, first, n_rows)
+                    yield make_sparse_batch(self, first, n_rows, *entries, row_columns=columns)
 
     def _slice_columns(self, first: int, n_rows: int) -> dict[str, NDArray[Any]]:
         return {
@@ -64,21 +70,12 @@ class AnnDataSource(Source):
         }
 
 
-def _read_dense_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArray[Any]:
-    rows: NDArray[Any] = X[first : first + n_rows]
-    return rows
-
-
-def _read_sparse_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArray[Any]:
-    from scipy.sparse import csr_array
-
+def _read_row_entries(X: Any, first: int, n_rows: int) -> Entries:
+    """Return the entries of compressed rows."""
     pointers = X["indptr"][first : first + n_rows + 1]
     part = slice(int(pointers[0]), int(pointers[-1]))
-    arrays = (X["data"][part], X["indices"][part], pointers - pointers[0])
-    matrix = csr_array(arrays, shape=(n_rows, n_features))
-    matrix.check_format()
-    rows: NDArray[Any] = matrix.toarray()
-    return rows
+    rows = np.repeat(np.arange(n_rows), np.diff(pointers))
+    return rows, X["indices"][part], X["data"][part]
 
 
 def _iter_column_entries(X: Any) -> Iterator[Entries]:
@@ -98,13 +95,13 @@ def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
     from anndata.io import read_elem
 
     with translate_read_errors(path), h5py.File(path) as file:
-        X = file["X"]
-        encoding = str(X.attrs.get("encoding-type", "array"))
+        for name in ("X", "obs", "var"):
+            if name not in file:
+                raise DataError(f"{path}: there is no {name!r}. {_WRITE_AGAIN}")
+            _check_stored_inside(path, file, file[name])
         names = tuple(map(str, read_elem(file["var"]).index))
         obs = read_elem(file["obs"])
-        check_numeric(path, (X if encoding == "array" else X["data"]).dtype)
-        if encoding != "array":
-            check_implicit_zeros(path, options)
+        encoding = _check_matrix(path, file["X"], (len(obs), len(names)), options)
     cell_columns = {_CELL_NAMES: obs.index, **obs}
     columns = {
         n: pa.Array.from_pandas(cell_columns[n]) for n in options.row_columns if n in cell_columns
@@ -118,6 +115,55 @@ def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
         encoding=encoding,
         columns=columns,
     )
+
+
+def _check_stored_inside(path: str, file: Any, node: Any) -> None:
+    """Refuse values that are in another file, or that were never written and would read as 0."""
+    import h5py
+
+    if node.file.filename != file.filename:
+        raise DataError(f"{path}: {node.name!r} is a link to another file. {_WRITE_AGAIN}")
+    if isinstance(node, h5py.Group):
+        for child in node.values():
+            _check_stored_inside(path, file, child)
+        return
+    if node.is_virtual or node.external:
+        raise DataError(f"{path}: the values of {node.name!r} are in another file. {_WRITE_AGAIN}")
+    if node.chunks is None:
+        is_complete = node.id.get_storage_size() >= node.nbytes
+    else:
+        n_chunks = math.prod(-(-n // m) for n, m in zip(node.shape, node.chunks, strict=True))
+        is_complete = node.id.get_num_chunks() == n_chunks
+    if not is_complete:
+        raise DataError(f"{path}: {node.name!r} was not written completely. {_WRITE_AGAIN}")
+
+
+def _check_matrix(path: str, X: Any, shape: tuple[int, int], options: ReadOptions) -> str:
+    """Check X against its attributes and the shape of the tables; return its encoding."""
+    import h5py
+
+    encoding = X.attrs.get("encoding-type", "array")
+    encoding = encoding.decode() if isinstance(encoding, bytes) else str(encoding)
+    is_sparse = encoding in ("csr_matrix", "csc_matrix")
+    if isinstance(X, h5py.Group) != is_sparse or not (is_sparse or encoding == "array"):
+        raise DataError(
+            f"{path}: X is a {type(X).__name__.lower()} of type {encoding!r}, but must be a dense "
+            "array, or a matrix of type 'csr_matrix' or 'csc_matrix'. Convert it with anndata."
+        )
+    check_numeric(path, (X["data"] if is_sparse else X).dtype)
+    X_shape = tuple(map(int, X.attrs["shape"] if is_sparse else X.shape))
+    if X_shape != shape:
+        raise DataError(
+            f"{path}: X is {' x '.join(map(str, X_shape))}, but 'obs' has {shape[0]} rows and "
+            f"'var' has {shape[1]}. {_WRITE_AGAIN}"
+        )
+    if is_sparse:
+        check_implicit_zeros(path, options)
+        n_runs = shape[0 if encoding == "csr_matrix" else 1]
+        if X["indices"].shape != X["data"].shape or X["indices"].dtype.kind not in "iu":
+            raise ValueError("the entries of X need one whole number each as index")
+        check_pointers(X["indptr"][:], n_runs, X["data"].size)
+    return encoding
 
 
 @dataclass(frozen=True, kw_only=True)

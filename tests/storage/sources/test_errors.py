@@ -534,3 +534,27 @@ def test_texts_that_numpy_would_make_equal(tmp_path, names):
     row = names.index("x\0") + 1
     expected = f"{place('a.parquet', row, 'y')}: 'x\\x00' contains a NUL character. Remove it."
     assert refusal(tmp_path / "a.parquet", ReadOptions(row_columns=("y",))) == expected
+
+
+SPARSE = scipy.sparse.csr_array(np.eye(4))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "name", "values", "message"),
+    [
+        (SPARSE, "indptr", [1, 1, 2, 3, 4], "the pointers start at 1 instead of 0"),
+        (SPARSE, "indptr", [0, 1, 2, 3, 3], "the pointers end at 3, but there are 4 entries"),
+        (SPARSE, "data", [1, 1, 1], "the numbers of entries differ: data 3, indices 4"),
+        (SPARSE.tocsc(), "indptr", [0, 1, 2, 3, 3], "the pointers end at 3, but there are"),
+        (SPARSE.tocsc(), "indptr", [0, 1, 2, 4], "expected 5 whole numbers as pointers"),
+        (SPARSE.tocsc(), "indptr", [0, 2, 1, 3, 4], "pointers decrease"),
+        (SPARSE.tocoo(), "row", [0, 1, 2, 3, 3], "the numbers of entries differ: data 4, row 5"),
+        (SPARSE.todia(), "offsets", [], "the numbers of entries differ: data 1, offsets 0"),
+    ],
+)
+def test_a_sparse_archive_that_contradicts_itself(tmp_path, matrix, name, values, message):
+    path = tmp_path / "a.npz"
+    scipy.sparse.save_npz(path, matrix)
+    arrays = dict(np.load(path))
+    np.savez(path, **{**arrays, name: np.array(values, arrays[name].dtype)})
+    assert refusal(path).startswith(f"a.npz: the file cannot be read: {message}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anndata
 import bed_reader
+import h5py
 import numpy as np
 import openpyxl
 import pandas as pd
@@ -232,21 +233,177 @@ def test_genotypes_without_their_names(bed, tmp_path):
         open_source(bed, ReadOptions(threshold=0.5))
 
 
+DONORS = [*"ab" * 68, "a"]
+
+
+def write_cells(path, X):
+    with pd.option_context("future.infer_string", False):  # whose texts anndata cannot write yet
+        obs = pd.DataFrame({"year": YEARS, "donor": pd.Categorical(DONORS)}, PERSONS)
+        var = pd.DataFrame(index=[f"g{k}" for k in range(N_FEATURES)])
+        anndata.AnnData(X, obs, var).write_h5ad(path)
+
+
+@pytest.fixture
+def counts():
+    return RNG.poisson(0.5, (N_ROWS, N_FEATURES)).astype(np.float32)
+
+
 @pytest.mark.filterwarnings("ignore:The 'future")
 @pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_matrix, scipy.sparse.csc_matrix])
-def test_cells(tmp_path, kind):
-    counts = RNG.poisson(0.5, (N_ROWS, N_FEATURES)).astype(np.float32)
+def test_cells(tmp_path, counts, kind):
     path = str(tmp_path / "a.h5ad")
-    donors = [*"ab" * 68, "a"]
-    with pd.option_context("future.infer_string", False):  # whose texts anndata cannot write yet
-        obs = pd.DataFrame({"year": YEARS, "donor": pd.Categorical(donors)}, PERSONS)
-        var = pd.DataFrame(index=[f"g{k}" for k in range(N_FEATURES)])
-        anndata.AnnData(kind(counts), obs, var).write_h5ad(path)
+    write_cells(path, kind(counts))
     options = ReadOptions(threshold=0.0, row_columns=("donor", "year", "obs_names"))
     source = open_source(path, options)
     assert source.feature_names == ("g0", "g1", "g2", "g3", "g4")
-    columns = {"donor": donors, "year": YEARS.tolist(), "obs_names": PERSONS}
+    columns = {"donor": DONORS, "year": YEARS.tolist(), "obs_names": PERSONS}
     same(source, (counts > 0).astype(float), columns)
+
+
+def replace_array(group, name, values):
+    attributes = dict(group[name].attrs)
+    del group[name]
+    group[name] = values
+    group[name].attrs.update(attributes)
+
+
+def shift_pointers(group):
+    group["indptr"][:3] = 3
+
+
+def reverse_pointers(group):
+    group["indptr"][4:6] = group["indptr"][4:6][::-1] + [5, -5]
+
+
+def point_beyond(group):
+    group["indices"][7] = 5000
+
+
+def repeat_entry(group):
+    group["indices"][:] = 0
+
+
+DAMAGED_MATRICES = {
+    "more rows": (
+        np.asarray,
+        lambda f: replace_array(f, "X", np.ones((274, 5))),
+        "X is 274 x 5, but 'obs' has 137 rows and 'var' has 5",
+    ),
+    "more columns": (
+        np.asarray,
+        lambda f: replace_array(f, "X", np.ones((137, 6))),
+        "X is 137 x 6",
+    ),
+    "an encoding": (
+        np.asarray,
+        lambda f: f["X"].attrs.update({"encoding-type": "coo_matrix"}),
+        "X is a dataset of type 'coo_matrix'",
+    ),
+    "a group": (
+        scipy.sparse.csr_matrix,
+        lambda f: f["X"].attrs.update({"encoding-type": "coo_matrix"}),
+        "X is a group of type 'coo_matrix'",
+    ),
+    "a shape": (
+        scipy.sparse.csr_matrix,
+        lambda f: f["X"].attrs.update({"shape": [137, 6]}),
+        "X is 137 x 6",
+    ),
+    "a start": (
+        scipy.sparse.csr_matrix,
+        lambda f: shift_pointers(f["X"]),
+        "the pointers start at 3",
+    ),
+    "a start of columns": (
+        scipy.sparse.csc_matrix,
+        lambda f: shift_pointers(f["X"]),
+        "the pointers start at 3",
+    ),
+    "an end": (
+        scipy.sparse.csr_matrix,
+        lambda f: replace_array(f["X"], "indptr", np.minimum(f["X/indptr"][:], 90)),
+        "the pointers end at 90, but there are",
+    ),
+    "an order": (scipy.sparse.csr_matrix, lambda f: reverse_pointers(f["X"]), "pointers decrease"),
+    "a length": (
+        scipy.sparse.csr_matrix,
+        lambda f: replace_array(f["X"], "indices", f["X/indices"][:-1]),
+        "one whole number each",
+    ),
+    "an index": (
+        scipy.sparse.csr_matrix,
+        lambda f: point_beyond(f["X"]),
+        "a column index lies outside 0 to 4",
+    ),
+    "an index of columns": (
+        scipy.sparse.csc_matrix,
+        lambda f: point_beyond(f["X"]),
+        "there is an entry in row 5001",
+    ),
+    "a duplicate": (
+        scipy.sparse.csr_matrix,
+        lambda f: repeat_entry(f["X"]),
+        "column 'g0': there are two entries",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The 'future")
+@pytest.mark.parametrize(
+    ("kind", "damage", "message"), DAMAGED_MATRICES.values(), ids=DAMAGED_MATRICES
+)
+def test_a_cell_matrix_that_contradicts_itself(tmp_path, counts, kind, damage, message):
+    path = str(tmp_path / "a.h5ad")
+    write_cells(path, kind(counts))
+    with h5py.File(path, "r+") as file:
+        damage(file)
+    with pytest.raises(DataError, match=rf"a\.h5ad: .*{message}") as refused:
+        read(open_source(path, ReadOptions(threshold=0.0)))
+    assert "\n" not in str(refused.value)
+
+
+def link_elsewhere(file, other):
+    file["X"] = h5py.ExternalLink(str(other), "X")
+
+
+def store_elsewhere(file, other):
+    file.create_dataset("X", (137, 5), "f4", external=[(str(other), 0, 137 * 5 * 4)])
+
+
+def map_elsewhere(file, other):
+    layout = h5py.VirtualLayout((137, 5), "f4")
+    layout[:] = h5py.VirtualSource(str(other), "X", (137, 5))
+    file.create_virtual_dataset("X", layout)
+
+
+def leave_out_chunks(file, other):
+    file.create_dataset("X", (137, 5), "f4", chunks=(64, 5))[:128] = 1
+
+
+def leave_out_all(file, other):
+    file.create_dataset("X", (137, 5), "f4")
+
+
+@pytest.mark.filterwarnings("ignore:The 'future")
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (link_elsewhere, "'/X' is a link to another file"),
+        (store_elsewhere, "the values of '/X' are in another file"),
+        (map_elsewhere, "the values of '/X' are in another file"),
+        (leave_out_chunks, "'/X' was not written completely"),
+        (leave_out_all, "'/X' was not written completely"),
+    ],
+)
+def test_a_cell_matrix_that_is_not_in_the_file(tmp_path, counts, write, message):
+    path, other = str(tmp_path / "a.h5ad"), tmp_path / "b.h5ad"
+    for file in (path, other):
+        write_cells(file, counts)
+    with h5py.File(path, "r+") as file:
+        del file["X"]
+        write(file, other)
+    with pytest.raises(DataError, match=rf"a\.h5ad: {message}"):
+        open_source(path, ReadOptions(threshold=0.0))
 
 
 @pytest.mark.parametrize(
