@@ -136,7 +136,8 @@ def _iter_misfit_sentences(artifact: Artifact) -> Iterator[str]:
     if "s_x2_p" not in artifact:
         return
     names, p = artifact.manifest["feature_names"], np.asarray(artifact["s_x2_p"])
-    misfits = [i for i in np.argsort(p, kind="stable") if p[i] < _SIGNIFICANCE_LEVEL / len(p)]
+    level = _SIGNIFICANCE_LEVEL / max(np.isfinite(p).sum(), 1)
+    misfits = [i for i in np.argsort(p, kind="stable") if p[i] < level]
     if misfits:
         listed, n_more = misfits[:_MAX_FEATURES], len(misfits) - _MAX_FEATURES
         text = _join_words([names[i] for i in listed]) + (f" and {n_more:,} more" * (n_more > 0))

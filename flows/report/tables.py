@@ -240,12 +240,13 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     if not statistics:
         return None
     rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(statistics))
-    note = (
-        _NOTE
-        if "m2" in statistics
-        else f"M₂ and its indices are unknown: {statistics['m2_missing']}."
-    )
-    return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, note)
+    notes, n_fitted = [_NOTE] if "m2" in statistics else [], manifest.get("n_samples", 0)
+    for name, symbol, verb in (("m2", "M₂ and its indices", "use"), ("s_x2", "S-X²", "uses")):
+        if reason := statistics.get(f"{name}_missing"):
+            notes.append(f"{symbol} could not be computed: {reason}.")
+        elif (n_rows := statistics.get(f"{name}_rows", n_fitted)) < n_fitted:
+            notes.append(f"{symbol} {verb} the {n_rows:,} rows without missing values.")
+    return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, " ".join(notes))
 
 
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:

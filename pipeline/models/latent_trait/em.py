@@ -88,7 +88,8 @@ class LatentTraitParams:
     infit, outfit
         Mean squared residuals at the codes, weighted by information and unweighted.
     s_x2, s_x2_df, s_x2_p
-        Misfit by sum score (S-X²), its degrees of freedom and p-value.
+        Misfit by sum score (S-X²), its degrees of freedom and p-value; NaN for constant items and
+        those without degrees of freedom.
     """
 
     weights: Array = array_field("feature", "component")

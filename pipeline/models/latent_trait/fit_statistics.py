@@ -32,7 +32,7 @@ _RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
 def compute_fit_statistics(
     params: LatentTraitParams, sums: Sums, nodes: Nodes, rank: int, varying: NDArray[np.intp]
 ) -> dict[str, Any]:
-    """Return likelihood, information criteria, reliability, and M₂ with its indices.
+    """Return likelihood, information criteria, reliability, M₂ with its indices, and rows of S-X².
 
     `sums` is the result of `summarize_information` over all rows, `rank` the number of identifiable
     parameters, and `varying` the features that are not constant.
@@ -45,6 +45,10 @@ def compute_fit_statistics(
         "bic": rank * float(np.log(n)) - 2 * log_likelihood,
         "reliability": _reliability(sums).tolist(),
     }
+    if reason := explain_missing_s_x2(sums.values, varying):
+        statistics["s_x2_missing"] = reason
+    else:
+        statistics["s_x2_rows"] = int(sums.values["score_rows"].sum())
     if "both" not in sums.values:
         return statistics | {"m2_missing": "there are too many items to compare their pairs"}
     both = sums.values["both"][np.ix_(varying, varying)]
@@ -118,40 +122,72 @@ def _noncentrality(value: float, df: int, level: float) -> float:
 
 
 def compute_item_statistics(
-    params: LatentTraitParams, values: Mapping[str, Any], nodes: Nodes, varying: NDArray[np.intp]
+    params: LatentTraitParams, sums: Sums, nodes: Nodes, varying: NDArray[np.intp]
 ) -> dict[str, Array]:
     """Return infit, outfit, and S-X² with its degrees of freedom and p-value, each (n_features,).
 
-    Residuals are taken at the means of the codes. If no degree of freedom is left, or a feature is
-    constant, S-X² is 0 and p is 1.
+    `sums` is the result of `summarize_information` over all rows. Residuals are taken at the means
+    of the codes. S-X² is NaN for constant features, and for those without degrees of freedom. With
+    too many or too few items there is none.
     """
-    n_features = len(params.offsets)
-    statistics = {
+    values = sums.values
+    statistics: dict[str, Array] = {
         "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
         "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
     }
-    if "score_rows" not in values or len(varying) < max(n_features, _MIN_ITEMS):
-        none = np.zeros(n_features), np.zeros(n_features), np.ones(n_features)
-        return statistics | dict(zip(_SCORE_STATISTICS, none, strict=True))
+    if explain_missing_s_x2(values, varying):
+        return statistics
+    rows, ones = values["score_rows"], values["score_ones"]
+    n_complete = int(rows.sum())
+    # Constant features that are always 1 raise all scores alike.
+    n_always = int((np.delete(ones, varying, axis=1).sum(axis=0) == n_complete).sum())
+    scores = slice(n_always, n_always + len(varying) + 1)
+    # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
+    answers = sums.n_samples * np.maximum(values["observed"][varying], 1)
+    shares = n_complete * int(values["rows_informing"]) / answers
     by_score = item_fit_statistics(
-        values["score_rows"], values["score_ones"], params.weights, params.offsets, nodes
+        rows[scores],
+        ones[scores][:, varying],
+        params.weights[varying],
+        params.offsets[varying],
+        nodes,
+        shares,
     )
-    df = by_score.df.astype(float)
-    p: Array = np.where(df > 0, scipy.stats.chi2.sf(by_score.s_x2, np.maximum(df, 1)), 1.0)
-    return statistics | dict(zip(_SCORE_STATISTICS, (by_score.s_x2, df, p), strict=True))
+    for name, value in zip(_SCORE_STATISTICS, by_score, strict=True):
+        statistics[name] = np.full(len(params.offsets), np.nan)
+        statistics[name][varying] = value
+    return statistics
+
+
+def explain_missing_s_x2(values: Mapping[str, Any], varying: NDArray[np.intp]) -> str:
+    """Return why there is no S-X², or an empty text if there is."""
+    if "score_rows" not in values:
+        return "there are too many items to compare their sum scores"
+    if len(varying) < _MIN_ITEMS:
+        return f"{len(varying)} items have no informative sum scores"
+    return "" if values["score_rows"].sum() else "no row has all values"
 
 
 class ItemFit(NamedTuple):
-    """S-X² of each item, (n_features,); 0 if no degree of freedom is left."""
+    """S-X² of each item, its degrees of freedom and p-value, (n_features,).
+
+    All three are NaN if no degree of freedom is left.
+    """
 
     s_x2: Array
-    df: NDArray[np.int64]
+    df: Array
+    p: Array
 
 
 def item_fit_statistics(
-    rows: NDArray[np.int64], ones: NDArray[np.int64], weights: Array, offsets: Array, nodes: Nodes
+    rows: NDArray[np.int64],
+    ones: NDArray[np.int64],
+    weights: Array,
+    offsets: Array,
+    nodes: Nodes,
+    shares: Array,
 ) -> ItemFit:
-    """Compute S-X² of each item.
+    """Compute S-X² of each item from the rows without missing values.
 
     N_k rows have the sum score k. An observed share O_ik and an expected share E_ik of them have
     item i:
@@ -161,19 +197,31 @@ def item_fit_statistics(
     (M. Orlando, D. Thissen, Applied Psychological Measurement 24 (2000), eq. 5). A score with fewer
     than one expected row with or without the item is merged with the next.
 
-    `rows` (n_features + 1,) is the number of rows of each score, and `ones` (n_features + 1,
-    n_features) the number of them that have each item. The model is as in `compute_m2_fit`.
+    Estimating the q + 1 parameters of an item from these rows costs q + 1 degrees of freedom. If
+    only a share s of the item's answers are in these rows, the estimates follow the rows less. Then
+    the q + 1 directions that are fitted have variance 1 − s instead of 0, so that the mean of S-X²
+    is the number of cells minus s (q + 1), which is taken as its degrees of freedom.
+
+    Parameters
+    ----------
+    rows
+        Number of rows of each score, (n_features + 1,).
+    ones
+        Number of them that have each item, (n_features + 1, n_features).
+    weights, offsets, nodes
+        The model, as in `compute_m2_fit`.
+    shares
+        Share s of each item, (n_features,); 1 if no values are missing.
     """
     expected = item_probabilities_by_score(weights, offsets, nodes)
-    s_x2 = np.zeros(len(offsets))
-    df = np.zeros(len(offsets), np.int64)
-    for i in range(len(offsets)):
+    s_x2, df = np.full(len(offsets), np.nan), np.full(len(offsets), np.nan)
+    for i, share in enumerate(shares):
         cells = _merge_cells(rows[1:-1], ones[1:-1, i], expected[1:-1, i] * rows[1:-1])
-        df[i] = len(cells) - weights.shape[1] - 1
-        if df[i] > 0:
+        if len(cells) > weights.shape[1] + 1:
             n, o, e = cells.T
             s_x2[i] = (n * (o - e) ** 2 / (e * (n - e))).sum()
-    return ItemFit(s_x2, np.maximum(df, 0))
+            df[i] = len(cells) - share * (weights.shape[1] + 1)
+    return ItemFit(s_x2, df, np.asarray(scipy.stats.chi2.sf(s_x2, df)))
 
 
 def item_probabilities_by_score(weights: Array, offsets: Array, nodes: Nodes) -> Array:

@@ -443,7 +443,7 @@ class LatentTrait(Model):
     ) -> FitState:
         params, q = state.params, state.params.weights.shape[1]
         nodes = drop_light_nodes(Nodes(state.working["points"], state.working["log_weights"]))
-        item_statistics = compute_item_statistics(params, statistics.values, nodes, varying)
+        item_statistics = compute_item_statistics(params, statistics, nodes, varying)
         rank = count_parameters(len(varying), q, self._has_equal_slopes)
         fit_statistics = compute_fit_statistics(params, statistics, nodes, rank, varying)
         diagnostics = {**state.diagnostics, "fit_statistics": fit_statistics}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from pipeline.models.latent_trait import standard_errors
 from pipeline.models.latent_trait.fit_statistics import (
     compute_independence_fit,
     compute_m2_fit,
@@ -16,6 +18,7 @@ from pipeline.models.latent_trait.fit_statistics import (
     item_probabilities_by_score,
 )
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite
+from tests.pipeline.models.latent_trait.test_model import fitted
 
 Floats = NDArray[np.float64]
 
@@ -111,7 +114,7 @@ def test_what_fits_has_no_misfit() -> None:
     ones = np.rint(rows[:, None] * item_probabilities_by_score(weights, offsets, nodes)).astype(
         np.int64
     )
-    found = item_fit_statistics(rows, ones, weights, offsets, nodes)
+    found = item_fit_statistics(rows, ones, weights, offsets, nodes, np.ones(6))
     assert (found.df == 3).all()
     assert (found.s_x2 < 1e-3).all()
 
@@ -119,4 +122,50 @@ def test_what_fits_has_no_misfit() -> None:
 def test_cells_with_too_few_rows_are_put_together() -> None:
     weights, offsets, nodes = np.ones((4, 1)), np.zeros(4), gauss_hermite(21, 1)
     rows, ones = np.array([0, 3, 2, 3, 0]), np.zeros((5, 4), np.int64)
-    assert (item_fit_statistics(rows, ones, weights, offsets, nodes).df == 0).all()
+    found = item_fit_statistics(rows, ones, weights, offsets, nodes, np.ones(4))
+    assert np.isnan(found).all()
+
+
+def simulate_items(seed: int, missing: float, n_items: int = 10) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    slopes, offsets = rng.uniform(0.7, 2, n_items), rng.normal(size=n_items)
+    chances = expit(np.outer(rng.normal(size=1000), slopes) + offsets)
+    return rng.random(chances.shape) < chances, rng.random(chances.shape) >= missing
+
+
+def test_degrees_of_freedom_follow_the_share_of_complete_rows() -> None:
+    X, observed = simulate_items(0, 0.1)
+    state = fitted(X.astype(np.uint8), observed.astype(np.uint8), n_components=1)
+    n_complete = observed.all(axis=1).sum()
+    lost = state.params.s_x2_df - np.ceil(state.params.s_x2_df)
+    np.testing.assert_allclose(lost % 1, -2 * n_complete / observed.sum(axis=0) % 1, atol=1e-9)
+    assert state.diagnostics["fit_statistics"]["s_x2_rows"] == n_complete
+
+
+def test_constant_items_do_not_change_the_misfit_of_others() -> None:
+    X = simulate_items(1, 0.0)[0].astype(np.uint8)
+    constant = np.column_stack([np.ones((1000, 2), np.uint8), X, np.zeros((1000, 1), np.uint8)])
+    alone = fitted(X, n_components=1).params
+    among = fitted(constant, n_components=1, constant_features="pin").params
+    np.testing.assert_allclose(among.s_x2[2:-1], alone.s_x2, rtol=1e-3)
+    assert np.isnan(among.s_x2_p[[0, 1, -1]]).all()
+
+
+def test_misfit_of_too_many_items_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standard_errors, "MAX_ITEMS", 9)
+    state = fitted(simulate_items(2, 0.0)[0].astype(np.uint8), n_components=1)
+    assert state.params.s_x2 is None
+    assert "too many items" in state.diagnostics["fit_statistics"]["s_x2_missing"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("missing", [0.03, 0.2])
+def test_true_items_are_rejected_at_the_nominal_rate(missing: float) -> None:
+    p = []
+    for seed in range(60):
+        X, observed = simulate_items(seed, missing)
+        p.extend(
+            fitted(X.astype(np.uint8), observed.astype(np.uint8), n_components=1).params.s_x2_p
+        )
+    # 600 tests: a standard error of 0.009 at 5 %
+    assert 0.025 < np.mean(np.array(p) < 0.05) < 0.075
