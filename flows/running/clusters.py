@@ -127,9 +127,14 @@ def _silence_dask_logs() -> None:
 
 
 def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
-    """Start worker threads in this process, or worker processes if their number is set."""
+    """Start worker threads in this process, or worker processes if their number is set.
+
+    Other users of this machine can connect to the ports of worker processes, but not use them:
+    connections are encrypted and need a certificate that exists only in memory.
+    """
     # Results are small. A worker out of memory should fail, not spill pickles to disk.
     dask.config.set({f"distributed.worker.memory.{name}": False for name in _SPILL_THRESHOLDS})
+    dask.config.set({"distributed.scheduler.http.routes": []})  # pages that anyone could read
     processes = cluster.workers is not None
     return LocalCluster(
         worker_class=None if processes else _make_worker,
@@ -138,6 +143,7 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
         threads_per_worker=1 if processes else CPU_COUNT,
         processes=processes,
         host="127.0.0.1" if processes else None,
+        security=Security.temporary() if processes else None,
         # By default these would listen on every interface.
         dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0",

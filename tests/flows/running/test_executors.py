@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import signal
@@ -11,8 +12,11 @@ import weakref
 import numpy as np
 import psutil
 import pytest
+from distributed import Client, comm
+from distributed.security import Security
 
 from flows.cli.app import make_app, run_app
+from flows.cli.errors import hide_expected_tracebacks
 from flows.running.executors import check_executor_options, open_executor
 from pipeline.errors import FitError
 
@@ -34,6 +38,29 @@ def test_a_local_cluster_listens_on_loopback_alone(where):
     with open_executor(**where) as executor:
         assert list(executor.map(abs, [-1, -2, -3])) == [1, 2, 3]
         assert listening() <= {"127.0.0.1", "::1"}
+
+
+def test_only_the_command_can_use_its_worker_processes():
+    with open_executor(workers=1) as executor:
+        scheduler, (worker,) = executor.client.scheduler.address, executor.describe_workers()
+        for address in (scheduler, worker):
+            connect(address, executor.client.security, seconds=60)
+            with pytest.raises(OSError, match="certificate does not match"):
+                connect(address, Security.temporary(), seconds=1)
+            with pytest.raises(OSError, match="closed"):
+                connect(address.replace("tls", "tcp"), None, seconds=1)
+        with pytest.raises(OSError, match="closed"):
+            Client(scheduler.replace("tls", "tcp"), timeout=1)
+
+
+def connect(address: str, security: Security | None, seconds: float) -> None:
+    """Connect to a scheduler or a worker."""
+
+    async def shake_hands() -> None:
+        arguments = security.get_connection_args("client") if security else {}
+        (await comm.connect(address, timeout=seconds, **arguments)).abort()
+
+    asyncio.run(shake_hands())
 
 
 def test_what_was_mapped_is_let_go_of():
@@ -85,6 +112,7 @@ def test_an_interrupt_is_told_whatever_came_of_it(capsys):
 def test_prefect_tells_an_interrupt_without_a_traceback(prefect_server, caplog, monkeypatch):
     from prefect import flow, task  # workers import this module
 
+    hide_expected_tracebacks()
     app = make_app("stumbling", "", "")
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
