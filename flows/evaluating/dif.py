@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -10,10 +11,19 @@ import numpy as np
 from flows.cli.options import DATA, Option
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
-from pipeline.evaluation.item_bias import count_by_score, mantel_haenszel, run_group_tests
+from pipeline.evaluation.item_bias import (
+    GroupTraits,
+    count_by_score,
+    fit_groups,
+    mantel_haenszel,
+    run_group_tests,
+)
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
+from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.passes.map_reduce import collect_statistics
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import pool_margins
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 
@@ -70,17 +80,26 @@ def compute_item_bias(
     groups: DifGroups,
     rows: RowSource,
     names: tuple[str, ...],
+    seed: int,
     executor: Executor,
     progress: Progress,
 ) -> dict[str, Any]:
     """Test all items; list the most biased first."""
-    count = partial(count_by_score, groups.column, groups.values)
+    model = GroupTraits(groups.column, groups.values)
+    first = collect_first_statistics(model, rows, executor, seed, progress)
+    has_missing_values = bool((pool_margins(first)[0] < first.n_samples).any())
+    shared, objective = None, 0.0
+    if has_missing_values or groups.test == _LIKELIHOOD_RATIO:
+        state = initialize_fit(model, first, seed)
+        shared, objective = fit_groups(model, state, rows, executor, progress)
+    count = partial(count_by_score, model, shared if has_missing_values else None, RowRandom(seed))
     sums = collect_statistics(count, rows, executor, "sum scores", progress=progress)
     trait: dict[str, Any] = {}
     tests: Any = mantel_haenszel(sums.values["rows"], sums.values["ones"])
-    if groups.test == _LIKELIHOOD_RATIO:
-        tests, focal = run_group_tests(groups.column, groups.values, rows, executor, progress)
-        trait["focal_trait"] = dict(zip(("mean", "sd"), focal.tolist(), strict=True))
+    if shared is not None and groups.test == _LIKELIHOOD_RATIO:
+        tests = run_group_tests(model, shared, objective, rows, executor, progress)
+        mean, log_sd = shared.focal.tolist()
+        trait["focal_trait"] = {"mean": mean, "sd": math.exp(log_sd)}
     order = np.argsort(tests.p, kind="stable")
     columns = {name: values[order].tolist() for name, values in tests._asdict().items()}
     items = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -89,7 +108,8 @@ def compute_item_bias(
         "test": groups.test,
         "reference": groups.names[0],
         "focal": groups.names[1],
-        "rows": sums.values["rows"].sum(axis=1).tolist(),
+        "rows": sums.values["group_rows"].tolist(),
+        "has_drawn_answers": has_missing_values and groups.test != _LIKELIHOOD_RATIO,
         **trait,
         "items": [{"feature": names[i], **item} for i, item in zip(order, items, strict=True)],
     }

@@ -272,7 +272,7 @@ def _test_item_bias(job: EvaluationJob) -> dict[str, Any] | None:
     if (groups := job.groups) is None:
         return None
     rows, names = job.make_row_source((groups.column,)), job.dataset.feature_names
-    return compute_item_bias(groups, rows, names, job.executor, job.progress)
+    return compute_item_bias(groups, rows, names, job.options.seed, job.executor, job.progress)
 
 
 def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:

@@ -36,12 +36,14 @@ _KIND_TEXTS = {
 ModelSummary = Mapping[str, Any]
 _NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
 _MAX_ITEMS = 30
-_BIAS_NAMES = {"odds_ratio": "odds ratio", "grade": "class"}
+_BIAS_NAMES = {"odds_ratio": "odds ratio", "p_adjusted": "adjusted p", "grade": "class"}
 _BIAS_NOTES = {
     "mantel-haenszel": "odds ratio: above 1, the item favours the first group among rows of equal "
     "sum scores\nclass: A negligible or not significant, B moderate, C large",
-    "likelihood-ratio": "slopes, offsets: of the item in the first and the second group, if all "
-    "other items are equal in both; chi2 with 2 degrees of freedom",
+    "likelihood-ratio": "difference: of the probability of a one between the first and the second "
+    "group, averaged over the second; above 0, the item favours the first\narea: its mean absolute "
+    "value\nslopes, offsets: of the item in the first and the second group, if all other items are "
+    "equal in both; chi2 with 2 degrees of freedom",
 }
 
 
@@ -67,6 +69,10 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     if bias := summary["item_bias"]:
         console.print(_make_bias_table(bias))
         console.print(_BIAS_NOTES[bias["test"]], markup=False)
+        console.print("adjusted p: for the number of items (Benjamini-Hochberg)", markup=False)
+        if bias["has_drawn_answers"]:
+            text = "sum scores include draws of missing answers from a latent-trait fit"
+            console.print(text, markup=False)
     for test in summary["likelihood_ratio_tests"]:
         p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
         text = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
@@ -216,7 +222,7 @@ def _format_bias_cell(name: str, value: Any) -> str:
         return value
     if isinstance(value, list):
         return ", ".join(f"{number:.2f}" for number in value)
-    return f"{value:.4f}" if name == "p" else f"{value:.2f}"
+    return f"{value:.4f}" if name in ("p", "p_adjusted") else f"{value:.2f}"
 
 
 def print_code_quality(models: Sequence[ModelSummary], console: Console) -> None:

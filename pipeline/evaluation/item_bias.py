@@ -11,8 +11,17 @@ D. T. Thayer, "Differential item performance and the Mantel–Haenszel procedure
 Δ = −2.35 ln α is on the scale of ETS. An item has grade A if |Δ| < 1 or Δ is not significant,
 grade C if |Δ| ≥ 1.5, and else grade B.
 
+A row has a score only if it has all answers. Missing answers are therefore drawn from the model
+below, fitted to all rows, with equal items in both groups: completed rows are distributed as rows
+without missing values. Drawn answers count in the score, but not as answers to their item.
+
+Equal scores are equal abilities only if all slopes are equal. If slopes differ and one group is
+more able, Mantel–Haenszel rejects too many items without bias.
+
 The likelihood-ratio test compares latent-trait fits in which an item has the same parameters in
-both groups, or its own parameters in each.
+both groups, or its own parameters in each. Its effect sizes average P_0(x) − P_1(x), the difference
+between the curves of the groups, over the focal group's distribution of the trait: `difference`
+with its sign, and `area` its absolute value.
 """
 
 from __future__ import annotations
@@ -28,17 +37,13 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.executors.base import Executor, MapFunction
 from pipeline.executors.progress import Progress
-from pipeline.fitting.loop import (
-    collect_first_statistics,
-    collect_pass_statistics,
-    fit_model,
-    initialize_fit,
-)
+from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.base import Model
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
     gauss_hermite,
+    iter_responsibilities,
     node_posterior,
     node_statistics,
 )
@@ -61,14 +66,20 @@ class GroupTestResults(NamedTuple):
 
     Attributes
     ----------
-    chi2, p
-        Test statistic and p-value of each item, (n_features,) each.
+    chi2, p, p_adjusted
+        Test statistic and p-value of each item, and the p-value adjusted for the number of items
+        (Y. Benjamini, Y. Hochberg, JRSS B 57, 1995), (n_features,) each.
+    difference, area
+        Effect sizes, (n_features,) each; a positive difference favours the reference group.
     slopes, offsets
         Parameters of each item in the reference and the focal group, (n_features, 2) each.
     """
 
     chi2: Array
     p: Array
+    p_adjusted: Array
+    difference: Array
+    area: Array
     slopes: Array
     offsets: Array
 
@@ -148,6 +159,23 @@ class GroupTraits(Model):
             mean[rows] = node_posterior(*arguments).mean
         return {"mean": mean}
 
+    def draw_missing(
+        self, params: GroupParams, block: BinaryBlock, rng: RowRandom
+    ) -> NDArray[np.uint8]:
+        """Return the rows with missing values drawn given the observed ones; 0 in neither group."""
+        completed = np.zeros((block.n_samples, block.n_features), np.uint8)
+        slopes, offsets = params.items.T
+        for rows, X, mask, *arguments in self._iter_groups(params, block):
+            draws = rng.stream("missing answers").uniform(block.rows[rows], block.n_features + 1)
+            for part, shares in iter_responsibilities(X, mask, *arguments):
+                uniform = draws[part]
+                below = np.cumsum(shares, axis=1) < uniform[:, -1:]
+                nodes = np.minimum(below.sum(axis=1), shares.shape[1] - 1)
+                chances = scipy.special.expit(_NODES.points[nodes] * slopes + offsets)
+                drawn = uniform[:, :-1] < chances
+                completed[rows[part]] = np.where(mask[part] > 0, X[part], drawn)
+        return completed
+
     def _iter_groups(self, params: GroupParams, block: BinaryBlock) -> Iterator[Any]:
         """Yield each group's rows, and the arguments of `node_statistics` for them."""
         X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(self.column)
@@ -211,74 +239,110 @@ def _weigh_nodes(focal: Array) -> Nodes:
     return Nodes(_NODES.points, _NODES.log_weights + log_ratio)
 
 
+def fit_groups(
+    model: GroupTraits, state: FitState, rows: RowSource, executor: Executor, progress: Progress
+) -> tuple[GroupParams, float]:
+    """Fit two groups from a state; return the parameters and the log-likelihood of all rows."""
+    state = fit_model(model, rows, executor, state=state, progress=progress)
+    statistics = collect_pass_statistics(model, state, rows, executor, 0, progress)
+    return state.params, float(statistics.objective)
+
+
 def run_group_tests(
-    column: str, groups: tuple[int, int], rows: RowSource, executor: Executor, progress: Progress
-) -> tuple[GroupTestResults, Array]:
+    model: GroupTraits,
+    shared: GroupParams,
+    shared_objective: float,
+    rows: RowSource,
+    executor: Executor,
+    progress: Progress,
+) -> GroupTestResults:
     """Test each item by a fit in which only this item has its own parameters in each group.
 
-    `column` and `groups` are as for `GroupTraits`. Also return the mean and standard deviation of
-    the focal group's trait if the groups share all items, (2,).
+    `shared` and `shared_objective` are the results of `fit_groups` with equal items.
     """
-
-    def fit(model: GroupTraits, state: FitState) -> tuple[GroupParams, float]:
-        state = fit_model(model, rows, executor, state=state, progress=progress)
-        statistics = collect_pass_statistics(model, state, rows, executor, 0, progress)
-        return state.params, float(statistics.objective)
-
-    model = GroupTraits(column, groups)
-    start = initialize_fit(model, collect_first_statistics(model, rows, executor, 0, progress), 0)
-    shared, shared_objective = fit(model, start)
     chi2, parameters = np.zeros(len(shared.items)), np.zeros((len(shared.items), 2, 2))
+    effects = np.zeros((len(shared.items), 2))
     for item, both_groups in enumerate(shared.items):
         start = FitState(replace(shared, items=np.vstack([shared.items, both_groups])))
-        separate, objective = fit(replace(model, item=item), start)
+        separate_items = replace(model, item=item)
+        separate, objective = fit_groups(separate_items, start, rows, executor, progress)
         chi2[item] = max(2 * (objective - shared_objective), 0.0)
         parameters[item] = separate.items[[item, -1]]
-    focal = np.array([shared.focal[0], np.exp(shared.focal[1])])
+        effects[item] = _compare_curves(parameters[item], separate.focal)
     p = scipy.stats.chi2.sf(chi2, _DF)
-    return GroupTestResults(chi2, p, parameters[:, :, 0], parameters[:, :, 1]), focal
+    return GroupTestResults(
+        chi2,
+        p,
+        scipy.stats.false_discovery_control(p),
+        difference=effects[:, 0],
+        area=effects[:, 1],
+        slopes=parameters[:, :, 0],
+        offsets=parameters[:, :, 1],
+    )
+
+
+def _compare_curves(parameters: Array, focal: Array) -> tuple[float, float]:
+    """Return the mean and mean absolute difference of two curves in the focal group."""
+    reference, own = scipy.special.expit(
+        parameters @ np.vstack([_NODES.points.T, np.ones(len(_NODES.points))])
+    )
+    density = scipy.special.softmax(_weigh_nodes(focal).log_weights)
+    return float(density @ (reference - own)), float(density @ abs(reference - own))
 
 
 class ItemBias(NamedTuple):
-    """Mantel–Haenszel tests, (n_features,) each; odds ratios are 0 or ∞ if a cell is empty."""
+    """Mantel–Haenszel tests, (n_features,) each; odds ratios are 0 or ∞ if a cell is empty.
+
+    `p_adjusted` is adjusted for the number of items (Benjamini & Hochberg).
+    """
 
     odds_ratio: Array
     chi2: Array
     p: Array
+    p_adjusted: Array
     delta: Array
     grade: NDArray[np.str_]
 
 
-def count_by_score(column: str, groups: tuple[int, int], block: BinaryBlock) -> Sums:
-    """Count a block's rows without missing values, and their ones, by group and sum score.
+def count_by_score(
+    model: GroupTraits, params: GroupParams | None, rng: RowRandom, block: BinaryBlock
+) -> Sums:
+    """Count a block's rows and ones by group, sum score and item.
 
-    `column` and `groups` are as for `GroupTraits`.
+    `params` is a fit of the model, from which missing answers are drawn; None if there are none.
 
     Returns
     -------
     Sums
-        `rows`, (2, n_features + 1), and `ones`, (2, n_features + 1, n_features).
+        `rows`, (2, n_features + 1, n_features), or (2, n_features + 1, 1) without missing answers;
+        `ones`, (2, n_features + 1, n_features); and `group_rows`, (2,), the rows with any answer.
     """
-    X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(column)
-    is_complete = np.ones(len(X), bool) if observed is None else observed.all(axis=1)
+    X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(model.column)
+    mask = np.ones_like(X) if observed is None else observed
+    answered = X * mask
+    scores = (X if params is None else model.draw_missing(params, block, rng)).sum(
+        axis=1, dtype=np.int64
+    )
     n_features = block.n_features
-    rows = np.zeros((2, n_features + 1), np.int64)
+    rows = np.zeros((2, n_features + 1, 1 if params is None else n_features), np.int64)
     ones = np.zeros((2, n_features + 1, n_features), np.int64)
-    for g, value in enumerate(groups):
-        chosen = X[is_complete & (labels == value)]
-        scores = chosen.sum(axis=1, dtype=np.int64)
-        rows[g] = np.bincount(scores, minlength=n_features + 1)
-        for k in np.flatnonzero(rows[g]):
-            ones[g, k] = chosen[scores == k].sum(axis=0, dtype=np.int64)
-    return Sums(block.n_samples, 0.0, {"rows": rows, "ones": ones})
+    group_rows = np.zeros(2, np.int64)
+    for g, value in enumerate(model.groups):
+        is_member = (labels == value) & mask.any(axis=1)
+        group_rows[g] = is_member.sum()
+        for k in np.unique(scores[is_member]):
+            chosen = is_member & (scores == k)
+            rows[g, k] = chosen.sum() if params is None else mask[chosen].sum(axis=0)
+            ones[g, k] = answered[chosen].sum(axis=0, dtype=np.int64)
+    return Sums(block.n_samples, 0.0, {"rows": rows, "ones": ones, "group_rows": group_rows})
 
 
 def mantel_haenszel(rows: Counts, ones: Counts) -> ItemBias:
     """Test each item, stratified by score, given the counts of `count_by_score`."""
     in_both = (rows > 0).all(axis=0)
-    n_0, n_1 = (rows[g, in_both, None].astype(np.float64) for g in (0, 1))
-    a, c = (ones[g, in_both].astype(np.float64) for g in (0, 1))
-    b, d, total = n_0 - a, n_1 - c, n_0 + n_1
+    n_0, n_1 = rows * in_both.astype(np.float64)
+    a, c = ones * in_both.astype(np.float64)
+    b, d, total = n_0 - a, n_1 - c, np.maximum(n_0 + n_1, 1)
     n_ones, n_zeros = a + c, b + d
     expected = n_0 * n_ones / total
     variance = n_0 * n_1 * n_ones * n_zeros / (total**2 * np.maximum(total - 1, 1))
@@ -292,4 +356,4 @@ def mantel_haenszel(rows: Counts, ones: Counts) -> ItemBias:
     p = scipy.stats.chi2.sf(chi2, 1)
     size = np.where(p < _SIGNIFICANCE_LEVEL, abs(delta), 0.0)
     grade = np.where(size < _SMALL_DELTA, "A", np.where(size < _LARGE_DELTA, "B", "C"))
-    return ItemBias(ratio, chi2, p, delta, grade)
+    return ItemBias(ratio, chi2, p, scipy.stats.false_discovery_control(p), delta, grade)
