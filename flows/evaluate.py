@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import Json
+from flows.cli.options import OUTPUT, Json, Option, Switch
 from flows.evaluating.stages import (
     EvaluateOptions,
     EvaluationPlan,
@@ -22,14 +22,16 @@ Use rows that were not fitted: the split `test` is the default if it exists. The
 models, best first, and two simple baselines:
 
 - log-likelihood per row: exact, estimated or a lower bound
+- its difference from the best model, with the standard error of row-wise differences; a star marks
+  more than two standard errors
 - how well bits are reconstructed from the codes of their own row
 - how well labels are predicted, if the model predicts labels
 - how the shares of ones and of joint ones differ between the data and rows
-  drawn from the model
+  drawn from the model; `--details` lists the largest differences
 
 The baselines are fitted to the rows that the first artifact was fitted to. If these no longer
 exist, they are fitted to the split `train`, or to all rows. A model is called in-sample if it was
-fitted to the evaluated rows.
+fitted to the evaluated rows; in-sample baselines come last.
 
 A second table measures how well codes keep neighbourhoods, on up to 2,000 rows and their 5 nearest
 neighbours. Trustworthiness is 1 if all neighbours in code space are neighbours in the data;
@@ -70,11 +72,18 @@ def run_evaluation(plan: EvaluationPlan) -> dict[str, Any]:
     return run_stages(plan.open_executor, names, partial(run_evaluation_stages, plan))
 
 
+Details = Annotated[
+    bool,
+    Switch,
+    Option(group=OUTPUT, help="List the features and pairs that each model gets wrong."),
+]
+
+
 @app.default
-def main(*, options: EvaluateOptions, json: Json = False) -> None:
+def main(*, options: EvaluateOptions, details: Details = False, json: Json = False) -> None:
     """Run the flow and print its summary."""
     work = partial(run_evaluation, prepare_evaluation(options))
-    run_command("evaluate", options, work, json, print_evaluation)
+    run_command("evaluate", options, work, json, partial(print_evaluation, details=details))
 
 
 if __name__ == "__main__":

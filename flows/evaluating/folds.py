@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -14,14 +14,17 @@ from pipeline.data.blocks import RowSource
 from pipeline.data.matching import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
+    EvaluatedModel,
     LikelihoodMeasure,
+    ModelScores,
     RowFold,
+    describe_differences,
     describe_likelihood,
-    describe_reconstruction,
+    describe_scores,
     find_likelihood_measure,
     make_baseline_models,
     match_segments,
-    score_rows,
+    score_models,
 )
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -68,11 +71,11 @@ class CrossValidationRows:
 
 
 @dataclass(frozen=True)
-class _FoldResult:
-    """The evaluation of a model on the fold that it was fitted without."""
+class _Refit:
+    """A model fitted without a fold."""
 
+    subject: EvaluatedModel
     measure: LikelihoodMeasure
-    sums: Sums
     n_components: int
     warnings: tuple[str, ...]
 
@@ -92,7 +95,7 @@ def check_folds(n_folds: int, label: str | None, models: Sequence[Model]) -> Non
 
 
 def cross_validate(
-    refits: Sequence[ModelToRefit],
+    models: Sequence[ModelToRefit],
     rows: CrossValidationRows,
     with_baselines: bool,
     stages: StageRunner,
@@ -107,77 +110,100 @@ def cross_validate(
         raise FitError(
             f"{{folds}} is {n_folds}, but there are only {n_rows} rows. Choose at most {n_rows}."
         )
-    models, warnings = [_cross_validate_model(refit, rows, stages) for refit in refits], []
     baselines = make_baseline_models(n_rows - -(-n_rows // n_folds)) if with_baselines else {}
-    for name, model in baselines.items():
-        try:
-            models.append(_cross_validate_model(ModelToRefit(name, model, rows.seed), rows, stages))
-        except FitError as error:
-            warnings.append(format_error(error))
-    return {"n_samples": n_rows, "models": models, "warnings": warnings}
-
-
-def _cross_validate_model(
-    refit: ModelToRefit, rows: CrossValidationRows, stages: StageRunner
-) -> dict[str, Any]:
-    """Refit a model without each fold in turn, and evaluate it on that fold."""
-    results = [
-        stages.run(
-            f"fold {number} of {refit.name}", partial(_evaluate_fold, fold, number, refit, rows)
+    models = [*models, *(ModelToRefit(name, m, rows.seed) for name, m in baselines.items())]
+    refits: list[dict[str, _Refit]] = []
+    scores: list[ModelScores] = []
+    warnings: list[str] = []
+    for number, fold in enumerate(rows.folds, start=1):
+        fitted: dict[str, _Refit] = {}
+        for model in models:
+            work = partial(_fit_without_fold, fold, number, model, rows)
+            try:
+                fitted[model.name] = stages.run(f"fold {number} of {model.name}", work)
+            except FitError as error:
+                if model.artifact is not None:
+                    raise
+                warnings.append(format_error(error))
+        models = [model for model in models if model.name in fitted]
+        work_on_fold = partial(_score_fold, fold, number, fitted, rows)
+        scores.append(stages.run(f"score fold {number}", work_on_fold))
+        refits.append(fitted)
+    merged = reduce(ModelScores.merge, scores)
+    descriptions = [
+        _describe_model(
+            model,
+            [fitted[model.name] for fitted in refits],
+            [score.models[model.name] for score in scores],
+            merged.models[model.name],
         )
-        for number, fold in enumerate(rows.folds, start=1)
+        for model in models
     ]
-    measure, sums = results[0].measure, reduce(Sums.merge, (result.sums for result in results))
     return {
-        "name": refit.name,
-        "artifact": refit.artifact,
-        "model": refit.model.name,
-        "n_components": results[0].n_components,
-        "rows_fitted": "none",
-        **describe_likelihood(measure, sums),
-        **describe_reconstruction(sums),
-        "folds": [_describe_fold(result) for result in results],
-        "warnings": [*_iter_fold_warnings(results)],
+        "n_samples": n_rows,
+        "models": descriptions,
+        "differences": describe_differences(descriptions, merged),
+        "warnings": warnings,
     }
 
 
-def _evaluate_fold(
-    fold: RowFold, number: int, refit: ModelToRefit, rows: CrossValidationRows
-) -> _FoldResult:
-    names = (rows.dataset.feature_names, rows.dataset.segment_names)
-    try:
-        return _refit_and_score(fold, refit, rows)
-    except FitError as error:
-        raise error.with_names(*names).with_prefix(f"{refit.name}: fold {number}") from error
-
-
-def _refit_and_score(fold: RowFold, refit: ModelToRefit, rows: CrossValidationRows) -> _FoldResult:
-    dataset, executor, progress = rows.dataset, rows.executor, rows.progress
+def _fit_without_fold(
+    fold: RowFold, number: int, model: ModelToRefit, rows: CrossValidationRows
+) -> _Refit:
+    dataset, training = rows.dataset, fold.select_training(rows.rows)
     names = (dataset.feature_names, dataset.segment_names)
-    state = fit_model(
-        refit.model, fold.select_training(rows.rows), executor, refit.seed, progress=progress
-    )
-    segments = map_fitted_segments(state.params, dataset.segment_names)
-    subject = match_segments(refit.model, state.params, segments, dataset.segment_names)
-    measure = find_likelihood_measure(subject, dataset.n_features)
-    held_out = fold.select_held_out(rows.rows)
-    sums = score_rows(subject, measure.name, held_out, executor, rows.seed, progress)
+    try:
+        state = fit_model(model.model, training, rows.executor, model.seed, progress=rows.progress)
+        segments = map_fitted_segments(state.params, dataset.segment_names)
+        subject = match_segments(model.model, state.params, segments, dataset.segment_names)
+        measure = find_likelihood_measure(subject, dataset.n_features)
+    except FitError as error:
+        raise error.with_names(*names).with_prefix(f"{model.name}: fold {number}") from error
     warnings = tuple(warning.render(*names, spell=spell_option) for warning in state.warnings)
-    return _FoldResult(measure, sums, int(state.diagnostics["n_components"]), warnings)
+    return _Refit(subject, measure, int(state.diagnostics["n_components"]), warnings)
 
 
-def _describe_fold(result: _FoldResult) -> dict[str, Any]:
-    likelihood = describe_likelihood(result.measure, result.sums)
-    return {"rows": result.sums.n_samples, "n_components": result.n_components, **likelihood}
+def _score_fold(
+    fold: RowFold, number: int, refits: Mapping[str, _Refit], rows: CrossValidationRows
+) -> ModelScores:
+    subjects = {name: (refit.subject, refit.measure.name) for name, refit in refits.items()}
+    held_out = fold.select_held_out(rows.rows)
+    try:
+        return score_models(subjects, held_out, rows.executor, rows.seed, rows.progress)
+    except FitError as error:
+        raise error.with_prefix(f"fold {number}") from error
 
 
-def _iter_fold_warnings(results: Sequence[_FoldResult]) -> Iterator[str]:
+def _describe_model(
+    model: ModelToRefit, refits: Sequence[_Refit], fold_sums: Sequence[Sums], sums: Sums
+) -> dict[str, Any]:
+    """Describe a model by the rows of all folds, and by those of each fold."""
+    return {
+        "name": model.name,
+        "artifact": model.artifact,
+        "model": model.model.name,
+        "n_components": refits[0].n_components,
+        "rows_fitted": "none",
+        **describe_scores(refits[0].subject, refits[0].measure, sums),
+        "folds": [
+            {
+                "rows": fold.n_samples,
+                "n_components": refit.n_components,
+                **describe_likelihood(refit.measure, fold),
+            }
+            for refit, fold in zip(refits, fold_sums, strict=True)
+        ],
+        "warnings": [*_iter_fold_warnings(refits)],
+    }
+
+
+def _iter_fold_warnings(refits: Sequence[_Refit]) -> Iterator[str]:
     """Iterate over the warnings of all fits, with the folds that each fit left out."""
-    n_components = [str(result.n_components) for result in results]
+    n_components = [str(refit.n_components) for refit in refits]
     if len(set(n_components)) > 1:
         yield f"the number of components differs between folds: {', '.join(n_components)}"
     folds: dict[str, list[str]] = defaultdict(list)
-    for number, result in enumerate(results, start=1):
-        for text in result.warnings:
+    for number, refit in enumerate(refits, start=1):
+        for text in refit.warnings:
             folds[text].append(str(number))
     yield from (f"without fold {', '.join(numbers)}: {text}" for text, numbers in folds.items())

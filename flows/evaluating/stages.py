@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
@@ -56,10 +57,15 @@ from pipeline.evaluation.calibration import (
     count_observed_pairs,
 )
 from pipeline.evaluation.evaluate import (
+    LikelihoodMeasure,
+    ModelScores,
     RowFold,
-    evaluate_rows,
+    describe_differences,
+    describe_scores,
+    find_likelihood_measure,
     make_baseline_models,
     match_segments,
+    score_models,
 )
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
@@ -78,6 +84,7 @@ from pipeline.models.capabilities import CanReconstruct, CanSample
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.labels import list_columns_to_read
+from pipeline.statistics.sums import Sums
 from storage.dataset.dataset import BinaryDataset
 
 _N_MATRICES = 32  # matrices of n_features² counts and shares that are in memory at once
@@ -237,18 +244,34 @@ def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
     baselines, warnings = [], []
     if job.options.with_baselines:
         baselines, warnings = stages.run("baselines", partial(_fit_baselines, job))
-    models = [
-        stages.run(f"evaluate {model.name}", partial(_evaluate_model, job, model, observed, sample))
-        for model in (*job.models, *baselines)
-    ]
+    compared = (*job.models, *baselines)
+    measures, scores = stages.run("score", partial(_score_models, job, compared))
+    models = []
+    for model in compared:
+        score = measures[model.name], scores.models[model.name]
+        work = partial(_evaluate_model, job, model, *score, observed, sample)
+        models.append(stages.run(f"evaluate {model.name}", work))
     return {
         "n_samples": observed.n_samples,
         "n_drawn": N_SAMPLE_ROWS,
         "n_features_judged": len(job.feature_subset),
         "baselines": _describe_baseline_rows(job),
         "models": models,
+        "differences": describe_differences(models, scores),
         "warnings": warnings,
     }
+
+
+def _score_models(
+    job: EvaluationJob, models: Sequence[ComparedModel]
+) -> tuple[dict[str, LikelihoodMeasure], ModelScores]:
+    """Score all models in one pass, so that they can be compared row by row."""
+    n_features = job.dataset.n_features
+    measures = {m.name: find_likelihood_measure(m.subject, n_features) for m in models}
+    subjects = {model.name: (model.subject, measures[model.name].name) for model in models}
+    columns = [model.subject.labels.columns for model in models if model.subject.labels]
+    rows = job.make_row_source(tuple(dict.fromkeys(chain.from_iterable(columns))))
+    return measures, score_models(subjects, rows, job.executor, job.options.seed, job.progress)
 
 
 def _cross_validate_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
@@ -334,14 +357,16 @@ def _draw_votes(job: EvaluationJob, label: str) -> dict[str, NeighbourVote]:
 
 
 def _evaluate_model(
-    job: EvaluationJob, model: ComparedModel, observed: PairCounts, sample: EvaluationSample
+    job: EvaluationJob,
+    model: ComparedModel,
+    measure: LikelihoodMeasure,
+    sums: Sums,
+    observed: PairCounts,
+    sample: EvaluationSample,
 ) -> dict[str, Any]:
     subject = model.subject
     try:
-        rows = job.make_row_source(subject.labels.columns if subject.labels else ())
-        description, sums = evaluate_rows(
-            subject, rows, job.executor, job.options.seed, job.progress
-        )
+        description = describe_scores(subject, measure, sums)
         codes = _evaluate_codes(job, model, sample)
     except FitError as error:
         raise error.with_prefix(model.name) from error

@@ -28,11 +28,17 @@ _KIND_TEXTS = {
     "exact": "exact",
     "estimate": "log-likelihood by quadrature, draws or expectation propagation; the first ± is "
     "the sampling error of the rows, the second the error of the estimate",
-    "bound": "lower bound on the log-likelihood",
+    "bound": "lower bound on the log-likelihood; the model may be better than its bound",
     "pseudo": "sum over features given all others; not comparable with log-likelihoods",
     "composite": "sum over pairs of features; not comparable with log-likelihoods",
     "none": "the model has no likelihood; compare bits, labels, marginals and pairs",
 }
+_SAMPLE_MARKS = {
+    "all": " (in-sample)",
+    "some": " (partly in-sample)",
+    "unknown": " (perhaps in-sample)",
+}
+_MARK = "*"
 ModelSummary = Mapping[str, Any]
 _NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
 _MAX_ITEMS = 30
@@ -47,25 +53,39 @@ _BIAS_NOTES = {
 }
 
 
-def print_evaluation(summary: Mapping[str, Any]) -> None:
-    """Print the comparison, the details of each artifact, and the warnings."""
+def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
+    """Print requested tests, the comparison of models, and warnings.
+
+    `details` adds where each model differs most from the data.
+    """
     console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
     console.print(f"rows: {format_row_count(summary['n_samples'], summary['split'])}", markup=False)
+    _print_tests(summary, console)
     models = rank_models(summary["models"])
     for line in _iter_header_lines(models, summary):
         console.print(line, markup=False)
-    console.print(_make_comparison_table(models))
-    kinds = {model["kind"] for model in models}
-    for kind in (kind for kind in _KIND_TEXTS if kind in kinds and kind != "exact"):
-        console.print(f"{kind}: {_KIND_TEXTS[kind]}", markup=False)
+    differences = _index_differences(summary["differences"])
+    console.print(_make_comparison_table(models, differences))
+    for line in _iter_footnotes(models, differences):
+        console.print(line, markup=False)
     print_code_quality(models, console)
     for model in models:
-        for line in _iter_model_details(model):
+        for line in _iter_model_lines(model, details):
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
         n_compared, n_features = summary["n_features_judged"], summary["n_features"]
         some = f", for {n_compared:,} randomly chosen features" if n_compared < n_features else ""
-        console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model{some}")
+        if details:
+            drawn = f"{summary['n_drawn']:,} rows drawn from the model"
+            console.print(f"implied: shares in {drawn}{some}")
+        else:
+            console.print(f"--details lists features and pairs that a model gets wrong{some}")
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the tests that were asked for: item bias and likelihood ratios."""
     if bias := summary["item_bias"]:
         console.print(_make_bias_table(bias))
         console.print(_BIAS_NOTES[bias["test"]], markup=False)
@@ -77,8 +97,8 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
         p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
         text = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
         console.print(f"likelihood ratio, {text}, {test['df']} df, p {p}", markup=False)
-    for warning in summary["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
+    if bias or summary["likelihood_ratio_tests"]:
+        console.print()
 
 
 def _iter_header_lines(
@@ -104,14 +124,19 @@ def _iter_header_lines(
         yield f"baselines: fitted to {rows} of {baselines['dataset']}, {reason}"
 
 
-def rank_models(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Sort by likelihood per row, then by reconstruction and predicted labels."""
+def rank_models(models: Sequence[ModelSummary]) -> list[ModelSummary]:
+    """Sort by likelihood per row, then by reconstruction and predicted labels.
 
-    def rank(model: Mapping[str, Any]) -> tuple[float, ...]:
+    Baselines that were fitted to the evaluated rows come last, as those rows flatter them.
+    """
+
+    def rank(model: ModelSummary) -> tuple[float, ...]:
         likelihood, loss = get_likelihood(model), model.get("nll_per_bit", float("inf"))
         accuracy = model.get("prediction", {}).get("accuracy", 0.0)
+        is_in_sample_baseline = model["artifact"] is None and model["rows_fitted"] != "none"
         order = _KIND_ORDER[model["kind"]]
-        return order, 0.0 if likelihood is None else -likelihood, loss, -accuracy
+        nats = 0.0 if likelihood is None else -likelihood
+        return is_in_sample_baseline, order, nats, loss, -accuracy
 
     return sorted(models, key=rank)
 
@@ -121,25 +146,101 @@ def get_likelihood(model: Mapping[str, Any]) -> float | None:
     return next((model[name] for name in LIKELIHOOD_MEASURES if name in model), None)
 
 
-def _make_comparison_table(models: Sequence[Mapping[str, Any]]) -> Table:
+Differences = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+def _index_differences(differences: Sequence[Mapping[str, Any]]) -> Differences:
+    """Index differences by the names of both models, in either order."""
+    index = {}
+    for pair in differences:
+        first, second = pair["models"]
+        index[first, second] = pair
+        index[second, first] = {
+            name: {**value, "difference": -value["difference"]}
+            for name, value in pair.items()
+            if name != "models"
+        }
+    return index
+
+
+def _find_difference(
+    models: Sequence[ModelSummary], model: ModelSummary, measure: str, differences: Differences
+) -> Mapping[str, Any] | None:
+    """Return the difference of a model to the best one that it can be compared with, if any.
+
+    `models` are ranked.
+    """
+    for other in models:
+        if other is model:
+            return None
+        if difference := differences.get((model["name"], other["name"]), {}).get(measure):
+            found: Mapping[str, Any] = difference
+            return found
+    return None
+
+
+def _format_mark(difference: Mapping[str, Any] | None) -> str:
+    return _MARK if difference and difference["exceeds_two_standard_errors"] else ""
+
+
+def _make_comparison_table(models: Sequence[ModelSummary], differences: Differences) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = ("model", "components", "nats per row", "bits per row", "kind")
+    columns = ["model", "components", "nats per row", "bits per row", "kind", "wrong bits"]
+    if any("nats_per_row" in difference for difference in differences.values()):
+        columns.insert(3, "difference")
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
-    for name in (*columns, "wrong bits", "nats per bit", *labels, *pairs):
+    columns += ["nats per bit", *labels, *pairs]
+    for name in columns:
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
-        table.add_row(
-            model["name"],
-            f"{model['n_components']}",
-            *_format_likelihood(model),
-            model["kind"],
-            f"{model['wrong_bits']:.2%}" if "wrong_bits" in model else "",
-            f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
-            *(_format_prediction(model.get("prediction", {})) for _ in labels),
-            *(_format_pair_rmse(model) for _ in pairs),
-        )
+        nats, bits = _format_likelihood(model)
+        cells = {
+            "model": escape(model["name"]) + _SAMPLE_MARKS.get(model["rows_fitted"], ""),
+            "components": f"{model['n_components']}",
+            "nats per row": nats,
+            "difference": _format_difference(models, model, differences),
+            "bits per row": bits,
+            "kind": model["kind"],
+            "wrong bits": _format_wrong_bits(models, model, differences),
+            "nats per bit": f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
+            "labels": _format_prediction(model.get("prediction", {})),
+            "pairs rmse (by chance)": _format_pair_rmse(model),
+        }
+        table.add_row(*(cells[name] for name in columns))
     return table
+
+
+def _format_difference(
+    models: Sequence[ModelSummary], model: ModelSummary, differences: Differences
+) -> str:
+    difference = _find_difference(models, model, "nats_per_row", differences)
+    if difference is None:
+        return ""
+    error = _format_error(difference["standard_error"])
+    mark = _format_mark(difference) or " "
+    return f"{difference['difference']:+.4f} ± {error} {mark}"
+
+
+def _format_wrong_bits(
+    models: Sequence[ModelSummary], model: ModelSummary, differences: Differences
+) -> str:
+    if "wrong_bits" not in model:
+        return ""
+    mark = _format_mark(_find_difference(models, model, "wrong_bits", differences)) or " "
+    return f"{model['wrong_bits']:.2%} {mark}"
+
+
+def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) -> Iterator[str]:
+    if differences:
+        yield (
+            "difference: from the first model that is comparable, ± its standard error, paired by "
+            f"row; {_MARK}: more than two standard errors, also of wrong bits"
+        )
+    kinds = {model["kind"] for model in models}
+    for kind, text in _KIND_TEXTS.items():
+        if kind in kinds and kind != "exact":
+            yield f"{kind}: {text}"
 
 
 def _format_prediction(prediction: Mapping[str, Any]) -> str:
@@ -168,22 +269,30 @@ def _format_error(error: float) -> str:
     return f"{error:.4f}" if error >= 5e-5 else f"{error:.0e}"
 
 
-def _iter_model_details(model: Mapping[str, Any]) -> Iterator[str]:
-    """Describe where a fitted model differs most from the data."""
+def _iter_model_lines(model: ModelSummary, details: bool) -> Iterator[str]:
+    """Describe predictions and refusals of a fitted model, its differences from the data, warnings.
+
+    The differences from the data are part of the details.
+    """
     if model["artifact"] is not None:
-        if "folds" not in model:
+        lines = [*model["refusals"], *_iter_prediction_lines(model.get("prediction", {}))]
+        if details:
+            lines += _iter_share_lines(model)
+        if lines:
             yield f"\n{model['name']}: {model['model']}"
-        yield from (f"  {refusal}" for refusal in model["refusals"])
-        yield from _iter_prediction_lines(model.get("prediction", {}))
-        for kind in ("marginals", "pairs"):
-            for gap in model.get(kind, {}).get("largest", ()):
-                names = ", ".join(gap["features"])
-                shares = f"observed {gap['observed']:.4f}, implied {gap['implied']:.4f}"
-                yield f"  {kind}: {names}: {shares}, z {gap['z']:+.1f}"
-        for row in model.get("pairs", {}).get("calibration", ()):
-            shares = f"mean implied {row['implied']:.4f}, observed {row['observed']:.4f}"
-            yield f"  pairs implied {row['from']:g} to {row['to']:g}: {row['number']}, {shares}"
+            yield from (f"  {line}" for line in lines)
     yield from (f"warning: {model['name']}: {warning}" for warning in model["warnings"])
+
+
+def _iter_share_lines(model: ModelSummary) -> Iterator[str]:
+    for kind in ("marginals", "pairs"):
+        for gap in model.get(kind, {}).get("largest", ()):
+            names = ", ".join(gap["features"])
+            shares = f"observed {gap['observed']:.4f}, implied {gap['implied']:.4f}"
+            yield f"{kind}: {names}: {shares}, z {gap['z']:+.1f}"
+    for row in model.get("pairs", {}).get("calibration", ()):
+        shares = f"mean implied {row['implied']:.4f}, observed {row['observed']:.4f}"
+        yield f"pairs implied {row['from']:g} to {row['to']:g}: {row['number']}, {shares}"
 
 
 def _iter_prediction_lines(prediction: Mapping[str, Any]) -> Iterator[str]:
@@ -194,10 +303,10 @@ def _iter_prediction_lines(prediction: Mapping[str, Any]) -> Iterator[str]:
     if "accuracy" in prediction:
         accuracy = f"{prediction['accuracy']:.4f} ± {prediction['standard_error']:.4f} right"
         baseline = f"{prediction['commonest']:.4f} by always predicting the commonest label"
-        yield f"  {column}: {accuracy} of {rows}, {baseline}"
+        yield f"{column}: {accuracy} of {rows}, {baseline}"
     else:
         r2 = "no R², as all are equal" if prediction["r2"] is None else f"R² {prediction['r2']:.4f}"
-        yield f"  {column}: {r2}, error {prediction['rmse']:.4g} in {rows}"
+        yield f"{column}: {r2}, error {prediction['rmse']:.4g} in {rows}"
 
 
 def _make_bias_table(bias: Mapping[str, Any]) -> Table:

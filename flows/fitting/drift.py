@@ -24,7 +24,7 @@ from pipeline.evaluation.evaluate import (
     describe_reconstruction,
     find_likelihood_measure,
     match_segments,
-    score_rows,
+    score_models,
 )
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.base import Model
@@ -160,16 +160,14 @@ def _compare_likelihoods(
     n_scored = min(_MAX_SCORED_ROWS, max(100, _MAX_SCORED_CELLS // job.dataset.n_features))
     rows = select_appended_rows(job.rows, first, min(1.0, n_scored / n_new), job.options.seed)
     names = job.dataset.segment_names
-    subjects = [
-        match_segments(before.model, before.params, before.segments, names),
-        match_segments(job.model, params, map_fitted_segments(params, names), names),
-    ]
-    name, unit = _choose_measure(subjects[1], job.dataset.n_features), "nats per row"
+    old = match_segments(before.model, before.params, before.segments, names)
+    new = match_segments(job.model, params, map_fitted_segments(params, names), names)
+    name, unit = _choose_measure(new, job.dataset.n_features), "nats per row"
     if name is None and not isinstance(job.model, CanReconstruct):
         return {"note": "left out: the model has no likelihood of rows or bits"}
-    scores = [
-        score_rows(s, name, rows, job.executor, job.options.seed, job.progress) for s in subjects
-    ]
+    subjects = {"last fit": (old, name), "this fit": (new, name)}
+    by_fit = score_models(subjects, rows, job.executor, job.options.seed, job.progress).models
+    scores = [*by_fit.values()]
     if name is None:
         unit = "nats lost per bit"
         values = [describe_reconstruction(sums)["nll_per_bit"] for sums in scores]

@@ -272,7 +272,7 @@ def evaluate(
         codes = describe_code_quality(
             subject, subject, draw_dataset_rows(rows, MAX_QUERY_ROWS, *run), vote, *run
         )
-        description, _ = evaluate_rows(subject, rows, *run)
+        description = evaluate_rows(subject, rows, *run)
     return Evaluation({**description, **codes})
 
 
@@ -288,7 +288,7 @@ def evaluate_likelihood(
     """Evaluate only the likelihood and the reconstruction of rows; parameters as for `evaluate`."""
     with _translate_errors(dataset), show_progress(progress) as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
-        description, _ = evaluate_rows(subject, rows, executor, seed, show)
+        description = evaluate_rows(subject, rows, executor, seed, show)
     return Evaluation(description)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from itertools import combinations
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +31,10 @@ from pipeline.models.capabilities import (
     HasPseudoLikelihood,
     LogLikelihood,
 )
-from pipeline.numerics.metrics import reconstruction_losses
+from pipeline.numerics.metrics import compute_bit_losses
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import JointStatistics, Sums
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -44,6 +45,7 @@ _LIKELIHOOD_MEASURES: dict[str, tuple[type, str]] = {
     "pseudo_log_likelihood": (HasPseudoLikelihood, "pseudo"),
     "composite_log_likelihood": (HasCompositeLikelihood, "composite"),
 }
+_LIKELIHOOD_KINDS = {"exact", "estimate", "bound"}  # kinds that are comparable with each other
 _CELLS_AT_ONCE = 1 << 21
 
 
@@ -131,54 +133,69 @@ def evaluate_rows(
     executor: Executor,
     seed: int,
     progress: Progress = ignore_progress,
-) -> tuple[dict[str, Any], Sums]:
-    """Describe how well a model fits rows: likelihood, reconstruction and predicted labels.
-
-    Returns
-    -------
-    tuple
-        The combined results of `describe_likelihood`, `describe_reconstruction` and
-        `describe_prediction`; and the sums from `score_rows`.
-    """
+) -> dict[str, Any]:
+    """Describe how well a model fits rows; parameters as for `score_models`."""
     measure = find_likelihood_measure(subject, rows.n_features)
-    sums = score_rows(subject, measure.name, rows, executor, seed, progress)
-    description = {
-        **describe_likelihood(measure, sums),
-        **describe_reconstruction(sums),
-        **describe_prediction(subject.labels, sums.values),
-    }
-    return description, sums
+    scores = score_models({"": (subject, measure.name)}, rows, executor, seed, progress)
+    return describe_scores(subject, measure, scores.models[""])
 
 
-def score_rows(
-    subject: EvaluatedModel,
-    measure: str | None,
+K = TypeVar("K")
+
+
+class ModelScores(NamedTuple):
+    """Sums over the same rows: of each model, and of the differences between each two models.
+
+    Attributes
+    ----------
+    models
+        Likelihoods and losses of each model, by its name.
+    pairs
+        Row-wise differences, first minus second model, and their squares, by both names.
+    """
+
+    models: Mapping[str, Sums]
+    pairs: Mapping[tuple[str, str], Sums]
+
+    def merge(self, other: ModelScores) -> ModelScores:
+        """Add further rows; models that were scored on only one of both are left out."""
+        return ModelScores(
+            _merge_common(self.models, other.models), _merge_common(self.pairs, other.pairs)
+        )
+
+
+def _merge_common(a: Mapping[K, Sums], b: Mapping[K, Sums]) -> dict[K, Sums]:
+    return {key: sums.merge(b[key]) for key, sums in a.items() if key in b}
+
+
+SubjectsByName = Mapping[str, tuple[EvaluatedModel, str | None]]
+"""Fitted models, each with the name of its `LikelihoodMeasure`, by a name for error messages."""
+
+
+def score_models(
+    subjects: SubjectsByName,
     rows: RowSource,
     executor: Executor,
     seed: int,
     progress: Progress = ignore_progress,
-) -> Sums:
-    """Sum likelihoods and losses over all rows.
+) -> ModelScores:
+    """Sum likelihoods and losses of models, and their differences, over all rows in one pass.
 
-    `measure` is the name of a `LikelihoodMeasure`, or None; `seed` determines the codes.
+    `seed` determines the codes; the other parameters are as for
+    `pipeline.passes.map_reduce.collect_statistics`.
     """
-    score = partial(_score_block, subject, measure, RowRandom(seed))
-    return collect_statistics(score, rows, executor, "score", progress=progress)
+    score = partial(_score_block, subjects, RowRandom(seed))
+    joint = collect_statistics(score, rows, executor, "score", progress=progress)
+    keys = [*subjects, *combinations(subjects, 2)]
+    parts: dict[Any, Any] = dict(zip(keys, joint.parts, strict=True))
+    models = {name: parts.pop(name) for name in subjects}
+    return ModelScores(models, parts)
 
 
-def _score_block(
-    subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
-) -> Sums:
-    predicted = summarize_predictions(subject.labels, subject.model, subject.params, block, rng)
-    segment_rows = np.zeros(len(subject.segments), np.int64)
-    matched = block
-    if len(subject.segments):
-        segment_rows[block.segment] = block.n_samples
-        matched = replace(block, segment=int(subject.segments[block.segment]))
-    scored = reduce(
-        Sums.merge, (_score_part(subject, measure, rng, piece) for piece in _split_block(matched))
+def _score_block(subjects: SubjectsByName, rng: RowRandom, block: BinaryBlock) -> JointStatistics:
+    return reduce(
+        JointStatistics.merge, (_score_part(subjects, rng, part) for part in _split_block(block))
     )
-    return replace(scored, values={**scored.values, **predicted, "segment_rows": segment_rows})
 
 
 def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
@@ -188,18 +205,66 @@ def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
         yield block.take_rows(np.arange(start, min(start + size, block.n_samples)))
 
 
-def _score_part(
+class _RowScores(NamedTuple):
+    """Scores of single rows: nats, and numbers of wrong and of observed bits, (n_samples,) each.
+
+    The numbers of bits are None if the model cannot reconstruct rows.
+    """
+
+    nats: Array
+    wrong_bits: Counts | None
+    n_observed: Counts | None
+
+
+def _score_part(subjects: SubjectsByName, rng: RowRandom, block: BinaryBlock) -> JointStatistics:
+    sums, row_scores = [], []
+    for name, (subject, measure) in subjects.items():
+        try:
+            model_sums, scores = _score_rows(subject, measure, rng, block)
+        except FitError as error:
+            raise (error.with_prefix(name) if name else error) from None
+        sums.append(model_sums)
+        row_scores.append(scores)
+    return JointStatistics((*sums, *(_sum_differences(*p) for p in combinations(row_scores, 2))))
+
+
+def _score_rows(
     subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
-) -> Sums:
+) -> tuple[Sums, _RowScores]:
+    predicted = summarize_predictions(subject.labels, subject.model, subject.params, block, rng)
+    segment_rows = np.zeros(len(subject.segments), np.int64)
+    if len(subject.segments):
+        segment_rows[block.segment] = block.n_samples
+        block = replace(block, segment=int(subject.segments[block.segment]))
     scores, n = _compute_likelihoods(subject, measure, rng, block), block.n_samples
     shared = np.broadcast_to(scores.shared_error + scores.integration_error, n)
+    losses, wrong_bits, n_observed = _compute_losses(subject, rng, block)
     values = {
         "squared_nats": np.array((scores.nats**2).sum()),
         "error_variance": np.array((scores.standard_error**2).sum()),
         "shared_error": np.array(shared.sum()),
-        **_sum_losses(subject, rng, block),
+        "segment_rows": segment_rows,
+        **losses,
+        **predicted,
     }
-    return Sums(n, float(scores.nats.sum()), values)
+    sums = Sums(n, float(scores.nats.sum()), values)
+    return sums, _RowScores(scores.nats, wrong_bits, n_observed)
+
+
+def _sum_differences(a: _RowScores, b: _RowScores) -> Sums:
+    nats = a.nats - b.nats
+    values = {"squared_nats": np.array((nats**2).sum())}
+    if a.wrong_bits is not None and b.wrong_bits is not None and a.n_observed is not None:
+        wrong, n_observed = a.wrong_bits - b.wrong_bits, a.n_observed
+        products = {
+            "wrong_bits": wrong,
+            "observed": n_observed,
+            "squared_wrong_bits": wrong**2,
+            "squared_observed": n_observed**2,
+            "wrong_bits_by_observed": wrong * n_observed,
+        }
+        values |= {name: np.array(products[name].sum()) for name in products}
+    return Sums(len(nats), float(nats.sum()), values)
 
 
 def _compute_likelihoods(
@@ -220,24 +285,40 @@ def _compute_likelihoods(
     return scores
 
 
-def _sum_losses(
+def _compute_losses(
     subject: EvaluatedModel, rng: RowRandom, block: BinaryBlock
-) -> dict[str, NDArray[Any]]:
-    """Sum the reconstruction losses over observed values; empty if the model cannot reconstruct."""
+) -> tuple[dict[str, NDArray[Any]], Counts | None, Counts | None]:
+    """Return sums of reconstruction losses, and the wrong and the observed bits of each row.
+
+    Only observed values count. If the model cannot reconstruct, there are no sums and numbers.
+    """
     if not isinstance(subject.model, CanReconstruct):
-        return {}
+        return {}, None, None
     observed = np.ones((block.n_samples, block.n_features), np.bool_)
     if (mask := block.unpack_mask()) is not None:
         observed = mask.astype(np.bool_)
     codes = subject.model.transform(subject.params, block, rng)["mean"]
     segments = np.full(block.n_samples, block.segment)
     probabilities = subject.model.reconstruct(subject.params, codes, segments)
-    n_observed = int(observed.sum())
-    losses = {"wrong_bits": 0.0, "nll_per_bit": 0.0}
-    if n_observed:
-        losses = reconstruction_losses(block.unpack_values(), observed, probabilities)
-    sums = {name: np.array(mean * n_observed) for name, mean in losses.items()}
-    return {**sums, "observed": np.array(n_observed)}
+    wrong, nats = compute_bit_losses(block.unpack_values(), probabilities)
+    wrong_bits, n_observed = (wrong & observed).sum(axis=1), observed.sum(axis=1)
+    sums = {
+        "wrong_bits": wrong_bits.sum(),
+        "nll_per_bit": nats[observed].sum(),
+        "observed": n_observed.sum(),
+    }
+    return {name: np.asarray(value) for name, value in sums.items()}, wrong_bits, n_observed
+
+
+def describe_scores(
+    subject: EvaluatedModel, measure: LikelihoodMeasure, sums: Sums
+) -> dict[str, Any]:
+    """Combine `describe_likelihood`, `describe_reconstruction` and `describe_prediction`."""
+    return {
+        **describe_likelihood(measure, sums),
+        **describe_reconstruction(sums),
+        **describe_prediction(subject.labels, sums.values),
+    }
 
 
 def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any]:
@@ -275,6 +356,71 @@ def describe_reconstruction(sums: Sums) -> dict[str, float]:
         return {}
     n_observed = max(int(sums.values["observed"]), 1)
     return {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}
+
+
+def describe_differences(
+    models: Sequence[Mapping[str, Any]], scores: ModelScores
+) -> list[dict[str, Any]]:
+    """Describe how each two models differ, with standard errors from row-wise differences.
+
+    Parameters
+    ----------
+    models
+        Descriptions from `describe_scores`, each with the `name` of the model.
+    scores
+        The scores of these models.
+
+    Returns
+    -------
+    list of dict
+        `models`, the two names; `nats_per_row`, if their likelihoods are comparable; `wrong_bits`,
+        if both reconstruct rows. Each has the `difference`, first minus second model, its
+        `standard_error`, and whether it `exceeds_two_standard_errors`.
+    """
+    by_name = {model["name"]: model for model in models}
+    return [
+        {"models": [first, second], **_describe_pair(by_name[first], by_name[second], sums)}
+        for (first, second), sums in scores.pairs.items()
+    ]
+
+
+def is_comparable(kind: str, other: str) -> bool:
+    """Return whether likelihoods of two kinds can be compared."""
+    return kind != "none" and (kind == other or {kind, other} <= _LIKELIHOOD_KINDS)
+
+
+def _describe_pair(a: Mapping[str, Any], b: Mapping[str, Any], sums: Sums) -> dict[str, Any]:
+    differences = {}
+    if is_comparable(a["kind"], b["kind"]):
+        n, mean = sums.n_samples, sums.objective / sums.n_samples
+        variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
+        errors = [np.sqrt(variance / n), a["estimation_error"], b["estimation_error"]]
+        differences["nats_per_row"] = (mean, float(np.linalg.norm(errors)))
+    if n_observed := int(sums.values.get("observed", 0)):
+        differences["wrong_bits"] = _compare_wrong_bits(n_observed, sums.values)
+    return {
+        name: {
+            "difference": difference,
+            "standard_error": error,
+            "exceeds_two_standard_errors": abs(difference) > 2 * error,
+        }
+        for name, (difference, error) in differences.items()
+    }
+
+
+def _compare_wrong_bits(n_observed: int, values: Mapping[str, NDArray[Any]]) -> tuple[float, float]:
+    """Return the difference in the share of wrong bits, and its standard error.
+
+    The share is a ratio of sums over rows. Its error follows from the residuals of the rows:
+    number of wrong bits − share × number of observed bits.
+    """
+    share = int(values["wrong_bits"]) / n_observed
+    squares = (
+        float(values["squared_wrong_bits"])
+        - 2 * share * float(values["wrong_bits_by_observed"])
+        + share**2 * float(values["squared_observed"])
+    )
+    return share, float(np.sqrt(max(squares, 0.0))) / n_observed
 
 
 def assign_folds(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:

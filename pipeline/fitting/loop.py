@@ -53,7 +53,7 @@ from pipeline.passes.map_reduce import (
 )
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
-from pipeline.statistics.sums import MultiStartStatistics, Statistics
+from pipeline.statistics.sums import JointStatistics, Statistics
 
 
 class PassInputs(NamedTuple):
@@ -189,7 +189,7 @@ def _sum_group(
     if isinstance(model, CanLearnLocally):
         results = [model.learn(p.params, p.working, blocks, p.rng) for p in inputs_by_start]
         parts = tuple(part for part in results if part is not None)
-        return parts[0] if len(parts) == 1 else MultiStartStatistics(parts) if parts else None
+        return parts[0] if len(parts) == 1 else JointStatistics(parts) if parts else None
     add = partial(_add_block, model, inputs_by_start[0]) if len(inputs_by_start) == 1 else None
     return sum_blocks(partial(_summarize_block, model, inputs_by_start), blocks, before, add)
 
@@ -202,7 +202,7 @@ def _summarize_block(
     model: Model, inputs_by_start: tuple[PassInputs, ...], block: BinaryBlock
 ) -> Statistics:
     parts = [model.summarize(p.params, p.working, block, p.rng) for p in inputs_by_start]
-    return parts[0] if len(parts) == 1 else MultiStartStatistics(tuple(parts))
+    return parts[0] if len(parts) == 1 else JointStatistics(tuple(parts))
 
 
 def fit_pass(
@@ -217,9 +217,7 @@ def fit_pass(
     """Do one pass, with `statistics` if they have already been collected."""
     if statistics is None:
         statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
-    parts = iter(
-        statistics.parts if isinstance(statistics, MultiStartStatistics) else (statistics,)
-    )
+    parts = iter(statistics.parts if isinstance(statistics, JointStatistics) else (statistics,))
     map_items = ProgressMap(executor.map, progress)
     with limit_blas_threads():
         if not state.starts:

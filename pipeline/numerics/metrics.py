@@ -26,13 +26,20 @@ def reconstruction_losses(
     dict
         `wrong_bits`, the share of bits on the wrong side of ½, and `nll_per_bit`, nats.
     """
-    certain = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-    nats = -np.log(np.where(X == 1, certain, 1 - certain))
-    wrong = (probabilities > 0.5) != (X == 1)
+    wrong, nats = compute_bit_losses(X, probabilities)
     return {
         "wrong_bits": float(wrong[observed].mean()),
         "nll_per_bit": float(nats[observed].mean()),
     }
+
+
+def compute_bit_losses(
+    X: NDArray[np.uint8], probabilities: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return whether each bit is on the wrong side of ½, and its loss in nats; shapes as for X."""
+    certain = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    nats = -np.log(np.where(X == 1, certain, 1 - certain))
+    return (probabilities > 0.5) != (X == 1), nats
 
 
 def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np.float64]) -> float:

@@ -1,4 +1,4 @@
-"""Statistics summed over rows: protocol, named sums, sums of scores, and sums of several starts."""
+"""Statistics summed over rows: protocol, named sums, sums of scores, and joint statistics."""
 
 from __future__ import annotations
 
@@ -207,10 +207,10 @@ class ScoreSums(UntiledStatistics):
 
 
 @dataclass(frozen=True)
-class MultiStartStatistics:
-    """Statistics of a fit with several starts: one part per start, all over the same rows."""
+class JointStatistics:
+    """Several statistics of the same rows, such as one for each start of a fit."""
 
-    label: ClassVar[str] = "starts"
+    label: ClassVar[str] = "parts"
     parts: tuple[Statistics, ...]
 
     @property
@@ -220,7 +220,7 @@ class MultiStartStatistics:
 
     @property
     def objective(self) -> float:
-        """Best objective of all starts, summed over rows."""
+        """Best objective of all parts, summed over rows."""
         return max(part.objective for part in self.parts)
 
     def merge(self, other: Self) -> Self:
@@ -230,12 +230,12 @@ class MultiStartStatistics:
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
-        """Join all tiles of features, start by start."""
-        tiles_by_start = zip(*(part.parts for part in parts), strict=True)
-        return cls(tuple(type(tiles[0]).stitch(tiles) for tiles in tiles_by_start))
+        """Join all tiles of features, part by part."""
+        tiles_by_part = zip(*(joint.parts for joint in parts), strict=True)
+        return cls(tuple(type(tiles[0]).stitch(tiles) for tiles in tiles_by_part))
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return all arrays, with the start's number and a hyphen before each name."""
+        """Return all arrays, with the part's number and a hyphen before each name."""
         return {
             f"{k}-{name}": values
             for k, part in enumerate(self.parts)
@@ -250,7 +250,7 @@ class MultiStartStatistics:
 
 def pass_statistics_from_arrays(
     kind: type[Statistics], arrays: Mapping[str, NDArray[Any]]
-) -> Statistics | MultiStartStatistics:
+) -> Statistics | JointStatistics:
     """Restore the statistics of a pass, of one start or several, from their arrays."""
     prefixes = {name.partition("-")[0] for name in arrays if name.partition("-")[0].isdigit()}
     if not prefixes:
@@ -259,4 +259,4 @@ def pass_statistics_from_arrays(
         {n.removeprefix(f"{k}-"): a for n, a in arrays.items() if n.startswith(f"{k}-")}
         for k in sorted(prefixes, key=int)
     ]
-    return MultiStartStatistics(tuple(kind.from_arrays(part) for part in parts))
+    return JointStatistics(tuple(kind.from_arrays(part) for part in parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,34 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     told = by_name[mixture]["neighbour_labels"]
     assert f"{told['accuracy']:.1%} ± {told['standard_error']:.1%}" in table
     gap = by_name[mixture]["pairs"]["largest"][0]
-    assert f"pairs: {', '.join(gap['features'])}: observed {gap['observed']:.4f}" in table
+    text = f"pairs: {', '.join(gap['features'])}: observed {gap['observed']:.4f}"
+    assert text not in table
+    pair = next(one for one in found["differences"] if {*one["models"]} == {trait, mixture})
+    difference = pair["nats_per_row"]
+    assert 0 < difference["standard_error"] < 0.5 * by_name[trait]["standard_error"]
+    gain = by_name[trait]["log_likelihood"] - by_name[mixture]["log_likelihood"]
+    assert difference["difference"] == pytest.approx(gain)
+    (line,) = (line for line in lines if line.startswith("independent features"))
+    assert re.search(r" -\d\.\d{4} ± \d\.\d{4} \*", line)  # worse than all
+    print_evaluation(found, details=True)
+    assert text in capsys.readouterr().out
+
+
+def test_baselines_that_saw_the_rows_do_not_rank_first(cli, dataset):
+    """A mixture of twenty knows the rows that it was fitted to better than a weak model."""
+    weak = fitted(dataset, "bernoulli-mixture", n_components=1)
+    command = ("--dataset", dataset, "--artifact", weak, "--split", "all", "--dif", "split")
+    done = cli("evaluate", *command)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    first = next(k for k, line in enumerate(lines) if line.startswith("model "))
+    tests = next(k for k, line in enumerate(lines) if line.startswith("split: "))
+    assert tests < first  # the test that was asked for comes before the comparison
+    ranked = [line.split("  ")[0] for line in lines[first + 1 : first + 4]]
+    assert ranked == [
+        *(f"{name} (in-sample)" for name in (weak, "mixture of 20", "independent features"))
+    ]
+    assert "implied" not in done.out
 
 
 def nats_of_independent_features(train: np.ndarray, X: np.ndarray) -> float:

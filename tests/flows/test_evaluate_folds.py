@@ -58,20 +58,28 @@ def test_rows_are_judged_by_fits_to_the_others(evaluated, dataset, rows, tmp_pat
     model = BernoulliMixture(n_components=2)
     artifact = fitted(dataset, "bernoulli-mixture", n_components=2)
     command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", FOLDS)
-    found = evaluated(*command, "--seed", 4, "--no-baselines")
+    found = evaluated(*command, "--seed", 4)
     assert (found["folds"], found["n_samples"], found["split"]) == (FOLDS, len(rows), None)
-    (told,) = found["models"]
+    told = found["models"][0]
 
     folds, nats = assign_folds(np.arange(len(rows)), FOLDS, 4), np.empty(len(rows))
+    flat = np.empty(len(rows))  # the baseline of independent features
     for k in range(FOLDS):  # rows without the fold, as a dataset of their own
         apart = folds == k
         others = write_arrays(tmp_path / f"{k}.zarr", rows[~apart], words_per_chunk=1)
         state = fit_model(model, make_test_row_source(others), SerialExecutor(), 0)
         judged = pack_block(rows[apart])
         nats[apart] = model.log_likelihood(state.params, judged, RowRandom(0)).nats
+        p = (rows[~apart].sum(axis=0) + 1) / ((~apart).sum() + 2)
+        flat[apart] = np.where(rows[apart], np.log(p), np.log(1 - p)).sum(axis=1)
         assert told["folds"][k]["rows"] == apart.sum()
     assert told["log_likelihood"] == pytest.approx(nats.mean(), abs=0.01)
     assert told["standard_error"] == pytest.approx(nats.std() / np.sqrt(len(nats)), rel=0.02)
+    names = [str(artifact), "independent features"]
+    (pair,) = (one for one in found["differences"] if one["models"] == names)
+    assert pair["nats_per_row"]["difference"] == pytest.approx((nats - flat).mean(), abs=0.01)
+    error = (nats - flat).std() / np.sqrt(len(nats))
+    assert pair["nats_per_row"]["standard_error"] == pytest.approx(error, rel=0.02)
     whole = evaluated("--dataset", dataset.path, "--artifact", artifact, "--no-baselines")
     assert told["log_likelihood"] < whole["models"][0]["log_likelihood"]
 

@@ -27,11 +27,13 @@ from pipeline.evaluation.evaluate import (
     EvaluatedModel,
     RowFold,
     assign_folds,
+    describe_differences,
     describe_likelihood,
     describe_reconstruction,
+    describe_scores,
     find_likelihood_measure,
     make_baseline_models,
-    score_rows,
+    score_models,
 )
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
@@ -40,6 +42,7 @@ from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.params import array_field
 from pipeline.statistics.counts import PairCounts
+from pipeline.statistics.sums import Sums
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
@@ -134,6 +137,12 @@ def two_columns(labels: NDArray[np.int64]) -> DenseData:
     return DenseData(X, None, labels)
 
 
+def score_rows(
+    subject: EvaluatedModel, measure: str | None, rows: RowSource, executor: Any = SERIAL
+) -> Sums:
+    return score_models({"": (subject, measure)}, rows, executor, 0).models[""]
+
+
 # --- likelihoods and losses ----------------------------------------------------------------------
 
 
@@ -142,7 +151,7 @@ def two_columns(labels: NDArray[np.int64]) -> DenseData:
 def test_scores_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObject) -> None:
     subject = mixture()
     rows = make_memory_rows(data, draw.draw(chunkings(len(data.X))))
-    sums = score_rows(subject, "log_likelihood", rows, SERIAL, 0)
+    sums = score_rows(subject, "log_likelihood", rows)
     X, mask = data.X, data.mask.astype(bool)
     given_k = [np.where(X, p, 1 - p) for p in PROBABILITIES]
     joint = WEIGHTS * np.array([np.where(mask, g, 1.0).prod(axis=1) for g in given_k]).T
@@ -159,11 +168,75 @@ def test_scores_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObje
         assert describe_reconstruction(sums) == pytest.approx(expected, abs=1e-9)
 
 
+@settings(deadline=None, max_examples=20)
+@given(data=tables(st.just(6)), draw=st.data())
+def test_differences_are_paired_by_row(data: DenseData, draw: st.DataObject) -> None:
+    """The standard errors are those of the row-wise differences of the dense matrix."""
+    subjects = {"a": mixture(), "b": mixture([1.0], PROBABILITIES[:1])}
+    measure = find_likelihood_measure(subjects["a"], 6)
+    by_name = {name: (subject, measure.name) for name, subject in subjects.items()}
+    n = len(data.X)
+    scores = score_models(by_name, make_memory_rows(data, draw.draw(chunkings(n))), SERIAL, 0)
+    models = [
+        {"name": name, **describe_scores(subject, measure, scores.models[name])}
+        for name, subject in subjects.items()
+    ]
+    (found,) = describe_differences(models, scores)
+    assert found["models"] == ["a", "b"]
+
+    X, mask = data.X, data.mask.astype(bool)
+    per_row = {}
+    for name, subject in subjects.items():
+        p, weights = subject.params.probabilities, subject.params.weights
+        joint = weights * np.array([np.where(mask, np.where(X, q, 1 - q), 1).prod(1) for q in p]).T
+        expected = joint / joint.sum(axis=1, keepdims=True) @ p
+        per_row[name] = np.log(joint.sum(axis=1)), (((expected > 0.5) != X) & mask).sum(axis=1)
+    (nats, wrong), (other_nats, other_wrong) = per_row["a"], per_row["b"]
+    error = (nats - other_nats).std() / np.sqrt(n)
+    assert found["nats_per_row"]["difference"] == pytest.approx((nats - other_nats).mean())
+    assert found["nats_per_row"]["standard_error"] == pytest.approx(error, abs=1e-6)
+    if mask.any():
+        observed = mask.sum(axis=1)
+        share = (wrong - other_wrong).sum() / observed.sum()
+        error = np.sqrt(((wrong - other_wrong - share * observed) ** 2).sum()) / observed.sum()
+        assert found["wrong_bits"]["difference"] == pytest.approx(share)
+        assert found["wrong_bits"]["standard_error"] == pytest.approx(error, abs=1e-9)
+    for value in found.values():
+        if value != found["models"]:
+            exceeds = abs(value["difference"]) > 2 * value["standard_error"]
+            assert value["exceeds_two_standard_errors"] == exceeds
+
+
+def test_only_comparable_likelihoods_have_differences() -> None:
+    """Errors of estimates are part of the standard error of a difference."""
+    kinds = [Exact, Integrated, Bounded, Composite, BySegment]
+    subjects = {kind.__name__: by_segment(kind) for kind in kinds}
+    measures = {name: find_likelihood_measure(s, 2) for name, s in subjects.items()}
+    by_name = {name: (subject, measures[name].name) for name, subject in subjects.items()}
+    rows = make_memory_rows(two_columns(np.arange(900) % 3))
+    scores = score_models(by_name, rows, SERIAL, 0)
+    models = [
+        {"name": name, **describe_scores(subject, measures[name], scores.models[name])}
+        for name, subject in subjects.items()
+    ]
+    pairs = {tuple(one["models"]): one for one in describe_differences(models, scores)}
+    compared = {pair for pair, one in pairs.items() if "nats_per_row" in one}
+    assert compared == {("Exact", "Integrated"), ("Exact", "Bounded"), ("Integrated", "Bounded")}
+    assert len(pairs) == 10
+    assert all("wrong_bits" in one for one in pairs.values())
+    constant = pairs["Integrated", "Bounded"]["nats_per_row"]
+    assert constant == {
+        "difference": pytest.approx(1.0),
+        "standard_error": pytest.approx(0.02),
+        "exceeds_two_standard_errors": True,
+    }
+
+
 def test_large_blocks_are_scored_in_parts_and_by_threads_alike() -> None:
     data = DenseData(drawn(800_000))
     subject = mixture()
     scores = [
-        score_rows(subject, "log_likelihood", make_memory_rows(data, sizes), executor, 0)
+        score_rows(subject, "log_likelihood", make_memory_rows(data, sizes), executor)
         for sizes, executor in (
             ([800_000], SERIAL),
             ([50_000] * 16, SERIAL),
@@ -196,14 +269,14 @@ def test_a_measure_is_called_what_it_is(kind: type[BySegment], expected: dict[st
     subject = by_segment(kind)
     measure = find_likelihood_measure(subject, 2)
     rows = make_memory_rows(two_columns(np.arange(900) % 3))
-    found = describe_likelihood(measure, score_rows(subject, measure.name, rows, SERIAL, 0))
+    found = describe_likelihood(measure, score_rows(subject, measure.name, rows))
     assert found.items() >= {name: pytest.approx(x) for name, x in expected.items()}.items()
 
 
 def test_segments_are_those_of_the_model() -> None:
     labels = np.repeat([0, 1, 2], [500, 100, 50])
     subject = by_segment(Exact, (2, 0, 1))
-    sums = score_rows(subject, "log_likelihood", make_memory_rows(two_columns(labels)), SERIAL, 0)
+    sums = score_rows(subject, "log_likelihood", make_memory_rows(two_columns(labels)))
     assert sums.objective == pytest.approx(-500 * 3 - 100 * 1 - 50 * 2)
     assert sums.values["segment_rows"].tolist() == [500, 100, 50]
 
@@ -211,7 +284,7 @@ def test_segments_are_those_of_the_model() -> None:
 def test_a_row_without_a_finite_likelihood_is_named() -> None:
     rows = make_memory_rows(two_columns(np.zeros(20, np.int64)))
     with pytest.raises(FitError, match="row 8: the log_likelihood is -inf"):
-        score_rows(by_segment(Infinite, (0,)), "log_likelihood", rows, SERIAL, 0)
+        score_rows(by_segment(Infinite, (0,)), "log_likelihood", rows)
 
 
 def test_the_first_baseline_is_independence_with_one_pseudo_count() -> None:
@@ -225,8 +298,7 @@ def test_the_first_baseline_is_independence_with_one_pseudo_count() -> None:
     p = (X.sum(axis=0) + 1) / (len(X) + 2)
     expected = np.where(X, np.log(p), np.log(1 - p)).sum(axis=1).mean()
     scores = [
-        score_rows(subject, "log_likelihood", make_memory_rows(DenseData(X)), SERIAL, 0).objective
-        / len(X)
+        score_rows(subject, "log_likelihood", make_memory_rows(DenseData(X))).objective / len(X)
         for subject in fitted.values()
     ]
     assert scores[0] == pytest.approx(expected)
