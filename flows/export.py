@@ -46,7 +46,8 @@ EXAMPLES = f"""Examples:
     python -m flows.export --codes z.zarr --what codes --output codes.parquet
     python -m flows.export --artifact runs/v --what fit --output fit.xlsx
 
-`.xlsx` needs `pip install 'latentbits[excel]'`.
+`.xlsx` needs `pip install 'latentbits[excel]'`. In `.csv`, texts that a spreadsheet would run as
+formulas, such as =1+1, get an apostrophe in front.
 
 {EXIT_CODES}"""
 app = make_app("export", HELP, EXAMPLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -122,5 +123,6 @@ class SourcedValue(NamedTuple):
 def parse_local_path(text: str) -> Path:
     """Parse a local path; refuse a URL, which would create a folder of that name."""
     if "://" in text:
-        raise DataError(f"{text} is a URL, but only a local path works here.")
+        url = re.sub("//[^/]*@", "//", text.partition("?")[0])  # without credentials
+        raise DataError(f"{url} is a URL, but only a local path works here.")
     return Path(text)

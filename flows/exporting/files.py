@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
@@ -18,8 +20,11 @@ from flows.exporting.formats import check_table_size
 from storage.artifacts.artifacts import Artifact
 from storage.errors import DataError
 from storage.stores.locations import check_target_file
+from storage.stores.object_store import translate_store_errors
 
 _BATCH_BYTES = 8 << 20
+_FORMULA_START = r"\A[=+\-@\t\r\n]"
+_NUMBERS = r"\A([+-]?(\d+\.?\d*|\.\d+|inf|nan)([eE][+-]?\d+)?( |\z))+\z"
 _MAX_EXACT_INTEGER = 10**15
 """Excel keeps 15 digits, so longer whole numbers are written as text."""
 
@@ -91,13 +96,13 @@ def write_table(table: BatchedTable, target: Path, overwrite: bool) -> None:
     """Write a table to a temporary file, then rename that.
 
     Raises `DataError` if the file exists by now and must not be replaced, or the table is too large
-    for it.
+    for it, and `OSError` with the file's name if the disk is full.
     """
     check_table_size(target, table.n_rows, len(table.schema))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        with temporary.open("wb") as file:
+        with translate_store_errors(target), temporary.open("wb") as file:
             _WRITERS[target.suffix.lower()](table, file)
             file.flush()
             os.fsync(file.fileno())
@@ -108,9 +113,24 @@ def write_table(table: BatchedTable, target: Path, overwrite: bool) -> None:
 
 
 def _write_csv(table: BatchedTable, file: IO[bytes]) -> None:
-    with pa.csv.CSVWriter(file, table.schema) as writer:
+    names = _escape_formulas(pa.array(table.schema.names)).to_pylist()
+    schema = pa.schema([*zip(names, table.schema.types, strict=True)])
+    with pa.csv.CSVWriter(file, schema) as writer:
         for batch in read_ahead(_join_batches(table)):
-            writer.write_table(batch)
+            columns = map(_escape_formulas, batch.columns)
+            writer.write_table(pa.Table.from_arrays([*columns], names))
+
+
+def _escape_formulas(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Put an apostrophe before texts that a spreadsheet would run as a formula, but not numbers."""
+    if not pa.types.is_string(column.type):
+        return column
+    compute = pyarrow.compute
+    is_suspect = compute.match_substring_regex(column, _FORMULA_START)
+    if not compute.any(is_suspect).as_py():
+        return column
+    is_formula = compute.and_not(is_suspect, compute.match_substring_regex(column, _NUMBERS))
+    return compute.if_else(is_formula, compute.binary_join_element_wise("'", column, ""), column)
 
 
 def _write_parquet(table: BatchedTable, file: IO[bytes]) -> None:
@@ -137,17 +157,26 @@ def _write_excel(table: BatchedTable, file: IO[bytes]) -> None:
     import xlsxwriter
 
     options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
-    with xlsxwriter.Workbook(file, options) as book:
-        sheet = book.add_worksheet()
-        sheet.freeze_panes(1, 0)
-        for row, values in enumerate(_iter_rows(table)):
-            for column, value in enumerate(values):
-                if value is not None and sheet.write(row, column, _convert_for_excel(value)):
-                    name = table.schema.names[column]
-                    raise DataError(
-                        f"row {row}, column {name!r}: the text of {len(value):,} characters is too "
-                        "long for Excel. Write .csv or .parquet."
-                    )
+    try:
+        with (
+            TemporaryDirectory(prefix=".", dir=Path(file.name).parent) as folder,
+            xlsxwriter.Workbook(file, {**options, "tmpdir": folder}) as book,
+        ):
+            _write_sheet(book.add_worksheet(), table)
+    except xlsxwriter.exceptions.FileCreateError as error:
+        raise error.args[0] from error  # the `OSError`
+
+
+def _write_sheet(sheet: Any, table: BatchedTable) -> None:
+    sheet.freeze_panes(1, 0)
+    for row, values in enumerate(_iter_rows(table)):
+        for column, value in enumerate(values):
+            if value is not None and sheet.write(row, column, _convert_for_excel(value)):
+                name = table.schema.names[column]
+                raise DataError(
+                    f"row {row}, column {name!r}: the text of {len(value):,} characters is too "
+                    "long for Excel. Write .csv or .parquet."
+                )
 
 
 def _iter_rows(table: BatchedTable) -> Iterator[Iterable[object]]:

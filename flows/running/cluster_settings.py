@@ -144,6 +144,11 @@ def _parse_address(settings: Mapping[str, SourcedValue]) -> SplitResult | None:
     if "cluster" not in settings or settings["cluster"].value == LOCAL_CLUSTER:
         return None
     value, source = settings["cluster"]
+    if re.search("[@?#]", value):  # a secret may follow or precede it, so the value is not shown
+        raise FitError(
+            f"{source}: an address has the form tls://HOST:PORT, without credentials. Schedulers "
+            "accept certificates: {tls_ca}, {tls_cert} and {tls_key}."
+        )
     try:
         parts = urlsplit(value)
         complete = parts.scheme in ("tcp", "tls") and parts.hostname and parts.port

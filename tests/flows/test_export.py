@@ -11,18 +11,22 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
-from flows.cli.errors import format_warnings
+from flows.cli.errors import format_warnings, is_bad_input
 from flows.cli.hyperparameters import build_model
+from flows.exporting.files import make_table, write_table
 from pipeline.models.registry import find_models
 from storage import load_artifact, open_codes, open_dataset
 from storage.dataset.dataset import BinaryDataset
 from tests.conformance.facts import facts_of
 from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
+from tests.support.faults import limit_file_size
 from tests.support.fits import write_fit
 
 NAMES = ["=1+1", "b, c", 'say "d"', "é", "http://e", "0"]
+NAMES_IN_CSV = ["'=1+1", *NAMES[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +104,7 @@ def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
         assert not Path("t.csv").exists()
         return
     found = exported("items", "--artifact", path)
-    assert [*found["feature"]] == NAMES
+    assert [*found["feature"]] == NAMES_IN_CSV
     for key, values in over_features.items():
         pattern = key if saved[key].ndim == 1 else f"{key}_(?!error|low|high|[0-9]+_[0-9])"
         columns = found.filter(regex=f"^{pattern}" + ("$" if saved[key].ndim == 1 else ""))
@@ -350,6 +354,32 @@ def test_nothing_is_left_of_a_table_that_cannot_be_made(transformed, cli):
 
 
 @pytest.mark.matrix
+def test_no_text_becomes_a_formula(tmp_path):
+    """But numbers remain numbers, also those in a column of texts."""
+    risky = ["=1", "+a", "-a", "@a", "\ta", "\ra", "-1-2"]
+    other = ["-1.5", "+2e3", "-inf", "-1 -2.5", "a=1", "'", "é"]
+    table = make_table({"=x": pa.array([*risky, *other, None]), "-y": pa.array([-1.0] * 15)})
+    for suffix in ("csv", "parquet", "xlsx"):
+        write_table(table, tmp_path / f"t.{suffix}", overwrite=False)
+    found = pd.read_csv(tmp_path / "t.csv", lineterminator="\n", keep_default_na=False)
+    assert [*found.columns] == ["'=x", "'-y"]
+    assert [*found["'=x"]] == [*(f"'{text}" for text in risky), *other, ""]
+    assert [*found["'-y"]] == [-1.0] * 15
+    assert [*pd.read_parquet(tmp_path / "t.parquet").dropna()["=x"]] == [*risky, *other]
+    assert [line[0] for line in cells(str(tmp_path / "t.xlsx"))[1:6]] == [*risky[:4], "\ta"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "xlsx"])
+def test_a_full_disk_is_named(tmp_path, suffix):
+    target = tmp_path / f"t.{suffix}"
+    numbers = pa.array(np.random.default_rng(0).random(9000))
+    with limit_file_size(20_000), pytest.raises(OSError, match="File too large") as full:
+        write_table(make_table({"x": numbers}), target, overwrite=False)
+    assert full.value.filename == str(target)
+    assert is_bad_input(full.value)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_excel_has_no_room_for_more_rows(cli, transformed, monkeypatch, dataset, artifact):
     monkeypatch.setattr("flows.exporting.formats._MAX_EXCEL_SHAPE", (599, 100))
     transformed("clipped-pca", "z.zarr")
@@ -389,8 +419,8 @@ def test_codes_of_other_fits_and_rows_are_refused(transformed, cli, artifact, tm
             "--output is 't.tsv', but must end in .csv, .parquet or .xlsx.",
         ),
         (
-            ("--what", "fit", "--output", "s3://b/t.csv"),
-            "is a URL, but only a local path works here",
+            ("--what", "fit", "--output", "s3://key:secret@b/t.csv?secret"),
+            "error: s3://b/t.csv is a URL, but only a local path works here.",
         ),
         (("--what", "all", "--output", "t.csv"), "--what"),
     ],

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cloudpickle
@@ -61,6 +63,17 @@ def fill_disk(folder: Path) -> None:
                 file.write(bytes(4096))
             except OSError:
                 return
+
+
+@contextmanager
+def limit_file_size(n_bytes: int) -> Iterator[None]:
+    """Make the system refuse longer files, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def flip_middle_bit(path: Path) -> None:

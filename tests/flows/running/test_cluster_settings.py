@@ -107,6 +107,15 @@ def test_what_is_no_address(cluster):
     assert repr(cluster) in refusal(cluster=cluster)
 
 
+@pytest.mark.parametrize("cluster", ["tls://user:secret@host:1", "u:secret@h", "tcp://h:1?secret"])
+def test_an_address_with_a_secret_is_not_shown(cluster, monkeypatch):
+    message = refusal(cluster=cluster, insecure=True)
+    assert message.startswith("--cluster: an address has the form tls://HOST:PORT")
+    assert "secret" not in message
+    environment(monkeypatch, cluster=cluster)
+    assert "secret" not in refusal()
+
+
 @pytest.mark.parametrize(
     "where",
     [

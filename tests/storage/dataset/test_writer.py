@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from tests.storage.conftest import (
     write_dataset,
 )
 from tests.support.data import ArrayBatch
+from tests.support.faults import limit_file_size
 from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 
@@ -381,17 +380,6 @@ def test_a_refused_append_leaves_things_as_they_were(
     assert files_of(path) == before
 
 
-@contextmanager
-def largest_file(n_bytes: int) -> Iterator[None]:
-    """Make the system refuse longer files, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 LIMITS = {"group": 100, "chunk": 6000, "manifest": 9000}
 
 
@@ -406,7 +394,7 @@ def test_the_limits_stop_the_writing_where_they_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 def test_a_full_disk_leaves_no_dataset(limit: int, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="File too large"), largest_file(limit):
+    with pytest.raises(OSError, match="File too large"), limit_file_size(limit):
         write_dataset(tmp_path / "data.zarr", WIDE)
     assert files_of(tmp_path) == {}
 
@@ -416,7 +404,7 @@ def test_a_full_disk_leaves_the_dataset_without_the_new_rows(limit: int, tmp_pat
     path, whole = tmp_path / "data.zarr", tmp_path / "whole.zarr"
     digest = write_dataset(path, WIDE).digest
     before = sorted(files_of(path))
-    with pytest.raises(OSError, match="File too large"), largest_file(limit):
+    with pytest.raises(OSError, match="File too large"), limit_file_size(limit):
         write_dataset(path, WIDE, append=True)
     assert sorted(files_of(path)) == before
     dataset = open_dataset(path)
