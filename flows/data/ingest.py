@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -257,10 +257,10 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
         ) as writer:
             yield writer
         return
-    value_in_old_rows = None
+    in_old_rows: Literal["missing", "zero"] | None = None
     if job.long_append.new_features == "add":
-        value_in_old_rows = "zero" if sources[0].columns.value is None else "missing"
-    with append_dataset(path, names, value_in_old_rows) as writer:
+        in_old_rows = "zero" if sources[0].columns.value is None else "missing"
+    with append_dataset(path, names, in_old_rows) as writer:
         if writer.base is None or writer.base.manifest != base.manifest:
             raise FolderInUseError(
                 f"{path}: another writer changed the dataset in between. Run the command again."

@@ -1,4 +1,4 @@
-"""Read the tables of a dataset and check them against the manifest."""
+"""Read the tables of a dataset and check them against the manifest, and write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DamagedChunkError, DataError
-from storage.format.schema import BITS, DATASET_FORMAT, OBSERVED, REMEDIES, open_checked_array
+from storage.format.schema import (
+    BITS,
+    DATASET_FORMAT,
+    MIN_CHUNK_BYTES,
+    OBSERVED,
+    REMEDIES,
+    ArraySpec,
+    create_array,
+    open_checked_array,
+)
 from storage.stores.locations import AnyPath, checksum
 from storage.stores.object_store import format_error, make_damage_error
 
@@ -116,3 +125,28 @@ def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> Non
     expected = (n_features, n_bytes) if is_packed else (8 * n_bytes,)
     if array.chunks != expected:
         raise DataError(f"{name} has chunks of {array.chunks} instead of {expected}.")
+
+
+def place_rows(
+    spec: ArraySpec, rows: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Place the rows of a table at the positions of their chunks."""
+    placed = np.full((1 + positions.max(), rows.shape[1]), spec.fill_value, np.int64)
+    placed[positions] = rows
+    return placed
+
+
+def write_table(group: zarr.Group, spec: ArraySpec, rows: NDArray[np.int64]) -> None:
+    """Write a table; what an earlier writer left beyond is overwritten first."""
+    if spec.name not in group:
+        height = max(1, MIN_CHUNK_BYTES // (8 * rows.shape[1]))
+        create_array(group, spec, rows.shape, (height, rows.shape[1]))
+    table: Any = group[spec.name]
+    common = tuple(map(max, table.shape, rows.shape))
+    if table.shape != common:
+        table.resize(common)
+    whole = np.full(common, spec.fill_value, np.int64)
+    whole[: rows.shape[0], : rows.shape[1]] = rows
+    table[:] = whole
+    if table.shape != rows.shape:
+        table.resize(rows.shape)

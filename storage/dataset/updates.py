@@ -13,6 +13,8 @@ from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 
 Bytes = NDArray[np.uint8]
+DuplicateRule = Literal["last", "any"]
+"""Which of several values of a cell counts: the last one, or 1 if any is 1."""
 
 
 class RowUpdates(Protocol):
@@ -84,7 +86,7 @@ def _concatenate(parts: Sequence[ChunkUpdates]) -> ChunkUpdates:
 
 
 def merge_cells(
-    ones: Words, observed: Words, new: CellWords, duplicates: Literal["last", "any"] | None
+    ones: Words, observed: Words, new: CellWords, duplicates: DuplicateRule | None
 ) -> tuple[Words, Words]:
     """Merge new cells into the values and the mask of a chunk, (n_features, n_words) each.
 

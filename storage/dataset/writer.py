@@ -27,10 +27,11 @@ from storage.dataset.chunks import (
 )
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.levels import Codebook, LevelsWriter, encode_texts, make_codebook
-from storage.dataset.tables import make_damaged_dataset_error
+from storage.dataset.tables import make_damaged_dataset_error, place_rows, write_table
 from storage.dataset.updates import (
     CellWords,
     ChunkUpdates,
+    DuplicateRule,
     RowUpdates,
     find_contradiction,
     iter_chunk_updates,
@@ -187,7 +188,9 @@ def _make_taken_error(target: AnyPath, overwrite: bool) -> DataError:
 
 @contextmanager
 def append_dataset(
-    path: str | AnyPath, feature_names: Sequence[str], value_in_old_rows: str | None = None
+    path: str | AnyPath,
+    feature_names: Sequence[str],
+    value_in_old_rows: Literal["missing", "zero"] | None = None,
 ) -> Iterator[DatasetWriter]:
     """Append rows to a dataset as new chunks; readers see the old dataset until the end.
 
@@ -268,12 +271,12 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
             delete_chunks(group[format_array_path(name)], free.tolist())
     for levels in dataset.levels.values():
         levels.truncate(group)
-    tables = {CHUNKS: dataset.chunks, ONES: dataset.ones(), CHECKSUMS: dataset.checksums}
-    for spec, recorded in tables.items():
-        rows, table = place_rows(spec, recorded, dataset.positions), group[spec.name]
-        if len(free) or table.shape != rows.shape:  # type: ignore[union-attr]
+    by_chunk = {CHUNKS: dataset.chunks, ONES: dataset.ones(), CHECKSUMS: dataset.checksums}
+    tables = {spec: place_rows(spec, rows, dataset.positions) for spec, rows in by_chunk.items()}
+    for spec, rows in {**tables, BLOCKS: dataset.blocks}.items():
+        table: Any = group[spec.name]
+        if len(free) or table.shape != rows.shape:
             write_table(group, spec, rows)
-    write_table(group, BLOCKS, dataset.blocks)
     # Only local files: objects are always complete.
     for file in dataset.path.rglob("*.partial") if isinstance(dataset.path, Path) else ():
         if file.is_file():
@@ -451,7 +454,7 @@ class DatasetWriter:
     def update(
         self,
         batches: Iterable[RowUpdates],
-        duplicates: Literal["last", "any"] | None,
+        duplicates: DuplicateRule | None,
         format_cell: Callable[[int, int, int], str],
     ) -> None:
         """Add values to existing rows; their chunks are written anew to other positions.
@@ -480,7 +483,7 @@ class DatasetWriter:
         self,
         base: BinaryDataset,
         updates: ChunkUpdates,
-        duplicates: Literal["last", "any"] | None,
+        duplicates: DuplicateRule | None,
         format_cell: Callable[[int, int, int], str],
     ) -> None:
         chunk = base.read_chunk(updates.key)
@@ -546,8 +549,9 @@ class DatasetWriter:
             if self._pending:
                 self._write_chunk(self._pending.pop())
         self._check_row_count()
-        n_positions, n_features = 1 + int(self._positions.max()), len(self.feature_names)
-        resize_arrays(self.group, self._array_names, n_positions, n_features)
+        # Positions of updated chunks remain until the new manifest is written.
+        used = [*self._positions.tolist(), *(self.base.positions.tolist() if self.base else ())]
+        resize_arrays(self.group, self._array_names, 1 + max(used), len(self.feature_names))
         self._mark_missing_features()
         tables = self._build_tables()
         self._write_tables(tables)
@@ -776,31 +780,6 @@ class DatasetWriter:
             **places,
             **content,
         }
-
-
-def place_rows(
-    spec: ArraySpec, rows: NDArray[np.int64], positions: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Place the rows of a table at the positions of their chunks."""
-    placed = np.full((1 + positions.max(), rows.shape[1]), spec.fill_value, np.int64)
-    placed[positions] = rows
-    return placed
-
-
-def write_table(group: zarr.Group, spec: ArraySpec, rows: NDArray[np.int64]) -> None:
-    """Write a table; what an earlier writer left beyond is overwritten first."""
-    if spec.name not in group:
-        height = max(1, MIN_CHUNK_BYTES // (8 * rows.shape[1]))
-        create_array(group, spec, rows.shape, (height, rows.shape[1]))
-    table: Any = group[spec.name]
-    common = tuple(map(max, table.shape, rows.shape))
-    if table.shape != common:
-        table.resize(common)
-    whole = np.full(common, spec.fill_value, np.int64)
-    whole[: rows.shape[0], : rows.shape[1]] = rows
-    table[:] = whole
-    if table.shape != rows.shape:
-        table.resize(rows.shape)
 
 
 def resize_arrays(

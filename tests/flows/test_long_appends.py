@@ -301,6 +301,7 @@ def arrive(folder: Path, name: str, night: Sequence[Line]) -> None:
 NIGHTS = [
     draw_lines(0, 150, "xyz", 1),
     [*draw_lines(0, 80, "uv", 2), *draw_lines(150, 20, "xu", 3)],
+    [*draw_lines(0, 10, "w", 4), *draw_lines(150, 20, "w", 5)],  # frees the last position
 ]
 
 
@@ -341,7 +342,7 @@ def kill(*arguments, **options):
         original(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 setattr(owner, event, kill)
-ingest_new("in", parse_path("d.zarr"))
+ingest_new(*sys.argv[4:5], parse_path(sys.argv[5]))
 """
 MOMENTS = [
     *(("_write_array_chunk", k, "after") for k in (1, 2, 9, 12)),
@@ -355,24 +356,55 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("moment", [MOMENTS[-4], MOMENTS[0], MOMENTS[-3]])
+def test_a_killed_night_in_an_object_store_is_repeated(small_chunks, s3, tmp_path, moment):
+    remote = parse_path(f"{s3}/d.zarr")
+    for k, night in enumerate(NIGHTS[:2]):
+        arrive(tmp_path / "in", f"{k}.csv", night)
+        expected = ingest_new(tmp_path / "in", tmp_path / "d.zarr")
+        if not k:
+            before = ingest_new(tmp_path / "in", remote)
+    arguments = [sys.executable, "-c", KILLED, *map(str, moment), tmp_path / "in", str(remote)]
+    assert subprocess.run(arguments, timeout=120).returncode == -9
+    found = open_dataset(remote)
+    found.verify()
+    is_done = moment[2] == "after" and moment[0] == "write_manifest"
+    assert found.digest == (expected if is_done else before).digest
+    append(remote, str(tmp_path / "in" / "1.csv"), ColumnRoles(long=LONG))
+    found = open_dataset(remote)
+    assert (found.digest, cells(found)) == (expected.digest, cells(expected))
+    objects = {key.removeprefix("d.zarr/") for key in remote.list_keys()}
+    assert {name for name in objects if "/c/" in name} == {
+        name for name in files_of(tmp_path / "d.zarr") if "/c/" in name
+    }
+
+
 @pytest.mark.few(3)
-@pytest.mark.parametrize("moment", MOMENTS[::-1])
-def test_a_killed_night_is_repeated(small_chunks, tmp_path, monkeypatch, moment):
+@pytest.mark.parametrize(
+    ("night", "moment"), [*((1, moment) for moment in MOMENTS[::-1]), (2, MOMENTS[-4])]
+)
+def test_a_killed_night_is_repeated(small_chunks, tmp_path, monkeypatch, night, moment):
     monkeypatch.chdir(tmp_path)
     path = parse_path("d.zarr")
-    arrive(tmp_path / "in", "0.csv", NIGHTS[0])
-    before = ingest_new("in", path)
-    arrive(tmp_path / "in", "1.csv", NIGHTS[1])
+    for k in range(night):
+        arrive(tmp_path / "in", f"{k}.csv", NIGHTS[k])
+        before = ingest_new("in", path)
+    arrive(tmp_path / "in", f"{night}.csv", NIGHTS[night])
     shutil.copytree("d.zarr", "copy.zarr")
     expected = ingest_new("in", parse_path("copy.zarr"))
-    arguments = [sys.executable, "-c", KILLED, *map(str, moment)]
+    assert (expected.n_positions < before.n_positions) == (night == 2)
+    arguments = [sys.executable, "-c", KILLED, *map(str, moment), "in", "d.zarr"]
     assert subprocess.run(arguments, timeout=120).returncode == -9
     found = open_dataset(path)
     found.verify()
     is_done = moment in [("write_manifest", 1, "after")] or moment[0] == "delete_chunks"
     assert found.digest == (expected if is_done else before).digest
     assert cells(found) == cells(expected if is_done else before)
-    append(path, "in/1.csv", ColumnRoles(long=LONG)) if is_done else ingest_new("in", path)
+    if is_done:  # the file is known, but may be read once more
+        append(path, f"in/{night}.csv", ColumnRoles(long=LONG))
+    else:
+        ingest_new("in", path)
     files, expected_files = files_of(Path("d.zarr")), files_of(Path("copy.zarr"))
     assert files.keys() == expected_files.keys()
     assert files == expected_files
