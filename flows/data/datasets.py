@@ -126,9 +126,14 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
         raise DataError(f"{artifact.path}: {error}") from None
 
 
-def check_dataset_features(fitted: LoadedModel, dataset: BinaryDataset) -> None:
+def check_dataset_features(
+    fitted: LoadedModel,
+    dataset: BinaryDataset,
+    remedy: str = "Use the features of the fit in the same order, or fit again.",
+) -> None:
     """Check that a dataset has the features of the fit, in the same order."""
+    names = fitted.feature_names, dataset.feature_names
     try:
-        check_same_features(fitted.feature_names, dataset.feature_names, str(fitted.artifact.path))
+        check_same_features(*names, str(fitted.artifact.path), remedy="")
     except FitError as error:
-        raise DataError(f"{dataset.path}: {error}") from None
+        raise DataError(f"{dataset.path}: {error}{remedy}") from None

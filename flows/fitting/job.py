@@ -194,7 +194,7 @@ def find_warm_start(
             f"The latest artifact, {latest.artifact.path}, is of {latest.model.name}, not of "
             f"{model.name}. Fit once without {{warm_start}}."
         )
-    check_dataset_features(latest, dataset)
+    check_dataset_features(latest, dataset, "Fit once without {warm_start}.")
     n_components = int(latest.artifact.manifest["n_components"])
     if components not in (None, AUTO) and model.n_components != n_components:
         raise FitError(

@@ -95,7 +95,10 @@ def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_pat
         (command, "clipped-pca does not iterate and needs no start, unlike"),
         ((*command, "--model", "blica"), "blica does not iterate and needs no start"),
         ((*command, *mixture), "is of latent-trait, not of bernoulli-mixture"),
-        (("fit", "--dataset", renamed, *trait, *command[3:], "--output", "runs/d"), "Feature 1 is"),
+        (
+            ("fit", "--dataset", renamed, *trait, *command[3:], "--output", "runs/d"),
+            ". Fit once without --",
+        ),
         ((*command, *trait, "--output", "nowhere"), "nowhere contains no latest artifact"),
     ]
     for refused, text in refusals:
