@@ -215,6 +215,9 @@ def plain_cli(
     from flows.cli.app import run_app
 
     if "prefect_server" not in request.fixturenames:
+        # First, because whether a module defines Prefect flows is decided when it is imported.
+        for name in ("export", "fit", "ingest", "neighbours", "report.flow", "transform"):
+            importlib.import_module(f"flows.{name}")
         for module in ("environment", "flow"):
             monkeypatch.setattr(f"flows.running.{module}.is_prefect_installed", lambda: False)
     monkeypatch.chdir(tmp_path)
