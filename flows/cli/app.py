@@ -1,4 +1,4 @@
-"""The application of a command line: parsing, error lines, exit codes and Ctrl-C."""
+"""The application of a command line: parsing, error lines, exit codes and interrupts."""
 
 from __future__ import annotations
 
@@ -163,15 +163,16 @@ def _exit_with_message(code: int, message: str) -> NoReturn:
 
 
 def _install_interrupt_handler() -> None:
-    """Raise and remember interrupts, unless this process ignores them.
+    """Raise and remember Ctrl-C and SIGTERM, unless this process ignores them.
 
     Python drops a KeyboardInterrupt that arrives while an object is being deleted, so the handler
     also sets a flag.
     """
     _interrupt_received.clear()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _handle_interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _handle_interrupt)
 
 
 def _handle_interrupt(*_: object) -> None:

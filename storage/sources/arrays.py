@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import IO, Any
 from zipfile import ZipFile
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
 from storage.sources.spool import Entries, format_duplicate, spool_entries
+from storage.sources.temporary import TemporaryFolder
 from storage.sources.value_codes import (
     MISSING,
     ReadOptions,
@@ -86,7 +86,7 @@ def open_member_rows(archive: ZipFile, name: str) -> Iterator[ReadRows]:
         if not header.fortran_order:
             yield lambda first, n_rows: _read_rows(stream, name, header, first, n_rows)
             return
-    with TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         path = archive.extract(name + ".npy", folder)
         array = np.load(path, mmap_mode="r")
         yield lambda first, n_rows: array[first : first + n_rows]

@@ -6,7 +6,6 @@ to a temporary file, read there, and deleted again.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import numpy as np
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, copy_fields
+from storage.sources.temporary import TemporaryFolder
 from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -149,7 +149,7 @@ def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[st
     if not is_url(path):
         yield path, ""
         return
-    with tempfile.TemporaryDirectory(prefix="latentbits-") as folder:
+    with TemporaryFolder() as folder:
         copy = str(Path(folder) / ("source" + "".join(PurePosixPath(path).suffixes[-2:]).lower()))
         try:
             with open(copy, "wb") as file:

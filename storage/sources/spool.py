@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch
+from storage.sources.temporary import TemporaryFolder
 from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
 
 DuplicateRule = Literal["last", "any"]
@@ -216,7 +217,7 @@ def _open_temporary_planes(n_bytes: int) -> Iterator[_BitPlanes]:
             f"Ordering the entries needs {2 * n_bytes / 1e9:.1f} GB in {tempfile.gettempdir()}, "
             f"but only {free / 1e9:.1f} GB are free. Set TMPDIR to a larger disk."
         )
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryFolder() as folder:
         low, high = (
             np.memmap(Path(folder) / name, np.uint8, mode="w+", shape=(max(1, n_bytes),))
             for name in ("low", "high")
@@ -240,7 +241,7 @@ class EntryFile:
     columns: NDArray[np.int64] | None = None
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="latentbits-")
+        self._folder = TemporaryFolder()
         self._portions: list[tuple[str, int, int]] = []
 
     @property

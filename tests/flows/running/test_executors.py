@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import weakref
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ from flows.cli.app import make_app, run_app
 from flows.cli.errors import hide_expected_tracebacks
 from flows.running.executors import check_executor_options, open_executor
 from pipeline.errors import FitError
+from storage.sources.temporary import TemporaryFolder
 
 
 def listening() -> set[str]:
@@ -107,6 +109,21 @@ def test_an_interrupt_is_told_whatever_came_of_it(capsys):
         run_app(app, [])
     assert leaving.value.code == 130
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_a_termination_is_an_interrupt(capsys):
+    app, folders = make_app("terminated", "", ""), []
+
+    @app.default
+    def main() -> None:
+        with TemporaryFolder() as folder:
+            folders.append(Path(folder))
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as leaving:
+        run_app(app, [])
+    assert (leaving.value.code, capsys.readouterr().err) == (130, "error: interrupted\n")
+    assert not folders[0].exists()
 
 
 def test_prefect_tells_an_interrupt_without_a_traceback(prefect_server, caplog, monkeypatch):
