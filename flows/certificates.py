@@ -19,6 +19,7 @@ from rich.console import Console
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import OUTPUT, Option, Overwrite, Repeatable
 from storage.errors import DataError
+from storage.stores.locations import check_outside_datasets
 
 HELP = """Create certificates to try out a Dask cluster over TLS, valid for 30 days.
 
@@ -120,6 +121,7 @@ def main(
     overwrite: Overwrite = False,
 ) -> None:
     """Write the files and print their paths."""
+    check_outside_datasets(folder / KEY_FILE)
     for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
         if (folder / name).exists() and not overwrite:
             raise DataError(f"{folder / name} exists already. Add {{overwrite}} to replace it.")

@@ -41,9 +41,8 @@ from storage.artifacts.artifacts import ArtifactReader
 from storage.dataset.chunks import unpack_rows
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
-from storage.format.schema import DATASET_FORMAT
 from storage.sources import SourceBatch
-from storage.stores.locations import AnyPath, check_target_folder, parse_path
+from storage.stores.locations import DATASET_FORMAT, AnyPath, check_target_folder, parse_path
 
 HELP = """Draw a synthetic dataset of any size from a fitted model.
 

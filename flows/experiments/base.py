@@ -44,6 +44,7 @@ from pipeline.models.base import Model
 from pipeline.numerics.spectra.linalg import leading_eigenpairs
 from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
+from storage.stores.locations import check_outside_datasets
 
 T = TypeVar("T")
 Array = NDArray[np.float64]
@@ -75,7 +76,7 @@ class ExperimentOptions:
         """Check the options before any work; raise DataError or FitError if one cannot be used."""
         check_seed(self.seed)
         check_executor_options(**self.where)
-        parse_local_path(self.output)
+        check_outside_datasets(parse_local_path(self.output))
 
 
 @Option(name="*")

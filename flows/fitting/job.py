@@ -42,7 +42,7 @@ from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import RunFolder
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.stores.locations import LATEST_NAME, AnyPath, parse_path
+from storage.stores.locations import LATEST_NAME, AnyPath, check_outside_datasets, parse_path
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     truth = _load_truth(model, dataset) if options.truth else None
     default_runs, initial_fit = parse_path("runs") / dataset.path.resolve().stem, None
     runs = parse_path(options.output) if options.output else default_runs
+    check_outside_datasets(runs / LATEST_NAME)
     if options.warm_start:
         model, initial_fit = find_warm_start(model, options.components, dataset, runs)
     provenance = {

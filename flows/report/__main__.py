@@ -73,7 +73,6 @@ def main(
 
 def _name_pictures(report: Report, folder: AnyPath, suffix: str) -> dict[AnyPath, Figure]:
     """Name a file for each figure after its title."""
-    folder.mkdir(parents=True, exist_ok=True)
     names = make_unique_slugs(figure.title for figure in report.figures)
     return {folder / f"{name}.{suffix}": f for name, f in zip(names, report.figures, strict=True)}
 
@@ -82,6 +81,7 @@ def _write_pictures(figures: Mapping[AnyPath, Figure]) -> None:
     if figures:
         from flows.report.pictures import render_picture  # Matplotlib is slow to import
     for path, figure in figures.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(render_picture(figure, path.suffix[1:]))
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from flows.cli.options import ExecutorName, ExecutorOptions
+from flows.cli.options import ExecutorName, ExecutorOptions, parse_local_path
 from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from storage.stores.locations import check_target_file
 
 
 def open_executor(**where: Unpack[ExecutorOptions]) -> AbstractContextManager[Executor]:
@@ -72,11 +73,8 @@ def check_executor_options(
     if cluster == "":
         raise FitError("{cluster} is empty. Is a shell variable unset?")
     if name == "dask":
-        if others.get("performance_report") and find_spec("bokeh") is None:
-            raise FitError(
-                "{performance_report} needs the package Bokeh. Install it by "
-                "pip install 'latentbits[dashboard]'."
-            )
+        if others.get("performance_report"):
+            _check_performance_report(others["performance_report"])
         return resolve_cluster_settings({"workers": workers, "cluster": cluster, **others})
     for option, value in {"cluster": cluster, **others}.items():
         if value:
@@ -87,3 +85,12 @@ def check_executor_options(
     if workers and name == "serial":
         raise FitError("{workers} cannot be combined with {executor=serial}. Use threads or dask.")
     return None
+
+
+def _check_performance_report(file: str) -> None:
+    check_target_file(parse_local_path(file), overwrite=True)
+    if find_spec("bokeh") is None:
+        raise FitError(
+            "{performance_report} needs the package Bokeh. Install it by "
+            "pip install 'latentbits[dashboard]'."
+        )

@@ -40,14 +40,8 @@ from storage.display import (
 )
 from storage.errors import DamagedChunkError, DataError
 from storage.format.manifests import read_manifest
-from storage.format.schema import (
-    DATASET_FORMAT,
-    DATASET_VERSION,
-    format_array_path,
-    has_chunk,
-    open_checked_array,
-)
-from storage.stores.locations import AnyPath, checksum, open_group, parse_path
+from storage.format.schema import DATASET_VERSION, format_array_path, has_chunk, open_checked_array
+from storage.stores.locations import DATASET_FORMAT, AnyPath, checksum, open_group, parse_path
 from storage.stores.object_store import make_store_error
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from storage.errors import DamagedChunkError, DataError
 from storage.format.schema import (
     BITS,
-    DATASET_FORMAT,
     MIN_CHUNK_BYTES,
     OBSERVED,
     REMEDIES,
@@ -20,7 +19,7 @@ from storage.format.schema import (
     create_array,
     open_checked_array,
 )
-from storage.stores.locations import AnyPath, checksum
+from storage.stores.locations import DATASET_FORMAT, AnyPath, checksum
 from storage.stores.object_store import format_error, make_damage_error
 
 TableArray = NDArray[np.int64]

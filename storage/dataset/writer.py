@@ -44,7 +44,6 @@ from storage.format.schema import (
     BLOCKS,
     CHECKSUMS,
     CHUNKS,
-    DATASET_FORMAT,
     DATASET_VERSION,
     MIN_CHUNK_BYTES,
     OBSERVED,
@@ -59,8 +58,10 @@ from storage.format.schema import (
     open_checked_array,
 )
 from storage.stores.locations import (
+    DATASET_FORMAT,
     AnyPath,
     check_folder_name,
+    check_outside_datasets,
     checksum,
     clear_folder,
     delete_tree,
@@ -154,12 +155,14 @@ def create_dataset(
 def check_dataset_target(path: AnyPath, overwrite: bool) -> bool:
     """Return whether a new dataset would replace one; refuse a path that is taken.
 
-    Raises `DataError` if the path may not be replaced, or has the suffix of a file.
+    Raises `DataError` if the path may not be replaced, is inside a dataset, or has the suffix of a
+    file.
     """
     check_folder_name(path)
     target = path.resolve()
     if target.exists() and not target.is_dir():
         raise _make_taken_error(target, overwrite)
+    check_outside_datasets(target)
     replaces = bool(list_children(target)) and not is_unfinished(target, DATASET_FORMAT)
     if replaces and not (overwrite and has_format(target, DATASET_FORMAT)):
         raise _make_taken_error(target, overwrite)

@@ -15,13 +15,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from storage.errors import DataError
-from storage.format.schema import (
-    ARTIFACT_FORMAT,
-    CODES_FORMAT,
-    DATASET_FORMAT,
-    REMEDIES,
-    list_stored_arrays,
-)
+from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, REMEDIES, list_stored_arrays
+from storage.stores.locations import DATASET_FORMAT
 
 MAX_INT64 = 2**63 - 1
 _NUMBER_DTYPES = frozenset(

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from storage.errors import DataError, StoreUnreachableError
-from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, REMEDIES
+from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, REMEDIES
 from storage.stores.locations import (
+    DATASET_FORMAT,
     LATEST_NAME,
     MANIFEST_NAME,
     AnyPath,

@@ -13,6 +13,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.sync import sync
 
 from storage.errors import DataError
+from storage.stores.locations import DATASET_FORMAT
 from storage.stores.object_store import translate_store_errors
 
 SAFE_CODECS = frozenset(
@@ -52,7 +53,6 @@ def _iter_codec_names(part: Mapping[str, Any]) -> Iterator[str]:
         yield from _iter_codec_names(codec.get("configuration") or {})
 
 
-DATASET_FORMAT = "latentbits-dataset"
 ARTIFACT_FORMAT = "latentbits-artifact"
 CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1

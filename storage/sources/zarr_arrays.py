@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
-from storage.format.schema import CODES_FORMAT, DATASET_FORMAT, SAFE_CODECS, check_codecs
+from storage.format.schema import CODES_FORMAT, SAFE_CODECS, check_codecs
 from storage.sources.arrays import make_dimensions_error, make_number_batch
 from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
 from storage.sources.value_codes import ReadOptions, check_numeric
-from storage.stores.locations import MANIFEST_NAME
+from storage.stores.locations import DATASET_FORMAT, MANIFEST_NAME
 
 
 @dataclass(frozen=True, kw_only=True)

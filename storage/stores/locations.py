@@ -32,6 +32,7 @@ from storage.stores.object_path import (
 )
 from storage.stores.object_store import STORE_KINDS, translate_store_errors
 
+DATASET_FORMAT = "latentbits-dataset"
 MANIFEST_NAME = "manifest.json"
 LATEST_NAME = "latest"
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
@@ -121,10 +122,11 @@ def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
     """Refuse a path that is taken, unless it holds the same kind of content and may be overwritten.
 
     The remains of an interrupted writer of the same kind do not count. Raises `DataError` if the
-    path is taken, or its name has the suffix of a file.
+    path is taken or inside a dataset, or its name has the suffix of a file.
     """
     check_folder_name(target)
     empty = target.is_dir() and not any(target.iterdir())
+    check_outside_datasets(target)  # after a request that reports an unreachable store
     if not target.exists() or empty or is_unfinished(target, kind):
         return
     if not overwrite:
@@ -144,10 +146,20 @@ def check_folder_name(target: AnyPath) -> None:
         )
 
 
+def check_outside_datasets(target: AnyPath) -> None:
+    """Raise `DataError` if a path lies in the folder of a dataset, which only ingest changes."""
+    folder = target.resolve()
+    while (folder := folder.parent) != folder.parent:
+        with suppress(StoreUnreachableError):  # perhaps only this part of the bucket may be read
+            if has_format(folder, DATASET_FORMAT):
+                raise DataError(f"{target} is inside the dataset {folder}. Choose another path.")
+
+
 def check_target_file(target: AnyPath, overwrite: bool) -> None:
-    """Raise `DataError` if a path is a folder, or a file that may not be overwritten."""
+    """Raise `DataError` for a folder, a file that may not be overwritten, or one in a dataset."""
     if target.is_dir():
         raise DataError(f"{target} is a folder, not a file.")
+    check_outside_datasets(target)
     if target.exists() and not overwrite:
         raise DataError(f"{target} already exists. Use {{overwrite}} to replace it.")
 

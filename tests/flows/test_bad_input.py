@@ -87,6 +87,29 @@ def test_a_folder_is_not_named_like_a_file(refused, tmp_path, name, output):
     )
 
 
+def test_nothing_is_written_into_a_dataset(refused, cli, dataset, tmp_path):
+    fitted = ["--artifact", "runs"]
+    assert cli("fit", "--dataset", dataset, "--output", "runs").code == 0
+    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.uint8))
+    (tmp_path / "link").symlink_to(dataset)
+    commands = [
+        ("fit", "--dataset", dataset, "--output", dataset),
+        ("fit", "--dataset", dataset, "--output", dataset / "runs"),
+        ("transform", "--dataset", dataset, *fitted, "--output", "link/codes"),
+        ("transform", "--dataset", dataset, *fitted, "--output", "d.zarr/z.csv"),
+        ("export", *fitted, "--what", "items", "--output", "d.zarr/t.csv"),
+        ("report", *fitted, "--output", "d.zarr/r.html"),
+        ("report", *fitted, "--output", "r.html", "--pictures", "d.zarr/pictures"),
+        ("sample", *fitted, "--rows", 9, "--output", "d.zarr/bits/drawn"),
+        ("neighbours", "--dataset", dataset, "--k", 2, "--output", "d.zarr/near"),
+        ("ingest", "x.npy", "--dataset", "d.zarr/e"),
+        ("certificates", "d.zarr/tls"),
+        ("fit", "--dataset", dataset, "--performance-report", "d.zarr/p.html", "--workers", 1),
+    ]
+    for command in commands:
+        assert f"is inside the dataset {dataset}. Choose another path." in refused(*command)
+
+
 @pytest.mark.parametrize(
     "damage",
     ["flipped", *(pytest.param(d, marks=pytest.mark.matrix) for d in ("missing", "empty", "cut"))],

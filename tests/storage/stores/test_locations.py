@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage.errors import FolderInUseError
+from storage.errors import DataError, FolderInUseError
 from storage.stores import locations
 from storage.stores.locations import claim_lease, parse_path
 from storage.stores.object_path import ObjectPath
@@ -55,6 +55,16 @@ def rewrite(folder: ObjectPath, *, machine: str) -> None:
     """Make a claim look like one of another machine."""
     claim = claim_of(folder)
     claim.write_bytes(json.dumps([machine, *json.loads(claim.read_bytes())[1:]]).encode())
+
+
+def test_what_is_inside_a_dataset_is_refused(folder):
+    group = {"attributes": {"format": locations.DATASET_FORMAT}}
+    (folder / "zarr.json").write_bytes(json.dumps(group).encode())
+    for inside in (folder / "codes.zarr", folder / "a" / "b" / "t.csv"):
+        with pytest.raises(DataError, match=rf"{inside} is inside the dataset {folder}\."):
+            locations.check_outside_datasets(inside)
+    locations.check_outside_datasets(folder)
+    locations.check_outside_datasets(folder.with_name("e.zarr"))
 
 
 def test_a_claim_lies_beside_the_folder_and_goes(folder):
