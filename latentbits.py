@@ -2,7 +2,8 @@
 
 `fit`, `transform` and `evaluate` take a dataset: opened from disk (`open_dataset`), or made from an
 array or a data frame (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn
-estimator, such as `ClippedPCA` and `LatentTrait`; see `pipeline.api.estimators`.
+estimator, such as `ClippedPCA` and `LatentTrait`; see `pipeline.api.estimators`. `Scorer` computes
+the codes of single rows for a service.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from pipeline.api import scorer
     from pipeline.api.functions import evaluate, fit, transform
     from pipeline.data.datasets import Dataset
     from pipeline.data.tables import BinaryTable
     from storage import load_artifact, open_codes, open_dataset
 
 __all__ = [
+    "Scorer",
     "evaluate",
     "fit",
     "from_dataframe",
@@ -130,6 +133,41 @@ def _make_dataset(table: BinaryTable, path: Any) -> Dataset:
     with create_dataset(path, names, columns=columns, expected_rows=len(table.X)) as writer:
         writer.add(table, table.segments)
     return open_dataset(path)
+
+
+def Scorer(model: Any) -> scorer.Scorer:
+    """Load a fitted model that computes the latent codes of single rows, such as for a service.
+
+    Parameters
+    ----------
+    model
+        Folder of an artifact, or a folder of runs, of which it takes the latest; or the result of
+        `fit`. It is read only now: load it again after another fit.
+
+    Returns
+    -------
+    pipeline.api.scorer.Scorer
+        Call it with a row, `{feature: 0, 1 or None}`, or with a data frame, on any thread.
+
+    Raises
+    ------
+    ValueError
+        If there is no complete artifact, or it is from another version.
+
+    Examples
+    --------
+    >>> scorer = Scorer("runs/votes")  # doctest: +SKIP
+    >>> scorer({"call_1": 1, "call_2": 0, "call_3": None})  # doctest: +SKIP
+    {'mean_1': 0.62, 'mean_2': -0.31, 'variance_1': 0.4, 'variance_2': 0.5, 'converged': True}
+    """
+    from pipeline.api import scorer
+    from pipeline.api.fitted import FittedModel
+
+    if not isinstance(model, FittedModel):
+        from storage import load_artifact
+
+        model = FittedModel.from_artifact(load_artifact(model))
+    return scorer.Scorer(model)
 
 
 def __getattr__(name: str) -> Any:

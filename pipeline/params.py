@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 NamedArrays = dict[str, tuple[tuple[str, ...], NDArray[Any]]]
 """Dimensions and values of arrays, by name."""
+DimensionLabels = Mapping[str, Sequence[str]]
+"""Names of the positions along a dimension; other dimensions are numbered from 1."""
 
 
 def array_field(*dims: str) -> Any:
@@ -47,6 +49,27 @@ def get_named_arrays(params: Any) -> NamedArrays:
 def _name_layer_dims(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
     units = {"below": f"unit_{layer}" if layer else "feature", "above": f"unit_{layer + 1}"}
     return tuple(units.get(dim, dim) for dim in dims)
+
+
+def label_positions(
+    dims: Sequence[str], shape: Sequence[int], names: DimensionLabels
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yield the positions of an array and the suffix of a column for each, such as `_1` or `_1_2`.
+
+    Positions on or below the diagonal of a symmetric matrix are left out: the diagonal of a
+    covariance matrix holds the variances, which have columns of their own; that of a correlation
+    matrix is 1.
+    """
+    for index in np.ndindex(*shape):
+        position = dict(zip(dims, index, strict=True))
+        if all(k < position.get(f"{dim}_j", k + 1) for dim, k in position.items()):
+            pairs = zip(dims, index, strict=True)
+            yield index, "".join(f"_{_label_position(*pair, names)}" for pair in pairs)
+
+
+def _label_position(dim: str, index: int, names: DimensionLabels) -> str:
+    labels = names.get(dim.removesuffix("_j"))
+    return str(labels[index]) if labels is not None else str(index + 1)
 
 
 def params_from_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:

@@ -235,7 +235,7 @@ ONE = np.array([[0, 1], [1, 0]])
         (lambda: lb.from_numpy(ONE, segment=["s"]), r"segment has .*\(1,\).* per row: 2 values"),
         (lambda: lb.from_numpy(ONE, segment=["s", None]), "segment: Row 2 .* has no segment"),
         (lambda: lb.from_numpy(ONE, keep={"k": [1]}), "k has .* one value per row: 2 values"),
-        (lambda: lb.from_dataframe(ONE), "A numpy.ndarray is neither a data frame"),
+        (lambda: lb.from_dataframe(ONE), "A numpy.ndarray is not a data frame"),
         (lambda: lb.from_dataframe(pd.DataFrame(ONE), segment="s"), "no column 's'"),
         (lambda: lb.from_dataframe(pd.DataFrame(ONE), keep="k"), r"Pass a list: \['k'\]"),
         (lambda: lb.from_dataframe(xarray.Dataset({"z": ("row", [1])})), "with `values`"),

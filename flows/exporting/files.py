@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from flows.data.readahead import read_ahead
 from flows.exporting.formats import check_table_size
+from pipeline.params import DimensionLabels, label_positions
 from storage.artifacts.artifacts import Artifact
 from storage.errors import DataError
 from storage.stores.locations import check_target_file
@@ -30,8 +31,6 @@ _MAX_EXACT_INTEGER = 10**15
 
 
 Array = NDArray[Any]
-DimensionLabels = Mapping[str, Sequence[str]]
-"""Names of the positions along a dimension; other dimensions are numbered from 1."""
 
 
 class ArrayGroup(NamedTuple):
@@ -47,28 +46,9 @@ class ArrayGroup(NamedTuple):
 def iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
     """Iterate over the named columns of a group, position by position."""
     shape = next(iter(group.arrays.values())).shape[1:]
-    for index in np.ndindex(shape):
-        if not _is_redundant(group.dims, index):
-            positions = zip(group.dims, index, strict=True)
-            labels = [_format_label(dim, k, names) for dim, k in positions]
-            for name, values in group.arrays.items():
-                column = np.ascontiguousarray(values[(slice(None), *index)])
-                yield "_".join((name, *labels)), column
-
-
-def _is_redundant(dims: Sequence[str], index: Sequence[int]) -> bool:
-    """Return whether a position is on or below the diagonal of a symmetric matrix.
-
-    The diagonal of a covariance matrix holds the variances, which already have columns; the
-    diagonal of a correlation matrix is 1.
-    """
-    position = dict(zip(dims, index, strict=True))
-    return any(k >= position.get(f"{dim}_j", k + 1) for dim, k in position.items())
-
-
-def _format_label(dim: str, index: int, names: DimensionLabels) -> str:
-    labels = names.get(dim.removesuffix("_j"))
-    return str(labels[index]) if labels is not None else str(index + 1)
+    for index, suffix in label_positions(group.dims, shape, names):
+        for name, values in group.arrays.items():
+            yield name + suffix, np.ascontiguousarray(values[(slice(None), *index)])
 
 
 def list_segment_names(artifact: Artifact) -> list[str]:

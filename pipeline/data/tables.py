@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import narwhals as nw
 
 _SPLIT = "split"
+_NUMBERS = (bool, int, float, np.number, np.bool)
 NOT_BINARY_REMEDY = (
     "Use threshold=T or map={VALUE: 1, VALUE: 0}, or name the column in keep if it is not a "
     "feature."
@@ -215,10 +216,16 @@ def _convert_to_numbers(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _convert_to_number(value: Any) -> float:
-    """Return NaN for a missing value, and infinity, which is not binary, for a non-number."""
-    if _is_missing(value):
-        return np.nan
-    return float(value) if isinstance(value, bool | int | float | np.number | np.bool) else np.inf
+    """Return NaN for a missing value, and infinity, which is not binary, for any other value.
+
+    Numbers come first and need no further test, because single rows are converted value by value.
+    """
+    if isinstance(value, _NUMBERS):
+        try:
+            return float(value)
+        except OverflowError:  # a whole number of more than 308 digits
+            return np.inf
+    return np.nan if _is_missing(value) else np.inf
 
 
 def _is_missing(value: Any) -> bool:
@@ -258,6 +265,7 @@ def make_table_from_frame(
     keep: Sequence[str],
     features: Sequence[str] | None = None,
     rule: BinarizationRule = None,
+    remedy: str = NOT_BINARY_REMEDY,
 ) -> BinaryTable:
     """Convert a data frame or an xarray object to a table of bits.
 
@@ -274,6 +282,8 @@ def make_table_from_frame(
         Names of the feature columns; None takes all columns except `segment` and `keep`.
     rule
         Rule for values other than 0, 1, True and False.
+    remedy
+        Last sentence of the error about a value of a data frame that is not binary.
 
     Raises
     ------
@@ -293,10 +303,12 @@ def make_table_from_frame(
                 parameter="features",
             )
         return _convert_xarray(df, segment, keep, rule)
-    return _convert_data_frame(_wrap_frame(df), segment, keep, features, rule)
+    frame = wrap_frame(df, "Collect a lazy frame first; pass an array to from_numpy.")
+    return _convert_data_frame(frame, segment, keep, features, rule, remedy)
 
 
-def _wrap_frame(df: Any) -> nw.DataFrame[Any]:
+def wrap_frame(df: Any, remedy: str) -> nw.DataFrame[Any]:
+    """Wrap a data frame of any library that Narwhals supports; the error ends with the remedy."""
     import narwhals as nw  # only data frames need it
 
     try:
@@ -304,8 +316,7 @@ def _wrap_frame(df: Any) -> nw.DataFrame[Any]:
     except TypeError:
         kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__name__}"
         raise FitError(
-            f"A {kind} is neither a data frame of pandas, Polars or a similar library nor an "
-            "xarray object. Collect a lazy frame first; pass an array to from_numpy."
+            f"A {kind} is not a data frame of pandas, Polars or a similar library. {remedy}"
         ) from None
     except nw.exceptions.DuplicateError as error:
         raise FitError(" ".join(str(error).split()) + ". Rename one.") from None
@@ -317,6 +328,7 @@ def _convert_data_frame(
     keep: Sequence[str],
     features: Sequence[str] | None,
     rule: BinarizationRule,
+    remedy: str,
 ) -> BinaryTable:
     names = _check_columns(segment, keep, frame.columns)
     columns = frame.columns if features is None else _check_columns(None, features, frame.columns)
@@ -324,7 +336,7 @@ def _convert_data_frame(
     X = np.ma.zeros((len(frame), len(feature_names)), np.uint8)
     for index, name in enumerate(feature_names):
         values = apply_binarization_rule(frame[name].to_numpy()[:, None], (name,), rule)
-        bits, observed = convert_to_bits(values, (name,))
+        bits, observed = convert_to_bits(values, (name,), remedy)
         X[:, index] = bits[:, 0]
         if observed is not None:
             X[observed[:, 0] == 0, index] = np.ma.masked

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.api import functions as api
+from pipeline.api.fitted import FittedModel
+from pipeline.api.scorer import Scorer
 from pipeline.data.blocks import pack_block
+from pipeline.data.datasets import make_memory_dataset
+from pipeline.data.tables import make_binary_table
 from pipeline.inference.transform import describe_codes
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, assert_same
@@ -44,6 +53,31 @@ def test_codes_do_not_depend_on_how_rows_are_cut(
     for key, values in whole.items():
         assert len(values) == len(data.X)
         assert np.concatenate([part[key] for part in cut]).tobytes() == values.tobytes(), key
+
+
+@pytest.mark.parametrize("segment", [None, "b"])
+def test_a_scorer_gives_the_bytes_of_transform(facts: Facts, segment: str | None) -> None:
+    names = [f"f{i}" for i in range(N_FEATURES)]
+    model = FittedModel(facts.make(), fitted(facts).params, tuple(names), ("a", "b", "c"))
+    scorer, X = Scorer(model), probit().X[:5].astype(float)
+    X[2, 1] = X[3, 0] = np.nan
+
+    def transform(rows: np.ndarray) -> Any:
+        table = make_binary_table(rows, names, [segment or "unknown"] * len(rows))
+        with catch_warnings(action="ignore"):  # the mean of the segments is used
+            return api.transform(model, make_memory_dataset(table), n_jobs=1)
+
+    assert_same(scorer(pd.DataFrame(X, columns=names), segment), transform(X))
+    for values in X:
+        row = {name: value for name, value in zip(names, values, strict=True) if value == value}
+        found, expected = scorer(row, segment), transform(values[None])
+        assert {"mean_1", "mean_2"} <= found.keys()
+        for name, dims in facts.model.codes.items():
+            if not dims:
+                assert found[name] == expected[name][0]
+            elif len(dims) == 1:
+                labels = range(1, 3) if dims == ("component",) else names
+                assert [found[f"{name}_{label}"] for label in labels] == expected[name][0].tolist()
 
 
 def test_codes_ignore_what_lies_under_a_missing_value(facts: Facts) -> None:

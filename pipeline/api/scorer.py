@@ -1,0 +1,170 @@
+"""Latent codes of single rows, for services that answer one request at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.api.fitted import FittedModel, LatentCodes
+from pipeline.data.blocks import BinaryBlock, pack_block
+from pipeline.data.datasets import MemoryDataset, make_memory_dataset
+from pipeline.data.matching import UNKNOWN_SEGMENT, map_fitted_segments
+from pipeline.data.tables import BinaryTable, convert_to_bits, make_table_from_frame, wrap_frame
+from pipeline.errors import FitError, format_suggestion
+from pipeline.executors.base import limit_blas_threads
+from pipeline.inference.transform import cast_for_storage
+from pipeline.params import label_positions
+from pipeline.random import RowRandom
+
+_VALUES_REMEDY = "Pass one of these values."
+_ROW_REMEDY = "Pass one row as a dictionary {feature: value}, or several as a data frame."
+_MAX_SHOWN = 60  # characters of a name that an error shows
+
+
+class Scorer:
+    """Computes the latent codes of rows, by the names of their features.
+
+    The work is done on the calling thread. Any number of threads can use one scorer, and get the
+    bytes that one thread would get.
+
+    Parameters
+    ----------
+    fitted
+        The fitted model.
+
+    Attributes
+    ----------
+    fitted
+        The fitted model, with `feature_names` and `warnings`.
+    """
+
+    def __init__(self, fitted: FittedModel) -> None:
+        self.fitted = fitted
+        self._places = {name: place for place, name in enumerate(fitted.feature_names)}
+        self._segments = map_fitted_segments(fitted.params, fitted.segment_names)
+        self._rng = RowRandom(0)
+        # Compiled code is loaded now, with and without missing values, not by the first row.
+        some = np.eye(1, len(self._places), dtype=np.uint8)
+        for observed in (None, some):
+            codes = self._compute_codes(pack_block(some, observed, UNKNOWN_SEGMENT))
+        dims, names = fitted.model.codes, {"feature": fitted.feature_names}
+        self._columns = {
+            array: [
+                (index, array + suffix)
+                for index, suffix in label_positions(dims[array], values.shape[1:], names)
+            ]
+            for array, values in codes.items()
+        }
+
+    @overload
+    def __call__(
+        self, rows: Mapping[str, Any], segment: str | None = None
+    ) -> dict[str, float | bool]: ...
+
+    @overload
+    def __call__(self, rows: Any, segment: str | None = None) -> LatentCodes: ...
+
+    def __call__(self, rows: Any, segment: str | None = None) -> Any:
+        """Compute the latent codes of one row or of a data frame.
+
+        Parameters
+        ----------
+        rows
+            One row: a dictionary from names of features to 0, 1, True, False or a missing value
+            (None, NaN). Or a data frame of pandas, Polars and others, with a column per feature.
+            Features that are absent are missing; their order does not matter.
+        segment
+            Name of the segment of all rows. None takes the mean of the fitted segments. Models
+            without segments ignore it.
+
+        Returns
+        -------
+        dict or LatentCodes
+            For one row, numbers by name, such as `mean_1` and `variance_1` of the first component:
+            the columns of a table of codes. For a data frame, the arrays of `latentbits.transform`,
+            such as `mean`, (n_rows, n_components). The numbers are those of `transform`; if a model
+            draws random numbers, those of a data set with the same rows.
+
+        Raises
+        ------
+        FitError
+            If a feature or the segment is unknown, a value is neither 0 nor 1 nor missing, or a row
+            has no observed value. It is a ValueError.
+        """
+        index = self._find_segment(segment)
+        if not isinstance(rows, Mapping):
+            return self._score_frame(rows, segment)
+        codes = self._compute_codes(self._pack_row(rows, index))
+        return {
+            column: codes[array][(0, *position)].item()
+            for array, columns in self._columns.items()
+            for position, column in columns
+        }
+
+    def _pack_row(self, row: Mapping[str, Any], segment: int) -> BinaryBlock:
+        self._check_features(row)
+        values = np.full((1, len(self._places)), None, object)
+        for name, value in row.items():
+            values[0, self._places[name]] = value
+        X, observed = convert_to_bits(values, self.fitted.feature_names, _VALUES_REMEDY)
+        _check_rows_observed(observed)
+        return pack_block(X, observed, segment)
+
+    def _compute_codes(self, block: BinaryBlock) -> dict[str, NDArray[Any]]:
+        with limit_blas_threads():
+            codes = self.fitted.model.transform(self.fitted.params, block, self._rng)
+        return {
+            name: cast_for_storage(name, values, block.rows, "float64")
+            for name, values in codes.items()
+        }
+
+    def _score_frame(self, df: Any, segment: str | None) -> LatentCodes:
+        from pipeline.api.functions import transform  # imports evaluation too: half a second
+
+        dataset = self._make_dataset(df, segment or "")
+        return transform(self.fitted, dataset, n_jobs=1)
+
+    def _make_dataset(self, df: Any, segment: str) -> MemoryDataset:
+        frame = wrap_frame(df, _ROW_REMEDY)
+        self._check_features(map(str, frame.columns))
+        table = make_table_from_frame(frame, None, (), remedy=_VALUES_REMEDY)
+        X, observed = np.zeros((2, len(table.X), len(self._places)), np.uint8)
+        places = [self._places[name] for name in table.feature_names]
+        X[:, places] = table.X
+        observed[:, places] = 1 if table.observed is None else table.observed
+        _check_rows_observed(observed)
+        mask = None if observed.all() else observed
+        dataset = make_memory_dataset(BinaryTable(X, mask, self.fitted.feature_names, None, {}))
+        return replace(dataset, segment_names=(segment,))
+
+    def _check_features(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._places:
+                shown = str(name)[:_MAX_SHOWN]
+                raise FitError(
+                    f"The fit has no feature {shown!r}."
+                    f"{format_suggestion(shown, self._places)} Leave out what is not a feature."
+                )
+
+    def _find_segment(self, name: str | None) -> int:
+        if name is None or not self._segments:
+            return UNKNOWN_SEGMENT
+        if name not in self._segments:
+            raise FitError(
+                f"The fit has no segment {str(name)[:_MAX_SHOWN]!r}. "
+                f"It has: {', '.join(self._segments)}. None takes their mean.",
+                parameter="segment",
+            )
+        return self._segments[name]
+
+
+def _check_rows_observed(observed: NDArray[np.uint8] | None) -> None:
+    if observed is not None and not (has_values := observed.any(axis=1)).all():
+        raise FitError(
+            f"row {int(np.argmin(has_values)) + 1} (counted from 1) has no observed value. "
+            "Pass 0 or 1 for at least one feature."
+        )
