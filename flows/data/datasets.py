@@ -24,6 +24,7 @@ from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
 from storage.stores.locations import AnyPath
+from storage.stores.object_path import ObjectPath, is_url
 
 ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
@@ -40,6 +41,16 @@ def open_dataset_or_example(name: str) -> BinaryDataset:
             return ingest_sources([name], path, overwrite=path.exists())
         except FolderInUseError:
             time.sleep(0.2)  # another process is creating it
+
+
+def may_open(recorded: str, *own: AnyPath) -> bool:
+    """Return whether to open a path that an artifact or codes record.
+
+    Whoever wrote them chose the path, and a request to another bucket would carry the signature of
+    the user. So a URL must be in the same bucket as one of the paths that the user named.
+    """
+    roots = [f"{path.root}/" for path in own if isinstance(path, ObjectPath)]
+    return not is_url(recorded) or recorded.startswith(tuple(roots))
 
 
 def resolve_split(

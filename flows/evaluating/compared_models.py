@@ -9,7 +9,7 @@ from typing import Any
 
 import scipy
 
-from flows.data.datasets import LoadedModel, check_dataset_features, load_fitted_model
+from flows.data.datasets import LoadedModel, check_dataset_features, load_fitted_model, may_open
 from flows.fitting.provenance import TrainingRows, find_training_rows
 from pipeline.data.matching import describe_unknown_segments
 from pipeline.errors import FitError
@@ -53,15 +53,21 @@ def load_compared_model(path: str, dataset: BinaryDataset) -> ComparedModel:
     check_dataset_features(fitted, dataset)
     segments, names, manifest = fitted.segments, dataset.segment_names, fitted.artifact.manifest
     labels = _find_labels(fitted, dataset)
+    warnings, fitted_path = describe_unknown_segments(segments, names), manifest["dataset"]["path"]
+    if not may_open(fitted_path, fitted.artifact.path, dataset.path):
+        warnings.append(
+            f"the fitted rows are not read from {fitted_path}, which is neither in the bucket of "
+            "the artifact nor in that of the dataset"
+        )
     return ComparedModel(
         path,
         str(fitted.artifact.path.resolve()),
         match_segments(fitted.model, fitted.params, segments, names, labels),
         manifest["n_components"],
-        find_training_rows(manifest, dataset),
+        find_training_rows(fitted.artifact, dataset),
         manifest["seed"],
         segments,
-        tuple(describe_unknown_segments(segments, names)),
+        tuple(warnings),
         manifest,
     )
 

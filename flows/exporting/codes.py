@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from flows.data.datasets import digest_leading_chunks
+from flows.data.datasets import digest_leading_chunks, may_open
 from flows.data.readahead import read_ahead
 from flows.exporting.files import Array, ArrayGroup, BatchedTable, iter_columns
 from pipeline.executors.progress import Progress, ignore_progress
@@ -30,9 +30,15 @@ RowPositions = NDArray[np.int64]
 def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDataset:
     """Return the dataset that codes belong to: `dataset`, or the recorded one if it is None.
 
-    Raises `DataError` if it does not exist, or its leading rows differ.
+    Raises `DataError` if it does not exist, its leading rows differ, or the recorded one is not in
+    the bucket of the codes.
     """
     recorded = codes.manifest.get("queries") or codes.manifest["dataset"]
+    if dataset is None and not may_open(recorded["path"], codes.path):
+        raise DataError(
+            f"{codes.path}: the recorded dataset, {recorded['path']}, is not in the bucket of the "
+            "codes, so it is not opened. Set {dataset} to the dataset that they belong to."
+        )
     try:
         dataset = open_dataset(recorded["path"]) if dataset is None else dataset
     except DataError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any, Literal
 
-from flows.data.datasets import LoadedModel, digest_leading_chunks, make_row_source
+from flows.data.datasets import LoadedModel, digest_leading_chunks, make_row_source, may_open
 from pipeline.data.blocks import RowSource
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
@@ -18,6 +18,7 @@ from pipeline.executors.code_digest import digest_modules
 from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
+from storage.artifacts.artifacts import Artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 
@@ -142,21 +143,25 @@ def make_training_rows(dataset: BinaryDataset, split: str | None) -> TrainingRow
     return TrainingRows(dataset, split, dataset.n_chunks)
 
 
-def find_training_rows(manifest: Mapping[str, Any], nearby: BinaryDataset) -> TrainingRows | None:
+def find_training_rows(artifact: Artifact, nearby: BinaryDataset) -> TrainingRows | None:
     """Find the rows that an artifact was fitted to; None if they were moved, deleted or changed.
 
-    `nearby` is another dataset that may contain them, if the recorded one no longer does.
+    `nearby` is another dataset that may contain them, if the recorded one no longer does. The
+    recorded one is not opened if it is in another bucket than the artifact and `nearby`.
     """
+    manifest = artifact.manifest
     recorded = manifest["dataset"]
     n_chunks, digest = int(recorded["n_chunks"]), recorded.get("chunks_digest")
     skipped = tuple(int(chunk["chunk"]) for chunk in manifest.get("skipped_chunks", ()))
-    for dataset in _iter_candidate_datasets(recorded["path"], nearby):
+    for dataset in _iter_candidate_datasets(artifact, nearby):
         if n_chunks <= dataset.n_chunks and digest_leading_chunks(dataset, n_chunks) == digest:
             return TrainingRows(dataset, manifest["split"], n_chunks, skipped)
     return None
 
 
-def _iter_candidate_datasets(path: str, nearby: BinaryDataset) -> Iterator[BinaryDataset]:
+def _iter_candidate_datasets(artifact: Artifact, nearby: BinaryDataset) -> Iterator[BinaryDataset]:
     yield nearby
-    with suppress(DataError):
-        yield open_dataset(path)
+    path = artifact.manifest["dataset"]["path"]
+    if may_open(path, artifact.path, nearby.path):
+        with suppress(DataError):
+            yield open_dataset(path)

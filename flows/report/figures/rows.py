@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.datasets import LoadedModel, check_dataset_features
+from flows.data.datasets import LoadedModel, check_dataset_features, may_open
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.data.matching import find_segment_indices
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
@@ -92,6 +92,8 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
         note = f"The rows shown are from {path}, which is not the dataset of the fit."
         return dataset, "" if dataset.digest == recorded["digest"] else note
     remedy = "Figures of rows are omitted; use --dataset PATH to get them."
+    if not may_open(recorded["path"], fitted.artifact.path):
+        return None, f"{recorded['path']} is not in the bucket of the artifact. {remedy}"
     try:
         dataset = open_dataset(recorded["path"])
     except DataError:

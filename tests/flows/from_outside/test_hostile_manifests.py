@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from flows.data.datasets import may_open
+from storage.stores.locations import parse_path
 from tests.support import outside
 from tests.support.outside import (
     SETTINGS,
@@ -94,3 +96,25 @@ def test_some_changes(made: Workspace, kind: str, number: int) -> None:
 def test_many_changes(full: Workspace, kind: str) -> None:
     number = 300 if kind == "codes" else 150  # of codes more is said that nothing depends on
     assert check_mutations(kind, full, number, seed=1) > 75
+
+
+def test_a_recorded_dataset_in_another_bucket_is_not_opened(cli, made, faulty_bucket, faulty):
+    """A request there would carry the user's signature."""
+    url, fit = f"{faulty_bucket}/d.zarr", made.fits["latent-trait"]
+    for folder in (fit, made.codes):
+        manifest = load_manifest(folder)
+        manifest["dataset"]["path"] = url
+        write_sealed(folder, manifest)
+    done = cli("report", "--artifact", fit, "--output", "r.html")
+    assert done.code == 0, done.err
+    expected = f"warning: {url} is not in the bucket of the artifact. Figures of rows are omitted;"
+    assert expected in done.out
+    done = cli("evaluate", "--artifact", fit, "--dataset", made.dataset)
+    assert f"the fitted rows are not read from {url}" in done.out
+    export = ("export", "--what", "codes", "--codes", made.codes, "--output", "t.csv")
+    message = cli(*export).check_refused()
+    assert f"the recorded dataset, {url}, is not in the bucket of the codes" in message
+    assert "Set --dataset" in message
+    assert faulty.seen == []
+    assert not may_open(f"{faulty_bucket}x/d.zarr", parse_path(url))
+    assert may_open(f"{faulty_bucket}/e.zarr", parse_path(url))
