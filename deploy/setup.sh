@@ -3,6 +3,7 @@
 # or of the file named as the argument. Run it again after a change.
 set -eu
 file=${1:-$(dirname "$0")/prefect.yaml}
+latentbits serve --file "$file" --check  # before anything is deployed; Prefect would not refuse it
 for _ in 1 2 3 4 5 6 7 8 9 10; do  # the server may still be starting
   prefect work-pool ls >/dev/null 2>&1 && break
   sleep 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import DATA, Option
+from flows.cli.options import DATA, Option, Switch
 from flows.cli.startup import pause_garbage_collection
 from flows.running.environment import is_server_configured
 from flows.running.server import check_server
@@ -29,8 +29,10 @@ This command needs a Prefect server, but no work pool, work queue or worker.
 EXAMPLES = f"""Examples:
 
     python -m flows.serve --file deploy/prefect.yaml
+    python -m flows.serve --file deploy/prefect.yaml --check
 
-The command runs until it is interrupted, and then pauses the schedules.
+The command runs until it is interrupted, and then pauses the schedules. With --check it only checks
+the file, which `prefect deploy` does not; no server is needed.
 
 {EXIT_CODES}"""
 app = make_app("serve", HELP, EXAMPLES)
@@ -55,12 +57,21 @@ def load_deployments(file: Path) -> list[RunnerDeployment]:
         try:
             deployments.append(_make_deployment(entry))
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0].strip()
-            if isinstance(error, DataError):
-                reason = str(error)
             name = entry.get("name") if isinstance(entry, dict) else entry
-            raise DataError(f"{file}: deployment {name!r}: {reason}") from error
+            raise DataError(f"{file}: deployment {name!r}: {_describe(error)}") from error
     return deployments
+
+
+def _describe(error: Exception) -> str:
+    """Return the reason of an error in one line."""
+    from pydantic import ValidationError
+
+    if isinstance(error, DataError):
+        return str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {error}".splitlines()[0].strip()
 
 
 def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
@@ -121,8 +132,12 @@ def main(
     file: Annotated[Path, Option(group=DATA, help="File of the deployments.")] = Path(
         "deploy/prefect.yaml"
     ),
+    check: Annotated[bool, Switch, Option(group=DATA, help="Check the file, and stop.")] = False,
 ) -> None:
     """Serve until interrupted."""
+    if check:
+        print(f"{file}: {len(load_deployments(file))} deployments")
+        return
     if not is_server_configured():
         raise FitError(
             "PREFECT_API_URL: schedules need a Prefect server, but none is configured. Start one "

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
 import prefect
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
 
 from flows import serve
 from flows.cli.app import run_app
@@ -89,6 +93,9 @@ def test_components_may_be_a_number(tmp_path, components):
         ({"parameters": {"sed": 1}}, "fit has no parameter 'sed'. Choose among dataset, "),
         ({"entrypoint": "flows.fit.none"}, "'none' not found in 'flows.fit'"),
         ({"schedules": [{"often": True}]}, "often"),
+        ({"schedules": [{"cron": "0 2 * *x"}]}, 'Invalid cron string: "0 2 * *x"'),
+        ({"schedules": [{"cron": "0 2 * * *", "timezone": "UTX"}]}, "timezone"),
+        ({"concurrency_limit": {"limit": "x"}}, "limit: Input should be a valid integer"),
     ],
 )
 def test_a_deployment_that_cannot_be_made_is_named(tmp_path, changes, reason):
@@ -99,6 +106,48 @@ def test_a_deployment_that_cannot_be_made_is_named(tmp_path, changes, reason):
     assert message.startswith(f"{file}: deployment 'm': ")
     assert reason in message
     assert "\n" not in message
+
+
+def test_a_file_is_checked_without_a_server(tmp_path, capsys, places):
+    with pytest.raises(SystemExit) as leaving:
+        run_app(serve.app, ["--file", str(FILE), "--check"])
+    assert not leaving.value.code
+    assert capsys.readouterr().out == f"{FILE}: 4 deployments\n"
+    wrong = write_deployments(tmp_path, parameters={"resum": True})
+    with pytest.raises(SystemExit) as leaving:
+        run_app(serve.app, ["--file", str(wrong), "--check"])
+    assert leaving.value.code == 2
+    assert "deployment 'm': fit has no parameter 'resum'." in capsys.readouterr().err
+
+
+@pytest.mark.matrix
+def test_prefect_deploys_all_or_nothing_as_often_as_wanted(places, prefect_server, tmp_path):
+    text = FILE.read_text(encoding="utf-8").replace("components: auto", "components: 20")
+    file, scripts = tmp_path / "prefect.yaml", Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+
+    def deploy(content: str) -> subprocess.CompletedProcess[str]:
+        file.write_text(content, encoding="utf-8")
+        command = ["sh", FILE.parent / "setup.sh", file]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    with get_client(sync_client=True) as client:
+        refused = deploy(text.replace("resume: true", "resum: true"))
+        assert refused.returncode == 2
+        assert f"{file}: deployment 'votes-fit': fit has no parameter 'resum'." in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert client.read_deployments() == []
+        try:
+            for _ in range(2):
+                done = deploy(text)
+                assert done.returncode == 0, done.stderr
+                found = {one.name: one for one in client.read_deployments()}
+                assert {*found} == {f"votes-{x}" for x in ("ingest", "fit", "transform", "report")}
+                assert found["votes-fit"].parameters["components"] == 20
+                assert client.request("POST", "/automations/count").json() == 2
+        finally:
+            for one in client.read_deployments():
+                client.delete_deployment(one.id)
 
 
 def test_a_server_is_needed(monkeypatch, tmp_path, capsys):
