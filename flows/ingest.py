@@ -145,8 +145,9 @@ def _write_dataset(job: IngestJob) -> dict[str, Any]:
         summary = {**summarize_dataset(dataset), **added, "seconds": seconds}
     if (files := job.new_files) is None:
         return summary
-    counts = (len(files.new), files.n_known, len(files.waiting))
-    log.info("%s: %d new files, %d known, %d still being written", job.path, *counts)
+    n_new = len(files.new)
+    counts = (n_new, "s" * (n_new != 1), files.n_known, len(files.waiting))
+    log.info("%s: %d new file%s, %d known, %d still being written", job.path, *counts)
     return {**summary, **files._asdict()}
 
 

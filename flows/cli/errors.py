@@ -31,10 +31,13 @@ OPTIONS = frozenset(
 """Parameters with an option of their own; all others are settings of models."""
 _OTHER_NAMES = {"segment": "segment_by"}
 """Python's names of parameters whose option has another name."""
+_SEGMENT_OPTIONS = "ingest --segment-by COLUMN or --segments N"
 
 
 def spell_option(name: str, value: str | None) -> str:
     """Spell a parameter as an option: `--segment-by COLUMN`, `--set repair=nearest`."""
+    if name == "segment" and value is None:
+        return _SEGMENT_OPTIONS
     name = _OTHER_NAMES.get(name, name)
     if name not in OPTIONS:
         return f"--set {name}" if value is None else f"--set {name}={shlex.quote(value)}"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.errors import format_warnings
-from pipeline.learning.convergence import describe_ending
+from pipeline.learning.convergence import describe_passes
 
 _MAX_SHOWN = 8
 
@@ -75,7 +75,7 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
         ("features", f"{summary['n_features']:,}"),
         ("segments", f"{summary['n_segments']:,}"),
-        ("passes", f"{summary['iterations']}, {describe_ending(summary['converged'])}"),
+        ("passes", describe_passes(summary["iterations"], summary["converged"])),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
     if summary["warm_start"]:

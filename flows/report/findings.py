@@ -13,6 +13,7 @@ from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
 from flows.report.tables import format_dataset_name
+from pipeline.evaluation.calibration import ShareComparison
 from pipeline.learning.convergence import describe_ending
 from storage.artifacts.artifacts import Artifact
 
@@ -23,13 +24,23 @@ _MIN_LEADING_SHARE = 0.5  # of the largest value
 # A. Maydeu-Olivares, H. Joe, Mult. Behav. Res. 49 (2014)
 _CLOSE_RMSEA, _ADEQUATE_RMSEA = 0.05, 0.089
 _SIGNIFICANCE_LEVEL = 0.05
+_MAX_CHANCE_RATIO = 1.5  # of a root mean square to the one by chance; pairs share features
 
 
-def summarize_findings(fitted: LoadedModel, correlations: Array | None) -> list[str]:
+def summarize_findings(
+    fitted: LoadedModel, correlations: Array | None, pairs: ShareComparison | None
+) -> list[str]:
     """Summarize the components and the fit of the model, as sentences.
 
-    `correlations` of features with components, (n_features, n_components), describe the components
-    of models without loadings or weights; None if no rows were read.
+    Parameters
+    ----------
+    fitted
+        The fitted model.
+    correlations
+        Correlations of features with components, (n_features, n_components), which describe the
+        components of models without loadings or weights; None if no rows were read.
+    pairs
+        The joint frequencies in the figure of the calibration; None if there is no such figure.
     """
     artifact, causes = fitted.artifact, find_causes(fitted)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
@@ -39,7 +50,8 @@ def summarize_findings(fitted: LoadedModel, correlations: Array | None) -> list[
         *_iter_share_sentences(artifact),
         *units,
         *(() if causes else _iter_component_sentences(artifact, correlations)),
-        *_iter_fit_sentences(statistics),
+        *_iter_pair_sentences(pairs, statistics),
+        *_iter_reliability_sentences(statistics),
         *_iter_misfit_sentences(artifact),
     ]
 
@@ -114,17 +126,29 @@ def _find_component_columns(artifact: Artifact) -> list[Array]:
     return []
 
 
-def _iter_fit_sentences(statistics: Mapping[str, Any]) -> Iterator[str]:
+def _iter_pair_sentences(
+    pairs: ShareComparison | None, statistics: Mapping[str, Any]
+) -> Iterator[str]:
+    """Judge the fit of pairs of features: by the numbers of the figure, and by RMSEA."""
+    if pairs is not None:
+        rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
+        is_by_chance = pairs.rmse <= _MAX_CHANCE_RATIO * pairs.chance_rmse
+        verdict = "no more than" if is_by_chance else "more than"
+        size = f"root mean square {rmse}, by chance about {chance}"
+        yield f"Joint frequencies in data and model differ {verdict} by chance ({size})."
     if "rmsea" in statistics:
         size = statistics["rmsea"]
-        well = "adequately" if size <= _ADEQUATE_RMSEA else "poorly"
-        well = "closely" if size <= _CLOSE_RMSEA else well
+        well = "adequate" if size <= _ADEQUATE_RMSEA else "poor"
+        well = "close" if size <= _CLOSE_RMSEA else well
         interval = " to ".join(format_number(bound, 2) for bound in statistics["rmsea_interval"])
-        rmsea, srmsr = format_number(size, 2), format_number(statistics["srmsr"], 2)
-        indices = f"RMSEA {rmsea}, 90 % interval {interval}; SRMSR {srmsr}"
-        yield f"The model fits pairs of features {well} ({indices})."
-    elif "m2_missing" in statistics:
-        yield f"The fit of pairs of features is unknown: {statistics['m2_missing']}."
+        srmsr = format_number(statistics["srmsr"], 2)
+        indices = f"90 % interval {interval}; SRMSR {srmsr}"
+        yield f"The fit is {well} by RMSEA, {format_number(size, 2)} ({indices})."
+    elif "m2_missing" in statistics and pairs is None:
+        yield f"RMSEA could not be computed: {statistics['m2_missing']}."
+
+
+def _iter_reliability_sentences(statistics: Mapping[str, Any]) -> Iterator[str]:
     if "reliability" in statistics:
         shares = _join_shares(statistics["reliability"])
         code = "code explains" if len(statistics["reliability"]) == 1 else "codes explain"

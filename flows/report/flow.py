@@ -17,7 +17,6 @@ from PIL import Image as Picture
 
 from flows.cli.errors import format_warnings
 from flows.report.figures.text import make_slug, make_unique_slugs
-from flows.report.findings import summarize_findings
 from flows.report.inputs import ReportOptions, check_page_path
 from flows.report.page import Report, build_report_from_artifact, write_report
 from flows.report.tables import (
@@ -61,8 +60,7 @@ def publish_report(report: Report, page: AnyPath) -> None:
 
     manifest = report.fitted.artifact.manifest
     key = f"{make_slug(format_dataset_name(manifest))}-{make_slug(manifest['model'])}"
-    findings = summarize_findings(report.fitted, report.correlations)
-    text = format_markdown(manifest, findings, page)
+    text = format_markdown(manifest, report.findings, page)
     create_markdown_artifact(text, key=key, description=_quote_text(format_title(manifest)))
     names = make_unique_slugs(figure.title for figure in report.figures)
     for name, figure in zip(names, report.figures, strict=True):

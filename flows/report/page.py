@@ -47,6 +47,7 @@ from flows.report.tables import (
     make_fit_statistics_table,
     make_parameter_table,
 )
+from pipeline.evaluation.calibration import ShareComparison
 from pipeline.executors.base import limit_blas_threads
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import AnyPath, write_text
@@ -64,7 +65,7 @@ class Report:
     """The contents of a report; `notes` are warnings about omitted figures.
 
     `correlations` of features with components, (n_features, n_components), are None if no rows
-    were read.
+    were read; `pairs` are the joint frequencies in the figure of the calibration, if there is one.
     """
 
     fitted: LoadedModel
@@ -72,6 +73,12 @@ class Report:
     tables: tuple[TextTable, ...]
     notes: tuple[str, ...]
     correlations: NDArray[np.float64] | None
+    pairs: ShareComparison | None
+
+    @property
+    def findings(self) -> list[str]:
+        """The findings, as sentences."""
+        return summarize_findings(self.fitted, self.correlations, self.pairs)
 
 
 def build_report_from_artifact(
@@ -87,14 +94,15 @@ def build_report(inputs: ReportInputs) -> Report:
     """Draw the figures and fill the tables."""
     fitted, causes = inputs.fitted, find_causes(inputs.fitted)
     figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
-    correlations = None
+    correlations = pairs = None
     if inputs.dataset is not None:
         with limit_blas_threads():
             sample = read_dataset_sample(fitted, inputs.dataset)
+            pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
             correlations = correlate_features_with_codes(sample.coded_rows)
             figures += _iter_row_figures(inputs, inputs.dataset, sample, correlations)
     tables = (make_unit_table(causes, fitted.feature_names),) if causes else ()
-    return Report(fitted, tuple(figures), tables, inputs.notes, correlations)
+    return Report(fitted, tuple(figures), tables, inputs.notes, correlations, pairs)
 
 
 def write_report(report: Report, output: AnyPath) -> None:
@@ -126,7 +134,7 @@ def _render_page(report: Report) -> str:
     script = _read_text("script.js")
     page: str = _load_template().render(
         title=format_title(manifest),
-        findings=summarize_findings(report.fitted, report.correlations),
+        findings=report.findings,
         items=make_parameter_table(artifact, report.correlations),
         fit=make_fit_statistics_table(manifest),
         facts=facts,

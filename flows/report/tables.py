@@ -13,7 +13,7 @@ from flows.cli.summary import format_row_count, join_names
 from flows.exporting.artifacts import read_item_columns
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
-from pipeline.learning.convergence import describe_ending
+from pipeline.learning.convergence import describe_passes
 from pipeline.models.registry import find_models
 from storage.artifacts.artifacts import Artifact
 
@@ -95,7 +95,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         ("features", f"{len(manifest['feature_names']):,}"),
         ("segments", f"{len(manifest['segment_names']):,}"),
         ("components", f"{manifest['n_components']:,}"),
-        ("passes", f"{manifest['iterations']:,}, {describe_ending(manifest['converged'])}"),
+        ("passes", describe_passes(manifest["iterations"], manifest["converged"])),
     ]
     if objective := manifest.get("objective"):
         measure = manifest["diagnostics"].get("objective_is", "objective")

@@ -13,6 +13,7 @@ the fitted segments.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import fields, make_dataclass, replace
 from functools import cache
@@ -52,6 +53,7 @@ _COMMON_SETTINGS = {
     "n_jobs": "Number of threads; None is 1, -1 one per CPU. Results do not depend on it.",
 }
 """Descriptions of the arguments that all estimators have."""
+_WARNED_TEXTS: set[str] = set()
 _REMEDY = "Use binarize=T to read values above T as ones."
 
 
@@ -115,8 +117,12 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             executor=make_executor(self.n_jobs),
             settings=settings,
         )
+        caller = sys._getframe(1).f_globals.get("__name__", "")
         for text in self.fitted_.warnings:
-            warn(text, stacklevel=2)
+            # scikit-learn resets the filters for every fold, which would repeat the warning.
+            if not (caller.startswith("sklearn.") and text in _WARNED_TEXTS):
+                warn(text, stacklevel=2)
+            _WARNED_TEXTS.add(text)
         self.n_iter_ = max(1, len(self.fitted_.history))
         self._n_features_out = self._compute_codes(values[:1], None).shape[1]
         return self

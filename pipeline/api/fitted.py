@@ -84,7 +84,8 @@ class FittedModel(ResultDisplayMixin):
         yield "model", repr(self.model)
         yield "features", f"{len(self.feature_names):,}"
         yield "segments", f"{len(self.segment_names):,}"
-        yield "converged", "yes" if self.converged else "no"
+        if len(self.history) > 1 or not self.converged:  # fits by a single pass do not converge
+            yield "converged", "yes" if self.converged else "no"
         if self.objective:
             yield self.objective_is, f"{self.objective:.6g} nats per row"
         for name, value in self.statistics.items():

@@ -353,7 +353,7 @@ def _translate_errors(
         yield
     except FitError as error:
         error_with_names = error.with_names(dataset.feature_names, dataset.segment_names)
-        raise error_with_names.with_parameter_names(argument_names) from error
+        raise error_with_names.with_parameter_names(argument_names) from None
 
 
 @contextmanager

@@ -227,6 +227,13 @@ def describe_ending(converged: bool) -> str:
     return "converged" if converged else "stopped before converging"
 
 
+def describe_passes(n_passes: int, converged: bool) -> str:
+    """Describe the passes of a fit and how it ended; fits by a single pass do not converge."""
+    if converged and n_passes <= 1:
+        return f"{n_passes:,}, not iterative"
+    return f"{n_passes:,}, {describe_ending(converged)}"
+
+
 def warn_about_ending(
     convergence: ConvergenceCriterion, history: Sequence[float]
 ) -> tuple[FitWarning, ...]:

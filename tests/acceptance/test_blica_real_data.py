@@ -240,7 +240,7 @@ def test_components_are_where_electrodes_are_neighbours(brain):
 @pytest.mark.matrix
 def test_constant_electrodes_and_short_segments_are_named(brain):
     whole = refit(brain, n_components=1)
-    warning = next(w for w in told(brain, whole) if "out of segments where they are constant" in w)
+    warning = next(w for w in told(brain, whole) if "out of segments where they never vary" in w)
     assert "'F7'" in warning
     assert all(repr(name) in warning for name in ("0", "7", "17", "19", "21", "23"))
     half = refit(brain, 1, "odd")

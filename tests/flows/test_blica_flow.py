@@ -156,7 +156,8 @@ def test_fewer_than_three_segments(refused, tmp_path, n_segments):
     write_arrays(tmp_path / "d.zarr", X, segments=segments)
     assert refused("--dataset", "d.zarr") == (
         f"BLICA needs at least 3 segments, but there are {n_segments}. "
-        "Give the segment of each row by --segment-by, or fit another model."
+        "Give the segment of each row by ingest --segment-by COLUMN or --segments N, or fit "
+        "another model."
     )
 
 
@@ -212,7 +213,7 @@ def test_a_feature_constant_within_a_segment(warned, tmp_path):
     X, segments = drawn(6, 5)
     X[segments == "year 2", 4] = 1
     write_arrays(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
-    warning = warned("out of segments where they are constant", "--dataset", "d.zarr", *GIVEN)
+    warning = warned("out of segments where they never vary", "--dataset", "d.zarr", *GIVEN)
     assert "'rice'" in warning
     assert "'year 2'" in warning
     assert "'bread'" not in warning

@@ -28,7 +28,11 @@ NAMES = ("a", "{components}", "c")
             "Give components or (seed)",
             "Give --components or (--seed)",
         ),
-        ("Give each row's {segment}", "Give each row's segment", "Give each row's --segment-by"),
+        (
+            "Give it by {segment}",
+            "Give it by segment",
+            "Give it by ingest --segment-by COLUMN or --segments N",
+        ),
         ("{segment=COLUMN}", 'segment="COLUMN"', "--segment-by COLUMN"),
         ("{missing=n a}", 'missing="n a"', "--missing 'n a'"),
         *((same, same, same) for same in ("in/{year}.csv", "got '{x}'", "{a, b}", "{}", "{ x }")),

@@ -26,6 +26,7 @@ from flows.report.figures.text import format_number
 Array = NDArray[np.float64]
 
 _MAX_INTERVALS = 8  # between ticks
+_ROUNDING_SHARE = 1e-12  # of the values
 _MARGIN_SHARE = 0.05  # of the range of values, left free at each end
 LARGEST_TEXT = ", those with the largest values"
 MAX_COLUMNS = 50
@@ -55,6 +56,8 @@ def pad_range(values: Array, room: float = _MARGIN_SHARE) -> tuple[float, float]
     """Return the ends of an axis that shows all values, with a margin at each end."""
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    if high - low <= _ROUNDING_SHARE * max(abs(low), abs(high)):  # equal but for rounding
+        low = high = (low + high) / 2
     margin = room * (high - low) or 0.5
     return low - margin, high + margin
 
@@ -98,7 +101,8 @@ def _format_tick(value: float, step: float) -> str:
     """Write a multiple of `step` with as many decimals as `step` needs."""
     decimals = max(0, -int(np.floor(np.log10(step) + 1e-9)))
     if decimals > 6 or step >= 1e9:
-        text = f"{value:.4g}"
+        # As many digits as tell neighbouring ticks apart.
+        text = f"{value:.{max(4, int(np.log10(max(abs(value) / step, 1.0))) + 2)}g}"
     else:
         text = f"{value:,.{decimals}f}"
         text = text.rstrip("0").rstrip(".") if decimals else text

@@ -310,7 +310,7 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
     """Refuse features that vary in no usable segment."""
     if (constant := np.flatnonzero(~varies[usable].any(axis=0))).size:
         raise FitError(
-            "These features are constant within every usable segment: {features}. Leave them out.",
+            "These features vary within no usable segment: {features}. Leave them out.",
             constant.tolist(),
         )
 
@@ -405,6 +405,7 @@ def warn_about_segments(
     texts = {
         SegmentStatus.TOO_SMALL: f"segments left out, fewer than {min_rows} rows: {{segments}}; "
         "{min_rows=1} keeps them",
+        SegmentStatus.UNOBSERVED: "segments left out, no observed values: {segments}",
         SegmentStatus.CONSTANT: "segments left out, fewer than two features vary: {segments}",
         SegmentStatus.UNDEFINED_PAIRS: "segments left out, more than "
         f"{MAX_UNDEFINED_SHARE:.0%} of the pairs without a correlation: {{segments}}",
@@ -418,7 +419,7 @@ def warn_about_segments(
     if constant.any():
         segment_list = indices[constant.any(axis=1)].tolist()
         features = np.flatnonzero(constant.any(axis=0)).tolist()
-        text = f"features left out of segments where they are constant, {constant.sum()} times: "
+        text = f"features left out of segments where they never vary, {constant.sum()} times: "
         text += "{features}, in some of the segments {segments}; see `varies`"
         warnings.append(FitWarning(text, tuple(features), tuple(segment_list)))
     pairs_by_text = {

@@ -35,6 +35,7 @@ class SegmentStatus(IntEnum):
     TOO_SMALL = 1
     CONSTANT = 2
     UNDEFINED_PAIRS = 3
+    UNOBSERVED = 4
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def estimate_segments(
     correlation, pair_status = estimate_correlations(
         counts, partial(estimate_tetrachoric, "half"), map_items
     )
-    status = _classify_segments(counts.rows, varies, pair_status, min_rows)
+    is_empty = np.asarray((observed == 0).all(axis=1))
+    status = _classify_segments(counts.rows, is_empty, varies, pair_status, min_rows)
     pair_rows = np.array([_mean_pair_rows(counts, u, varies[u]) for u in range(len(varies))])
     _fill_undefined(correlation, pair_status, varies, pair_rows * (status == SegmentStatus.USED))
     return SegmentCorrelations(
@@ -170,6 +172,7 @@ def _mean_pair_rows(counts: PairTables, segment: int, varies: NDArray[np.bool_])
 
 def _classify_segments(
     rows: NDArray[np.int64],
+    is_empty: NDArray[np.bool_],
     varies: NDArray[np.bool_],
     pair_status: NDArray[np.uint8],
     min_rows: int,
@@ -178,8 +181,13 @@ def _classify_segments(
     n_pairs = np.maximum(n_varying * (n_varying - 1), 1)
     undefined = _find_undefined(varies, pair_status).sum(axis=(1, 2)) / n_pairs
     status = np.select(
-        [rows < min_rows, n_varying < 2, undefined > MAX_UNDEFINED_SHARE],
-        [SegmentStatus.TOO_SMALL, SegmentStatus.CONSTANT, SegmentStatus.UNDEFINED_PAIRS],
+        [rows < min_rows, is_empty, n_varying < 2, undefined > MAX_UNDEFINED_SHARE],
+        [
+            SegmentStatus.TOO_SMALL,
+            SegmentStatus.UNOBSERVED,
+            SegmentStatus.CONSTANT,
+            SegmentStatus.UNDEFINED_PAIRS,
+        ],
         SegmentStatus.USED,
     )
     return status.astype(np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 from flows.exporting.artifacts import find_unbounded_weights
-from flows.report.findings import summarize_findings
 from flows.report.page import Report, build_report_from_artifact
 from flows.report.tables import explain_columns, explain_facts, make_parameter_table
 from pipeline.models.registry import find_models
@@ -29,7 +29,7 @@ def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
     twice = np.column_stack([X, X[:, 0]])  # the data separate f0 and f5
     report = drawn(tmp_path, "latent-trait", twice, n_components=1)
     assert np.flatnonzero(find_unbounded_weights(report.fitted.artifact)).tolist() == [0, 5]
-    told = " ".join(summarize_findings(report.fitted, report.correlations))
+    told = " ".join(report.findings)
     assert "is led by" in told
     assert "f0 (" not in told
     assert "f5 (" not in told
@@ -40,6 +40,21 @@ def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
     assert untold == ["f0", "f5"]
 
 
+def test_the_fit_of_pairs_is_judged_by_the_numbers_of_its_figure(tmp_path: Path) -> None:
+    """Two traits are needed: one or none leave joint frequencies that differ beyond chance."""
+    X, _ = draw_probit_rows(3000, 12, 2, seed=1)
+    cases = {0: "differ more than by chance", 2: "differ no more than by chance"}
+    for n_components, text in cases.items():
+        model = ("latent-trait", n_components) if n_components else ("bernoulli-mixture", 1)
+        folder = tmp_path / str(n_components)
+        report = drawn(folder, model[0], X, n_components=model[1])
+        (sentence,) = (one for one in report.findings if "Joint frequencies" in one)
+        assert text in sentence
+        note = next(f.note for f in report.figures if f.title == "Calibration of pairs")
+        rmse, chance = re.findall(r"(?:is|about) (0\.\d+)", note)
+        assert f"root mean square {rmse}, by chance about {chance}" in sentence
+
+
 @pytest.mark.parametrize("model", ["kernel-pca", "laplacian-eigenmap"])
 def test_models_without_parameters_of_features_tell_correlations(
     tmp_path: Path, model: str
@@ -47,9 +62,7 @@ def test_models_without_parameters_of_features_tell_correlations(
     X, _ = draw_probit_rows(300, 6, 2, seed=2)
     report = drawn(tmp_path, model, X, n_components=2)
     assert report.correlations is not None
-    assert "Component 1 correlates most with f" in " ".join(
-        summarize_findings(report.fitted, report.correlations)
-    )
+    assert "Component 1 correlates most with f" in " ".join(report.findings)
     table = make_parameter_table(report.fitted.artifact, report.correlations)
     assert table is not None
     assert table.title == "Correlations of features with components"

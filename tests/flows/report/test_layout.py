@@ -91,6 +91,13 @@ def test_values_that_are_equal_or_missing_still_have_an_axis() -> None:
     assert fit_axis(np.array([np.nan, np.inf])).ticks
     assert make_axis(1.0, 1.0).low < 1.0 < make_axis(1.0, 1.0).high
     assert make_axis(np.nan, 3.0).ticks
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-7, 1e-9, 1e-13, 0.0])
+def test_ticks_of_nearly_equal_values_differ(spread):
+    """As of a fit that starts close to its end."""
+    texts = [tick.text for tick in fit_axis(np.array([-1556.060213, -1556.060213 + spread])).ticks]
+    assert 2 <= len(texts) == len({*texts})
     ones = np.ones((3, 1))
     figure = plot_intervals("Weights", ones, np.stack([ones, ones]), ["a", "b", "c"])
     assert figure.plot is not None

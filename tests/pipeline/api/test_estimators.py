@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks, get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -301,6 +301,18 @@ def test_a_model_in_a_pipeline_and_a_grid_search(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_warning_is_not_repeated_for_every_fold(X: np.ndarray) -> None:
+    estimator = lb.ClippedPCA(n_components=1, empty_cells="half")
+    twice = np.column_stack([X[:, :4], X[:, 0]])
+    with pytest.warns(UserWarning, match="pairs with an empty cell") as warned:
+        cross_validate(estimator, twice, scoring=lambda *_: 0.0, cv=4)
+    texts = [str(warning.message) for warning in warned]
+    assert len(texts) == len({*texts})
+    for _ in range(2):  # fits of one's own always warn
+        with pytest.warns(UserWarning, match="pairs with an empty cell"):
+            estimator.fit(twice)
+
+
 def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.ndarray]) -> None:
     model = lb.BernoulliMixture(binarize=7, random_state=0, starts=1)
     search = GridSearchCV(model, {"n_components": [1, 10]}, cv=3).fit(digits[0])

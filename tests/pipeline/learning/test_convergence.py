@@ -14,6 +14,7 @@ from pipeline.learning.convergence import (
     PassCountCriterion,
     PatienceCriterion,
     choose_squarem_step,
+    describe_passes,
     estimate_remaining_gain,
     find_final_objective,
     is_stage_over,
@@ -177,3 +178,9 @@ def test_a_fixed_point_stays(at: Array) -> None:
         np.testing.assert_array_equal(found.parameters, at)
         assert found.accepted
         memory = found.memory
+
+
+def test_fits_by_a_single_pass_do_not_converge() -> None:
+    assert describe_passes(1, converged=True) == "1, not iterative"
+    assert describe_passes(1200, converged=True) == "1,200, converged"
+    assert describe_passes(1, converged=False) == "1, stopped before converging"

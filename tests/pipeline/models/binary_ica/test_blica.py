@@ -558,7 +558,7 @@ def test_a_feature_constant_in_a_segment_is_named_and_left_out_there() -> None:
     data = small()
     data.X[data.labels == 4, 1] = 1
     state = fitted(data, n_components=2, regularization=10.0)
-    (notice,) = notices(state, "out of segments where they are constant")
+    (notice,) = notices(state, "out of segments where they never vary")
     assert (notice.features, notice.segments) == ((1,), (4,))
     assert state.diagnostics["constant_in_a_segment"] == 1
     params = state.params
@@ -582,7 +582,7 @@ def test_features_that_vary_nowhere_are_refused_by_name() -> None:
     data = small()
     for u in range(6):
         data.X[data.labels == u, 3] = u % 2
-    with pytest.raises(FitError, match="constant within every usable segment: 3") as error:
+    with pytest.raises(FitError, match="vary within no usable segment: 3") as error:
         fitted(data, n_components=2)
     assert error.value.message.features == (3,)
 

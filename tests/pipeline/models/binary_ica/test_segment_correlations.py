@@ -73,15 +73,20 @@ def all_but_two_constant(X: Bits, mask: Bits) -> None:
     X[:, 2:] = 1
 
 
-def never_observed(X: Bits, mask: Bits) -> None:
+def all_but_one_never_observed(X: Bits, mask: Bits) -> None:
     mask[:, 1:] = 0
+
+
+def never_observed(X: Bits, mask: Bits) -> None:
+    mask[:] = 0
 
 
 @pytest.mark.parametrize(
     ("spoil", "status"),
     [
         (all_but_one_constant, SegmentStatus.CONSTANT),
-        (never_observed, SegmentStatus.CONSTANT),
+        (all_but_one_never_observed, SegmentStatus.CONSTANT),
+        (never_observed, SegmentStatus.UNOBSERVED),
         (all_but_two_constant, SegmentStatus.USED),
         (apart((0, 1)), SegmentStatus.USED),  # 1 of 10 pairs is not more than 10 %.
         (apart((0, 1), (2, 3)), SegmentStatus.UNDEFINED_PAIRS),
