@@ -75,7 +75,7 @@ def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions]
 
 def _open_npz(path: str, options: ReadOptions) -> Source:
     """Open an `.npz` archive: sparse, packed or dense."""
-    with translate_read_errors(path), ZipFile(path) as archive:
+    with ZipFile(path) as archive:
         headers = read_member_headers(archive)
         if "format" in headers:
             return open_sparse(path, options, archive, headers)
@@ -129,7 +129,8 @@ def open_source(
     options = options or ReadOptions()
     values = {n: v for n, v in parse_folder_columns(path).items() if n in options.row_columns}
     columns = tuple(name for name in options.row_columns if name not in values)
-    source = _open(path, replace(options, row_columns=columns), items)
+    with translate_read_errors(path):
+        source = _open(path, replace(options, row_columns=columns), items)
     return add_folder_columns(
         source if source.can_select_columns else select_features(source), values
     )

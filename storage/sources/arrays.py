@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -13,7 +13,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
+from storage.sources.base import Source, SourceBatch, make_feature_names
 from storage.sources.spool import Entries, format_duplicate, spool_entries
 from storage.sources.temporary import TemporaryFolder
 from storage.sources.value_codes import (
@@ -111,14 +111,13 @@ class NpySource(Source):
 
     is_streaming = True
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read the rows of the memory-mapped array."""
         if not self.n_rows:
             return
-        with translate_read_errors(self.path):
-            array = np.load(self.path, mmap_mode="r")
-            for first, n_rows in self.iter_row_ranges(self.n_rows):
-                yield make_number_batch(self, array[first : first + n_rows], first)
+        array = np.load(self.path, mmap_mode="r")
+        for first, n_rows in self.iter_row_ranges(self.n_rows):
+            yield make_number_batch(self, array[first : first + n_rows], first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +143,11 @@ class NpzSource(Source):
     masked: bool
     labels: Mapping[str, tuple[str, ...]]
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Stream the matrix and the columns in parallel."""
         if not self.n_rows:
             return
-        with translate_read_errors(self.path), ZipFile(self.path) as archive, ExitStack() as stack:
+        with ZipFile(self.path) as archive, ExitStack() as stack:
             streams = {
                 name: stack.enter_context(open_member_rows(archive, name))
                 for name in (self.array, *self.column_names, *(["M"] if self.masked else []))
@@ -212,7 +211,7 @@ def make_dimensions_error(path: str, n_dimensions: int) -> DataError:
 
 def open_npy(path: str, options: ReadOptions) -> NpySource:
     """Open a `.npy` file; this reads its header."""
-    with translate_read_errors(path), open(path, "rb") as stream:
+    with open(path, "rb") as stream:
         header = read_header(stream)
     if len(header.shape) != 2:
         raise make_dimensions_error(path, len(header.shape))
@@ -344,10 +343,9 @@ class RowSparseSource(Source):
     n_rows: int
     block: tuple[int, int]
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Stream pointers, column indices and values in parallel."""
         with (
-            translate_read_errors(self.path),
             ZipFile(self.path) as archive,
             open_member_rows(archive, "indptr") as take_pointers,
             open_member_rows(archive, "indices") as take_indices,
@@ -449,9 +447,9 @@ class UnorderedSparseSource(Source):
     n_rows: int
     entries: Callable[[ZipFile, tuple[int, int]], Iterator[Entries]]
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Order the entries on disk, then read the rows."""
-        with translate_read_errors(self.path), ZipFile(self.path) as archive:
+        with ZipFile(self.path) as archive:
             entries = self.entries(archive, (self.n_rows, self.n_features))
             yield from spool_entries(self, self.n_rows, entries)
 

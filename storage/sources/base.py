@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -42,11 +38,8 @@ NewFeatures = Literal["add", "ignore", "refuse"]
 _MIN_BATCH_ROWS = 64
 _CONTEXT_ROWS = 5000
 _MAX_NAMED = 5
-_READ_ERRORS = (
-    *(OSError, ValueError, LookupError, EOFError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, csv.Error),
-)
-_LIBRARY_ERRORS = {"pyarrow": "ArrowException", "pyreadstat": "ReadstatError"}
+_MAX_FEATURES = 10_000_000
+_MAX_REASON_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -132,12 +125,29 @@ class Source(ABC):
             if name not in self.column_names:
                 raise DataError(self._format_unknown_column(name))
 
-    @abstractmethod
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Yield the rows in order, about four million cells at a time.
 
         Raises `DataError` if the file is damaged or a value is not binary.
         """
+        n_rows = 0
+        with closing(self._read_batches()) as batches:
+            while True:
+                with translate_read_errors(self.path, n_rows):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                yield batch
+                n_rows += len(batch.X)
+        if self.n_rows not in (None, n_rows):
+            raise DataError(
+                f"{self.path}: there are {n_rows} rows, but the file states {self.n_rows}. "
+                "Check that it is complete."
+            )
+
+    @abstractmethod
+    def _read_batches(self) -> Generator[SourceBatch]:
+        """Read what `iter_batches` yields; exceptions of any type mean that the file is damaged."""
 
     def check_first_rows(self) -> None:
         """Read the first rows if that is quick, so that most mistakes are reported immediately."""
@@ -257,7 +267,14 @@ def check_installed(path: str, package: str, extra: str) -> None:
 
 
 def make_feature_names(n_features: int) -> tuple[str, ...]:
-    """Return the names f0, f1, … for features without names."""
+    """Return the names f0, f1, … for features without names.
+
+    Raises `ValueError` for so many, as a damaged file may state, that the names would fill memory.
+    """
+    if n_features > _MAX_FEATURES:
+        raise ValueError(
+            f"there are {n_features:,} features; at most {_MAX_FEATURES:,} are possible"
+        )
     return tuple(f"f{feature}" for feature in range(n_features))
 
 
@@ -274,12 +291,6 @@ def check_column_names(path: str, names: Sequence[str]) -> None:
         raise DataError(f"{path}: several columns have the same name: {shown}. Rename them.")
 
 
-def _list_read_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that bad files raise, including those of imported libraries."""
-    modules = ((sys.modules.get(module), error) for module, error in _LIBRARY_ERRORS.items())
-    return (*_READ_ERRORS, *(getattr(module, error) for module, error in modules if module))
-
-
 def compute_file_tag(file: Path) -> str:
     """Return a tag of a local file that changes with its content: size and time of writing."""
     status = file.stat()
@@ -287,18 +298,30 @@ def compute_file_tag(file: Path) -> str:
 
 
 @contextmanager
-def translate_read_errors(path: str) -> Iterator[None]:
-    """Turn exceptions about a bad file into a one-line `DataError` that names the file."""
+def translate_read_errors(path: str, n_rows: int = 0) -> Iterator[None]:
+    """Turn any exception while a file is read into a one-line `DataError` that names the file.
+
+    Libraries raise exceptions of all types about damaged files, also about the memory that absurd
+    sizes would need. `n_rows` is the number of rows read before.
+    """
     try:
         yield
     except DataError:
         raise
-    except _list_read_errors() as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    except Exception as error:
+        place = f" after row {n_rows}" if n_rows else ""
         raise DataError(
-            f"{path}: the file cannot be read: {reason or type(error).__name__}. "
+            f"{path}: the file cannot be read{place}: {_explain_read_error(error)}. "
             "Check that it is complete and that its suffix is right."
         ) from error
+
+
+def _explain_read_error(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
+    texts = [getattr(error, "strerror", None) or str(error), *getattr(error, "__notes__", ())]
+    reason = " ".join(" ".join(texts).split()).rstrip(".")
+    return reason[:_MAX_REASON_LENGTH] or type(error).__name__
 
 
 def divide_columns(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from storage.sources.value_codes import ReadOptions, check_implicit_zeros, encod
 class BasketSource(Source):
     """A `.dat` file of baskets; an item listed twice counts once."""
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read ranges of baskets."""
         feature_items = np.array([_parse_item(name) for name in self.feature_names])
         order = np.argsort(feature_items)
@@ -67,7 +67,7 @@ def find_basket_items(paths: Sequence[str]) -> tuple[str, ...]:
     """Find the items of basket files, in numeric order; this reads all files once."""
     all_items = np.empty(0, np.int64)
     for path in paths:
-        with open_local_copy(path) as (copy, _):
+        with open_local_copy(path) as (copy, _), translate_read_errors(copy):
             for items, _ in _iter_baskets(copy):
                 all_items = np.union1d(all_items, items)
     return tuple(str(item) for item in all_items.tolist())
@@ -76,7 +76,7 @@ def find_basket_items(paths: Sequence[str]) -> tuple[str, ...]:
 def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield the items of a block of lines, and the number of items per line."""
     first_line = 0
-    with translate_read_errors(path), open_text(path) as stream:
+    with open_text(path) as stream:
         for block in iter_line_blocks(stream, NUMBER_BLOCK_BYTES):
             items, counts = parse_numbers(path, block, first_line, np.int64)
             if items.min(initial=0) < 0:

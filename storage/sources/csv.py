@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,6 @@ from storage.sources.base import (
     SourceBatch,
     divide_columns,
     make_feature_names,
-    translate_read_errors,
 )
 from storage.sources.text import TABLE_BLOCK_BYTES, iter_line_blocks, open_text
 from storage.sources.value_codes import INVALID, ReadOptions, ValueMap, find_map
@@ -49,10 +48,10 @@ class CsvSource(Source):
     header: tuple[str, ...]
     has_header: bool
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Parse blocks of lines: as bits or numbers if possible, else as text."""
         first_row = 0
-        with translate_read_errors(self.path), open_text(self.path) as stream:
+        with open_text(self.path) as stream:
             if self.has_header:
                 stream.readline()
             for block in iter_line_blocks(stream, TABLE_BLOCK_BYTES):
@@ -173,7 +172,7 @@ def read_csv_header(path: str) -> tuple[str, list[str]]:
 
     Raises `DataError` if there is no first line, or its delimiter is ambiguous or unexpected.
     """
-    with translate_read_errors(path), open_text(path) as stream:
+    with open_text(path) as stream:
         lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
         delimiter = _find_delimiter(path, lines)
         words = [word.strip() for word in _split_line(lines[0], delimiter)]

@@ -6,7 +6,7 @@ to a temporary file, read there, and deleted again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -43,7 +43,7 @@ class _DerivedSource(Source):
 class SelectedSource(_DerivedSource):
     """Some features of another source."""
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read all features and drop the unselected ones."""
         selected = np.flatnonzero(self.source.feature_mask)
         for batch in self.source.iter_batches():
@@ -67,7 +67,7 @@ class PartitionedSource(_DerivedSource):
 
     values: Mapping[str, str]
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Add the columns to every batch."""
         for batch in self.source.iter_batches():
             added = {name: np.full(len(batch.X), text) for name, text in self.values.items()}
@@ -126,7 +126,7 @@ class RemoteSource(Source):
         """The store's tag."""
         return {self.path: self.tag}
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Download the file and read its rows."""
         with open_local_copy(self.path, self.tag) as (copy, _):
             yield from self.opener(copy).iter_batches()

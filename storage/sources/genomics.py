@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,11 @@ class AnnDataSource(Source):
     encoding: str
     columns: Mapping[str, pa.Array] = field(repr=False)
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read ranges of cells; a column-major matrix is reordered on disk first."""
         import h5py
 
-        with translate_read_errors(self.path), h5py.File(self.path) as file:
+        with h5py.File(self.path) as file:
             X = file["X"]
             if self.encoding == "csc_matrix":
                 first = 0
@@ -94,7 +94,7 @@ def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
     import h5py
     from anndata.io import read_elem
 
-    with translate_read_errors(path), h5py.File(path) as file:
+    with h5py.File(path) as file:
         for name in ("X", "obs", "var"):
             if name not in file:
                 raise DataError(f"{path}: there is no {name!r}. {_WRITE_AGAIN}")
@@ -102,10 +102,10 @@ def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
         names = tuple(map(str, read_elem(file["var"]).index))
         obs = read_elem(file["obs"])
         encoding = _check_matrix(path, file["X"], (len(obs), len(names)), options)
-    cell_columns = {_CELL_NAMES: obs.index, **obs}
-    columns = {
-        n: pa.Array.from_pandas(cell_columns[n]) for n in options.row_columns if n in cell_columns
-    }
+    cell_columns, columns = {_CELL_NAMES: obs.index, **obs}, {}
+    for name in (name for name in options.row_columns if name in cell_columns):
+        with translate_read_errors(f"{path}: column {name!r}"):
+            columns[name] = pa.Array.from_pandas(cell_columns[name])
     return AnnDataSource(
         path=path,
         options=options,
@@ -177,10 +177,10 @@ class BedSource(Source):
         """The three files."""
         return tuple(str(Path(self.path).with_suffix(s)) for s in (".bed", ".bim", ".fam"))
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read long ranges of individuals and yield them as short ones."""
         step = max(self.batch_rows, _READ_CELLS // self.n_features)
-        with translate_read_errors(self.path), _open_bed_reader(self.path) as bed:
+        with _open_bed_reader(self.path) as bed:
             columns = {name: _read_fam_column(bed, name) for name in self.column_names}
             for start in range(0, self.n_rows, step):
                 counts = bed.read(np.s_[start : start + step, :], dtype="int8", order="C")
@@ -200,7 +200,7 @@ def open_bed(path: str, options: ReadOptions) -> BedSource:
             f"{path}: choose which allele counts are 1: {{genotypes=dominant}} (one or two) or "
             "{genotypes=recessive} (two)."
         )
-    with translate_read_errors(path), _open_bed_reader(path) as bed:
+    with _open_bed_reader(path) as bed:
         return BedSource(
             path=path,
             options=options,

@@ -7,7 +7,7 @@ from there into a packed bit matrix on disk, so that memory holds only the names
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -216,7 +216,8 @@ def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.Record
     schema = pa.parquet.read_schema(path, memory_map=True)
     layout.check_header(schema.names)
     texts = [name for name in layout.file_columns if is_text(schema.field(name).type)]
-    with pa.parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
+    options = {"read_dictionary": texts, "page_checksum_verification": True}
+    with pa.parquet.ParquetFile(path, memory_map=True, **options) as file:
         batches = file.iter_batches(_BATCH_LINES, columns=layout.file_columns)
         yield from map_on_all_cpus(
             lambda run: layout.convert_columns(_merge_batches(run)), _group_batches(batches)
@@ -369,7 +370,7 @@ class LongTableSource(Source):
         name = "/".join(self.row_values[column][row] for column in self.columns.row)
         return f"{self.path}: row {name!r}"
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Write the values of new rows to their places on disk, then read the rows."""
         absent, first = 0 if self.columns.value is None else MISSING, 0
         entries = self.entries.iter_rows(range(self.n_rows))
@@ -530,6 +531,12 @@ def open_tables(
                 "Save the table as one of these."
             )
     row_columns = tuple(name for name in options.row_columns if name not in columns.row)
+    line_columns = (columns.feature, columns.value)
+    if twice := next((name for name in row_columns if name in line_columns), None):
+        raise DataError(
+            f"{{keep}}, {{segment_by}} or {{split_by}}: column {twice!r} has the features or "
+            "values of the long table, so it differs within a row. Name another column."
+        )
     rows, features = _RowIndex(columns.row), _NameIndex(target.features if target else ())
     row_texts = {name: _RowTexts() for name in row_columns}
     entries, remote_tags = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
+from storage.sources.base import Source, SourceBatch, make_feature_names
 from storage.sources.spool import Entries, spool_entries
 from storage.sources.text import NUMBER_BLOCK_BYTES, iter_line_blocks, open_text, parse_numbers
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros
@@ -37,10 +37,10 @@ class MatrixMarketSource(Source):
 
     header: _Header
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Order the entries on disk, then read the rows."""
         n_rows = self.header.sizes[0]
-        with translate_read_errors(self.path), open_text(self.path) as stream:
+        with open_text(self.path) as stream:
             for _ in range(self.header.n_lines):
                 stream.readline()
             is_array = self.header.layout == "array"
@@ -95,7 +95,7 @@ class MatrixMarketSource(Source):
             first_line += len(counts)
 
     def _check_integers(self, places: NDArray[Any]) -> None:
-        fraction = places != np.floor(places)
+        fraction = ~(places == np.floor(places)) | np.isinf(places)
         if fraction.any():
             raise DataError(
                 f"{self.path}: the row or column number {places[fraction][0]} is not a whole "
@@ -113,7 +113,7 @@ class MatrixMarketSource(Source):
 
 def open_matrix_market(path: str, options: ReadOptions) -> MatrixMarketSource:
     """Open a `.mtx` file; this reads its first lines."""
-    with translate_read_errors(path), open_text(path) as stream:
+    with open_text(path) as stream:
         header = _read_header(path, stream)
     if header.layout == "coordinate":
         check_implicit_zeros(path, options)

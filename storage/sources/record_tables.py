@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +21,6 @@ from storage.sources.base import (
     SourceBatch,
     check_installed,
     divide_columns,
-    translate_read_errors,
 )
 from storage.sources.value_codes import ReadOptions
 
@@ -41,11 +40,11 @@ class RecordSource(Source):
 
     read_records: RecordReader
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read ranges of rows."""
         names, first_row = [*self.feature_names, *self.column_names], 0
         records: Any = self.read_records(self.path, names, self.batch_rows)
-        with translate_read_errors(self.path), closing(records):
+        with closing(records):
             for rows in records:
                 yield make_table_batch(self, rows, first_row, self.options)
                 first_row += rows.num_rows
@@ -68,7 +67,7 @@ def make_record_source(
 
 def open_parquet(path: str, options: ReadOptions) -> RecordSource:
     """Open a `.parquet` file; this reads its footer."""
-    with translate_read_errors(path), pa.parquet.ParquetFile(path) as file:
+    with pa.parquet.ParquetFile(path) as file:
         schema, n_rows = file.schema_arrow, file.metadata.num_rows
     source = make_record_source(path, options, schema.names, n_rows, _iter_parquet)
     for name in source.feature_names:
@@ -81,7 +80,7 @@ def open_parquet(path: str, options: ReadOptions) -> RecordSource:
 
 
 def _iter_parquet(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
-    with pa.parquet.ParquetFile(path, memory_map=True) as file:
+    with pa.parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
         yield from file.iter_batches(n_rows, columns=[*names])
 
 
@@ -91,8 +90,7 @@ def open_statistics(path: str, options: ReadOptions) -> RecordSource:
     Values are the codes, not their labels; SPSS's user-missing values are missing.
     """
     check_installed(path, "pyreadstat", "statistics")
-    with translate_read_errors(path):
-        _, header = _get_statistics_reader(path)(path, metadataonly=True)
+    _, header = _get_statistics_reader(path)(path, metadataonly=True)
     # The number of rows is not always in the header, and may be wrong there.
     return make_record_source(path, options, header.column_names, None, _iter_statistics)
 
@@ -118,7 +116,7 @@ def _iter_statistics(path: str, names: Sequence[str], n_rows: int) -> Iterator[p
 def open_excel(path: str, options: ReadOptions) -> RecordSource:
     """Open the only non-empty sheet of an `.xlsx` file; this reads its first row."""
     check_installed(path, "openpyxl", "excel")
-    with translate_read_errors(path), closing(_iter_excel_rows(path)) as rows:
+    with closing(_iter_excel_rows(path)) as rows:
         header = _read_excel_header(path, rows)
     if not header:
         raise DataError(f"{path}: the first row contains no names.")

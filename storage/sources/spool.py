@@ -172,7 +172,7 @@ def _spool(
 ) -> Iterator[tuple[_BitPlanes, int]]:
     """Spool value codes; yield the planes and the number of bytes per row."""
     row_bytes = -(-source.n_features // 8)
-    with _open_temporary_planes(n_rows * row_bytes) as planes:
+    with _open_temporary_planes(source.path, n_rows * row_bytes) as planes:
         for rows, columns, codes in entries:
             cells = rows.astype(np.int64) * (8 * row_bytes) + columns.astype(np.int64)
             twice = planes.add(cells, codes, duplicates) if len(cells) else None
@@ -209,13 +209,14 @@ def _encode_entries(
 
 
 @contextmanager
-def _open_temporary_planes(n_bytes: int) -> Iterator[_BitPlanes]:
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+def _open_temporary_planes(path: str, n_bytes: int) -> Iterator[_BitPlanes]:
+    parent, needed = tempfile.gettempdir(), 2 * n_bytes
+    free = shutil.disk_usage(parent).free
     # A full disk would kill the process at the next write to the mapped file.
-    if free < 2 * n_bytes:
+    if free < needed:
         raise DataError(
-            f"Ordering the entries needs {2 * n_bytes / 1e9:.1f} GB in {tempfile.gettempdir()}, "
-            f"but only {free / 1e9:.1f} GB are free. Set TMPDIR to a larger disk."
+            f"{path}: ordering the entries needs {needed / 1e9:.1f} GB in {parent}, but only "
+            f"{free / 1e9:.1f} GB are free. Set TMPDIR to a larger disk."
         )
     with TemporaryFolder() as folder:
         low, high = (

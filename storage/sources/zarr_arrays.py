@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT, SAFE_CODECS, check_codecs
 from storage.sources.arrays import make_dimensions_error, make_number_batch
-from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
+from storage.sources.base import Source, SourceBatch, make_feature_names
 from storage.sources.value_codes import ReadOptions, check_numeric
 from storage.stores.locations import DATASET_FORMAT, MANIFEST_NAME
 
@@ -29,16 +29,15 @@ class ZarrSource(Source):
 
     array: str
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read whole rows of chunks, so that each chunk is decoded once."""
-        with translate_read_errors(self.path):
-            array: zarr.Array[Any] = zarr.open_array(self.path, path=self.array, mode="r")
-            n_rows, chunk_rows = array.shape[0], array.chunks[0]
-            step = chunk_rows * max(1, self.batch_rows // chunk_rows)
-            for first in range(0, n_rows, step):
-                values: NDArray[Any] = np.asarray(array[first : min(first + step, n_rows)])
-                for start, count in self.iter_row_ranges(len(values)):
-                    yield make_number_batch(self, values[start : start + count], first + start)
+        array: zarr.Array[Any] = zarr.open_array(self.path, path=self.array, mode="r")
+        n_rows, chunk_rows = array.shape[0], array.chunks[0]
+        step = chunk_rows * max(1, self.batch_rows // chunk_rows)
+        for first in range(0, n_rows, step):
+            values: NDArray[Any] = np.asarray(array[first : min(first + step, n_rows)])
+            for start, count in self.iter_row_ranges(len(values)):
+                yield make_number_batch(self, values[start : start + count], first + start)
 
 
 def is_zarr(path: str) -> bool:
@@ -48,15 +47,11 @@ def is_zarr(path: str) -> bool:
 
 def open_zarr(path: str, options: ReadOptions) -> Source:
     """Open a Zarr array, the array `X` of a Zarr group, or reconstructed rows."""
-    with translate_read_errors(path):
-        try:
-            _check_metadata(path)
-            node = zarr.open(path, mode="r")
-            if node.attrs.get("format") == CODES_FORMAT:
-                return open_reconstructed(path, options)
-            array, name = _find_matrix(path, node)
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"no description of an array ({error})") from error
+    _check_metadata(path)
+    node = zarr.open(path, mode="r")
+    if node.attrs.get("format") == CODES_FORMAT:
+        return open_reconstructed(path, options)
+    array, name = _find_matrix(path, node)
     if array.ndim != 2:
         raise make_dimensions_error(path, array.ndim)
     check_codecs(path, array.metadata.to_dict(), SAFE_CODECS)
@@ -106,7 +101,7 @@ class ReconstructedSource(Source):
 
     array: str
 
-    def iter_batches(self) -> Iterator[SourceBatch]:
+    def _read_batches(self) -> Generator[SourceBatch]:
         """Read range by range."""
         codes, first = open_codes(self.path), 0
         for key in range(codes.n_chunks):

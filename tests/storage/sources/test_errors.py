@@ -15,7 +15,7 @@ import scipy.sparse
 import zarr
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, expand_sources, find_basket_items, open_source
+from storage.sources import ReadOptions, base, expand_sources, find_basket_items, open_source
 from storage.sources import csv as tables
 
 READINGS = 'Define their meaning: map="{0}=1,{1}=0"{2}, or map="{0}=0,{1}=1"{2}'
@@ -557,4 +557,53 @@ def test_a_sparse_archive_that_contradicts_itself(tmp_path, matrix, name, values
     scipy.sparse.save_npz(path, matrix)
     arrays = dict(np.load(path))
     np.savez(path, **{**arrays, name: np.array(values, arrays[name].dtype)})
-    assert refusal(path).startswith(f"a.npz: the file cannot be read: {message}")
+    assert f": {message}" in refusal(path)
+
+
+@pytest.mark.parametrize("shape", [(0, 10**9), (3, 10**9), (10**30, 3), (10**13, 3)])
+def test_absurd_sizes(tmp_path, shape):
+    """The limits of memory are not tried out: a process that exceeds them may be killed."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    assert refusal(tmp_path / "a.npy").startswith("a.npy: the file cannot be read: ")
+    n_rows, n_columns = shape
+    sizes = f"%%MatrixMarket matrix coordinate pattern general\n{n_rows} {n_columns} 1\n1 1\n"
+    assert refusal(written(tmp_path, "a.mtx", sizes)).startswith("a.mtx: ")
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "1.5"])
+def test_row_numbers_of_a_matrix_market_file(tmp_path, number):
+    text = f"%%MatrixMarket matrix coordinate real general\n3 3 2\n{number} 1 1\n2 2 1\n"
+    message = f"a.mtx: the row or column number {number} is not a whole number. Check the file."
+    assert refusal(written(tmp_path, "a.mtx", text)) == message
+
+
+def test_an_exception_of_any_type_names_the_file_and_the_row(tmp_path, monkeypatch):
+    """Libraries raise exceptions of types that nobody documents."""
+    np.save(tmp_path / "a.npy", np.zeros((200, 3)))
+    whole = np.load(tmp_path / "a.npy")
+
+    class Breaking:
+        def __getitem__(self, rows):
+            if rows.start:
+                raise TypeError("a type\nthat is wrong.")
+            return whole[rows]
+
+    monkeypatch.setattr(base, "BATCH_CELLS", 3 * 64)
+    monkeypatch.setattr(np, "load", lambda *args, **kwargs: Breaking())
+    assert refusal(tmp_path / "a.npy") == (
+        "a.npy: the file cannot be read after row 64: a type that is wrong. "
+        "Check that it is complete and that its suffix is right."
+    )
+
+
+def test_damage_that_a_checksum_of_parquet_finds(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"a": [0.0, 1.0] * 50})
+    options = {"use_dictionary": False, "compression": None, "write_page_checksum": True}
+    pa.parquet.write_table(table, path, **options)
+    whole = path.read_bytes()
+    part = np.array([1.0, 0.0, 1.0]).tobytes()
+    path.write_bytes(whole.replace(part, bytes(len(part)), 1))
+    assert refusal(path).startswith("a.parquet: the file cannot be read: ")

@@ -406,6 +406,22 @@ def test_a_cell_matrix_that_is_not_in_the_file(tmp_path, counts, write, message)
         open_source(path, ReadOptions(threshold=0.0))
 
 
+@pytest.mark.filterwarnings("ignore:The 'future")
+def test_cell_columns_that_cannot_be_read(tmp_path, counts):
+    path = str(tmp_path / "a.h5ad")
+    write_cells(path, counts)
+    with h5py.File(path, "r+") as file:
+        opaque = np.zeros(N_ROWS, "V8").astype(h5py.opaque_dtype("V8"))
+        replace_array(file["obs"], "year", opaque)
+    options = ReadOptions(threshold=0.0, row_columns=("year",))
+    with pytest.raises(DataError, match=r"a\.h5ad: column 'year': the file cannot be read: Unsup"):
+        open_source(path, options)
+    with h5py.File(path, "r+") as file:
+        file["obs/year"].attrs["encoding-type"] = "unknown"
+    with pytest.raises(DataError, match=r"a\.h5ad: .*encoding_type='unknown'.* reading key 'year'"):
+        open_source(path, options)
+
+
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
     [

@@ -262,3 +262,11 @@ def test_bad_lines_are_refused_with_their_number(tmp_path, line, message):
 )
 def test_columns_that_cannot_be_are_refused(tmp_path, long, message):
     assert message in refused(table(tmp_path / "a.csv", LINES), long=long)
+
+
+@pytest.mark.parametrize("name", ["vote", "voter"])
+def test_a_column_that_differs_within_a_row_is_not_kept(tmp_path, name):
+    path = table(tmp_path / "a.csv", [("c1", "USA", "1"), ("c1", "GBR", "0")])
+    assert refused(path, options=ReadOptions(row_columns=(name,))).startswith(
+        f"keep, segment_by or split_by: column {name!r} has the features or values of the long"
+    )
