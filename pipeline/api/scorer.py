@@ -154,9 +154,10 @@ class Scorer:
         if name is None or not self._segments:
             return UNKNOWN_SEGMENT
         if name not in self._segments:
+            shown = str(name)[:_MAX_SHOWN]
             raise FitError(
-                f"The fit has no segment {str(name)[:_MAX_SHOWN]!r}. "
-                f"It has: {', '.join(self._segments)}. None takes their mean.",
+                f"The fit has no segment {shown!r}.{format_suggestion(shown, self._segments)} "
+                "Leave it out to use the mean of the fitted segments.",
                 parameter="segment",
             )
         return self._segments[name]
