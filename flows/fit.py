@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flows.cli.app import EXIT_CODES, make_app, run_app
+from flows.cli.app import ALERT, make_app, run_app
 from flows.cli.hyperparameters import format_settings_help
 from flows.cli.options import Json
 from flows.cli.summary import print_fit
@@ -17,12 +17,12 @@ from flows.running.flow import make_flow, run_command
 HELP = """Fit a latent-variable model to a binary dataset, and write the fitted model to a folder,
 called an artifact. The result does not depend on where the work runs.
 """
-EXAMPLES = f"""Examples:
+EXAMPLES = """Examples:
     python -m flows.fit --dataset example:digits
     python -m flows.fit --dataset votes.zarr --model blica --components auto
-    python -m flows.fit --dataset clicks.zarr --set repair=nearest --resume
 
-{EXIT_CODES}"""
+Exit codes: 0 done, 1 failure, 2 bad input, 3 drift, 130 interrupted.
+"""
 app = make_app("fit", HELP, format_settings_help(sys.argv) + EXAMPLES)
 
 
@@ -34,16 +34,21 @@ def fit(options: FitOptions) -> dict[str, Any]:
 
 def _prepare_work(options: FitOptions) -> Callable[[], dict[str, Any]]:
     """Check the options, and return the work; `--help` needs none of these imports."""
+    from flows.fitting.drift import check_drift_limit
     from flows.fitting.job import prepare_fit
     from flows.fitting.stages import run_fit
 
-    return partial(run_fit, prepare_fit(options))
+    plan = prepare_fit(options)
+    check_drift_limit(options.drift_limit, plan.dataset.n_features)
+    return partial(run_fit, plan)
 
 
 @app.default
 def main(*, options: FitOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    run_command("fit", options, _prepare_work(options), json, print_fit)
+    summary = run_command("fit", options, _prepare_work(options), json, print_fit)
+    if summary["alert"]:
+        sys.exit(ALERT)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
 
 _HELP_WIDTH, _NAMES_WIDTH, _MAX_CHOICES = 79, 24, 6
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, BAD_INPUT, ALERT, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad arguments or input, 130 interrupted.\n"
 
 _interrupt_received = threading.Event()

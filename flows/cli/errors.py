@@ -18,10 +18,10 @@ _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OPTIONS = frozenset(
     (
         *("append", "artifact", "cluster", "codes", "components", "dataset", "dif", "dif_test"),
-        *("drop", "drop_constant", "duplicates", "executor", "features", "folds", "genotypes"),
-        *("host", "image_shape", "insecure", "keep", "label", "layers", "likelihood_ratio"),
-        *("long", "map", "memory", "merge_by", "missing", "model", "new", "new_features", "no"),
-        *("output", "overwrite"),
+        *("drift_limit", "drop", "drop_constant", "duplicates", "executor", "features", "folds"),
+        *("genotypes", "host", "image_shape", "insecure", "keep", "label", "layers"),
+        *("likelihood_ratio", "long", "map", "memory", "merge_by", "missing", "model", "new"),
+        *("new_features", "no", "output", "overwrite"),
         *("performance_report", "queries", "reconstruct", "resume", "rows", "seed", "segment_by"),
         *("segments", "set", "skip_corrupt", "split", "split_by", "threshold", "tls_ca"),
         *("tls_cert", "tls_key", "truth", "warm_start", "what", "worker_memory", "worker_timeout"),

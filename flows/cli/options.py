@@ -74,8 +74,7 @@ class ExecutorOptions(TypedDict, total=False):
         WholeNumber,
         Option(
             group=RUN,
-            help="Number of workers to start, or to wait for on an existing cluster. "
-            "[default: threads, one per core]",
+            help="Workers to start, or to wait for. [default: threads]",
         ),
     ]
     worker_memory: Annotated[
@@ -85,8 +84,7 @@ class ExecutorOptions(TypedDict, total=False):
         WholeNumber,
         Option(
             group=CLUSTER,
-            help="Seconds to wait for workers at the start, and if all workers are lost. "
-            "[default: 60]",
+            help="Seconds to wait for lost workers. [default: 60]",
         ),
     ]
     cluster: Annotated[

@@ -62,7 +62,8 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
 def print_fit(summary: Mapping[str, Any]) -> None:
     """Print a table of the fit, its warnings, and the paths of report and artifact."""
     results = {name: summary[name] for name in ("report", "artifact")}
-    print_summary(_make_fit_rows(summary), results, summary["warnings"])
+    alerts = [summary["alert"]] if summary["alert"] else []
+    print_summary(_make_fit_rows(summary), results, [*summary["warnings"], *alerts])
 
 
 def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

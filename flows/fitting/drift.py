@@ -6,12 +6,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from flows.cli.progress import log
 from flows.data.datasets import LoadedModel, digest_leading_chunks, load_fitted_model
 from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import FitJob
 from flows.fitting.provenance import describe_artifact
+from flows.running.environment import is_server_configured
 from pipeline.data.blocks import RowSource
 from pipeline.data.matching import map_fitted_segments
+from pipeline.errors import FitError
 from pipeline.evaluation.drift import (
     compare_correlations,
     compare_loadings,
@@ -72,6 +75,51 @@ def measure_drift(
             job, before, state.params, first, record["rows_new"]
         )
     return record
+
+
+def check_drift_limit(limit: float | None, n_features: int) -> None:
+    """Raise `FitError` if a drift limit cannot be used."""
+    if limit is None:
+        return
+    if not 0 <= limit < 2:
+        raise FitError(f"{{drift_limit}} is {limit}. Choose a change of correlations such as 0.05.")
+    if n_features > _MAX_FEATURES:
+        raise FitError(
+            f"{{drift_limit}} needs correlations, which are compared for up to {_MAX_FEATURES:,} "
+            f"features, but there are {n_features:,}. Leave it out."
+        )
+
+
+def find_drift_alert(drift: dict[str, Any] | None, limit: float | None) -> str | None:
+    """Return a message if correlations of the appended rows moved by more than the limit."""
+    shift = (drift or {}).get("correlations")
+    if limit is None or shift is None:
+        return None
+    if "note" in shift:
+        log.warning("warning: drift is not compared with the limit: %s", shift["note"])
+        return None
+    excess = shift["rms"] - shift["rms_by_chance"]
+    if excess <= limit:
+        return None
+    return (
+        f"Drift: correlations of the new rows moved by {excess:.3g} beyond chance; the limit is "
+        f"{limit:g}."
+    )
+
+
+def emit_drift_event(job: FitJob, drift: dict[str, Any], alert: str, artifact: str) -> None:
+    """Emit the event `latentbits.drift`, if a Prefect server is configured."""
+    if not is_server_configured():
+        return
+    from prefect.events import emit_event  # Prefect is slow to import
+
+    dataset, model = job.dataset.path.stem, job.model.name
+    resource = {
+        "prefect.resource.id": f"latentbits.fit.{dataset}.{model}",
+        "prefect.resource.name": f"{dataset} {model}",
+    }
+    payload = {"message": alert, "artifact": artifact, "drift": drift}
+    emit_event("latentbits.drift", resource, payload=payload)
 
 
 def _find_previous_fit(job: FitJob) -> LoadedModel | None:

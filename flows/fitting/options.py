@@ -38,7 +38,7 @@ class FitOptions:
         str | None,
         Option(
             group=MODEL,
-            help="Units of each layer from the data up, such as 256,64,16. Layered models only.",
+            help="Units of each layer from the data up: 256,64,16.",
         ),
     ] = None
     settings: Annotated[
@@ -74,6 +74,14 @@ class FitOptions:
     warm_start: Annotated[
         bool, Switch, Option(group=RUN, help="Start from the latest fit of an iterative model.")
     ] = False
+    drift_limit: Annotated[
+        float | None,
+        Option(
+            group=RUN,
+            help="Exit with 3 if correlations of new rows moved by more than this (RMS) beyond "
+            "chance, such as 0.05.",
+        ),
+    ] = None
     memory: Annotated[
         str | None, Option(group=RUN, help="Memory limit, such as 4GB. [default: the free memory]")
     ] = None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flows.cli.summary import join_names, summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
-from flows.fitting.drift import measure_drift
+from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drift
 from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.provenance import describe_outcome
 from flows.running.flow import StageRunner, run_stages
@@ -100,7 +100,11 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
     report = stages.run("report", write_report) if job.options.report else None
     if job.truth is not None:
         summary["mcs"] = mean_cosine_similarity(state.params.mixing, job.truth)
-    return {**summary, "report": report}
+    alert = find_drift_alert(drift, job.options.drift_limit)
+    if drift is not None and alert is not None:
+        with _warn_on_error("The event about drift could not be sent"):
+            emit_drift_event(job, drift, alert, summary["artifact"])
+    return {**summary, "report": report, "alert": alert}
 
 
 def _open_checkpoints(job: FitJob) -> CheckpointStore:

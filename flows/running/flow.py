@@ -63,8 +63,8 @@ def run_command(
     work: Callable[[], Summary],
     json: bool,
     print_summary: Callable[[Summary], None],
-) -> None:
-    """Run the flow of a command, and print its summary as JSON or for people.
+) -> Summary:
+    """Run the flow of a command, and print its summary as JSON or for people; return it.
 
     `options` were checked; `work` holds the results of the check.
     """
@@ -73,6 +73,7 @@ def run_command(
         print_json(summary)
     else:
         print_summary(summary)
+    return summary
 
 
 def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
@@ -100,14 +101,26 @@ def _build_flow(
         from prefect import flow
 
     @wraps(work)
-    def call(*values: Any, **named: Any) -> Summary:
+    def call(*values: Any, **named: Any) -> Summary | State[Summary]:
         check_scheduled_run()
-        return work(kind(*values, **named))
+        return _add_alert_to_state(work(kind(*values, **named)))
 
     call.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
     hide_expected_tracebacks()
     names = {"name": name, "flow_run_name": partial(_format_run_name, name)}
     return flow(**names, version=version("latentbits"), validate_parameters=False)(call)
+
+
+def _add_alert_to_state(summary: Summary) -> Summary | State[Summary]:
+    """Show the alert of a summary, if any, in the final state of the flow run.
+
+    The run is completed, not failed: its result is good, and runs that follow it should start.
+    """
+    if not summary.get("alert"):
+        return summary
+    from prefect.states import Completed
+
+    return Completed(message=summary["alert"], data=summary)
 
 
 def _format_run_name(name: str) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.events import ReceivedEvent
 
+from flows import fit
 from flows.cli.summary import format_drift
 from flows.report.flow import format_markdown
 from flows.report.tables import describe_drift
@@ -194,3 +199,67 @@ def test_the_report_and_the_server_show_what_changed(cli) -> None:
         assert "f5" in shown
     del artifact.manifest["drift"]
     assert "Since the last fit" not in format_markdown(artifact.manifest, [], Path("report.html"))
+
+
+def test_drift_above_the_limit_has_its_own_exit_code(cli) -> None:
+    write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    command = ("fit", "--dataset", "d.zarr", "--components", "2", "--drift-limit")
+    assert cli(*command, 0.05).code == 0  # there is nothing to compare with
+    append(Path("d.zarr"), changed())
+    done = cli(*command, 0.05)
+    assert done.code == 3, done.err
+    assert "warning: Drift: correlations of the new rows moved by 0." in done.out
+    assert "beyond chance; the limit is 0.05." in done.out
+    shift = load_artifact("runs/d").manifest["drift"]["correlations"]
+    assert shift["rms"] - shift["rms_by_chance"] > 0.05
+    append(Path("d.zarr"), SAME[N_ROWS:])
+    done = cli(*command, 0.05, "--json")
+    assert (done.code, done.json["alert"]) == (0, None)
+
+
+def test_a_drift_limit_that_can_alert_nobody_is_refused_or_reported(cli, monkeypatch) -> None:
+    write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    command = ("fit", "--dataset", "d.zarr", "--drift-limit")
+    for limit in ("-1", "2", "nan"):
+        assert f"--drift-limit is {float(limit)}." in cli(*command, limit).check_refused()
+    assert cli(*command, 0.1).code == 0
+    append(Path("d.zarr"), SAME[N_ROWS : N_ROWS + 3])
+    done = cli(*command, 0.1)
+    assert done.code == 0
+    assert "warning: drift is not compared with the limit: left out: there are too" in done.err
+    monkeypatch.setattr("flows.fitting.drift._MAX_FEATURES", 9)
+    message = cli(*command, 0.1).check_refused()
+    assert "compared for up to 9 features, but there are 10." in message
+
+
+def test_drift_above_the_limit_is_an_event_on_the_server(cli, prefect_server, monkeypatch) -> None:
+    write_arrays(Path("drifted.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    options = {"dataset": "drifted.zarr", "report": False, "where": {"name": "serial"}}
+    fit.fit(**options, drift_limit=0.05)
+    append(Path("drifted.zarr"), changed())
+    state = fit.fit(**options, drift_limit=0.05, return_state=True)
+    assert (state.type, state.name) == (StateType.COMPLETED, "Completed")
+    assert state.message.startswith("Drift: correlations of the new rows moved by 0.")
+    artifact = state.result()["artifact"]
+    event = _wait_for_event("latentbits.fit.drifted.clipped-pca")
+    assert event.event == "latentbits.drift"
+    assert event.payload["message"] == state.message
+    assert event.payload["artifact"] == artifact
+    assert load_artifact(artifact).manifest["drift"] == event.payload["drift"]
+    run = f"prefect.flow-run.{state.state_details.flow_run_id}"
+    assert run in [related.id for related in event.related]
+    with get_client(sync_client=True) as client:
+        (stored,) = client.read_flow_run_states(state.state_details.flow_run_id)[-1:]
+    assert stored.message == state.message
+
+
+def _wait_for_event(resource: str) -> ReceivedEvent:
+    deadline = time.monotonic() + 60
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            query = {"filter": {"resource": {"id": [resource]}}}
+            events = client._client.post("/events/filter", json=query).json()["events"]
+            if events:
+                return ReceivedEvent.model_validate(events[0])
+            time.sleep(0.1)
+    raise AssertionError(f"no event of {resource}")
