@@ -265,7 +265,7 @@ def _update_state(
     updated = replace(updated, history=history, best=state.params if is_best else state.best)
     if not is_stage_over(convergence, history):
         return replace(updated, params=next_params)
-    final_params = updated.best if convergence.keeps_best else mapped.params
+    final_params = updated.best if convergence.ends_with_best(history) else mapped.params
     last = replace(updated, params=final_params, best=None)
     return replace(last, done=True) if start >= 0 else _advance_stage(model, last, statistics)
 

@@ -39,7 +39,10 @@ class ConvergenceCriterion(Protocol):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the stage ends with the parameters of its best pass instead of its last."""
+        """Whether the parameters of the best pass are kept."""
+
+    def ends_with_best(self, history: Sequence[float]) -> bool:
+        """Return whether the stage ends with the parameters of its best pass, not of its last."""
 
     @property
     def is_stalled(self) -> bool:
@@ -72,7 +75,7 @@ class ObjectiveCriterion:
     max_iter: int
     tol: float
     n_rows: int = 1
-    keeps_best: bool = False
+    keeps_best: ClassVar[bool] = False
     is_stalled: ClassVar[bool] = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
@@ -89,6 +92,10 @@ class ObjectiveCriterion:
             return False
         change = abs(history[-1] - history[-1 - _CYCLE_PASSES])
         return change <= threshold and estimate_remaining_gain(history) <= threshold
+
+    def ends_with_best(self, history: Sequence[float]) -> bool:
+        """Return False: the last parameters are the ones to keep."""
+        return False
 
 
 def estimate_remaining_gain(history: Sequence[float]) -> float:
@@ -126,6 +133,12 @@ class PatienceCriterion:
         as waiting.
     converges_at_max_iter
         Whether steps shrink from pass to pass, so that a fit that did all of them has converged.
+    keeps_best
+        Whether the best parameters are kept.
+    cooling_passes
+        Passes that follow after the fit has waited, from the best parameters and with steps that
+        shrink to 0. The fit ends with the last of them, or of `max_iter`, unless it is lost. This
+        is for steps so noisy that the best pass is best by chance.
     """
 
     max_iter: int
@@ -134,6 +147,7 @@ class PatienceCriterion:
     is_lost: Callable[[float, float], bool] = _is_never_lost
     converges_at_max_iter: bool = False
     keeps_best: bool = True
+    cooling_passes: int = 0
     is_stalled: ClassVar[bool] = False
 
     def count_waiting_passes(self, history: Sequence[float]) -> int:
@@ -146,13 +160,26 @@ class PatienceCriterion:
                 n_passes += 1
         return n_passes
 
+    def count_cooling_passes(self, history: Sequence[float]) -> int | None:
+        """Count the passes since the fit has waited for `patience` passes; None if it has not."""
+        for n in range(self.patience, len(history) + 1):
+            if self.count_waiting_passes(history[:n]) >= self.patience:
+                return len(history) - n
+        return None
+
     def has_converged(self, history: Sequence[float]) -> bool:
-        """Return whether the last improvement is `patience` passes ago."""
+        """Return whether the fit has waited in vain, and cooled."""
         if not history:
             return False
         if self.converges_at_max_iter and len(history) >= self.max_iter:
             return True
-        return self.count_waiting_passes(history) >= self.patience
+        n_cooling = self.count_cooling_passes(history)
+        return n_cooling is not None and n_cooling >= self.cooling_passes
+
+    def ends_with_best(self, history: Sequence[float]) -> bool:
+        """Return whether the best pass is kept; a cooled fit keeps its last, unless it is lost."""
+        has_cooled = self.cooling_passes > 0 and not self.is_lost(max(history), history[-1])
+        return self.keeps_best and not has_cooled
 
 
 @dataclass(frozen=True)
@@ -160,12 +187,16 @@ class PassCountCriterion:
     """Converged after a fixed number of passes."""
 
     max_iter: int
-    keeps_best: bool = False
+    keeps_best: ClassVar[bool] = False
     is_stalled: ClassVar[bool] = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
         """Return whether all passes are done."""
         return len(history) >= self.max_iter
+
+    def ends_with_best(self, history: Sequence[float]) -> bool:
+        """Return False: the last parameters are the ones to keep."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -188,11 +219,15 @@ class ExpectedGainCriterion:
     tol: float
     gain: float
     is_stalled: bool
-    keeps_best: bool = False
+    keeps_best: ClassVar[bool] = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
         """Return whether the last step was too small to matter."""
         return bool(history) and self.gain <= self.tol
+
+    def ends_with_best(self, history: Sequence[float]) -> bool:
+        """Return False: the last parameters are the ones to keep."""
+        return False
 
 
 def is_stage_over(convergence: ConvergenceCriterion, history: Sequence[float]) -> bool:
@@ -203,7 +238,7 @@ def is_stage_over(convergence: ConvergenceCriterion, history: Sequence[float]) -
 
 def find_final_objective(convergence: ConvergenceCriterion, history: Sequence[float]) -> float:
     """Return the objective of the parameters that a stage ends with."""
-    return max(history) if convergence.keeps_best else history[-1]
+    return max(history) if convergence.ends_with_best(history) else history[-1]
 
 
 class Ending(NamedTuple):

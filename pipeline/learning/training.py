@@ -7,6 +7,10 @@ of the rows, at most 5,000. With fewer than 1,000 rows none are held out, and al
 pass. The parameters of the best pass are kept. If a pass loses much of what was learned, training
 returns to the best pass with a third of the rate.
 
+With noisy gradients, or a score that does not see all of the model, the best pass is best by
+chance. Then training that no longer improves returns to the best pass, and its rate falls to 0
+within a few more passes, of which the last is kept.
+
 Compared with a single task that takes steps through all rows, the mean of k tasks changes by only a
 k-th, with a k-th of the noise. The rate is therefore multiplied by k: not at once, but by 2 after
 two passes, by 3 after three, and so on (P. Goyal et al., "Accurate, large minibatch SGD",
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -152,6 +156,8 @@ class GradientTraining:
     tol
         Smallest gain of the score per row that counts as an improvement, relative if the score is
         above 1.
+    cooling_passes
+        Passes that end the training, in which the rate falls to 0; none keeps the best pass.
     """
 
     optimizer: OptimiserKind
@@ -162,15 +168,18 @@ class GradientTraining:
     max_iter: int
     patience: int
     tol: float
+    cooling_passes: int = 0
 
     @classmethod
-    def from_model(cls, model: Any, rates: Mapping[str, float]) -> GradientTraining:
+    def from_model(
+        cls, model: Any, rates: Mapping[str, float], cooling_passes: int = 0
+    ) -> GradientTraining:
         """Take the settings of a model; a rate of None means the default of its optimizer."""
         default_rate = rates[model.optimizer]
         rate = default_rate if model.rate is None else model.rate
         steps = (model.batch, rate, default_rate)
         passes = (model.max_iter, model.patience, model.tol)
-        return cls(model.optimizer, model.momentum, *steps, *passes)
+        return cls(model.optimizer, model.momentum, *steps, *passes, cooling_passes)
 
     @property
     def optimiser(self) -> Optimiser:
@@ -198,18 +207,21 @@ class GradientTraining:
     ) -> tuple[NDArray[np.float64] | None, Arrays]:
         """Return the mean change of Θ over a pass, and the working state of the next pass.
 
-        The change is None if the pass lost much of what was learned; training then returns to the
-        best pass, with a lower rate. `state` is the state before the pass, and `baseline_score` the
-        score per row before anything is learned, in nats.
+        The change is None if training returns to the best pass: with a lower rate if the pass lost
+        much of what was learned, or to cool. `state` is the state before the pass, and
+        `baseline_score` the score per row before anything is learned, in nats.
         """
         history = (*state.history, compute_finite_score(statistics, baseline_score))
         n_lost = _count_lost(baseline_score, history)
         is_lost = n_lost > _count_lost(baseline_score, state.history)
-        share = max(1 - len(history) / self.max_iter, 0.0)
+        n_cooling = self._make_criterion(baseline_score).count_cooling_passes(history)
+        share = max(1 - (len(history) - (n_cooling or 0)) / self.max_iter, 0.0)
+        if self.cooling_passes and n_cooling is not None:
+            share *= max(1 - n_cooling / self.cooling_passes, 0.0)
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
         factor = min(_count_tasks(sums), len(history))
         steps = {"rate": np.array(self._compute_reduced_rate(n_lost) * share * factor)}
-        if is_lost:
+        if is_lost or (self.cooling_passes and n_cooling == 0):
             new_memory = self.optimiser.make_memory(sums["theta"].size)
             return None, {**state.working, **steps, **new_memory}
         names = self.optimiser.make_memory(0)
@@ -218,9 +230,17 @@ class GradientTraining:
 
     def get_convergence_criterion(self, state: Any, baseline_score: float) -> PatienceCriterion:
         """Return a criterion that waits for an improvement; lost passes do not count as waiting."""
-        is_lost = partial(_is_lost, baseline_score)
         converges = not _has_diverged(state, baseline_score)
-        return PatienceCriterion(self.max_iter, self.patience, self.tol, is_lost, converges)
+        return replace(self._make_criterion(baseline_score), converges_at_max_iter=converges)
+
+    def _make_criterion(self, baseline_score: float) -> PatienceCriterion:
+        return PatienceCriterion(
+            self.max_iter,
+            self.patience,
+            self.tol,
+            partial(_is_lost, baseline_score),
+            cooling_passes=self.cooling_passes,
+        )
 
     def make_warnings(self, state: Any, baseline_score: float) -> tuple[FitWarning, ...]:
         """Return a warning if steps were too long."""

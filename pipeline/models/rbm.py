@@ -11,7 +11,9 @@ of the batch (`cd`) or from their state after the previous batch (`pcd`; T. Tiel
 `pipeline.learning.training` describes the steps; the learning rate decays because after long steps
 the chains no longer represent the model. All tasks start with the same persistent chains, and after
 the pass each chain continues from the state it has in a randomly chosen task. The score of a pass
-is the pseudo-likelihood.
+is the pseudo-likelihood. It hardly depends on how probable distant groups of rows are, about which
+the chains make the largest errors at high rates. Training therefore ends with steps that shrink to
+0, and keeps the last pass.
 
 Missing values are drawn in every step from the model given the observed values; codes and
 pseudo-likelihoods replace them by their mean field. The likelihood of a row is the marginal of its
@@ -67,7 +69,13 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
+from pipeline.learning.training import (
+    GradientLearner,
+    GradientTraining,
+    Optimiser,
+    OptimiserMemory,
+    train_on_blocks,
+)
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.gradient import CONTRASTIVE_RATES, GradientModel
 from pipeline.models.settings import setting
@@ -111,6 +119,7 @@ _MISSING_DRAWS = 3  # Gibbs steps of the missing values before a step
 _MAX_ENUMERATED_UNITS = 20  # units of the smaller layer up to which Z is exact
 _STATES_PER_TASK, _STATES_AT_ONCE = 1 << 16, 1 << 12
 _CHAINS_PER_TASK = 100
+_COOLING_PASSES = 20
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
@@ -217,6 +226,10 @@ class RestrictedBoltzmannMachine(GradientModel):
     target: float = setting(0.1, above=0, below=1)
     chains: int = setting(500, minimum=2)
     temperatures: int = setting(2000, minimum=1)
+
+    @property
+    def _training(self) -> GradientTraining:
+        return GradientTraining.from_model(self, self.default_rates, _COOLING_PASSES)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's parameters, gradient, optimizer memory and units."""

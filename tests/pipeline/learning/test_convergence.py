@@ -103,6 +103,20 @@ def test_the_objective_is_that_of_the_parameters_kept(
     assert find_final_objective(criterion, [-3.0, -2.0, -4.0]) == kept
 
 
+def is_far_below(best: float, score: float) -> bool:
+    return score < best - 5
+
+
+def test_a_fit_cools_after_it_has_waited_and_keeps_its_last_pass() -> None:
+    criterion = PatienceCriterion(50, 2, is_lost=is_far_below, cooling_passes=3)
+    history = (-3.0, -2.0, -2.5, -2.4, -2.3, -2.2, -2.1)
+    counts = [criterion.count_cooling_passes(history[:n]) for n in range(3, 8)]
+    assert counts == [None, 0, 1, 2, 3]
+    assert [criterion.has_converged(history[:n]) for n in (6, 7)] == [False, True]
+    assert find_final_objective(criterion, history) == -2.1
+    assert find_final_objective(criterion, (*history[:-1], -9.0)) == -2.0
+
+
 @pytest.mark.parametrize("comes_to_rest", [False, True])
 def test_all_passes_done_is_converged_where_they_come_to_rest(comes_to_rest: bool) -> None:
     criterion = PatienceCriterion(3, patience=9, converges_at_max_iter=comes_to_rest)

@@ -30,6 +30,7 @@ from pipeline.models.state import FitState
 from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
 from pipeline.random import RowRandom
+from tests.support.data import find_shared_data
 from tests.support.strategies import DenseData, make_memory_rows
 
 Bits = NDArray[np.uint8]
@@ -66,9 +67,23 @@ def log_probabilities(params: RBMParams) -> Floats:
     return logsumexp(logs, axis=1) - logsumexp(logs)
 
 
-def fitted(X: Bits, observed: Bits | None = None, **more: Any) -> FitState:
+def fitted(X: Bits, observed: Bits | None = None, seed: int = 0, **more: Any) -> FitState:
     model, data = RestrictedBoltzmannMachine(**more), DenseData(X, observed)
-    return fit_model(model, make_memory_rows(data, [len(X) // 2, len(X) - len(X) // 2]), SERIAL)
+    rows = make_memory_rows(data, [len(X) // 2, len(X) - len(X) // 2])
+    return fit_model(model, rows, SERIAL, seed)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(3))
+def test_frequencies_are_right_with_missing_values(seed: int) -> None:
+    """Of 16 disabilities, which most people lack all and a few have most of."""
+    with np.load(find_shared_data("debd_nltcs.npz")) as saved:
+        X = np.unpackbits(saved["X"], axis=1)[:8000, :16]
+    observed = (np.random.default_rng(seed).random(X.shape) >= 0.3).astype(np.uint8)
+    params = fitted(X, observed, n_components=8, seed=seed).params
+    frequencies = np.exp(log_probabilities(params)) @ states(16)
+    shares = (X * observed).sum(axis=0) / observed.sum(axis=0)
+    assert np.abs(frequencies - shares).max() < 0.04
 
 
 def pair_shares(X: Bits) -> Floats:
