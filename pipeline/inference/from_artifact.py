@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_type_hints
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.datasets import StoredArtifact
@@ -21,6 +22,8 @@ REQUIRED_KEYS = (
     *("history", "objective", "diagnostics", "warnings"),
 )
 """Keys that the manifest of every fit has."""
+# Its square fits single precision, in which codes are stored.
+_LARGEST_PARAMETER = 1e18
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def model_from_artifact(artifact: StoredArtifact) -> LoadedModel:
     _check_no_difference(kind, "arrays", find_unexpected_arrays(kind.params, arrays))
     params = params_from_arrays(kind.params, arrays)
     _check_sizes(manifest, params)
+    _check_values(params)
     return LoadedModel(artifact, _rebuild_model(kind, settings), params)
 
 
@@ -132,3 +136,24 @@ def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
             f"The parameters name segment number {indices.max() + 1}, but there are {n_segments}. "
             "Fit again."
         )
+
+
+def _check_values(params: Any) -> None:
+    """Refuse parameters that are not finite, or too large to compute with.
+
+    As where artifacts are written, standard errors may be NaN. Errors and optional arrays, such as
+    statistics of items, describe the fit: they may have any size.
+    """
+    optional = {f.name for f in fields(params) if f.default is not MISSING}
+    for name, (_, values) in get_named_arrays(params).items():
+        is_error = name.endswith("_error")
+        largest = np.finfo(np.float64).max if is_error or name in optional else _LARGEST_PARAMETER
+        is_usable = np.abs(values) <= largest
+        if is_error:
+            is_usable |= np.isnan(values)
+        if not is_usable.all():
+            place = np.argwhere(~is_usable)[0].tolist()
+            raise FitError(
+                f"The entry {name}{place} is {values[tuple(place)]}, but must be a finite number "
+                f"up to {largest:.3g}. Fit again."
+            )

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 
 from flows.data.datasets import may_open
-from storage.stores.locations import parse_path
+from storage.stores.locations import checksum, parse_path
 from tests.support import outside
 from tests.support.outside import (
     SETTINGS,
@@ -118,3 +120,23 @@ def test_a_recorded_dataset_in_another_bucket_is_not_opened(cli, made, faulty_bu
     assert faulty.seen == []
     assert not may_open(f"{faulty_bucket}x/d.zarr", parse_path(url))
     assert may_open(f"{faulty_bucket}/e.zarr", parse_path(url))
+
+
+def test_parameters_that_are_not_finite(cli, made):
+    """Every command refuses them where it loads the artifact."""
+    fit = made.fits["latent-trait"]
+    array = zarr.open_group(fit)["weights"]
+    array[3, 0] = np.nan
+    manifest = load_manifest(fit)
+    manifest["arrays"]["weights"]["checksum"] = checksum(array[...])
+    write_sealed(fit, manifest)
+    for command in (
+        ("sample", "--artifact", fit, "--rows", 9, "--output", "s.zarr"),
+        ("export", "--artifact", fit, "--what", "items", "--output", "t.csv"),
+        ("report", "--artifact", fit, "--output", "r.html"),
+        ("transform", "--artifact", fit, "--dataset", made.dataset, "--output", "z.zarr"),
+        ("evaluate", "--artifact", fit, "--dataset", made.dataset),
+    ):
+        message = cli(*command).check_refused()
+        assert f"{fit}: The entry weights[3, 0] is nan, but must be a finite number" in message
+    assert not any(Path.cwd().iterdir())

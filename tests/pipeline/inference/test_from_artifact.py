@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +15,7 @@ from pipeline.inference.from_artifact import (
     REQUIRED_KEYS,
     model_from_artifact,
 )
+from pipeline.models.bernoulli_mixture import BernoulliMixture
 from pipeline.models.stack import Stack, StackParams
 from pipeline.numerics.networks.layered_network import Layer
 from pipeline.params import get_named_arrays
@@ -64,3 +67,36 @@ def test_an_artifact_of_an_earlier_version_is_refused() -> None:
         FitError, match=r"version of latentbits: it has no objective\. Fit again\.$"
     ):
         model_from_artifact(RecordedFit(manifest))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e308, -1e19])
+def test_parameters_that_no_fit_gives_are_refused(value: float) -> None:
+    artifact = RecordedFit(recorded())
+    artifact["weights_1"] = artifact["weights_1"].copy()
+    artifact["weights_1"][2, 1] = value
+    message = re.escape(f"The entry weights_1[2, 1] is {value}, but must be a finite number up to")
+    with pytest.raises(FitError, match=message):
+        model_from_artifact(artifact)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_allowed"),
+    [
+        ("probabilities_error", np.nan, True),
+        ("probabilities_error", 1e40, True),
+        ("probabilities_error", np.inf, False),
+        ("probabilities_interval", 1e40, True),
+        ("probabilities_interval", np.nan, False),
+    ],
+)
+def test_standard_errors_may_be_unknown_and_large(
+    name: str, value: float, is_allowed: bool
+) -> None:
+    model = BernoulliMixture(n_components=2)
+    changes = {"model": model.name, "hyperparameters": asdict(model)}
+    artifact = RecordedFit(recorded(**changes))
+    artifact.clear()
+    artifact |= {"probabilities": np.full((2, 4), 0.5), "weights": np.full(2, 0.5)}
+    artifact[name] = np.full((2, 2, 4) if name.endswith("interval") else (2, 4), value)
+    with nullcontext() if is_allowed else pytest.raises(FitError, match=rf"The entry {name}\[0"):
+        model_from_artifact(artifact)
