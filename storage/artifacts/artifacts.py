@@ -224,12 +224,13 @@ def _read_array(
 def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Convert an array of finite numbers to little-endian byte order, as it will be read back.
 
-    Standard errors, whose names end in `_error`, may be NaN if the data do not determine them.
-    Raises `DataError` if any other value is not a finite number.
+    Standard errors, whose names end in `_error`, may be NaN if the data do not determine them, and
+    so may tests of items (`s_x2`, …). Raises `DataError` if any other value is not a finite number.
     """
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name} is an array of {values.dtype}, not of numbers.")
-    may_be_nan = np.isnan(values) if name.endswith("_error") else np.False_
+    is_optional = name.endswith("_error") or name.startswith("s_x2")
+    may_be_nan = np.isnan(values) if is_optional else np.False_
     if not (np.isfinite(values) | may_be_nan).all():
         place = tuple(np.argwhere(~np.isfinite(values))[0].tolist())
         raise DataError(f"{folder}: {name} is not finite: {values[place]} at {place}.")

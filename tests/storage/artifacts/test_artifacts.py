@@ -139,8 +139,9 @@ def test_only_finite_numbers_are_stored(case: str, tmp_path: Path) -> None:
 
 def test_standard_errors_may_be_unknown(tmp_path: Path) -> None:
     errors = np.array([0.5, np.nan])
-    write_artifact(tmp_path / "a", {"mean_error": named(errors)}, {})
-    np.testing.assert_array_equal(load_artifact(tmp_path / "a")["mean_error"], errors)
+    for name in ("mean_error", "s_x2_p"):
+        write_artifact(tmp_path / "a", {name: named(errors)}, {})
+        np.testing.assert_array_equal(load_artifact(tmp_path / "a")[name], errors)
     bad = {"mean_error": named(np.array([0.5, np.inf]))}
     assert refusal(lambda: write_artifact(tmp_path / "b", bad, {})).endswith(
         "mean_error is not finite: inf at (1,)."
