@@ -41,7 +41,8 @@ def main(
     *,
     options: ReportOptions,
     pictures: Annotated[
-        str | None, Parameter(group=OUTPUT, help="Folder for a picture of every figure.")
+        str | None,
+        Parameter(group=OUTPUT, help="Folder for a picture of every figure, and captions.txt."),
     ] = None,
     picture_format: Annotated[
         Literal["png", "svg", "pdf"],
@@ -59,7 +60,7 @@ def main(
 
     report = build_report(inputs)
     figures = _name_pictures(report, parse_path(pictures), picture_format) if pictures else {}
-    for path in figures:
+    for path in (*figures, *([parse_path(pictures or "") / _CAPTIONS_FILE] if figures else [])):
         check_target_file(path, options.overwrite)
     write_report(report, page)
     _write_pictures(figures)
@@ -69,6 +70,9 @@ def main(
     console.print(f"report: {options.output}", markup=False)
     for path in figures:
         console.print(f"picture: {path}", markup=False)
+
+
+_CAPTIONS_FILE = "captions.txt"
 
 
 def _name_pictures(report: Report, folder: AnyPath, suffix: str) -> dict[AnyPath, Figure]:
@@ -83,6 +87,12 @@ def _write_pictures(figures: Mapping[AnyPath, Figure]) -> None:
     for path, figure in figures.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(render_picture(figure, path.suffix[1:]))
+    captions = [
+        f"{path.name}: {f'{figure.title}. {figure.note}'.strip()}\n"
+        for path, figure in figures.items()
+    ]
+    for folder in {path.parent for path in figures}:
+        (folder / _CAPTIONS_FILE).write_text("".join(captions), encoding="utf-8")
 
 
 if __name__ == "__main__":

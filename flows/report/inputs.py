@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite
+from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Repeatable
 from flows.data.datasets import LoadedModel, check_label, load_fitted_model
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
+from flows.report.orientation import parse_pole
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
@@ -24,6 +25,8 @@ class FigureOptions:
     dataset: str | None = None
     image_shape: str | None = None
     label: str | None = None
+    names: str | None = None
+    orient: tuple[str, ...] = ()
 
 
 DEFAULT_FIGURE_OPTIONS = FigureOptions()
@@ -57,26 +60,42 @@ class ReportOptions:
             help="Column, or segment, that colours the rows. [default: a column with few values]",
         ),
     ] = None
+    names: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            help="Column that names the rows. [default: a column of texts that all differ]",
+        ),
+    ] = None
+    orient: Annotated[
+        Repeatable,
+        Option(
+            group=DATA,
+            metavar="NAME=+1",
+            help="Reverse components so that this row (by --names) or else feature has a positive "
+            "position on component 1, or with NAME=-2 a negative one on component 2. Repeatable.",
+        ),
+    ] = ()
     overwrite: Overwrite = False
 
     @property
     def figure_options(self) -> FigureOptions:
         """Options of the figures."""
-        return FigureOptions(self.dataset, self.image_shape, self.label)
+        return FigureOptions(self.dataset, self.image_shape, self.label, self.names, self.orient)
 
 
 @dataclass(frozen=True)
 class ReportInputs:
     """A fitted model and, if available, the dataset whose rows are shown.
 
-    `layout` has the positions of features that are pixels; `label` colours the rows; `notes` are
-    warnings about omitted figures.
+    `layout` has the positions of features that are pixels; `options` are those of the figures;
+    `notes` are warnings about omitted figures.
     """
 
     fitted: LoadedModel
     layout: ImageLayout | None
     dataset: BinaryDataset | None
-    label: str | None
+    options: FigureOptions
     notes: tuple[str, ...]
 
 
@@ -103,7 +122,11 @@ def load_report_inputs(
         dataset, note = open_fitted_dataset(fitted, options.dataset)
     if dataset is not None:
         check_label(dataset, options.label)
-    return ReportInputs(fitted, layout, dataset, options.label, (note,) if note else ())
+        if options.names is not None:
+            dataset.check_columns([options.names])
+    for text in options.orient:
+        parse_pole(text, fitted.artifact.manifest["n_components"])
+    return ReportInputs(fitted, layout, dataset, options, (note,) if note else ())
 
 
 def check_page_path(output: str, overwrite: bool) -> AnyPath:

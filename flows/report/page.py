@@ -24,7 +24,13 @@ from flows.report.figures.parameters import (
     plot_correlations,
     plot_parameters,
 )
-from flows.report.figures.row_plots import choose_labels
+from flows.report.figures.row_plots import (
+    MAX_NAMED_ROWS,
+    ColourLabels,
+    choose_labels,
+    choose_names,
+    plot_positions,
+)
 from flows.report.figures.rows import DatasetSample, read_dataset_sample
 from flows.report.findings import summarize_findings
 from flows.report.inputs import (
@@ -33,6 +39,7 @@ from flows.report.inputs import (
     ReportInputs,
     load_report_inputs,
 )
+from flows.report.orientation import orient_components
 from flows.report.svg import MARKER_PATHS, render_plot
 from flows.report.tables import (
     describe_arrays,
@@ -92,15 +99,21 @@ def build_report_from_artifact(
 
 def build_report(inputs: ReportInputs) -> Report:
     """Draw the figures and fill the tables."""
-    fitted, causes = inputs.fitted, find_causes(inputs.fitted)
-    figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
-    correlations = pairs = None
+    fitted, options = inputs.fitted, inputs.options
+    sample = names = correlations = pairs = None
     if inputs.dataset is not None:
         with limit_blas_threads():
             sample = read_dataset_sample(fitted, inputs.dataset)
-            pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
+        names = choose_names(sample.coded_rows, options.names)
+    fitted, sample = orient_components(fitted, sample, names, options.orient)
+    causes = find_causes(fitted)
+    figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
+    if inputs.dataset is not None and sample is not None:
+        pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
+        with limit_blas_threads():
             correlations = correlate_features_with_codes(sample.coded_rows)
-            figures += _iter_row_figures(inputs, inputs.dataset, sample, correlations)
+            inputs = replace(inputs, fitted=fitted)
+            figures += _iter_row_figures(inputs, inputs.dataset, sample, names, correlations)
     tables = (make_unit_table(causes, fitted.feature_names),) if causes else ()
     return Report(fitted, tuple(figures), tables, inputs.notes, correlations, pairs)
 
@@ -116,11 +129,14 @@ def _iter_row_figures(
     inputs: ReportInputs,
     dataset: BinaryDataset,
     sample: DatasetSample,
+    names: ColourLabels | None,
     correlations: NDArray[np.float64],
 ) -> Iterator[Figure]:
     fitted, coded = inputs.fitted, sample.coded_rows
-    labels = choose_labels(coded, dataset.segment_names, inputs.label)
+    labels = choose_labels(coded, dataset.segment_names, inputs.options.label)
     yield from plot_latent_space(fitted, coded, labels, inputs.layout)
+    if names is not None and len(coded.codes) <= MAX_NAMED_ROWS:
+        yield from plot_positions(coded, names, labels)
     yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
     if sample.pairs is not None and len(sample.pairs.z):
         yield plot_calibration(sample, sample.pairs, fitted.feature_names)

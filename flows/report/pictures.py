@@ -1,8 +1,9 @@
 """Render figures as PNG, SVG or PDF with Matplotlib.
 
-A picture has the same parts as a figure on the page, on white: title, plot or images, legend and
-note. Lengths are pixels of the page; in a plot, one pixel is one point of Matplotlib. SVG and PDF
-are as wide as one or two columns of a journal, and their text stays text.
+A picture has the plot or images of a figure on the page, and its legend, on white. Titles and notes
+are left to the caption in the paper. Lengths are pixels of the page; in a plot, one pixel is one
+point of Matplotlib. SVG and PDF are as wide as one or two columns of a journal, and their text
+stays text.
 """
 
 from __future__ import annotations
@@ -64,9 +65,8 @@ _RC_PARAMS: Any = {
 }
 _RESOLUTION = 1.75  # pixels of a PNG per pixel of the page
 _MARGIN = 16.0
-_TITLE_SIZE, _NOTE_SIZE, _CAPTION_SIZE = 17.0, 14.0, 12.0  # font sizes
+_KEY_SIZE, _CAPTION_SIZE = 14.0, 12.0  # font sizes
 _LINE_HEIGHT, _GAP_ABOVE = 20.0, 8.0
-_MAX_TEXT_WIDTH = 704.0
 _KEY_WIDTH, _KEY_GAP, _MAX_KEY_LENGTH = 18.0, 18.0, 60
 _TILE_WIDTH, _TILE_GAP = 104.0, 14.0
 _NARROW_WIDTH = 520.0
@@ -87,7 +87,7 @@ MATPLOTLIB_MARKERS = {
     "inverted_triangle": "v",
     "plus": "+",
 }
-_MAX_NAME_LENGTH = 18  # letters next to an axis
+_MAX_NAME_LENGTHS = {"bottom": 18, "left": 40}  # letters next to an axis
 # A name on a line is drawn above white letters, so that it stays text.
 _HALO = Stroke(linewidth=3, foreground="white")
 _CELL_GAP = 1.5
@@ -196,7 +196,6 @@ def _get_sheet(axes: Axes) -> Sheet:
 
 
 def _iter_parts(figure: Figure, width: float) -> Iterator[_SheetPart]:
-    yield _make_text_part(figure.title, width, _TITLE_SIZE, TEXT_COLOUR, "bold")
     yield (
         _make_plot_part(figure.plot, width)
         if figure.plot
@@ -206,10 +205,6 @@ def _iter_parts(figure: Figure, width: float) -> Iterator[_SheetPart]:
         yield _make_keys_part(figure.keys, width)
     if figure.ramp:
         yield _make_ramp_part(figure.ramp)
-    if figure.note:
-        yield _make_text_part(
-            figure.note, min(width, _MAX_TEXT_WIDTH), _NOTE_SIZE, SOFT_TEXT_COLOUR
-        )
 
 
 def _measure_text(text: str, size: float, weight: str = "normal") -> float:
@@ -227,24 +222,6 @@ def _flow_items(widths: Sequence[float], gap: float, room: float) -> list[tuple[
         places.append((row, x))
         x += width + gap
     return places
-
-
-def _make_text_part(
-    text: str, room: float, size: float, colour: str, weight: str = "normal"
-) -> _SheetPart:
-    words = text.split()
-    places = _flow_items([_measure_text(word, size, weight) for word in words], 0.32 * size, room)
-    lines = [""] * (places[-1][0] + 1)
-    for word, (row, _) in zip(words, places, strict=True):
-        lines[row] += f" {word}" if lines[row] else word
-    step = 1.43 * size
-
-    def draw(paper: Axes, top: float) -> None:
-        style: Any = {"size": size, "color": colour, "weight": weight}
-        for row, line in enumerate(lines):
-            paper.text(0, top + _GAP_ABOVE + row * step + 0.8 * size, line, **style)
-
-    return _SheetPart(_GAP_ABOVE + len(lines) * step, draw)
 
 
 def _make_plot_part(plot: Plot, width: float) -> _SheetPart:
@@ -280,7 +257,7 @@ def _leave_room_for_ticks(axes: Axes, place: Bbox) -> Bbox:
 def _make_keys_part(keys: Sequence[LegendKey], room: float) -> _SheetPart:
     names = [_shorten_key(key.name) for key in keys]
     places = _flow_items(
-        [_KEY_WIDTH + _measure_text(name, _NOTE_SIZE) for name in names], _KEY_GAP, room
+        [_KEY_WIDTH + _measure_text(name, _KEY_SIZE) for name in names], _KEY_GAP, room
     )
 
     def draw(paper: Axes, top: float) -> None:
@@ -293,7 +270,7 @@ def _make_keys_part(keys: Sequence[LegendKey], room: float) -> _SheetPart:
             else:
                 style = {"color": key.colour, "ms": 8, "mew": 2 if key.marker == "plus" else 1}
                 paper.plot(x + 6, middle, MATPLOTLIB_MARKERS[key.marker], **style)
-            text_style: Any = {"size": _NOTE_SIZE, "color": TEXT_COLOUR, "va": "center_baseline"}
+            text_style: Any = {"size": _KEY_SIZE, "color": TEXT_COLOUR, "va": "center_baseline"}
             paper.text(x + _KEY_WIDTH, middle, name, **text_style)
 
     return _SheetPart(_GAP_ABOVE + (places[-1][0] + 1) * _LINE_HEIGHT, draw)
@@ -308,8 +285,8 @@ def _make_ramp_part(ramp: ColourRamp) -> _SheetPart:
     def draw(paper: Axes, top: float) -> None:
         middle, (width, height) = top + _GAP_ABOVE + _LINE_HEIGHT / 2, _RAMP_SIZE
         low, high = _shorten_key(ramp.low), _shorten_key(ramp.high)
-        left = _measure_text(low, _NOTE_SIZE) + 10
-        style: Any = {"size": _NOTE_SIZE, "color": TEXT_COLOUR, "va": "center_baseline"}
+        left = _measure_text(low, _KEY_SIZE) + 10
+        style: Any = {"size": _KEY_SIZE, "color": TEXT_COLOUR, "va": "center_baseline"}
         paper.text(0, middle, low, **style)
         paper.text(left + width + 10, middle, high, **style)
         colours = _blend_on_white(to_rgba_array(ramp.colours))
@@ -433,7 +410,7 @@ def _format_axis(axes: Axes, side: MatplotlibAxis, axis: Axis, spine: str) -> No
     """Label an axis, with its ticks and lines across the plot."""
     side.set_label_text(axis.label, color=SOFT_TEXT_COLOUR)
     side.set_ticks([tick.place for tick in axis.ticks])
-    side.set_ticklabels([shorten_text(tick.text, _MAX_NAME_LENGTH) for tick in axis.ticks])
+    side.set_ticklabels([shorten_text(tick.text, _MAX_NAME_LENGTHS[spine]) for tick in axis.ticks])
     side.set_minor_locator(NullLocator())
     length = 5 if axis.has_lines else 0
     side.set_tick_params(length=length, color=RULE_COLOUR, labelcolor=TEXT_COLOUR)

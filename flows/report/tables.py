@@ -328,7 +328,8 @@ def _iter_base_columns(columns: Columns) -> Iterator[str]:
     earlier: list[str] = []
     for name, values in columns.items():
         is_new = not any(np.array_equal(values, columns[other]) for other in earlier)
-        if is_new and name not in uncertainties and values.dtype.kind in "fiub":
+        is_known = values.dtype.kind in "fiub" and np.isfinite(values).any()
+        if is_new and is_known and name not in uncertainties:
             earlier.append(name)
             yield name
 
@@ -362,7 +363,7 @@ def _format_uncertainty(columns: Columns, name: str, i: int, decimals: int) -> s
 
 
 def _format_decimals(value: float, decimals: int) -> str:
-    return f"{value:,.{decimals}f}".replace("-", "−")
+    return f"{value:,.{decimals}f}".replace("-", "−") if np.isfinite(value) else "–"
 
 
 def _insert_suffix(column: str, suffix: str) -> str:

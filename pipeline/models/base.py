@@ -13,6 +13,7 @@ from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
+from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Statistics
 
@@ -49,6 +50,9 @@ class Model(Protocol):
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",)}
     """Arrays of `transform`, and their dimensions after the rows: `component`, `feature`, or these
     with `_j`. No dimension may occur twice in an array."""
+    signed_arrays: ClassVar[tuple[str, ...]] = ()
+    """Arrays of parameters that change sign if a component is reversed; empty if its sign has a
+    meaning."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
     has_expensive_rows: ClassVar[bool] = False
@@ -154,3 +158,21 @@ class Model(Protocol):
         self, params: Any, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """MAP: return latent codes: `mean`, (n_samples, n_components), and others in `codes`."""
+
+
+def reverse_components(model: Model, params: Any, signs: NDArray[np.float64]) -> dict[str, Any]:
+    """Multiply components by signs, (n_components,); return the arrays that change, by name.
+
+    The model says the same about rows, with codes of the other sign.
+    """
+    arrays: dict[str, Any] = {}
+    named = get_named_arrays(params)
+    for name in (name for name in model.signed_arrays if name in named):
+        dims, values = named[name]
+        axes = [axis for axis, dim in enumerate(dims) if dim.startswith("component")]
+        for axis in axes:
+            values = values * signs.reshape([-1 if k == axis else 1 for k in range(values.ndim)])
+        if not axes:  # positions on the only component
+            values = values * signs[0]
+        arrays[name] = np.sort(values, axis=0) if dims[0] == "bound" else values
+    return arrays

@@ -123,6 +123,7 @@ class KernelPCA(Model):
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[LandmarkSums]] = LandmarkSums
     params: ClassVar[type[KernelPCAParams]] = KernelPCAParams
+    signed_arrays: ClassVar[tuple[str, ...]] = ("directions", "offsets")
     summary_diagnostics: ClassVar[tuple[str, ...]] = (
         *("width", "distinct_rows", "landmarks"),
         *("explained", "kernel_lost", "half_agrees"),

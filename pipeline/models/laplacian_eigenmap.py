@@ -120,6 +120,7 @@ class LaplacianEigenmap(Model):
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[LaplacianEigenmapParams]] = LaplacianEigenmapParams
+    signed_arrays: ClassVar[tuple[str, ...]] = ("embedding",)
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("vertices", "parts", "width")
     n_components: int | None = None
     k: int = setting(10, minimum=1)

@@ -104,6 +104,11 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
         """Return the names of an array's dimensions."""
         return self._arrays[name].dims
 
+    def replace_arrays(self, values: Mapping[str, NDArray[Any]]) -> Artifact:
+        """Return the artifact with other values of some arrays, in memory only."""
+        named = {name: NamedArray(self.dims(name), array) for name, array in values.items()}
+        return Artifact(self.path, self.manifest, {**self._arrays, **named})
+
     def _iter_display_items(self) -> Facts:
         arrays = {
             name: format_array_type(self.dims(name), values.shape, str(values.dtype))

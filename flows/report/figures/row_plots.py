@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.axes import fit_axis, fit_square_axes
+from flows.report.figures.axes import fit_axis, fit_square_axes, make_name_axis
 from flows.report.figures.colours import (
     COLOURS,
     GREY,
@@ -25,13 +25,15 @@ from flows.report.figures.marks import (
     Figure,
     HoverFacts,
     LegendKey,
+    LineMarks,
     Mark,
     Plot,
     PointMarks,
+    RuleMark,
     TextMarks,
 )
 from flows.report.figures.rows import CodedRows
-from flows.report.figures.text import shorten_text
+from flows.report.figures.text import format_number, shorten_text
 from pipeline.statistics.labels import SEGMENT
 
 Array = NDArray[np.float64]
@@ -41,7 +43,12 @@ _POINT_SIZE, _MAX_POINT_SIZE = 6.0, 26.0
 _MAX_NAME_LENGTH, _RANGE_PADDING = 24, 0.125
 MAX_COLOURED_LABELS = 12
 """Maximum number of labels with their own colour and marker."""
-_MAX_COLOUR_STEPS, _MAX_NAMED_ROWS = 24, 400
+_MAX_COLOUR_STEPS = 24
+MAX_NAMED_ROWS = 600
+"""Maximum number of rows with names in figures."""
+# The tallest picture fits on a page of a journal, about 240 mm, with names of 7 points.
+_MAX_POSITION_FIGURES, _MAX_ROWS_PER_FIGURE, _ROW_HEIGHT = 2, 70, 14
+_NORMAL_QUANTILE = 1.96  # of 97.5 %
 _COLOURS = (*COLOURS, *MORE_COLOURS)
 _FIRST_COLOUR, _LAST_COLOUR = COLOURS[0], COLOURS[4]
 # Pixels: width of a plot on a phone, where names have the least room; size of a letter.
@@ -93,6 +100,84 @@ def _scatter_rows(
         ramp=ramp,
         choices=choices,
     )
+
+
+def plot_positions(
+    coded: CodedRows, names: ColourLabels, labels: ColourLabels | None
+) -> Iterator[Figure]:
+    """Plot the positions of named rows on the leading components, sorted, with 95 % intervals.
+
+    Positions have mean 0 and standard deviation 1 over the rows. `labels` colours the rows. Many
+    rows are divided into several figures with the same axes.
+    """
+    if has_too_many_labels(labels) or (labels and labels.name == names.name):
+        labels = None
+    groups, ramp = group_rows_by_label(labels, len(coded.codes))
+    texts = [str(value) for value in names.values]
+    for k in range(min(coded.codes.shape[1], _MAX_POSITION_FIGURES)):
+        codes = coded.codes[:, k]
+        if (scale := float(codes.std())) == 0:
+            continue
+        positions = (codes - codes.mean()) / scale
+        reach = _NORMAL_QUANTILE * np.sqrt(coded.variances[:, k]) / scale
+        ends = np.stack([positions - reach, positions + reach], axis=1)
+        order = np.argsort(-positions, kind="stable")
+        pages = np.array_split(order, -(-len(order) // _MAX_ROWS_PER_FIGURE))
+        x = fit_axis(np.concatenate([positions, ends.ravel()]), f"position on component {k + 1}")
+        title = f"Positions on component {k + 1}"
+        note = f"Positions have mean 0 and standard deviation 1 over the {len(codes):,} rows shown."
+        note += " Lines are 95 % intervals." if np.isfinite(ends).any() else ""
+        for number, page in enumerate(pages, start=1):
+            part = f", part {number} of {len(pages)}" if len(pages) > 1 else ""
+            plot = _plot_position_page(page, texts, positions, ends, groups, x)
+            yield Figure(
+                f"{title}{part}",
+                f"{title} of {len(page)} rows{part}, from {texts[page[0]]} to {texts[page[-1]]}.",
+                plot,
+                note=note,
+                keys=() if ramp or labels is None else tuple(group.key for group in groups),
+                ramp=ramp,
+            )
+
+
+def _plot_position_page(
+    page: NDArray[np.intp],
+    names: Sequence[str],
+    positions: Array,
+    ends: Array,
+    groups: Sequence[RowGroup],
+    x: Axis,
+) -> Plot:
+    height_by_row = {int(row): float(height) for height, row in enumerate(page)}
+    marks: list[Mark] = [RuleMark("x", 0.0)]
+    for group in groups:
+        rows = [int(row) for row in group.rows if int(row) in height_by_row]
+        heights = np.array([height_by_row[row] for row in rows])
+        lines = [
+            np.column_stack([ends[row], [height, height]])
+            for row, height in zip(rows, heights, strict=True)
+            if np.isfinite(ends[row]).all()
+        ]
+        facts = [
+            ("row", [names[row] for row in rows]),
+            ("position", [format_number(positions[row]) for row in rows]),
+        ]
+        if lines:
+            marks.append(LineMarks(lines, [group.key.colour] * len(lines)))
+        marks.append(
+            PointMarks(positions[rows], heights, group.key.colour, group.key.marker, 5, 1.0, facts)
+        )
+    y = make_name_axis([names[row] for row in page], is_down=True)
+    return Plot(x, y, tuple(marks), _ROW_HEIGHT * len(page) + 60)
+
+
+def choose_names(coded: CodedRows, name: str | None) -> ColourLabels | None:
+    """Return the column `name`, or else a column of texts that all differ, if there is one."""
+    for column, values in coded.columns.items():
+        is_distinct = values.dtype.kind in "OUT" and len({*map(str, values)}) == len(values)
+        if column == name or (name is None and column != "split" and is_distinct):
+            return ColourLabels(column, values)
+    return None
 
 
 def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple[AxisChoice, ...]:
@@ -182,7 +267,7 @@ def choose_labels(
             return ColourLabels(column, values)
     if len(segments) > 1:
         return by_segment
-    if len(coded.codes) <= _MAX_NAMED_ROWS:
+    if len(coded.codes) <= MAX_NAMED_ROWS:
         for column, values in coded.columns.items():
             if column != "split" and values.dtype.kind in "OUT":
                 return ColourLabels(column, values)

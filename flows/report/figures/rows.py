@@ -47,6 +47,8 @@ class CodedRows:
         Name of the segment of each row, (n_rows,).
     columns
         Per-row columns, each (n_rows,).
+    variances
+        Posterior variances of the codes, (n_rows, n_components); NaN if the model has none.
     """
 
     codes: Array
@@ -54,6 +56,7 @@ class CodedRows:
     rows: NDArray[np.int64]
     segments: NDArray[Any]
     columns: dict[str, NDArray[Any]]
+    variances: Array
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,12 @@ def _encode_rows(
     fitted: LoadedModel, dataset: BinaryDataset, block: BinaryBlock, index: int
 ) -> CodedRows:
     own_block = replace(block, segment=index)
-    codes = fitted.model.transform(fitted.params, own_block, RowRandom(0))["mean"]
+    codes = fitted.model.transform(fitted.params, own_block, RowRandom(0))
+    means = codes["mean"]
+    variances = codes.get("variance", np.full(means.shape, np.nan))
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
     columns = {name: block.column(name) for name in dataset.column_names}
-    return CodedRows(codes, _read_values(block), block.rows, names, columns)
+    return CodedRows(means, _read_values(block), block.rows, names, columns, variances)
 
 
 def _read_values(block: BinaryBlock) -> NDArray[np.float32]:
@@ -178,11 +183,10 @@ def _read_values(block: BinaryBlock) -> NDArray[np.float32]:
 
 def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:
     coded = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
-    names = ("codes", "values", "rows", "segments")
-    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-    return CodedRows(
-        *arrays, {name: dataset.decode_texts(name, values) for name, values in coded.items()}
-    )
+    names = ("codes", "values", "rows", "segments", "variances")
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    columns = {name: dataset.decode_texts(name, values) for name, values in coded.items()}
+    return CodedRows(columns=columns, **arrays)
 
 
 def _count_drawn_pairs(

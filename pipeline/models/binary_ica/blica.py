@@ -174,6 +174,7 @@ class BLICA(ProbitICA):
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams
+    signed_arrays: ClassVar[tuple[str, ...]] = ("mixing", "source_means", "mixing_interval")
     summary_diagnostics: ClassVar[tuple[str, ...]] = (
         "regularization",
         "stability_of_starts",

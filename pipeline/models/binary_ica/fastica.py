@@ -77,6 +77,7 @@ class FastICA(Model):
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[RowSample]] = RowSample
     params: ClassVar[type[FastICAParams]] = FastICAParams
+    signed_arrays: ClassVar[tuple[str, ...]] = ("mixing", "unmixing")
     n_components: int | None = None
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)

@@ -110,6 +110,7 @@ class BinaryICALikelihood(ProbitICA):
     first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
+    signed_arrays: ClassVar[tuple[str, ...]] = ("mixing", "source_means")
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("likelihood_error",)
     has_expensive_rows: ClassVar[bool] = True
     n_components: int | None = None

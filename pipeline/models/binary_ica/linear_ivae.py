@@ -162,6 +162,12 @@ class LinearIVAE(GradientModel):
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.03, "momentum": 0.1}
     params: ClassVar[type[LinearIVAEParams]] = LinearIVAEParams
+    signed_arrays: ClassVar[tuple[str, ...]] = (
+        "mixing",
+        "source_means",
+        "code_weights",
+        "code_offsets",
+    )
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "variance": ("component",),

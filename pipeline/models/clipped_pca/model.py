@@ -164,6 +164,7 @@ class ClippedPCA(Model):
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
+    signed_arrays: ClassVar[tuple[str, ...]] = ("loadings",)
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "variance": ("component",),

@@ -162,6 +162,12 @@ class LatentTrait(Model):
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
+    signed_arrays: ClassVar[tuple[str, ...]] = (
+        "weights",
+        "rotated",
+        "component_correlation",
+        "difficulty",
+    )
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "variance": ("component",),

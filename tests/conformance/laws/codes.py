@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from warnings import catch_warnings
@@ -19,6 +20,8 @@ from pipeline.data.blocks import pack_block
 from pipeline.data.datasets import make_memory_dataset
 from pipeline.data.tables import make_binary_table
 from pipeline.inference.transform import describe_codes
+from pipeline.models.base import reverse_components
+from pipeline.models.capabilities import CanReconstruct
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, assert_same
 from tests.conformance.facts import Facts
@@ -105,6 +108,21 @@ def test_codes_have_the_dimensions_that_the_model_declares(facts: Facts) -> None
         assert codes[key].shape == (5, *(lengths[dim.removesuffix("_j")] for dim in dims)), key
     described = describe_codes(model, params, N_FEATURES, "float32")
     assert {key: dims for key, (dims, _, _) in described.items()} == declared
+
+
+def test_reversed_components_have_codes_of_the_other_sign(facts: Facts) -> None:
+    """A model whose components have signs says the same about rows if they are reversed."""
+    model, params = facts.make(), fitted(facts).params
+    if not model.signed_arrays:
+        pytest.skip("the sign of a component has a meaning")
+    signs = np.array([-1.0, 1.0])
+    other = replace(params, **reverse_components(model, params, signs))
+    block = pack_block(probit().X[:20])
+    means = [model.transform(p, block, RowRandom(0))["mean"] for p in (params, other)]
+    np.testing.assert_allclose(means[1], means[0] * signs, atol=1e-5)
+    if isinstance(model, CanReconstruct):
+        parts = [model.reconstruct(p, mean) for p, mean in zip((params, other), means, strict=True)]
+        np.testing.assert_allclose(parts[1], parts[0], atol=1e-5)
 
 
 def test_no_rows_have_no_codes(facts: Facts) -> None:

@@ -21,7 +21,13 @@ from matplotlib.figure import Figure as Sheet
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
-from flows.report.figures.axes import fit_axis, make_axis, plot_curve, plot_heat_map
+from flows.report.figures.axes import (
+    fit_axis,
+    make_axis,
+    make_name_axis,
+    plot_curve,
+    plot_heat_map,
+)
 from flows.report.figures.colours import COLOURS, ColourRamp, ColourScale
 from flows.report.figures.images import render_images
 from flows.report.figures.marks import (
@@ -256,7 +262,8 @@ def test_names_are_no_markup():
     assert render_picture(whole).startswith(b"\x89PNG")
     plain = render_picture(Figure("Names", "", plot), "svg").decode()
     assert ">$x$</text>" in plain
-    ElementTree.fromstring(render_picture(replace(whole, title="\x00 \x02 <&>"), "svg"))
+    odd_keys = (LegendKey("\x00 \x02 <&>", COLOURS[0]),)
+    ElementTree.fromstring(render_picture(replace(whole, keys=odd_keys), "svg"))
     assert ">$\\frac$</text>" in plain
 
 
@@ -289,12 +296,18 @@ def test_images_and_what_colours_stand_for():
     assert all(shown(image, on_white(key.colour, 1)) > 20 for key in keys)
 
 
-def test_what_only_pointing_shows_is_left_out():
-    plain, hinted = (
-        Figure("Curve", "", plot_curve(np.array([2.0, 1.0]), ("x", "y")), hint=hint)
-        for hint in ("", "Point at it.")
-    )
-    assert render_picture(plain) == render_picture(hinted)
+def test_texts_for_the_caption_are_left_out():
+    plot = plot_curve(np.array([2.0, 1.0]), ("x", "y"))
+    plain = render_picture(Figure("Curve", "", plot))
+    assert render_picture(Figure("Title", "", plot, note="Down.", hint="Point at it.")) == plain
+
+
+def test_long_names_beside_a_plot_are_whole():
+    names = ["Representative 001 of the House", "x" * 40, "y" * 41]
+    plot = Plot(make_axis(0, 1), make_name_axis(names), (), 200)
+    svg = render_picture(Figure("Names", "", plot), "svg").decode()
+    assert all(f">{name}</text>" in svg for name in names[:2])
+    assert f">{'y' * 39}…</text>" in svg
 
 
 def test_few_images_make_a_narrow_picture():

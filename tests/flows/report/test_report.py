@@ -337,7 +337,10 @@ def test_every_figure_becomes_a_picture(cli, fitted):
     latent = ["features-in-latent-space", *loadings, "rows-in-latent-space"]
     names = ["calibration-of-pairs", *latent, "spectrum"]
     paths = [Path("drawn", f"{name}.png") for name in names]
-    assert sorted(Path("drawn").iterdir()) == paths
+    captions = Path("drawn/captions.txt")
+    assert sorted(Path("drawn").iterdir()) == sorted([*paths, captions])
+    text = captions.read_text(encoding="utf-8")
+    assert re.search(r"^spectrum\.png: Spectrum\. 2 components", text, re.MULTILINE)
     assert all(f"picture: {path}" in done.out for path in paths)
     whole = {path: path.read_bytes() for path in paths}
     assert all(png.startswith(b"\x89PNG") for png in whole.values())
@@ -352,7 +355,7 @@ def test_every_figure_becomes_a_picture(cli, fitted):
     assert {path: path.read_bytes() for path in paths} == whole
     assert cli("report", *options, "--overwrite", "--picture-format", "pdf").code == 0
     pages = [path.with_suffix(".pdf") for path in paths]
-    assert sorted(Path("drawn").iterdir()) == sorted([*paths, *pages])
+    assert sorted(Path("drawn").iterdir()) == sorted([*paths, *pages, captions])
     assert all(path.read_bytes().startswith(b"%PDF") for path in pages)
 
 
@@ -454,7 +457,7 @@ def test_correlations_are_of_what_was_observed():
     X = (codes @ rng.standard_normal((2, 5)) + rng.standard_normal((300, 5)) > 0).astype(float)
     X[rng.random(X.shape) < 0.2] = np.nan
     X[:, 3], X[:, 4] = 1.0, np.nan
-    coded = CodedRows(codes, X.astype(np.float32), np.arange(300), np.zeros(300), {})
+    coded = CodedRows(codes, X.astype(np.float32), np.arange(300), np.zeros(300), {}, codes)
     found = correlate_features_with_codes(coded)
     for i in range(3):
         seen = np.isfinite(X[:, i])

@@ -160,7 +160,7 @@ def test_rows_of_a_heat_map_can_be_put_in_another_order() -> None:
 def test_every_component_can_be_chosen_for_either_axis() -> None:
     codes = np.random.default_rng(0).normal(size=(50, 3))
     coded = CodedRows(
-        codes, np.zeros((50, 2), np.float32), np.arange(50), np.full(50, "all", object), {}
+        codes, np.zeros((50, 2), np.float32), np.arange(50), np.full(50, "all", object), {}, codes
     )
     figure = plot_plane(coded, None)
     assert figure.plot is not None
