@@ -207,7 +207,8 @@ class Autoencoder(GradientModel):
         return -len(params.visible_biases)
 
     def _diagnose(self, state: FitState) -> dict[str, Any]:
-        objective = "reconstruction less penalty" if self.sparsity else "reconstruction"
+        objective = "minus half the squared error" if self._is_squared else "reconstruction"
+        objective += " less penalty" if self.sparsity else ""
         return {"n_components": len(state.params.hidden_biases), "objective_is": objective}
 
     def transform(
