@@ -92,7 +92,7 @@ _MAX_NAME_LENGTHS = {"bottom": 18, "left": 40}  # letters next to an axis
 _HALO = Stroke(linewidth=3, foreground="white")
 _CELL_GAP = 1.5
 _TEXT_SIZE = 11
-_EDGE_SHARE = 0.9  # of the width: names closer to an edge are aligned with it
+_TEXT_ROOM = 0.6  # of a name's width, on either side; names closer to an edge are aligned with it
 
 
 class _SheetPart(NamedTuple):
@@ -391,7 +391,8 @@ def _render_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
             style["va"] = "bottom" if mark.is_above else "center"
             for x, y, text, colour in zip(mark.x, mark.y, mark.texts, mark.colours, strict=True):
                 share = (x - plot.x.low) / (plot.x.high - plot.x.low)
-                is_left, is_right = share < 1 - _EDGE_SHARE, share > _EDGE_SHARE
+                half = _TEXT_ROOM * _measure_text(text, _TEXT_SIZE) / _measure_width(axes)
+                is_left, is_right = share < half, share > 1 - half
                 style["ha"] = "right" if is_right else "left" if is_left else "center"
                 axes.text(x, y, text, path_effects=[_HALO], **style)
                 axes.text(x, y, text, color=colour, **style)
@@ -400,6 +401,11 @@ def _render_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
             across(mark.place, color=GREY, linewidth=1, linestyle=_make_line_style(mark.dash))
         case _:
             assert_never(mark)
+
+
+def _measure_width(axes: Axes) -> float:
+    """Return the width of the axes in points; tick labels may still make them narrower."""
+    return float(72 * axes.bbox.width / _get_sheet(axes).dpi)
 
 
 def _make_line_style(lengths: tuple[int, ...]) -> Any:

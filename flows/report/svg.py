@@ -48,7 +48,7 @@ MARKER_PATHS = {
 }
 """SVG paths of markers, 2 wide and centred on 0."""
 _HALF_ON_PHONE, _THIRD_ON_PHONE = 8, 16  # if there are more names, phones show fewer of them
-_EDGE = 90.0  # percent: names closer to an edge are aligned with it
+_LETTER_WIDTH = 1.6  # percent of a narrow plot: names that would cross an edge are aligned with it
 _PLACE_STEPS = 9999  # resolution of the positions that are sent to the script
 _LINE_UNITS = 1000  # width of the view box of lines
 
@@ -211,7 +211,8 @@ def _iter_texts(plot: Plot, mark: TextMarks) -> Iterator[str]:
     places = zip(*_place_points(plot, mark.x, mark.y), mark.texts, mark.colours, strict=True)
     for x, y, text, colour in places:
         style = f'dy="{"-.4em" if mark.is_above else ".35em"}" fill="{colour}"'
-        if anchor := "end" if x > _EDGE else "start" if x < 100 - _EDGE else "":
+        half = _LETTER_WIDTH * len(text) / 2
+        if anchor := "end" if x > 100 - half else "start" if x < half else "":
             style += f' text-anchor="{anchor}"'
         yield f'<text x="{x:.2f}%" y="{y:.2f}%" {style}>{escape(text)}</text>'
 

@@ -244,8 +244,9 @@ def test_a_square_has_axes_of_one_length():
 
 
 def test_names_near_an_edge_stay_within_the_plot():
-    x = np.array([-1.0, 0.0, 1.0])
-    names = TextMarks(x, np.zeros(3), ["first name", "middle", "last name"], [COLOURS[1]] * 3)
+    x = np.array([-1.0, 0.0, 1.0, -0.7, 0.7])
+    texts = ["first name", "middle", "last name", *["a name of twenty letters"] * 2]
+    names = TextMarks(x, np.zeros(5), texts, [COLOURS[1]] * 5)
     axes = drawn(square(names))
     ends = [text.get_window_extent().extents[[0, 2]] for text in axes.texts]
     assert all(left >= -1 and right <= SIZE + 1 for left, right in ends)
