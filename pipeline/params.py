@@ -20,9 +20,12 @@ def array_field(*dims: str) -> Any:
     return field(metadata={"dims": dims})
 
 
-def optional_array_field(*dims: str) -> Any:
-    """Declare an array that may be absent (None): only some data or some settings need it."""
-    return field(default=None, metadata={"dims": dims})
+def optional_array_field(*dims: str, may_be_nan: bool = False) -> Any:
+    """Declare an array that may be absent (None): only some data or some settings need it.
+
+    Standard errors, whose names end in `_error`, may hold NaN; others only if `may_be_nan`.
+    """
+    return field(default=None, metadata={"dims": dims, "may_be_nan": may_be_nan})
 
 
 def layer_arrays_field(*dims: str) -> Any:

@@ -38,7 +38,8 @@ def make_item_table(artifact: Artifact) -> BatchedTable:
             "Export codes instead."
         )
     features = pa.array(artifact.manifest["feature_names"], pa.string())
-    arrays = {name: pa.array(values) for name, values in columns.items()}
+    # Unknown values, such as some standard errors, become empty cells.
+    arrays = {name: pa.array(v, from_pandas=True) for name, v in columns.items()}
     return make_table({"feature": features, **arrays})
 
 

@@ -245,7 +245,8 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
         if reason := statistics.get(f"{name}_missing"):
             notes.append(f"{symbol} could not be computed: {reason}.")
         elif (n_rows := statistics.get(f"{name}_rows", n_fitted)) < n_fitted:
-            notes.append(f"{symbol} {verb} the {n_rows:,} rows without missing values.")
+            rows_used = "only row" if n_rows == 1 else f"{n_rows:,} rows"
+            notes.append(f"{symbol} {verb} the {rows_used} without missing values.")
     return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, " ".join(notes))
 
 

@@ -141,15 +141,16 @@ def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
 def _check_values(params: Any) -> None:
     """Refuse parameters that are not finite, or too large to compute with.
 
-    As where artifacts are written, standard errors may be NaN. Errors and optional arrays, such as
-    statistics of items, describe the fit: they may have any size.
+    Errors and optional arrays, such as statistics of items, describe the fit: they may have any
+    size. Some of them may be NaN, see `optional_array_field`.
     """
-    optional = {f.name for f in fields(params) if f.default is not MISSING}
+    optional = {f.name: f.metadata for f in fields(params) if f.default is not MISSING}
     for name, (_, values) in get_named_arrays(params).items():
-        is_error = name.endswith("_error")
-        largest = np.finfo(np.float64).max if is_error or name in optional else _LARGEST_PARAMETER
+        is_error, metadata = name.endswith("_error"), optional.get(name)
+        describes_fit = is_error or metadata is not None
+        largest = np.finfo(np.float64).max if describes_fit else _LARGEST_PARAMETER
         is_usable = np.abs(values) <= largest
-        if is_error:
+        if is_error or (metadata and metadata["may_be_nan"]):
             is_usable |= np.isnan(values)
         if not is_usable.all():
             place = np.argwhere(~is_usable)[0].tolist()

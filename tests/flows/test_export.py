@@ -111,6 +111,22 @@ def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
         np.testing.assert_array_equal(columns.to_numpy(float), values)
 
 
+def test_what_a_constant_item_does_not_have_is_left_empty(cli, tmp_path):
+    x = np.random.default_rng(0).normal(size=(300, 1))
+    X = (np.random.default_rng(1).random((300, 5)) < 1 / (1 + np.exp(-x))).astype(np.uint8)
+    X[:, 0] = 1
+    dataset = write_arrays(tmp_path / "d.zarr", X)
+    model = build_model("latent-trait", "1", ["constant_features=pin"])
+    fitted = write_fit(tmp_path / "trait", model, dataset)
+    assert cli("report", "--artifact", fitted).code == 0
+    command = ("export", "--what", "items", "--artifact", fitted, "--output", "t.csv")
+    assert cli(*command).code == 0
+    head, first, second = [line.split(",") for line in Path("t.csv").read_text().splitlines()[:3]]
+    column = head.index('"s_x2_p"')
+    assert first[column] == first[head.index('"weights_error_1"')] == ""
+    assert 0 < float(second[column]) < 1
+
+
 @pytest.mark.matrix
 def test_columns_are_named_by_component_and_segment(exported, artifact):
     saved = load_artifact(artifact("blica", "regularization=20", "bootstrap=20"))

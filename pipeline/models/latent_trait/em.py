@@ -103,9 +103,9 @@ class LatentTraitParams:
     difficulty_error: Array | None = optional_array_field("feature")
     infit: Array | None = optional_array_field("feature")
     outfit: Array | None = optional_array_field("feature")
-    s_x2: Array | None = optional_array_field("feature")
-    s_x2_df: Array | None = optional_array_field("feature")
-    s_x2_p: Array | None = optional_array_field("feature")
+    s_x2: Array | None = optional_array_field("feature", may_be_nan=True)
+    s_x2_df: Array | None = optional_array_field("feature", may_be_nan=True)
+    s_x2_p: Array | None = optional_array_field("feature", may_be_nan=True)
 
     @property
     def free_parameters(self) -> Array:
