@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.cli.summary import format_row_count
 
-_CONSOLE_WIDTH = 200  # wide enough not to break lines of the table
+_CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
 LIKELIHOOD_MEASURES = (
     "log_likelihood",
     "lower_bound",

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import RowSource
-from pipeline.evaluation.evaluate import EvaluatedModel, make_baseline_models, score_rows
+from pipeline.evaluation.evaluate import EvaluatedModel, make_baseline_models, score_models
 from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
@@ -80,7 +80,8 @@ def score(name: str, model: Model) -> Score:
     subject = EvaluatedModel(model, state.params, np.zeros(0, np.int64))
     means, error = {}, 0.0
     for split in SPLITS:
-        sums = score_rows(subject, "log_likelihood", split_rows(name, split), executor, 0)
+        subjects = {model.name: (subject, "log_likelihood")}
+        sums = score_models(subjects, split_rows(name, split), executor, 0).models[model.name]
         assert float(sums.values["error_variance"]) == 0
         means[split] = sums.objective / sums.n_samples
         error = float(sums.values["shared_error"]) / sums.n_samples

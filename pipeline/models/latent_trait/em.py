@@ -67,6 +67,7 @@ _MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look l
 # more slowly, so the target is below the maximum.
 _WARNED_PEAK_SHARE, _MAX_PEAK_SHARE, _TARGET_PEAK_SHARE = 0.6, 0.45, 0.4
 _MAX_VARIMAX_ROUNDS, _VARIMAX_TOLERANCE = 1000, 1e-13
+_MAX_PARAMETER = 1e4  # a curve this steep is a step
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,13 @@ class LatentTraitParams:
         return TraitItems(self.weights, self.offsets)
 
     def with_free_parameters(self, values: Array) -> LatentTraitParams:
-        """Return a copy with other weights and offsets, side by side."""
-        return replace(self, weights=values[:, :-1].copy(), offsets=values[:, -1].copy())
+        """Return a copy with other weights and offsets, side by side.
+
+        Weights that diverge, because the data separate their items, are limited. Otherwise the next
+        pass would overflow.
+        """
+        limited = np.clip(values, -_MAX_PARAMETER, _MAX_PARAMETER)
+        return replace(self, weights=limited[:, :-1].copy(), offsets=limited[:, -1].copy())
 
 
 def make_params(weights: Array, offsets: Array) -> LatentTraitParams:

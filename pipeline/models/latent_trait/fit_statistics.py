@@ -24,6 +24,7 @@ _MAX_EXACT_CHI2 = (
 )
 _MIN_ITEMS = 3  # fewer items have no informative sum scores
 _MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
+_MIN_PAIR_VARIANCE = 1e-12
 _MAX_STEPS = 2000
 _RESIDUAL_TOLERANCE = 1e-6  # relative norm of the residual; the relative error of M₂ is its square
 _RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
@@ -56,15 +57,35 @@ def compute_fit_statistics(
     size = len(varying)
     if (df := size * (size + 1) // 2 - rank) < 1:
         return statistics | {"m2_missing": f"{size} items leave no degree of freedom"}
+    if n_complete < rank:
+        return statistics | {
+            "m2_missing": f"{n_complete:,} rows are too few for {rank:,} parameters"
+        }
     if 2 * n_complete < n:
         return statistics | {"m2_missing": f"only {n_complete:,} of {n:,} rows have all values"}
     if _has_constant_item(both, n_complete):
         return statistics | {"m2_missing": "an item is constant in the rows that have all values"}
     weights, offsets = params.weights[varying], params.offsets[varying]
+    if _is_certain_of_pairs(weights, offsets, nodes):
+        return statistics | {"m2_missing": "some pairs of items have a probability of 0 or 1"}
     fitted = compute_m2_fit(both, n_complete, weights, offsets, nodes, rank)
     assert fitted.df == df
     independent = compute_independence_fit(both, n_complete)
     return statistics | _fit_indices(fitted, independent, n_complete)
+
+
+def _is_certain_of_pairs(weights: Array, offsets: Array, nodes: Nodes) -> bool:
+    """Return whether the variance of a product of two bits is 0, or nearly so."""
+    P = scipy.special.expit(nodes.points @ weights.T + offsets)
+    shares = _expected_shares(P, np.exp(nodes.log_weights))
+    return bool((shares * (1 - shares)).min() < _MIN_PAIR_VARIANCE)
+
+
+def _expected_shares(P: Array, node_shares: Array) -> Array:
+    """Return the probabilities of two ones, and of one on the diagonal; `P` is (n_nodes, n)."""
+    expected: Array = (P.T * node_shares) @ P
+    np.fill_diagonal(expected, node_shares @ P)
+    return expected
 
 
 def _has_constant_item(both: NDArray[np.int64], n_rows: int) -> bool:
@@ -314,8 +335,7 @@ def compute_m2_fit(
     """
     P = scipy.special.expit(nodes.points @ weights.T + offsets)
     curves = _Curves(P, P * (1 - P), np.exp(nodes.log_weights))
-    expected = (P.T * curves.share) @ P
-    np.fill_diagonal(expected, curves.share @ P)
+    expected = _expected_shares(P, curves.share)
     shares = both / n_rows
     derivatives = _ShareDerivatives(
         _share_derivatives(curves, nodes), _find_identifiable_directions(weights)

@@ -317,7 +317,10 @@ def _invert_blocks(
     V = list_shared_directions(weights).scales
     shared = np.einsum("iak,iab,ibl->kl", V, curvature, V) - sums["shared_variance"]
     covariance = np.full_like(blocks, np.nan)
-    covariance[known] = compute_item_covariances(weights[known], blocks[known], shared)
+    try:
+        covariance[known] = compute_item_covariances(weights[known], blocks[known], shared)
+    except np.linalg.LinAlgError:  # these items are too few to determine the shared directions
+        known[:] = False
     return ItemErrors(covariance, np.flatnonzero(~known & ~fixed))
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+_LONGEST_STEP = 1e100
 _MAX_STEP_LENGTH = 1.0  # largest root mean square change of w·x + b over the prior
 
 
@@ -62,6 +63,7 @@ def take_newton_step(
     ridge = 1e-9 * np.trace(matrices, axis1=1, axis2=2)[:, None] + np.finfo(float).tiny
     matrices[:, range(q + 1), range(q + 1)] += ridge
     step = np.linalg.solve(matrices, slope[:, :, None])[:, :, 0]
+    step = np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)  # so that its length does not overflow
     if equal_slopes:
         share = matrices[:, 0, 1] / matrices[:, 1, 1]  # of the slope's step in the offset's
         information = (matrices[:, 0, 0] - share * matrices[:, 0, 1]).sum()

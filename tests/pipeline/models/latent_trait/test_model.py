@@ -519,3 +519,17 @@ def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     np.testing.assert_allclose(codes["variance"][:, :2], truth["variance"], rtol=0.05)
     again = model.log_likelihood(wider, pack_block(X[100:300], first_row=107), RNG)
     assert again.nats.tobytes() == found.nats[100:].tobytes()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_rows_that_are_fewer_than_items_can_tell_apart_end_with_a_warning() -> None:
+    """Nearly all items separate ten rows, so that their slopes diverge."""
+    rng = np.random.default_rng(0)
+    x = 3 * rng.normal(size=(10, 1))
+    X = (rng.random((10, 300)) < expit(x * rng.uniform(1, 4, 300) + rng.normal(size=300))).astype(
+        np.uint8
+    )
+    state = fitted(X[:, X.any(axis=0) & ~X.all(axis=0)], n_components=1)
+    assert np.isfinite(state.params.free_parameters).all()
+    assert any("separate these features" in warning.text for warning in state.warnings)
+    assert "too few" in state.diagnostics["fit_statistics"]["m2_missing"]
