@@ -30,6 +30,7 @@ Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 _BATCH_ENTRIES = 2**22  # items, rows and nodes: 32 MiB per array
+_MAX_DISTANCE = 1.0  # of the mean of the sites from the mode, in standard deviations
 CENTRED_NODES_PER_AXIS = {1: 7, 2: 5, 3: 5}
 """Number of nodes per axis, by the number of components."""
 
@@ -57,8 +58,11 @@ def centred_e_step(
     j, k = np.triu_indices(q + 1)
     max_rows = max(_BATCH_ENTRIES // (len(z) * n_features), 1)
     for rows, signs in iter_sign_batches(X, observed, max_rows):
-        mean, covariance, _ = gaussians_from_sites(laplace_sites(signs, items), items)
+        sites, mode = laplace_sites(signs, items)
+        mean, covariance, _ = gaussians_from_sites(sites, items)
         root = np.linalg.cholesky(covariance)
+        distance = np.linalg.norm(np.linalg.solve(root, (mean - mode)[:, :, None])[:, :, 0], axis=1)
+        mean = np.where(distance[:, None] < _MAX_DISTANCE, mean, mode)
         log_det = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
         n_rows = signs.shape[1]
         residuals, slopes = np.empty((2, len(z), n_features, n_rows))

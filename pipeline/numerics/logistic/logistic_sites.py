@@ -204,7 +204,7 @@ def _match_sites(signs: Signs, items: ItemForms) -> _ConvergedBatch:
     """Iterate each row until its log-likelihood converges."""
     j, k = np.tril_indices(items.weights.shape[1])
     doubled = items.forms * np.where(j == k, 1, 2)
-    sites, rule = laplace_sites(signs, items), _hermite_rule()
+    (sites, _), rule = laplace_sites(signs, items), _hermite_rule()
     n, q = signs.shape[1], items.weights.shape[1]
     tilted = TiltedMoments(*(np.zeros(signs.shape) for _ in TiltedMoments._fields))
     posterior = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.full(n, np.inf))
@@ -251,8 +251,12 @@ def _posterior_precision(site_precision: Floats, items: ItemForms) -> Floats:
     return precision
 
 
-def laplace_sites(signs: Signs, items: ItemForms) -> GaussianSites:
-    """Return the sites of Laplace's approximation, at the modes found by Newton's method."""
+def laplace_sites(signs: Signs, items: ItemForms) -> tuple[GaussianSites, Floats]:
+    """Return the sites of Laplace's approximation, and the modes found by Newton's method.
+
+    The modes are (n_rows, q). The means of the sites are a step of Newton away from them: nearly
+    equal, unless very steep items keep Newton's method from converging.
+    """
     n, q = signs.shape[1], items.weights.shape[1]
     mode, step, gain = np.zeros((n, q)), np.zeros((n, q)), np.full(n, np.inf)
     value, slopes, log_p = np.full(n, -np.inf), np.empty(signs.shape), np.empty(n)
@@ -276,7 +280,7 @@ def laplace_sites(signs: Signs, items: ItemForms) -> GaussianSites:
             is_better, (newton * slope).sum(axis=1), np.where(is_active, gain / 2, gain)
         )
         step = np.where(is_better[:, None], newton, step / 2)
-    return sites
+    return sites, mode
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
