@@ -141,8 +141,8 @@ def Scorer(model: Any) -> scorer.Scorer:
     Parameters
     ----------
     model
-        Folder of an artifact, or a folder of runs, of which it takes the latest; or the result of
-        `fit`. It is read only now: load it again after another fit.
+        Folder of an artifact, folder of runs (the latest run is used), or result of `fit`. The
+        folder is read once: create another scorer after another fit.
 
     Returns
     -------

@@ -211,7 +211,7 @@ def merge_with_stored_roles(roles: ColumnRoles, base: BinaryDataset) -> ColumnRo
 
 
 def _check_same_long_roles(long: str, stored: str) -> None:
-    """Check that appended lines identify rows, and state values, as those of the dataset do."""
+    """Check that appended lines have the same row columns as the dataset, and values if it has."""
     from storage.sources.long_tables import parse_long_columns  # imports Arrow
 
     columns, before = parse_long_columns(long), parse_long_columns(stored)

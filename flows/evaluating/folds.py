@@ -177,7 +177,7 @@ def _score_fold(
 def _describe_model(
     model: ModelToRefit, refits: Sequence[_Refit], fold_sums: Sequence[Sums], sums: Sums
 ) -> dict[str, Any]:
-    """Describe a model by the rows of all folds, and by those of each fold."""
+    """Describe the scores of a model, over all folds together and for each fold."""
     return {
         "name": model.name,
         "artifact": model.artifact,

@@ -127,7 +127,7 @@ def _iter_header_lines(
 def rank_models(models: Sequence[ModelSummary]) -> list[ModelSummary]:
     """Sort by likelihood per row, then by reconstruction and predicted labels.
 
-    Baselines that were fitted to the evaluated rows come last, as those rows flatter them.
+    Baselines that were fitted to the evaluated rows come last: they saw these rows.
     """
 
     def rank(model: ModelSummary) -> tuple[float, ...]:

@@ -88,7 +88,7 @@ class ReportOptions:
 class ReportInputs:
     """A fitted model and, if available, the dataset whose rows are shown.
 
-    `layout` has the positions of features that are pixels; `options` are those of the figures;
+    `layout` has the positions of features that are pixels; `options` are the options of figures;
     `notes` are warnings about omitted figures.
     """
 

@@ -86,8 +86,8 @@ class Scorer:
         dict or LatentCodes
             For one row, numbers by name, such as `mean_1` and `variance_1` of the first component:
             the columns of a table of codes. For a data frame, the arrays of `latentbits.transform`,
-            such as `mean`, (n_rows, n_components). The numbers are those of `transform`; if a model
-            draws random numbers, those of a data set with the same rows.
+            such as `mean`, (n_rows, n_components). The numbers equal the result of `transform`; a
+            model that draws random numbers draws them as for a dataset with the same rows.
 
         Raises
         ------

@@ -214,14 +214,16 @@ class GradientTraining:
         history = (*state.history, compute_finite_score(statistics, baseline_score))
         n_lost = _count_lost(baseline_score, history)
         is_lost = n_lost > _count_lost(baseline_score, state.history)
-        n_cooling = self._make_criterion(baseline_score).count_cooling_passes(history)
+        n_cooling = None
+        if self.cooling_passes:
+            n_cooling = self._make_criterion(baseline_score).count_cooling_passes(history)
         share = max(1 - (len(history) - (n_cooling or 0)) / self.max_iter, 0.0)
-        if self.cooling_passes and n_cooling is not None:
+        if n_cooling is not None:
             share *= max(1 - n_cooling / self.cooling_passes, 0.0)
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
         factor = min(_count_tasks(sums), len(history))
         steps = {"rate": np.array(self._compute_reduced_rate(n_lost) * share * factor)}
-        if is_lost or (self.cooling_passes and n_cooling == 0):
+        if is_lost or n_cooling == 0:
             new_memory = self.optimiser.make_memory(sums["theta"].size)
             return None, {**state.working, **steps, **new_memory}
         names = self.optimiser.make_memory(0)

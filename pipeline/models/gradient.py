@@ -75,7 +75,7 @@ class GradientModel(Model):
     momentum
         Share of the running mean gradient that is kept from step to step.
     patience
-        Number of passes without improvement after which the fit stops.
+        Number of passes to wait for an improvement.
     max_iter
         Maximum number of passes over the data.
     tol

@@ -76,7 +76,7 @@ class _TextCodes(NamedTuple):
 
 def _find_codes(levels: Levels, texts: NDArray[Any]) -> _TextCodes:
     """Find the codes of texts among all texts of a column, page by page."""
-    wanted = set(texts.tolist())
-    pairs = [(code, text) for code, text in enumerate(levels) if text in wanted]
+    searched_texts = set(texts.tolist())
+    pairs = [(code, text) for code, text in enumerate(levels) if text in searched_texts]
     codes = np.array([code for code, _ in pairs], np.int64)
     return _TextCodes(codes, np.array([text for _, text in pairs], object))

@@ -197,9 +197,9 @@ def append_dataset(
 ) -> Iterator[DatasetWriter]:
     """Append rows to a dataset as new chunks; readers see the old dataset until the end.
 
-    The writer can also update existing rows. `feature_names` begin with those of the dataset; more
-    of them are added if `value_in_old_rows` is `"missing"` or `"zero"`. Raises `DataError` if the
-    features differ from the dataset's, or their order does.
+    The writer can also update existing rows. `feature_names` begin with the dataset's
+    features; further features are added if `value_in_old_rows` is `"missing"` or `"zero"`. Raises
+    `DataError` if the features differ from the dataset's, or their order does.
     """
     folder = open_dataset(path).path
     with lock_folder(folder) as holds, translate_store_errors(folder):

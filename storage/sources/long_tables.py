@@ -335,7 +335,7 @@ class LongTableSource(Source):
     ignored_features
         New features that are left out.
     entries
-        The entries of all lines: first those of new rows, then those of rows of the dataset.
+        The entries of all lines. New rows come first, then rows of the dataset.
     row_values
         The columns that identify the rows, and other per-row columns, by name, in the order of
         `entries`; new rows are in order of appearance.
@@ -580,7 +580,7 @@ def _select_features(
     entries: EntryFile,
     target: LongTableTarget | None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Number the features to read, and return their names and those of ignored features.
+    """Number the features to read, and return the names of these and of ignored features.
 
     Raises `DataError` if there are new features and the target refuses them.
     """

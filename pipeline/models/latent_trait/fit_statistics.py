@@ -77,11 +77,11 @@ def compute_fit_statistics(
 def _is_certain_of_pairs(weights: Array, offsets: Array, nodes: Nodes) -> bool:
     """Return whether the variance of a product of two bits is 0, or nearly so."""
     P = scipy.special.expit(nodes.points @ weights.T + offsets)
-    shares = _expected_shares(P, np.exp(nodes.log_weights))
+    shares = _compute_expected_shares(P, np.exp(nodes.log_weights))
     return bool((shares * (1 - shares)).min() < _MIN_PAIR_VARIANCE)
 
 
-def _expected_shares(P: Array, node_shares: Array) -> Array:
+def _compute_expected_shares(P: Array, node_shares: Array) -> Array:
     """Return the probabilities of two ones, and of one on the diagonal; `P` is (n_nodes, n)."""
     expected: Array = (P.T * node_shares) @ P
     np.fill_diagonal(expected, node_shares @ P)
@@ -335,7 +335,7 @@ def compute_m2_fit(
     """
     P = scipy.special.expit(nodes.points @ weights.T + offsets)
     curves = _Curves(P, P * (1 - P), np.exp(nodes.log_weights))
-    expected = _expected_shares(P, curves.share)
+    expected = _compute_expected_shares(P, curves.share)
     shares = both / n_rows
     derivatives = _ShareDerivatives(
         _share_derivatives(curves, nodes), _find_identifiable_directions(weights)
