@@ -23,7 +23,7 @@ def array_field(*dims: str) -> Any:
 def optional_array_field(*dims: str, may_be_nan: bool = False) -> Any:
     """Declare an array that may be absent (None): only some data or some settings need it.
 
-    Standard errors, whose names end in `_error`, may hold NaN; others only if `may_be_nan`.
+    See `list_nan_names` for `may_be_nan`.
     """
     return field(default=None, metadata={"dims": dims, "may_be_nan": may_be_nan})
 
@@ -47,6 +47,16 @@ def get_named_arrays(params: Any) -> NamedArrays:
         elif value is not None:
             arrays[f.name] = (dims, value)
     return arrays
+
+
+def list_nan_names(kind: type[Any]) -> set[str]:
+    """Return the names of arrays whose entries are NaN where the data do not determine them.
+
+    These are standard errors, whose names end in `_error`, and fields declared with `may_be_nan`.
+    """
+    return {
+        f.name for f in fields(kind) if f.name.endswith("_error") or f.metadata.get("may_be_nan")
+    }
 
 
 def _name_layer_dims(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:

@@ -14,7 +14,12 @@ from pipeline.data.matching import get_fitted_segments, map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.registry import MODELS_VARIABLE, find_models, restore_model
-from pipeline.params import find_unexpected_arrays, get_named_arrays, params_from_arrays
+from pipeline.params import (
+    find_unexpected_arrays,
+    get_named_arrays,
+    list_nan_names,
+    params_from_arrays,
+)
 
 REQUIRED_KEYS = (
     *("model", "hyperparameters", "seed", "split", "versions", "code", "dataset"),
@@ -142,15 +147,14 @@ def _check_values(params: Any) -> None:
     """Refuse parameters that are not finite, or too large to compute with.
 
     Errors and optional arrays, such as statistics of items, describe the fit: they may have any
-    size. Some of them may be NaN, see `optional_array_field`.
+    size.
     """
-    optional = {f.name: f.metadata for f in fields(params) if f.default is not MISSING}
+    nan_names = list_nan_names(type(params))
+    unlimited = nan_names | {f.name for f in fields(params) if f.default is not MISSING}
     for name, (_, values) in get_named_arrays(params).items():
-        is_error, metadata = name.endswith("_error"), optional.get(name)
-        describes_fit = is_error or metadata is not None
-        largest = np.finfo(np.float64).max if describes_fit else _LARGEST_PARAMETER
+        largest = np.finfo(np.float64).max if name in unlimited else _LARGEST_PARAMETER
         is_usable = np.abs(values) <= largest
-        if is_error or (metadata and metadata["may_be_nan"]):
+        if name in nan_names:
             is_usable |= np.isnan(values)
         if not is_usable.all():
             place = np.argwhere(~is_usable)[0].tolist()

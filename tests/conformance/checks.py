@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.fitting.loop import FitState
 from pipeline.models.capabilities import CanLearnLocally
-from pipeline.params import get_named_arrays
+from pipeline.params import get_named_arrays, list_nan_names
 from tests.conformance.facts import Facts
 from tests.support.strategies import (
     Bits,
@@ -52,9 +52,13 @@ def assert_same(a: Arrays, b: Arrays, rtol: float = 0.0) -> None:
 
 
 def assert_finite(arrays: Arrays) -> None:
-    """Where the data do not tell a parameter there is no standard error: not a number."""
-    told = {name: values for name, values in arrays.items() if not name.endswith("_error")}
-    assert [name for name, values in told.items() if not np.isfinite(values).all()] == []
+    assert [name for name, values in arrays.items() if not np.isfinite(values).all()] == []
+
+
+def assert_params_are_finite(state: FitState) -> None:
+    """Only what the data may leave open, such as standard errors, is not a number."""
+    may_be_nan = list_nan_names(type(state.params))
+    assert_finite({k: values for k, values in params_of(state).items() if k not in may_be_nan})
 
 
 def pair_shares(X: Bits) -> Floats:

@@ -12,7 +12,7 @@ from pipeline.errors import FitError
 from pipeline.fitting.loop import FitState
 from pipeline.models.capabilities import CanSample
 from pipeline.random import RowRandom
-from tests.conformance.checks import assert_finite, params_of
+from tests.conformance.checks import assert_finite, assert_params_are_finite
 from tests.conformance.facts import Facts
 from tests.conformance.rows import outcome, with_column
 from tests.support.strategies import DenseData
@@ -32,7 +32,7 @@ def check_degenerate(model: Any, data: DenseData) -> FitState | None:
         assert 2 in state.message.features
         assert "2" in str(state)
         return None
-    assert_finite(params_of(state))
+    assert_params_are_finite(state)
     block = pack_block(data.X[:40], None if data.observed is None else data.observed[:40])
     assert_finite(model.transform(state.params, block, RowRandom(0)))
     if isinstance(model, CanSample):
