@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,26 +17,76 @@ DimensionLabels = Mapping[str, Sequence[str]]
 """Names of the positions along a dimension; other dimensions are numbered from 1."""
 
 
-def array_field(*dims: str) -> Any:
-    """Declare a parameter array and its dimensions."""
-    return field(metadata={"dims": dims})
+@dataclass(frozen=True)
+class NumberRange:
+    """Range of finite numbers.
+
+    Attributes
+    ----------
+    minimum, maximum
+        Inclusive bounds.
+    above, below
+        Exclusive bounds.
+    or_zero
+        Whether 0 is allowed too.
+    """
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    or_zero: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return math.isfinite(value) and bool(self.compare(value))
+
+    def compare(self, values: Any) -> Any:
+        """Return whether a number, or each entry of an array, is within the bounds."""
+        bounds = (self.minimum, self.above, self.maximum, self.below)
+        is_within: Any = np.ones(np.shape(values), np.bool_)
+        for is_inside, bound in zip(_COMPARISONS, bounds, strict=True):
+            if bound is not None:
+                is_within &= is_inside(values, bound)
+        return is_within | (self.or_zero & (values == 0))
+
+    def __str__(self) -> str:
+        words = ("at least", "above", "at most", "below")
+        bounds = zip(words, (self.minimum, self.above, self.maximum, self.below), strict=True)
+        texts = (f"{word} {bound:,.16g}" for word, bound in bounds if bound is not None)
+        return ("0, or " if self.or_zero else "") + " and ".join(texts)
 
 
-def optional_array_field(*dims: str, may_be_nan: bool = False) -> Any:
+_COMPARISONS = (operator.ge, operator.gt, operator.le, operator.lt)
+_ANY_NUMBER = NumberRange()
+
+
+def array_field(*dims: str, allowed: NumberRange = _ANY_NUMBER, total: float | None = None) -> Any:
+    """Declare a parameter array, its dimensions, the range of its entries and their sum.
+
+    Range and sum are checked when an artifact is loaded, so `transform` and `sample` may rely on
+    them.
+    """
+    return field(metadata={"dims": dims, "range": allowed, "total": total})
+
+
+def optional_array_field(
+    *dims: str, allowed: NumberRange = _ANY_NUMBER, may_be_nan: bool = False
+) -> Any:
     """Declare an array that may be absent (None): only some data or some settings need it.
 
     See `list_nan_names` for `may_be_nan`.
     """
-    return field(default=None, metadata={"dims": dims, "may_be_nan": may_be_nan})
+    metadata = {"dims": dims, "range": allowed, "may_be_nan": may_be_nan}
+    return field(default=None, metadata=metadata)
 
 
-def layer_arrays_field(*dims: str) -> Any:
+def layer_arrays_field(*dims: str, allowed: NumberRange = _ANY_NUMBER) -> Any:
     """Declare a tuple of arrays, one per layer, stored as `NAME_0`, `NAME_1`, ….
 
     The dimension `below` is called `feature` in layer 0 and `unit_k` in layer k. The dimension
     `above` has the name that `below` has in the next layer.
     """
-    return field(metadata={"dims": dims, "per_layer": True})
+    return field(metadata={"dims": dims, "range": allowed, "per_layer": True})
 
 
 def get_named_arrays(params: Any) -> NamedArrays:

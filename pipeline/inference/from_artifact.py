@@ -29,6 +29,7 @@ REQUIRED_KEYS = (
 """Keys that the manifest of every fit has."""
 # Its square fits single precision, in which codes are stored.
 _LARGEST_PARAMETER = 1e18
+_TOTAL_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def model_from_artifact(artifact: StoredArtifact) -> LoadedModel:
     arrays: Mapping[str, NDArray[Any]] = artifact  # type: ignore[assignment]
     _check_no_difference(kind, "arrays", find_unexpected_arrays(kind.params, arrays))
     params = params_from_arrays(kind.params, arrays)
-    _check_sizes(manifest, params)
     _check_values(params)
+    _check_sizes(manifest, params)
     return LoadedModel(artifact, _rebuild_model(kind, settings), params)
 
 
@@ -136,7 +137,7 @@ def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
                 )
     indices, _ = get_fitted_segments(params)
     n_segments = len(manifest["segment_names"])
-    if len(indices) and not 0 <= indices.min() <= indices.max() < n_segments:
+    if len(indices) and indices.max() >= n_segments:
         raise FitError(
             f"The parameters name segment number {indices.max() + 1}, but there are {n_segments}. "
             "Fit again."
@@ -144,21 +145,36 @@ def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
 
 
 def _check_values(params: Any) -> None:
-    """Refuse parameters that are not finite, or too large to compute with.
+    """Refuse parameters that are not finite, too large to compute with, or outside their range.
 
     Errors and optional arrays, such as statistics of items, describe the fit: they may have any
     size.
     """
     nan_names = list_nan_names(type(params))
     unlimited = nan_names | {f.name for f in fields(params) if f.default is not MISSING}
+    declared = {f.name: f.metadata for f in fields(params)}
     for name, (_, values) in get_named_arrays(params).items():
         largest = np.finfo(np.float64).max if name in unlimited else _LARGEST_PARAMETER
         is_usable = np.abs(values) <= largest
         if name in nan_names:
             is_usable |= np.isnan(values)
-        if not is_usable.all():
-            place = np.argwhere(~is_usable)[0].tolist()
+        _check_entries(name, values, is_usable, f"a finite number up to {largest:.3g}")
+        metadata = declared.get(name) or declared[name.rpartition("_")[0]]  # `NAME_0` is a layer
+        allowed, total = metadata["range"], metadata.get("total")
+        _check_entries(name, values, allowed.compare(values), str(allowed))
+        if total is not None and abs(values.sum() - total) > _TOTAL_TOLERANCE:
             raise FitError(
-                f"The entry {name}{place} is {values[tuple(place)]}, but must be a finite number "
-                f"up to {largest:.3g}. Fit again."
+                f"The entries of {name} sum to {values.sum():.6g}, but must sum to {total:g}. "
+                "Fit again."
             )
+
+
+def _check_entries(
+    name: str, values: NDArray[Any], is_usable: NDArray[np.bool_], expected: str
+) -> None:
+    if not is_usable.all():
+        place = np.argwhere(~is_usable)[0].tolist()
+        raise FitError(
+            f"The entry {name}{place or ''} is {values[tuple(place)]}, but must be {expected}. "
+            "Fit again."
+        )

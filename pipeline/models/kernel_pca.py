@@ -62,7 +62,7 @@ from pipeline.numerics.graphs.kernel_components import (
     squared_distances,
     sum_kernel,
 )
-from pipeline.params import array_field, optional_array_field
+from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_samples import DistinctRows, make_unobserved_row_warnings
@@ -92,7 +92,7 @@ class KernelPCAParams:
     """Parameters; the module's table gives shapes."""
 
     landmarks: Bytes = array_field("landmark", "byte")
-    width: Array = array_field()
+    width: Array = array_field(allowed=NumberRange(above=0))
     directions: Array = array_field("landmark", "component")
     offsets: Array = array_field("component")
     eigenvalues: Array = array_field("eigenvalue")

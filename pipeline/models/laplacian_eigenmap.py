@@ -63,7 +63,7 @@ from pipeline.numerics.graphs.neighbours import (
     merge_nearest,
     neighbour_edges,
 )
-from pipeline.params import array_field, optional_array_field
+from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_samples import DistinctRows, make_unobserved_row_warnings
@@ -89,7 +89,7 @@ class LaplacianEigenmapParams:
     embedding: Array = array_field("row", "component")
     eigenvalues: Array = array_field("eigenvalue")
     observed: Bytes | None = optional_array_field("row", "byte")
-    width: Array | None = optional_array_field()
+    width: Array | None = optional_array_field(allowed=NumberRange(above=0))
 
     def vertices(self, n_features: int) -> NumberedRows:
         """Return the vertices, each as a separate part of the graph."""

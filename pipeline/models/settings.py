@@ -6,10 +6,9 @@ A setting is a field of the model's dataclass. `setting` declares one with a ran
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from inspect import signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -18,46 +17,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from docstring_parser import DocstringStyle, parse
 
 from pipeline.errors import FitError
+from pipeline.params import NumberRange
 
 _TYPE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-
-
-@dataclass(frozen=True)
-class SettingRange:
-    """Range of the finite numbers that a setting may take.
-
-    Attributes
-    ----------
-    minimum, maximum
-        Inclusive bounds.
-    above, below
-        Exclusive bounds.
-    or_zero
-        Whether 0 is allowed too.
-    """
-
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    below: float | None = None
-    or_zero: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        if self.or_zero and value == 0:
-            return True
-        return (
-            math.isfinite(value)
-            and (self.minimum is None or value >= self.minimum)
-            and (self.above is None or value > self.above)
-            and (self.maximum is None or value <= self.maximum)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        words = ("at least", "above", "at most", "below")
-        bounds = zip(words, (self.minimum, self.above, self.maximum, self.below), strict=True)
-        texts = (f"{word} {bound:,.16g}" for word, bound in bounds if bound is not None)
-        return ("0, or " if self.or_zero else "") + " and ".join(texts)
 
 
 def setting(
@@ -73,13 +35,13 @@ def setting(
     """Declare a setting and the range of its numbers.
 
     None is always allowed. A tuple must not be empty, and all its numbers must be in the range.
-    `SettingRange` describes the bounds; `options` go to `dataclasses.field`.
+    `NumberRange` describes the bounds; `options` go to `dataclasses.field`.
 
     Examples
     --------
     >>> tol: float = setting(1e-6, above=0, below=1)
     """
-    allowed = SettingRange(minimum, above, maximum, below, or_zero)
+    allowed = NumberRange(minimum, above, maximum, below, or_zero)
     return field(default=default, metadata={"range": allowed}, **options)
 
 
@@ -98,7 +60,7 @@ def check_settings(model: Any) -> None:
             _check_range(declared.name, getattr(model, declared.name), declared.metadata["range"])
 
 
-def _check_range(name: str, value: Any, allowed: SettingRange) -> None:
+def _check_range(name: str, value: Any, allowed: NumberRange) -> None:
     if value is None:
         return
     numbers = value if isinstance(value, tuple) else (value,)

@@ -22,7 +22,7 @@ from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import array_field
+from pipeline.params import NumberRange, array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
@@ -34,8 +34,10 @@ Array = NDArray[np.float64]
 class LabelledParams:
     """Shares of ones and of rows by class."""
 
-    probabilities: Array = array_field("component", "feature")
-    weights: Array = array_field("component")
+    probabilities: Array = array_field(
+        "component", "feature", allowed=NumberRange(above=0, below=1)
+    )
+    weights: Array = array_field("component", allowed=NumberRange(above=0), total=1)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.information import invert_information
-from pipeline.params import array_field, optional_array_field
+from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import Sums
@@ -102,8 +102,10 @@ class BernoulliMixtureParams:
         Standard errors, and the ends of 95 % intervals; None if they were not computed.
     """
 
-    probabilities: Array = array_field("component", "feature")
-    weights: Array = array_field("component")
+    probabilities: Array = array_field(
+        "component", "feature", allowed=NumberRange(above=0, below=1)
+    )
+    weights: Array = array_field("component", allowed=NumberRange(above=0), total=1)
     probabilities_error: Array | None = optional_array_field("component", "feature")
     probabilities_interval: Array | None = optional_array_field("bound", "component", "feature")
     weights_error: Array | None = optional_array_field("component")

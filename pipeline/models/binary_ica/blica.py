@@ -74,7 +74,7 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import array_field
+from pipeline.params import NumberRange, array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 
@@ -114,7 +114,7 @@ class BLICAParams:
     """
 
     mixing: Array = array_field("feature", "component")
-    source_variances: Array = array_field("segment", "component")
+    source_variances: Array = array_field("segment", "component", allowed=NumberRange(minimum=0))
     source_means: Array = array_field("segment", "component")
     mean_misfit: Array = array_field("segment")
     thresholds: Array = array_field("segment", "feature")
@@ -123,8 +123,8 @@ class BLICAParams:
     pair_status: NDArray[np.uint8] = array_field("segment", "feature", "feature_j")
     varies: NDArray[np.uint8] = array_field("segment", "feature")
     ridge: Array = array_field("segment")
-    segments: NDArray[np.int64] = array_field("segment")
-    segment_rows: NDArray[np.int64] = array_field("segment")
+    segments: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=0))
+    segment_rows: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=1))
     segment_status: NDArray[np.uint8] = array_field("segment")
     start_objectives: Array = array_field("start")
     start_similarities: Array = array_field("start")

@@ -64,7 +64,7 @@ from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import mean_softplus
 from pipeline.numerics.networks.boltzmann_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.params import array_field
+from pipeline.params import NumberRange, array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
@@ -85,14 +85,14 @@ class LinearIVAEParams:
     mixing: Array = array_field("feature", "component")
     offsets: Array = array_field("feature")
     source_means: Array = array_field("segment", "component")
-    source_variances: Array = array_field("segment", "component")
+    source_variances: Array = array_field("segment", "component", allowed=NumberRange(minimum=0))
     code_weights: Array = array_field("feature", "component")
     code_offsets: Array = array_field("segment", "component")
     spread_weights: Array = array_field("feature", "component")
     spread_offsets: Array = array_field("segment", "component")
     means: Array = array_field("feature")
-    segments: NDArray[np.int64] = array_field("segment")
-    segment_rows: NDArray[np.int64] = array_field("segment")
+    segments: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=0))
+    segment_rows: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=1))
 
     @property
     def vae(self) -> AffineVAE:

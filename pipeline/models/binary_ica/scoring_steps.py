@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.params import array_field
+from pipeline.params import NumberRange, array_field
 from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
@@ -81,12 +81,12 @@ class BinaryICALikelihoodParams:
     mixing: Array = array_field("feature", "component")
     offsets: Array = array_field("feature")
     source_means: Array = array_field("segment", "component")
-    source_variances: Array = array_field("segment", "component")
+    source_variances: Array = array_field("segment", "component", allowed=NumberRange(minimum=0))
     mixing_error: Array = array_field("feature", "component")
     offsets_error: Array = array_field("feature")
     log_variances_error: Array = array_field("segment", "component")
-    segments: NDArray[np.int64] = array_field("segment")
-    segment_rows: NDArray[np.int64] = array_field("segment")
+    segments: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=0))
+    segment_rows: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=1))
 
     @property
     def point(self) -> ParameterPoint:

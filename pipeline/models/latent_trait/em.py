@@ -42,7 +42,7 @@ from pipeline.numerics.logistic.logistic_sites import ep_e_step
 from pipeline.numerics.logistic.newton_step import NewtonStatistics, take_newton_step
 from pipeline.numerics.logistic.parameter_expansion import TraitGaussian, estimate_trait_gaussian
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.params import array_field, optional_array_field
+from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -68,6 +68,8 @@ _MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look l
 _WARNED_PEAK_SHARE, _MAX_PEAK_SHARE, _TARGET_PEAK_SHARE = 0.6, 0.45, 0.4
 _MAX_VARIMAX_ROUNDS, _VARIMAX_TOLERANCE = 1000, 1e-13
 _MAX_PARAMETER = 1e4  # a curve this steep is a step
+# Beyond it, the information of two components is singular to machine precision.
+_STORED_RANGE = NumberRange(minimum=-1e6, maximum=1e6)
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ class LatentTraitParams:
         those without degrees of freedom.
     """
 
-    weights: Array = array_field("feature", "component")
-    offsets: Array = array_field("feature")
+    weights: Array = array_field("feature", "component", allowed=_STORED_RANGE)
+    offsets: Array = array_field("feature", allowed=_STORED_RANGE)
     rotated: Array = array_field("feature", "component")
     component_correlation: Array = array_field("component", "component_j")
     axes: Array = array_field("component", "component_j")

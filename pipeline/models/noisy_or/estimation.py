@@ -27,7 +27,7 @@ from pipeline.models.noisy_or.gibbs import (
     make_network,
     sample_states,
 )
-from pipeline.params import layer_arrays_field, optional_array_field
+from pipeline.params import NumberRange, layer_arrays_field, optional_array_field
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
@@ -54,8 +54,10 @@ _GAIN_STANDARD_ERRORS = 2  # a gain counts if it is above this many standard err
 class NoisyOrParams:
     """Parameters; the table in `model.py` gives shapes."""
 
-    weights: tuple[Array, ...] = layer_arrays_field("below", "above")
-    leaks: tuple[Array, ...] = layer_arrays_field("below")
+    weights: tuple[Array, ...] = layer_arrays_field(
+        "below", "above", allowed=NumberRange(minimum=0)
+    )
+    leaks: tuple[Array, ...] = layer_arrays_field("below", allowed=NumberRange(above=0))
     activity: Array | None = optional_array_field("component")
 
     @classmethod

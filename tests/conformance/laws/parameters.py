@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from pipeline.api.functions import FittedModel
 from pipeline.data.blocks import pack_block
 from pipeline.data.matching import UNKNOWN_SEGMENT, get_fitted_segments, map_fitted_segments
+from pipeline.errors import FitError
+from pipeline.inference.from_artifact import model_from_artifact
 from pipeline.models.capabilities import CanReconstruct, CanSample, HasLogLikelihood
 from pipeline.params import get_named_arrays, params_from_arrays
 from pipeline.random import RowRandom
@@ -60,6 +65,12 @@ def test_parameters_of_segments_say_of_which(facts: Facts, stored: Artifact) -> 
         assert Counter(sampled(artifact, 20_000).labels) == (by_index or {0: 20_000})
 
 
+class ChangedArtifact(dict[str, NDArray[Any]]):
+    """An artifact in memory."""
+
+    manifest: Mapping[str, Any]
+
+
 def results(model: Any, params: Any, segments: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """What a model says of rows and codes of these segments; of the first one, given a block."""
     block = pack_block(varied().X[:20], segment=int(segments[0]))
@@ -96,6 +107,25 @@ def test_segments_matter_to_models_that_have_some(facts: Facts, stored: Artifact
     for key in {"sample", "reconstruct"} & mixed.keys():
         each = np.stack([values[key] for values in found])
         np.testing.assert_allclose(mixed[key], each[places, np.arange(n_rows)], err_msg=key)
+
+
+CHANGES = {"negative": np.negative, "zero": np.zeros_like, "2.5": lambda a: np.full(a.shape, 2.5)}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_impossible_values_are_refused(facts: Facts, stored: Artifact, how: str) -> None:
+    """Values of an artifact that no fit gives are refused in one line, or harmless."""
+    arrays = {name: np.asarray(values) for name, values in stored.items()}
+    for name, values in arrays.items():
+        artifact = ChangedArtifact({**arrays, name: CHANGES[how](values).astype(values.dtype)})
+        artifact.manifest = stored.manifest
+        with np.errstate(all="ignore"), suppress(FitError):
+            loaded = model_from_artifact(artifact)
+            model, params = loaded.model, loaded.params
+            found = results(model, params, np.arange(20) % 5 - 1)
+            if isinstance(model, CanSample):
+                found["rows"] = model.sample(params, 20, np.random.default_rng(0))
+            assert [key for key in found if not np.isfinite(found[key]).all()] == [], name
 
 
 __all__ = [name for name in globals() if name.startswith("test_")]

@@ -69,6 +69,15 @@ def test_an_artifact_of_an_earlier_version_is_refused() -> None:
         model_from_artifact(RecordedFit(manifest))
 
 
+def make_mixture() -> RecordedFit:
+    model = BernoulliMixture(n_components=2)
+    changes = {"model": model.name, "hyperparameters": asdict(model)}
+    artifact = RecordedFit(recorded(**changes))
+    artifact.clear()
+    artifact |= {"probabilities": np.full((2, 4), 0.5), "weights": np.full(2, 0.5)}
+    return artifact
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e308, -1e19])
 def test_parameters_that_no_fit_gives_are_refused(value: float) -> None:
     artifact = RecordedFit(recorded())
@@ -76,6 +85,21 @@ def test_parameters_that_no_fit_gives_are_refused(value: float) -> None:
     artifact["weights_1"][2, 1] = value
     message = re.escape(f"The entry weights_1[2, 1] is {value}, but must be a finite number up to")
     with pytest.raises(FitError, match=message):
+        model_from_artifact(artifact)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("probabilities", -0.1, r"probabilities\[0, 0\] is -0.1, but must be above 0 and below 1"),
+        ("weights", -1.0, r"weights\[0\] is -1.0, but must be above 0"),
+        ("weights", 0.6, r"entries of weights sum to 1.2, but must sum to 1"),
+    ],
+)
+def test_parameters_outside_their_range_are_refused(name: str, value: float, expected: str) -> None:
+    artifact = make_mixture()
+    artifact[name] = np.full_like(artifact[name], value)
+    with pytest.raises(FitError, match=rf"{expected}\. Fit again\.$"):
         model_from_artifact(artifact)
 
 
@@ -92,11 +116,7 @@ def test_parameters_that_no_fit_gives_are_refused(value: float) -> None:
 def test_standard_errors_may_be_unknown_and_large(
     name: str, value: float, is_allowed: bool
 ) -> None:
-    model = BernoulliMixture(n_components=2)
-    changes = {"model": model.name, "hyperparameters": asdict(model)}
-    artifact = RecordedFit(recorded(**changes))
-    artifact.clear()
-    artifact |= {"probabilities": np.full((2, 4), 0.5), "weights": np.full(2, 0.5)}
+    artifact = make_mixture()
     artifact[name] = np.full((2, 2, 4) if name.endswith("interval") else (2, 4), value)
     with nullcontext() if is_allowed else pytest.raises(FitError, match=rf"The entry {name}\[0"):
         model_from_artifact(artifact)

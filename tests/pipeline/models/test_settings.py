@@ -7,7 +7,8 @@ import pytest
 from pipeline.errors import FitError
 from pipeline.models.autoencoder import Autoencoder
 from pipeline.models.base import Model
-from pipeline.models.settings import SettingRange, setting
+from pipeline.models.settings import setting
+from pipeline.params import NumberRange
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ def test_settings_within_their_range_are_taken() -> None:
 
 
 def test_a_range_is_described_in_words() -> None:
-    assert str(SettingRange(above=0, below=1)) == "above 0 and below 1"
-    assert str(SettingRange(minimum=2, maximum=20_000)) == "at least 2 and at most 20,000"
-    assert str(SettingRange(minimum=20, or_zero=True)) == "0, or at least 20"
+    assert str(NumberRange(above=0, below=1)) == "above 0 and below 1"
+    assert str(NumberRange(minimum=2, maximum=20_000)) == "at least 2 and at most 20,000"
+    assert str(NumberRange(minimum=20, or_zero=True)) == "0, or at least 20"
 
 
 @pytest.mark.parametrize(
