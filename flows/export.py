@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite
+from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, Standardize
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
-from flows.cli.summary import print_json
+from flows.cli.summary import list_scales, print_json
 from flows.data.datasets import LoadedModel, load_fitted_model, open_dataset_or_example
 from flows.exporting.formats import check_table_file, check_table_size
 from flows.running.flow import make_flow
@@ -23,6 +23,7 @@ from storage.errors import DataError
 from storage.stores.locations import parse_path
 
 if TYPE_CHECKING:
+    from flows.exporting.codes import CodeScale
     from flows.exporting.files import BatchedTable
     from pipeline.executors.progress import Progress
     from storage.artifacts.artifacts import Artifact
@@ -34,6 +35,8 @@ probabilities (one column per component), and standard errors and confidence int
 
 `--what codes`: one line per row transformed by `flows.transform`, with its number `row` counted
 from 0, its segment, its stored columns, its codes, and their standard errors `sd` if available.
+Codes are on the scale of the fit's parameters, or with `--standardize` have mean 0 and standard
+deviation 1 over the rows of the table.
 
 `--what correlations`: one line per pair of features (and segment, if there are several) with their
 tetrachoric correlation and its status. The correlation is missing if the data do not determine it.
@@ -75,6 +78,7 @@ class ExportOptions:
         str | None,
         Option(group=DATA, help="Dataset that the codes belong to. [default: the recorded one]"),
     ] = None
+    standardize: Standardize = False
     overwrite: Overwrite = False
 
 
@@ -104,8 +108,8 @@ def _check_options(options: ExportOptions) -> None:
     needed = "codes" if options.what == "codes" else "artifact"
     if getattr(options, needed) is None:
         raise FitError(f"{{what={options.what}}} needs {{{needed}}}.")
-    for name in ("codes", "dataset"):
-        if options.what != "codes" and getattr(options, name) is not None:
+    for name in ("codes", "dataset", "standardize"):
+        if options.what != "codes" and getattr(options, name) not in (None, False):
             raise FitError(f"{{{name}}} cannot be used with {{what={options.what}}}. Leave it out.")
 
 
@@ -127,19 +131,23 @@ def export(options: ExportOptions) -> dict[str, Any]:
 def run_export(job: ExportJob) -> dict[str, Any]:
     """Write the table of a checked export."""
     with pause_garbage_collection():
+        from flows.exporting.codes import measure_scale
         from flows.exporting.files import write_table
     with report_progress() as progress:
-        table = _make_table(job, progress)
+        is_scaled = job.codes is not None and job.options.standardize
+        scale = measure_scale(job.codes) if is_scaled else None
+        table = _make_table(job, progress, scale)
         write_table(table, job.output, job.options.overwrite)
     return {
         "output": str(job.output),
         "what": job.options.what,
         "n_rows": table.n_rows,
         "columns": table.schema.names,
+        "scale": None if scale is None else scale.to_lists(),
     }
 
 
-def _make_table(job: ExportJob, progress: Progress) -> BatchedTable:
+def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> BatchedTable:
     """Make the table; the imports are slow, so they wait until here."""
     if job.codes is not None:
         from flows.exporting.codes import find_coded_dataset, make_code_table
@@ -148,7 +156,7 @@ def _make_table(job: ExportJob, progress: Progress) -> BatchedTable:
         dataset = find_coded_dataset(
             job.codes, None if name is None else open_dataset_or_example(name)
         )
-        return make_code_table(job.codes, dataset, progress)
+        return make_code_table(job.codes, dataset, progress, scale)
     from flows.exporting.artifacts import make_correlation_table, make_fit_table, make_item_table
 
     make: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
@@ -169,6 +177,8 @@ def main(*, options: ExportOptions, json: Json = False) -> None:
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{summary['n_rows']:,} rows, {len(summary['columns']):,} columns")
+    for name, value in list_scales(summary["scale"]):
+        console.print(f"{name}: {value}")
     console.print(f"{summary['what']}: {summary['output']}", markup=False)
 
 

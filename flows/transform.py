@@ -21,9 +21,10 @@ from flows.cli.options import (
     Resume,
     Seed,
     Split,
+    Standardize,
 )
 from flows.cli.startup import pause_garbage_collection
-from flows.cli.summary import print_summary
+from flows.cli.summary import list_scales, print_summary
 from flows.data.datasets import (
     LoadedModel,
     check_dataset_features,
@@ -38,6 +39,7 @@ from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
 from pipeline.data.matching import describe_unknown_segments, find_segment_indices
+from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
@@ -64,7 +66,9 @@ depending on the model, others such as `variance`, `covariance` or `converged`. 
 array `row` contains the row of the dataset that each code belongs to, counted from 0.
 
 If the output ends in .csv, .parquet or .xlsx, it is a table as `flows.export` writes it: row
-numbers, segments, stored columns and codes, with `sd` instead of `variance`.
+numbers, segments, stored columns and codes, with `sd` instead of `variance`. Codes are on the scale
+of the fit's parameters; `--standardize` gives them mean 0 and standard deviation 1 over the rows of
+the table, divides their standard errors likewise, and prints how to get back.
 
 The dataset must have the features of the fit, in the same order. Segments are matched by name;
 segments that were not fitted use the mean of those that were, with a warning.
@@ -103,6 +107,7 @@ class TransformOptions:
             help="Also write the probability, or the more likely bit, of every feature.",
         ),
     ] = None
+    standardize: Standardize = False
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: Resume = False
@@ -187,8 +192,9 @@ def _publish_codes(
         {**job.provenance, "artifact_path": _format_artifact_path(job), "warnings": warnings},
     )
     codes = open_codes(job.work_folder.results.codes_folder)
+    scale = None
     if isinstance(job.output, Path) and has_table_suffix(job.output.name):
-        _publish_table(job, codes, job.output, progress)
+        scale = _publish_table(job, codes, job.output, progress)
     else:
         job.work_folder.publish(job.options.overwrite)
     return {
@@ -200,16 +206,23 @@ def _publish_codes(
         "n_chunks": codes.n_chunks,
         "arrays": {name: codes.manifest["arrays"][name]["shape"] for name in codes},
         "dtype": job.options.dtype,
+        "scale": scale,
         "warnings": warnings,
     }
 
 
-def _publish_table(job: TransformJob, codes: Codes, output: Path, progress: Progress) -> None:
+def _publish_table(
+    job: TransformJob, codes: Codes, output: Path, progress: Progress
+) -> dict[str, list[float]] | None:
+    """Write the table; return the scale of the codes if they were standardized."""
     with pause_garbage_collection():
-        from flows.exporting.codes import make_code_table
+        from flows.exporting.codes import make_code_table, measure_scale
         from flows.exporting.files import write_table
-    write_table(make_code_table(codes, job.dataset, progress), output, job.options.overwrite)
+    scale = measure_scale(codes) if job.options.standardize else None
+    table = make_code_table(codes, job.dataset, progress, scale)
+    write_table(table, output, job.options.overwrite)
     job.work_folder.discard()
+    return None if scale is None else scale.to_lists()
 
 
 def _format_artifact_path(job: TransformJob) -> str:
@@ -235,6 +248,11 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
 def _check_output(options: TransformOptions) -> AnyPath:
     if has_table_suffix(options.output):
         return check_table_file(options.output, options.overwrite)
+    if options.standardize:
+        raise FitError(
+            f"{{standardize}} needs a table, but {{output}} is {options.output!r}. Let it end in "
+            ".csv, .parquet or .xlsx."
+        )
     output = parse_path(options.output)
     check_target_folder(output, CODES_FORMAT, options.overwrite)
     return output
@@ -271,6 +289,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     rows = [("model", summary["model"]), ("rows", f"{summary['n_rows']:,}")]
     for name, shape in summary["arrays"].items():
         rows.append((name, " x ".join(f"{length:,}" for length in shape)))
+    rows += list_scales(summary["scale"])
     rows.append(("seconds", f"{summary['seconds']:.2f}"))
     print_summary(rows, {"codes": summary["codes"]}, summary["warnings"])
 

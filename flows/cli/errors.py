@@ -23,8 +23,17 @@ OPTIONS = frozenset(
         *("likelihood_ratio", "long", "map", "memory", "merge_by", "missing", "model"),
         *("names", "new", "new_features", "no", "orient", "output", "overwrite"),
         *("performance_report", "queries", "reconstruct", "resume", "rows", "seed", "segment_by"),
-        *("segments", "set", "skip_corrupt", "split", "split_by", "threshold", "tls_ca"),
-        *("tls_cert", "tls_key", "truth", "warm_start", "what", "worker_memory", "worker_timeout"),
+        *("segments", "set", "skip_corrupt", "split", "split_by", "standardize", "threshold"),
+        *(
+            "tls_ca",
+            "tls_cert",
+            "tls_key",
+            "truth",
+            "warm_start",
+            "what",
+            "worker_memory",
+            "worker_timeout",
+        ),
         *("workers", "yes"),
     )
 )

@@ -52,6 +52,14 @@ Seed = Annotated[WholeNumber, Option(group=RUN, help="Seed of all random draws."
 ExecutorName = Literal["serial", "threads", "dask"]
 Resume = Annotated[bool, Switch, Option(group=RUN, help="Continue an interrupted run.")]
 Overwrite = Annotated[bool, Switch, Option(group=OUTPUT, help="Replace an existing result.")]
+Standardize = Annotated[
+    bool,
+    Switch,
+    Option(
+        group=OUTPUT,
+        help="Scale the codes of a table to mean 0 and standard deviation 1 over its rows.",
+    ),
+]
 DatasetName = Annotated[
     str, Option(group=DATA, help="Dataset folder, or an example such as example:digits.")
 ]

@@ -38,6 +38,16 @@ def print_summary(
             console.print(f"{name}: {path}", markup=False)
 
 
+def list_scales(scale: Mapping[str, Sequence[float]] | None) -> list[tuple[str, str]]:
+    """List, for each component, how to get from standardized codes back to those of the fit."""
+    if scale is None:
+        return []
+    return [
+        (f"component {k}", f"code of the fit = {mean:.6g} + {sd:.6g} × standardized code")
+        for k, (mean, sd) in enumerate(zip(scale["mean"], scale["sd"], strict=True), start=1)
+    ]
+
+
 def format_row_count(n_rows: int, split: str | None) -> str:
     """Format the number of rows and their split, such as `1,000 (split test)`."""
     return f"{n_rows:,} ({'all' if split is None else f'split {split}'})"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,17 @@ from storage.errors import DataError
 SEGMENT = "segment"
 _MAX_CACHED_PAGES = 4  # pages of texts per column in memory; consecutive rows share pages
 RowPositions = NDArray[np.int64]
+
+
+class CodeScale(NamedTuple):
+    """Mean and standard deviation of each component over the rows, (n_components,) each."""
+
+    mean: NDArray[np.float64]
+    sd: NDArray[np.float64]
+
+    def to_lists(self) -> dict[str, list[float]]:
+        """Return the numbers for a summary in JSON."""
+        return {"mean": self.mean.tolist(), "sd": self.sd.tolist()}
 
 
 def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDataset:
@@ -54,17 +66,43 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
     return dataset
 
 
+def measure_scale(codes: Codes) -> CodeScale:
+    """Return the scale of codes; raise `DataError` if they cannot be standardized."""
+    if "mean" not in codes:
+        raise DataError(f"{codes.path} has no codes to standardize. Leave out {{standardize}}.")
+
+    def average(function: Callable[[Array], Array]) -> NDArray[np.float64]:
+        chunks = (codes.read_chunk(key, ["mean"])["mean"] for key in range(codes.n_chunks))
+        sums = (function(values).sum(axis=0, dtype=np.float64) for values in chunks)
+        return np.asarray(sum(sums) / codes.n_rows)
+
+    mean = average(lambda values: values)
+    sd = np.sqrt(average(lambda values: (values - mean) ** 2))
+    if not sd.all():
+        raise DataError(
+            f"Component {np.argmin(sd) + 1} has the same code in all rows, so it cannot be "
+            "standardized. Leave out {standardize}."
+        )
+    return CodeScale(mean, sd)
+
+
 def make_code_table(
-    codes: Codes, dataset: BinaryDataset, progress: Progress = ignore_progress
+    codes: Codes,
+    dataset: BinaryDataset,
+    progress: Progress = ignore_progress,
+    scale: CodeScale | None = None,
 ) -> BatchedTable:
-    """Make a table with one line per row: its number, segment, stored columns and codes."""
-    batches = _iter_batches(codes, dataset, progress)
+    """Make a table with one line per row: its number, segment, stored columns and codes.
+
+    `scale` standardizes the codes and their standard errors; None leaves them as they are.
+    """
+    batches = _iter_batches(codes, dataset, progress, scale)
     first = next(batches)
     return BatchedTable(first.schema, codes.n_rows, chain([first], batches))
 
 
 def _iter_batches(
-    codes: Codes, dataset: BinaryDataset, progress: Progress
+    codes: Codes, dataset: BinaryDataset, progress: Progress, scale: CodeScale | None
 ) -> Iterator[pa.RecordBatch]:
     labels, n_rows = RowLabelReader(dataset), 0
     progress("export", 0, codes.n_chunks, n_rows)
@@ -72,9 +110,22 @@ def _iter_batches(
     for done, arrays in enumerate(chunks, start=1):
         n_before, n_rows = n_rows, n_rows + len(next(iter(arrays.values())))
         rows = arrays.pop(ROW, np.arange(n_before, n_rows))
+        if scale is not None:
+            arrays |= _standardize(arrays, scale)
         coded = _make_code_columns(codes, arrays, dataset)
         yield pa.record_batch({**labels(rows, coded), **coded})
         progress("export", done, codes.n_chunks, n_rows)
+
+
+def _standardize(arrays: Mapping[str, Array], scale: CodeScale) -> dict[str, Array]:
+    """Return the codes with mean 0 and standard deviation 1, and their errors on that scale."""
+    units = {"mean": scale.sd, "variance": scale.sd**2, "covariance": np.outer(scale.sd, scale.sd)}
+    shifts = {"mean": scale.mean}
+    return {
+        name: ((arrays[name] - shifts.get(name, 0.0)) / unit).astype(arrays[name].dtype)
+        for name, unit in units.items()
+        if name in arrays
+    }
 
 
 def _make_code_columns(

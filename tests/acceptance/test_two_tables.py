@@ -60,6 +60,8 @@ def test_roll_calls_become_points_with_names(plain_cli: Callable[..., Any]) -> N
     run_all(plain_cli, "calls.csv")
     points = {row["country"]: float(row["mean_1"]) for row in rows_of("points.csv")}
     assert set(points) == set(data["names"])
+    assert np.mean([*points.values()]) == pytest.approx(0, abs=1e-6)
+    assert np.std([*points.values()]) == pytest.approx(1, abs=1e-6)
     blocs = [("US", "GB", "IL"), ("CU", "BY", "IR")]
     west, east = ([points[name] for name in bloc if name in points] for bloc in blocs)
     assert len(west) >= 2 <= len(east)

@@ -280,6 +280,38 @@ def test_transform_writes_the_same_table(transformed, cli, output):
         assert Path(output).read_bytes() == Path(f"other-{output}").read_bytes()
 
 
+def test_standardized_codes_and_the_way_back(transformed, cli, exported):
+    """What a table of positions should have, with errors on the same scale."""
+    transformed("latent-trait", "z.zarr")
+    plain = exported("codes", "--codes", "z.zarr")
+    transformed("latent-trait", "s.csv", "--standardize")
+    found = pd.read_csv("s.csv")
+    codes = ["mean_1", "mean_2"]
+    np.testing.assert_allclose(found[codes].mean(), 0, atol=1e-6)
+    np.testing.assert_allclose(found[codes].std(ddof=0), 1, rtol=1e-6)
+    command = ("export", "--what", "codes", "--codes", "z.zarr", "--standardize")
+    scale = cli(*command, "--output", "u.csv", "--json").json["scale"]
+    assert Path("u.csv").read_bytes() == Path("s.csv").read_bytes()
+    means, sds = np.array(scale["mean"]), np.array(scale["sd"])
+    np.testing.assert_allclose(means + sds * found[codes], plain[codes], rtol=1e-5, atol=1e-6)
+    errors = ["sd_1", "sd_2"]
+    np.testing.assert_allclose(found[errors] * sds, plain[errors], rtol=1e-5)
+    covariance = found["covariance_1_2"] * sds.prod()
+    np.testing.assert_allclose(covariance, plain["covariance_1_2"], rtol=1e-5, atol=1e-7)
+    done = cli(*command, "--output", "v.csv")
+    assert f"component 2: code of the fit = {means[1]:.6g} + {sds[1]:.6g} ×" in done.out
+
+
+def test_equal_codes_and_folders_are_not_standardized(cli, artifact, dataset, tmp_path):
+    same = write_arrays(tmp_path / "same.zarr", np.ones((80, 6), np.uint8), names=NAMES)
+    command = ("transform", "--artifact", artifact("clipped-pca"), "--standardize", "--dataset")
+    message = cli(*command, same.path, "--output", "t.csv").check_refused()
+    assert "Component 1 has the same code in all rows" in message
+    assert "Leave out --standardize" in message
+    message = cli(*command, dataset.path, "--output", "z.zarr").check_refused()
+    assert "--standardize needs a table, but --output is 'z.zarr'" in message
+
+
 def test_no_column_takes_the_place_of_another(cli, exported, tmp_path):
     X, _ = draw_probit_rows(80, 4, 1, seed=0)
     columns = {"column_row": np.arange(80) + 1, "row": np.arange(80) + 2}
