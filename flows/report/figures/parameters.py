@@ -135,7 +135,7 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
     values = by_dims.get(("eigenvalue",), np.zeros(0))[:_MAX_RANKS]
     if not len(values):
         return
-    null = by_dims.get(("null_eigenvalue",), np.zeros(0))
+    null = by_dims.get(("null_eigenvalue",), np.zeros(0))[:_MAX_RANKS]
     n_components = int(artifact.manifest["n_components"])
     marks: list[Mark] = []
     keys: list[LegendKey] = []
@@ -149,8 +149,9 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
     if is_cut := n_components < len(values):
         marks.append(RuleMark("x", n_components + 0.5, dash=(2, 4)))
     plot = plot_curve(values, ("rank", "eigenvalue"), *marks)
-    low = min(0.0, float(values.min())) - 0.03 * float(values.max())
-    high = fit_axis(np.concatenate([values, null])).high
+    shown = np.concatenate([values, null])
+    low = min(0.0, float(shown.min())) - 0.03 * float(values.max())
+    high = fit_axis(shown).high
     plot = replace(
         plot,
         x=make_count_axis(max(len(values), len(null)), "rank"),

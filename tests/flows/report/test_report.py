@@ -20,6 +20,7 @@ from flows.cli.hyperparameters import build_model
 from flows.data.datasets import load_fitted_model
 from flows.report.figures.images import find_image_layout
 from flows.report.figures.latent import choose_name_places, find_even_odds_lines
+from flows.report.figures.marks import LineMarks
 from flows.report.figures.parameters import correlate_features_with_codes, plot_parameters
 from flows.report.figures.row_plots import MAX_COLOURED_LABELS, ColourLabels, group_rows_by_label
 from flows.report.figures.rows import CodedRows, read_dataset_sample
@@ -201,6 +202,18 @@ def test_parallel_analysis_is_drawn(data, tmp_path):
         "2 components, left of the dotted line; their eigenvalues exceed the dashed line."
         in page.text
     )
+
+
+def test_both_lines_of_a_long_spectrum_end_at_the_same_rank(tmp_path):
+    X, _ = draw_probit_rows(150, 80, 2, seed=0)
+    dataset = write_arrays(tmp_path / "d.zarr", X)
+    artifact = load_artifact(
+        write_fit(tmp_path / "a", build_model("clipped-pca", "auto", []), dataset)
+    )
+    (figure,) = [f for f in plot_parameters(artifact, None) if f.title == "Spectrum"]
+    lines = [mark.points[0] for mark in figure.plot.marks if isinstance(mark, LineMarks)]
+    assert [line[-1, 0] for line in lines] == [64, 64]
+    assert figure.plot.y.low < min(line[:, 1].min() for line in lines)
 
 
 def test_warnings_are_shown_whole(data, tmp_path):
