@@ -33,6 +33,7 @@ Reconstruction = Literal["probabilities", "bits"]
 
 _ROWS_PER_RANGE = 1 << 16
 _CELLS_AT_ONCE = 1 << 18  # a few seconds of work, even at a millisecond per row
+_MIN_PORTION = 256  # models prepare their parameters once per portion
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _code_block(
 
 def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:
     """Cut rows into portions that take at most a few seconds to transform."""
-    size = max(64, _CELLS_AT_ONCE // n_features)
+    size = max(_MIN_PORTION, _CELLS_AT_ONCE // n_features)
     for start in range(0, n_rows, size):
         yield slice(start, start + size)
 

@@ -17,9 +17,10 @@ from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.gaussian.pair_tables import log_cells
-from pipeline.numerics.probit.expectation_propagation import ProbitPosterior, probit_posterior
+from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.orthant import MAX_FEATURES, log_orthant_probability
 from pipeline.numerics.probit.probit_scores import MAX_COMPONENTS, quadrature_scores
+from pipeline.numerics.probit.wide_rows import probit_codes
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
@@ -92,7 +93,7 @@ class ProbitICA(Model):
 
         `converged` (n_samples,) is false if expectation propagation did not converge.
         """
-        return _source_posterior(params.segment_model(block.segment), block).to_codes()
+        return probit_codes(*_posterior_arguments(params.segment_model(block.segment), block))
 
     def sample(
         self,
@@ -155,7 +156,7 @@ class ProbitICA(Model):
 def _integrate_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:
     """Integrate log P(x) of each row over the sources; also return error bounds."""
     if len(model.variances) > MAX_COMPONENTS:
-        posterior = _source_posterior(model, block)
+        posterior = probit_posterior(*_posterior_arguments(model, block))
         return posterior.log_evidence, posterior.evidence_error
     weights = model.weights * np.sqrt(model.variances)
     scores = quadrature_scores(block.unpack_values(), weights, model.offsets, block.unpack_mask())
@@ -165,8 +166,9 @@ def _integrate_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Arra
     )
 
 
-def _source_posterior(model: SegmentModel, block: BinaryBlock) -> ProbitPosterior:
-    return probit_posterior(
+def _posterior_arguments(model: SegmentModel, block: BinaryBlock) -> tuple[Any, ...]:
+    """Return the arguments of `probit_posterior` up to `observed`."""
+    return (
         block.unpack_values(),
         model.weights,
         model.offsets - model.weights @ model.means,

@@ -55,7 +55,7 @@ from pipeline.models.clipped_pca.standard_errors import MAX_FEATURES, add_standa
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.gaussian.pair_tables import PairStatus
-from pipeline.numerics.probit.expectation_propagation import probit_posterior
+from pipeline.numerics.probit.wide_rows import probit_codes
 from pipeline.numerics.spectra.lanczos import (
     LeadingSpectrum,
     Product,
@@ -425,7 +425,7 @@ class ClippedPCA(Model):
         """
         weights, offsets = probit_weights(params)
         n_components = weights.shape[1]
-        posterior = probit_posterior(
+        return probit_codes(
             block.unpack_values(),
             weights,
             offsets,
@@ -433,7 +433,6 @@ class ClippedPCA(Model):
             np.ones(n_components),
             block.unpack_mask(),
         )
-        return posterior.to_codes()
 
     def sample(
         self,

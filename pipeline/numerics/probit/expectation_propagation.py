@@ -71,7 +71,7 @@ not converge, so higher orders are not used. `orthant` is exact up to 20 feature
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -116,10 +116,6 @@ class ProbitPosterior(NamedTuple):
     converged: NDArray[np.bool_]
     correction: Floats
     evidence_error: Floats
-
-    def to_codes(self) -> dict[str, NDArray[Any]]:
-        """Return the codes of a model's `transform`: moments, and whether they converged."""
-        return {"mean": self.mean, "variance": self.variance, "converged": self.converged}
 
 
 def probit_posterior(
