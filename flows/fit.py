@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flows.cli.app import ALERT, make_app, run_app
+from flows.cli.app import ALERT, FIT_EXIT_CODES, make_app, run_app
 from flows.cli.hyperparameters import format_settings_help
 from flows.cli.options import Json
 from flows.cli.summary import print_fit
@@ -17,12 +17,11 @@ from flows.running.flow import make_flow, run_command
 HELP = """Fit a latent-variable model to a binary dataset, and write the fitted model to a folder,
 called an artifact. The result does not depend on where the work runs.
 """
-EXAMPLES = """Examples:
+EXAMPLES = f"""Examples:
     python -m flows.fit --dataset example:digits
     python -m flows.fit --dataset votes.zarr --model blica --components auto
 
-Exit codes: 0 done, 1 failure, 2 bad input, 3 drift, 130 interrupted.
-"""
+{FIT_EXIT_CODES}"""
 app = make_app("fit", HELP, format_settings_help(sys.argv) + EXAMPLES)
 
 

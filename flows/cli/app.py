@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 _HELP_WIDTH, _NAMES_WIDTH, _MAX_CHOICES = 79, 24, 6
 DONE, FAILED, BAD_INPUT, ALERT, INTERRUPTED = 0, 1, 2, 3, 130
-EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad arguments or input, 130 interrupted.\n"
+_EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad arguments or input, {}130 interrupted.\n"
+EXIT_CODES = _EXIT_CODES.format("")
+"""Exit codes in the help of most commands."""
+FIT_EXIT_CODES = _EXIT_CODES.format("3 drift above the limit, ")
+"""Exit codes in the help of `fit`."""
 
 _interrupt_received = threading.Event()
 
@@ -116,7 +120,7 @@ def _format_default(value: Any) -> str | None:
 
 
 def run_app(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line and exit: 0 done, 1 failure, 2 bad arguments or input, 130 interrupted."""
+    """Run a command line and exit with one of `EXIT_CODES`."""
     resume_garbage_collection()
     _install_interrupt_handler()
     configure_logging()
