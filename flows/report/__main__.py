@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.console import Console
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import OUTPUT
 from flows.cli.startup import pause_garbage_collection
+from flows.report.figures.marks import PictureFormat
 from flows.report.figures.text import make_unique_slugs
 from flows.report.inputs import ReportOptions, check_page_path, load_report_inputs
 from storage.stores.locations import AnyPath, check_target_file, parse_path
@@ -45,7 +46,7 @@ def main(
         Parameter(group=OUTPUT, help="Folder for a picture of every figure, and captions.txt."),
     ] = None,
     picture_format: Annotated[
-        Literal["png", "svg", "pdf"],
+        PictureFormat,
         Parameter(
             group=OUTPUT,
             help="Format of the pictures; svg and pdf are one or two journal columns wide.",
@@ -63,7 +64,7 @@ def main(
     for path in (*figures, *([parse_path(pictures or "") / _CAPTIONS_FILE] if figures else [])):
         check_target_file(path, options.overwrite)
     write_report(report, page)
-    _write_pictures(figures)
+    _write_pictures(figures, picture_format)
     console = Console(soft_wrap=True, highlight=False)
     for note in report.notes:
         console.print(f"warning: {note}", markup=False)
@@ -81,18 +82,18 @@ def _name_pictures(report: Report, folder: AnyPath, suffix: str) -> dict[AnyPath
     return {folder / f"{name}.{suffix}": f for name, f in zip(names, report.figures, strict=True)}
 
 
-def _write_pictures(figures: Mapping[AnyPath, Figure]) -> None:
+def _write_pictures(figures: Mapping[AnyPath, Figure], kind: PictureFormat) -> None:
     if figures:
         from flows.report.pictures import render_picture  # Matplotlib is slow to import
     for path, figure in figures.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(render_picture(figure, path.suffix[1:]))
+        path.write_bytes(render_picture(figure, kind))
     captions = [
         f"{path.name}: {f'{figure.title}. {figure.note}'.strip()}\n"
         for path, figure in figures.items()
     ]
     for folder in {path.parent for path in figures}:
-        (folder / _CAPTIONS_FILE).write_text("".join(captions), encoding="utf-8")
+        (folder / _CAPTIONS_FILE).write_bytes("".join(captions).encode())
 
 
 if __name__ == "__main__":

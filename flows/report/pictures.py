@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any, Literal, NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from matplotlib import rc_context
@@ -43,6 +43,7 @@ from flows.report.figures.marks import (
     LegendKey,
     LineMarks,
     Mark,
+    PictureFormat,
     Plot,
     PointMarks,
     RasterMark,
@@ -100,9 +101,6 @@ class _SheetPart(NamedTuple):
 
     height: float
     draw: Callable[[Axes, float], None]
-
-
-PictureFormat = Literal["png", "svg", "pdf"]
 
 
 def render_picture(figure: Figure, kind: PictureFormat = "png") -> bytes:

@@ -93,9 +93,15 @@ def test_everything_in_the_store_is_as_on_disk(cli, bucket, source, where):
     assert there == results(cli, source, "local", SERIAL)
     page = load_artifact(f"{root}/runs").path / "report.html"
     assert page.read_text().startswith("<!DOCTYPE html>")
-    done = cli("report", "--artifact", f"{root}/runs", "--output", "page.html")
+    figures = f"{bucket}/figures"
+    done = cli(
+        *("report", "--artifact", f"{root}/runs", "--output", "page.html", "--pictures", figures)
+    )
     assert done.code == 0, done.err
     assert Path("page.html").is_file()
+    names = {path.name for path in parse_path(figures).iterdir()}
+    captions = (parse_path(figures) / "captions.txt").read_text()
+    assert {line.partition(": ")[0] for line in captions.splitlines()} == names - {"captions.txt"}
     left = {path.name for path in parse_path(root).iterdir()}
     assert left == {"d.zarr", "runs", "drawn.zarr", "z"}  # no claims, nothing unfinished
     assert not any(Path(f"{scheme}:").exists() for scheme in SERVERS)

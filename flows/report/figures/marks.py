@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flows.report.figures.colours import ColourRamp, ColourScale
 
 Array = NDArray[np.float64]
+PictureFormat = Literal["png", "svg", "pdf"]
 HoverFacts = Sequence[tuple[str, Sequence[str]]]
 """Contents of tooltips: columns with a name and one text per mark."""
 
