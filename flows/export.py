@@ -134,8 +134,7 @@ def run_export(job: ExportJob) -> dict[str, Any]:
         from flows.exporting.codes import measure_scale
         from flows.exporting.files import write_table
     with report_progress() as progress:
-        is_scaled = job.codes is not None and job.options.standardize
-        scale = measure_scale(job.codes) if is_scaled else None
+        scale = measure_scale(job.codes) if job.codes and job.options.standardize else None
         table = _make_table(job, progress, scale)
         write_table(table, job.output, job.options.overwrite)
     return {

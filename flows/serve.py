@@ -45,7 +45,7 @@ def load_deployments(file: Path) -> list[RunnerDeployment]:
 
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        entries = apply_values(content["deployments"], {}, remove_notset=False)
+        entries: Any = apply_values(content["deployments"], {}, remove_notset=False)
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise DataError(
             f"{file} is not a prefect.yaml with deployments ({type(error).__name__})."
@@ -76,14 +76,14 @@ def _describe(error: Exception) -> str:
 
 def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
-    from prefect.deployments.runner import EntrypointType
     from prefect.events import DeploymentEventTrigger
     from prefect.flows import load_flow_from_entrypoint
+    from prefect.types.entrypoint import EntrypointType
 
     limit = entry.get("concurrency_limit")
-    flow = load_flow_from_entrypoint(entry["entrypoint"], use_placeholder_flow=False)
+    flow: Any = load_flow_from_entrypoint(entry["entrypoint"], use_placeholder_flow=False)
     _check_parameters(entry.get("parameters") or {}, flow)
-    return flow.to_deployment(
+    deployment: RunnerDeployment = flow.to_deployment(
         name=entry["name"],
         description=entry.get("description"),
         tags=entry.get("tags"),
@@ -96,6 +96,7 @@ def _make_deployment(entry: dict[str, Any]) -> RunnerDeployment:
         concurrency_limit=ConcurrencyLimitConfig(**limit) if limit else None,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+    return deployment
 
 
 def _check_parameters(parameters: dict[str, Any], flow: Any) -> None:

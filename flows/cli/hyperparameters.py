@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import pairwise
 from textwrap import fill
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,7 +17,10 @@ from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class, find_models
 from pipeline.models.settings import describe_settings, list_hyperparameters
 
-ModelName = Literal[tuple(sorted(find_models()))] | str  # type: ignore[valid-type]
+if TYPE_CHECKING:
+    ModelName: TypeAlias = str
+else:
+    ModelName = Literal[tuple(sorted(find_models()))] | str
 """Name of a model. Prefect's forms offer the known names; `build_model` refuses others."""
 AUTO = "auto"
 """Spelling, in options, of None: the model chooses the value."""

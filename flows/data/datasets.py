@@ -17,15 +17,17 @@ from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.data.matching import check_same_features
 from pipeline.errors import FitError
-from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
+from pipeline.inference import from_artifact
 from pipeline.statistics.labels import SEGMENT
-from storage.artifacts.artifacts import load_artifact
+from storage.artifacts.artifacts import Artifact, load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
 from storage.stores.locations import AnyPath
 from storage.stores.object_path import ObjectPath, is_url
 
+LoadedModel = from_artifact.LoadedModel[Artifact]
+"""A fitted model (hyperparameters and parameters), and the artifact it comes from."""
 ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
 
@@ -132,7 +134,7 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
     """Load a fitted model, or the latest one in a folder of runs."""
     artifact = load_artifact(path)
     try:
-        return model_from_artifact(artifact)
+        return from_artifact.model_from_artifact(artifact)
     except FitError as error:
         raise DataError(f"{artifact.path}: {error}") from None
 

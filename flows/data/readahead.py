@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -41,7 +40,10 @@ def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
 
     with ThreadPoolExecutor(CPU_COUNT) as pool:
         waiting = iter_results_in_order(
-            partial(pool.submit, _spool_source), lambda done: done.result(), sources, CPU_COUNT + 1
+            lambda source: pool.submit(_spool_source, source),
+            lambda done: done.result(),
+            sources,
+            CPU_COUNT + 1,
         )
         for source, spool in zip(sources, waiting, strict=True):
             with spool:

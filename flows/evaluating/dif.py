@@ -86,7 +86,7 @@ def compute_item_bias(
 ) -> dict[str, Any]:
     """Test all items; list the most biased first."""
     model = GroupTraits(groups.column, groups.values)
-    first = collect_first_statistics(model, rows, executor, seed, progress)
+    first: Any = collect_first_statistics(model, rows, executor, seed, progress)
     has_missing_values = bool((pool_margins(first)[0] < first.n_samples).any())
     shared, objective = None, 0.0
     if has_missing_values or groups.test == _LIKELIHOOD_RATIO:

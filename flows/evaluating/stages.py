@@ -241,7 +241,8 @@ def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
     """Evaluate the models as they were fitted."""
     sample = stages.run("draw rows", partial(_draw_sample, job))
     observed = stages.run("pair counts", partial(_count_observed_pairs, job))
-    baselines, warnings = [], []
+    baselines: list[ComparedModel] = []
+    warnings: list[str] = []
     if job.options.with_baselines:
         baselines, warnings = stages.run("baselines", partial(_fit_baselines, job))
     compared = (*job.models, *baselines)
@@ -305,7 +306,8 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
     first = collect_statistics(
         FeatureCounts.from_block, rows, job.executor, label, progress=job.progress
     )
-    baselines, warnings = [], []
+    baselines: list[ComparedModel] = []
+    warnings: list[str] = []
     for name, model in make_baseline_models(first.n_samples).items():
         try:
             state = initialize_fit(model, first, seed)

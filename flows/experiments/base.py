@@ -125,9 +125,9 @@ class Experiment(NamedTuple):
 
     def make_command(self, name: str) -> Callable[..., None]:
         """Make the command: it checks the options, runs the flow and prints the summary."""
-        default = self.options()
+        default = self.options()  # type: ignore[call-arg]
 
-        def main(*, options: self.options = default, json: Json = False) -> None:
+        def main(*, options: self.options = default, json: Json = False) -> None:  # type: ignore[name-defined]
             options.check()
             start = time.perf_counter()
             summary = run_flow(f"experiment-{name}", options, partial(self.run, options))
@@ -321,7 +321,7 @@ def make_printed_table(*columns: str, title: str | None = None) -> Table:
     return Table(*columns, title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
 
 
-def print_results(summary: Summary, *parts: Table | str) -> None:
+def print_results(summary: Mapping[str, Any], *parts: Table | str) -> None:
     """Print tables and lines, then the paths of the files."""
     console = Console(soft_wrap=True, highlight=False, width=_CONSOLE_WIDTH)
     for part in (*parts, *summary["files"]):

@@ -6,7 +6,7 @@ Non-stationarity-based Approach", UAI 2022.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
@@ -95,6 +95,7 @@ def run_shape_trials(
     cells = [(shape, model) for shape in shapes for model in range(n_models)]
     with open_executor(**where) as executor:
         items = (draw(shape, model, seed) for shape, model in cells)
+        results: Iterator[Mapping[str, Any]]
         if one_at_a_time:
             results = chain.from_iterable(executor.map(trial, [item]) for item in items)
         else:
@@ -161,7 +162,9 @@ class IdentifiabilityOptions(base.ExperimentOptions):
 
 def run_identifiability(options: IdentifiabilityOptions) -> dict[str, Any]:
     """Fit exact correlations for all shapes."""
-    features, segments, n_models = _EXACT_FEATURES, _EXACT_SEGMENTS, _EXACT_MODELS
+    features: Sequence[int] = _EXACT_FEATURES
+    segments: Sequence[int] = _EXACT_SEGMENTS
+    n_models = _EXACT_MODELS
     if options.quick:
         features, segments = _QUICK_EXACT_FEATURES, _QUICK_EXACT_SEGMENTS
         n_models = _QUICK_EXACT_MODELS
@@ -282,7 +285,8 @@ class SampleSizeOptions(base.ExperimentOptions):
 
 def run_samples(options: SampleSizeOptions) -> dict[str, Any]:
     """Fit all models to more and more rows."""
-    sizes, row_numbers, n_models = _SAMPLE_SHAPES, _SAMPLE_ROWS, _SAMPLE_MODELS
+    sizes, n_models = _SAMPLE_SHAPES, _SAMPLE_MODELS
+    row_numbers: Sequence[int] = _SAMPLE_ROWS
     if options.quick:
         sizes, row_numbers = _QUICK_SAMPLE_SHAPES, _QUICK_SAMPLE_ROWS
         n_models = _QUICK_SAMPLE_MODELS

@@ -343,7 +343,8 @@ def split_images(images: BinaryImages) -> tuple[Bits, Bits]:
     X = images.block.unpack_values()
     if len(X) < 6:
         raise FitError(f"There are only {len(X)} images; at least 6 are needed. Choose other rows.")
-    return np.split(X, [len(X) - len(X) // 3])
+    train, test = np.split(X, [len(X) - len(X) // 3])
+    return train, test
 
 
 def run_denoising_trials(
@@ -364,12 +365,13 @@ def run_denoising_trials(
 def _iter_cells(
     train: Bits, test: Bits, n_components: int, seeds: Sequence[int]
 ) -> Iterator[DenoisingCell]:
-    models = {
+    models: dict[str, Model | int] = {LINEAR: n_components}
+    models |= {
         name: find_model_class(kind)(n_components=n_components, **settings)  # type: ignore[call-arg]
         for name, kind, settings in _MODELS
     }
     for n_images in sorted({min(_N_TRAIN_IMAGES, len(train)), len(train)}):
-        for name, model in {LINEAR: n_components, **models}.items():
+        for name, model in models.items():
             for seed in seeds:
                 rows = np.random.default_rng(seed).choice(len(train), n_images, replace=False)
                 chosen, noisy = train[np.sort(rows)], add_noise(test, seed)

@@ -78,7 +78,8 @@ def plot_codes(
         widths = np.where(areas < _ROW_AREA / 2, 0.0, 0.4).tolist()
         style: Any = {"c": group.colour, "marker": group.marker, "label": group.name}
         outline: Any = {"alpha": 0.75, "edgecolors": "white", "linewidths": widths}
-        axes.scatter(*glyph.places.T, s=areas, **style, **outline)
+        x, y = glyph.places.T
+        axes.scatter(x, y, s=areas, **style, **outline)
     _set_square_view(axes, points)
     axes.set(title=title, xlabel="latent dimension 1", ylabel="latent dimension 2")
     _add_legends(axes, groups, max_count)

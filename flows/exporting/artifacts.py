@@ -91,7 +91,7 @@ def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
     if not has_errors:
         return np.zeros(n_features, np.bool_)
     errors = np.asarray(artifact["weights_error"], np.float64)
-    return ~np.isfinite(errors).all(axis=1)
+    return np.asarray(~np.isfinite(errors).all(axis=1))
 
 
 def make_correlation_table(artifact: Artifact) -> BatchedTable:
@@ -121,7 +121,8 @@ def _make_table_from_matrices(
 ) -> BatchedTable:
     """List the pairs in arrays (n_features, n_features), for each segment if there are several."""
     names = artifact.manifest["feature_names"]
-    p, places = len(names), [*enumerate(segments)] or [(..., None)]
+    p = len(names)
+    places: list[tuple[Any, str | None]] = [*enumerate(segments)] or [(..., None)]
     step = max(1, _PAIRS_PER_BATCH // p)
     ranges = [range(first, min(first + step, p)) for first in range(0, p, step)]
 
@@ -170,7 +171,7 @@ def _make_batch(
 
 
 def _iter_pair_columns(
-    arrays: Mapping[str, Array], indices: tuple[object, ...]
+    arrays: Mapping[str, Array], indices: tuple[NDArray[np.intp], ...]
 ) -> Iterator[tuple[str, pa.Array]]:
     """Iterate over the columns of pairs; correlations that are not determined are masked."""
     statuses = {name: a[indices] for name, a in arrays.items() if name.endswith("status")}

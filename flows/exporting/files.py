@@ -47,8 +47,9 @@ def iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[st
     """Iterate over the named columns of a group, position by position."""
     shape = next(iter(group.arrays.values())).shape[1:]
     for index, suffix in label_positions(group.dims, shape, names):
+        place: tuple[Any, ...] = (slice(None), *index)
         for name, values in group.arrays.items():
-            yield name + suffix, np.ascontiguousarray(values[(slice(None), *index)])
+            yield name + suffix, np.ascontiguousarray(values[place])
 
 
 def list_segment_names(artifact: Artifact) -> list[str]:
@@ -153,9 +154,10 @@ def _write_sheet(sheet: Any, table: BatchedTable) -> None:
         for column, value in enumerate(values):
             if value is not None and sheet.write(row, column, _convert_for_excel(value)):
                 name = table.schema.names[column]
+                length = len(str(value))
                 raise DataError(
-                    f"row {row}, column {name!r}: the text of {len(value):,} characters is too "
-                    "long for Excel. Write .csv or .parquet."
+                    f"row {row}, column {name!r}: the text of {length:,} characters is too long "
+                    "for Excel. Write .csv or .parquet."
                 )
 
 

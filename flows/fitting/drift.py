@@ -186,7 +186,8 @@ def _find_pair_counts(job: FitJob, statistics: Statistics | None) -> PairCounts:
     if isinstance(statistics, PairCounts):
         return pool_counts(statistics)
     if job.model.statistics is PairCounts:  # a run resumed after its pass
-        return pool_counts(load_statistics(PairCounts, job.run_folder.work_folder / "pass"))
+        kept: Any = load_statistics(PairCounts, job.run_folder.work_folder / "pass")
+        return pool_counts(kept)
     return _count_pairs(job, job.rows, POOLED_KEY)
 
 
@@ -194,9 +195,10 @@ def _count_pairs(job: FitJob, rows: RowSource, key: str | None = None) -> PairCo
     count = partial(PairCounts.from_block, pooled=True)
     tiles = make_tiles(rows.n_features, 1, TASK_MEMORY)
     kept_sums = job.open_kept_statistics(PairCounts, key)
-    return collect_statistics(
+    counts: PairCounts = collect_statistics(
         count, rows, job.executor, PairCounts.label, tiles, job.progress, kept_sums
     )
+    return counts
 
 
 def _compare_likelihoods(

@@ -118,15 +118,16 @@ class _KeptSums:
 
     def _is_kept(self, folder: AnyPath, folded: MergedChunks[Any]) -> bool:
         manifest = _read_sums_manifest(folder)
-        return manifest.get("n_chunks") == folded.n_chunks and (
-            manifest.get("rows") == digest_leading_chunks(self.dataset, folded.n_chunks)
+        return bool(
+            manifest.get("n_chunks") == folded.n_chunks
+            and manifest.get("rows") == digest_leading_chunks(self.dataset, folded.n_chunks)
         )
 
     def _has_room(self, folder: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> bool:
         manifests = (
             _read_sums_manifest(other) for other in list_children(folder.parent) if other != folder
         )
-        n_bytes = sum(m["bytes"] for m in manifests if not _is_outdated(m))
+        n_bytes: int = sum(m["bytes"] for m in manifests if not _is_outdated(m))
         return n_bytes + _count_bytes(arrays) <= _MAX_SHARE * self._dataset_bytes
 
     @cached_property

@@ -28,13 +28,13 @@ from flows.running.row_results import write_row_ranges
 from pipeline.errors import FitError
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import (
-    FitState,
     collect_first_statistics,
     collect_pass_statistics,
     fit_model,
     start_fit,
 )
 from pipeline.fitting.pair_work import PairJob, get_pair_job_label
+from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.passes.feature_strips import FeaturePairJob, make_square_rows
@@ -199,7 +199,7 @@ def _write_pair_results(job: FitJob, work: PairJob) -> RangeResults:
         job.progress(work.label, done, total, work.count_rows_done(stop))
 
     is_strips = isinstance(work, FeaturePairJob)
-    make_arrays = partial(make_square_rows, work) if is_strips else work
+    make_arrays = partial(make_square_rows, work) if isinstance(work, FeaturePairJob) else work
     sealed = write_row_ranges(
         make_arrays, work.describe_arrays(), n_per_chunk, size, results, job.executor, report
     )

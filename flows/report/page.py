@@ -99,21 +99,21 @@ def build_report_from_artifact(
 
 def build_report(inputs: ReportInputs) -> Report:
     """Draw the figures and fill the tables."""
-    fitted, options = inputs.fitted, inputs.options
+    fitted, options, dataset = inputs.fitted, inputs.options, inputs.dataset
     sample = names = correlations = pairs = None
-    if inputs.dataset is not None:
+    if dataset is not None:
         with limit_blas_threads():
-            sample = read_dataset_sample(fitted, inputs.dataset)
+            sample = read_dataset_sample(fitted, dataset)
         names = choose_names(sample.coded_rows, options.names)
     fitted, sample = orient_components(fitted, sample, names, options.orient)
     causes = find_causes(fitted)
     figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
-    if inputs.dataset is not None and sample is not None:
+    if dataset is not None and sample is not None:
         pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
         with limit_blas_threads():
             correlations = correlate_features_with_codes(sample.coded_rows)
             inputs = replace(inputs, fitted=fitted)
-            figures += _iter_row_figures(inputs, inputs.dataset, sample, names, correlations)
+            figures += _iter_row_figures(inputs, dataset, sample, names, correlations)
     tables = (make_unit_table(causes, fitted.feature_names),) if causes else ()
     return Report(fitted, tuple(figures), tables, inputs.notes, correlations, pairs)
 

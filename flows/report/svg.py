@@ -70,8 +70,9 @@ def render_plot(figure: Figure, name: str) -> RenderedPlot:
         f'<svg class="area{" lined" * (plot.x.has_lines or plot.y.has_lines)}" aria-hidden="true">'
         f"<defs>{''.join(shapes.values())}</defs>{_render_grid(plot)}{marks}</svg>"
     )
-    facts = {k: mark.facts for k, mark in enumerate(plot.marks) if getattr(mark, "facts", ())}
-    data: dict[str, Any] = {"facts": {k: _list_facts(columns) for k, columns in facts.items()}}
+    facts = {k: getattr(mark, "facts", ()) for k, mark in enumerate(plot.marks)}
+    lists = {k: _list_facts(columns) for k, columns in facts.items() if columns}
+    data: dict[str, Any] = {"facts": lists}
     if figure.choices:
         data["choices"] = [_describe_choice(plot, choice) for choice in figure.choices]
         data["equal"] = plot.height is None

@@ -122,7 +122,7 @@ def _read_block(cluster: SourcedValue) -> dict[str, SourcedValue]:
     from flows.running.cluster_block import DaskCluster  # Prefect is slow to import
 
     try:
-        block = DaskCluster.load(cluster.value)
+        block: Any = DaskCluster.load(cluster.value)
     except ValueError as error:
         slug = DaskCluster.get_block_type_slug()
         raise FitError(
@@ -143,7 +143,7 @@ def _parse_address(settings: Mapping[str, SourcedValue]) -> SplitResult | None:
     """Parse the address of the scheduler; None for a local cluster."""
     if "cluster" not in settings or settings["cluster"].value == LOCAL_CLUSTER:
         return None
-    value, source = settings["cluster"]
+    value, source = str(settings["cluster"].value), settings["cluster"].source
     if re.search("[@?#]", value):  # a secret may follow or precede it, so the value is not shown
         raise FitError(
             f"{source}: an address has the form tls://HOST:PORT, without credentials. Schedulers "
@@ -175,11 +175,11 @@ def _is_loopback(host: str | None) -> bool:
 
 
 def _is_insecure(settings: Mapping[str, SourcedValue]) -> bool:
-    value, source = settings.get("insecure", SourcedValue("0", ""))
+    setting = settings.get("insecure", SourcedValue("0", ""))
     answers = {"1": True, "true": True, "0": False, "false": False}
-    if str(value).lower() not in answers:
-        raise FitError(f"{source} is {value!r}. Set it to 1 or 0.")
-    return answers[str(value).lower()]
+    if (text := str(setting.value).lower()) not in answers:
+        raise FitError(f"{setting.source} is {setting.value!r}. Set it to 1 or 0.")
+    return answers[text]
 
 
 def _parse_count(settings: Mapping[str, SourcedValue], name: str) -> int | None:

@@ -107,8 +107,14 @@ def _build_flow(
 
     call.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
     hide_expected_tracebacks()
-    names = {"name": name, "flow_run_name": partial(_format_run_name, name)}
-    return flow(**names, version=version("latentbits"), validate_parameters=False)(call)
+    decorate: Any = flow(
+        name=name,
+        flow_run_name=partial(_format_run_name, name),
+        version=version("latentbits"),
+        validate_parameters=False,
+    )
+    decorated: Callable[..., Summary] = decorate(call)
+    return decorated
 
 
 def _add_alert_to_state(summary: Summary) -> Summary | State[Summary]:
@@ -135,13 +141,15 @@ def _format_run_name(name: str) -> str:
 def _make_signature(kind: type[Any]) -> Signature:
     hints = get_type_hints(kind, include_extras=True)
     return Signature(
-        Parameter(
-            option.name,
-            Parameter.POSITIONAL_OR_KEYWORD,
-            default=_get_default(option),
-            annotation=hints[option.name],
-        )
-        for option in fields(kind)
+        [
+            Parameter(
+                option.name,
+                Parameter.POSITIONAL_OR_KEYWORD,
+                default=_get_default(option),
+                annotation=hints[option.name],
+            )
+            for option in fields(kind)
+        ]
     )
 
 
@@ -236,7 +244,9 @@ def run_task(name: str, work: Callable[[], T]) -> T:
     def stage() -> T:
         return work()
 
-    return task(stage, name=name, cache_policy=NO_CACHE, **RETRY_OPTIONS)()
+    decorate: Any = task(name=name, cache_policy=NO_CACHE, **RETRY_OPTIONS)
+    result: T = decorate(stage)()
+    return result
 
 
 def is_transient(error: object) -> bool:

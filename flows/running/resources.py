@@ -26,7 +26,7 @@ def find_memory_limit(size: str | None = None) -> int:
     if size is None:
         from distributed.system import MEMORY_LIMIT  # slow to import
 
-        return min(psutil.virtual_memory().available, MEMORY_LIMIT)
+        return int(min(psutil.virtual_memory().available, MEMORY_LIMIT))
     from dask.utils import parse_bytes
 
     try:

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 _PROC_STATUS = Path("/proc/self/status")
 

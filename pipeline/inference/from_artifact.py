@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from pipeline.params import (
     params_from_arrays,
 )
 
+ArtifactT = TypeVar("ArtifactT", bound=StoredArtifact)
 REQUIRED_KEYS = (
     *("model", "hyperparameters", "seed", "split", "versions", "code", "dataset"),
     *("feature_names", "segment_names", "n_components", "iterations", "converged"),
@@ -33,10 +34,10 @@ _TOTAL_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(Generic[ArtifactT]):
     """A fitted model (hyperparameters and parameters), and the artifact it comes from."""
 
-    artifact: StoredArtifact
+    artifact: ArtifactT
     model: Model
     params: Any
 
@@ -61,7 +62,7 @@ class LoadedModel:
         return map_fitted_segments(self.params, self.segment_names)
 
 
-def model_from_artifact(artifact: StoredArtifact) -> LoadedModel:
+def model_from_artifact(artifact: ArtifactT) -> LoadedModel[ArtifactT]:
     """Load a model and its parameters, and check that they are consistent.
 
     Raises

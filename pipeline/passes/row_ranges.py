@@ -53,7 +53,7 @@ class RangeBlockRows(NamedTuple):
 class RangeStore(Protocol):
     """Stores ranges; implemented by `storage.codes.codes.CodesWriter`, for example."""
 
-    def __call__(self, key: int, arrays: Arrays) -> list[int]:
+    def __call__(self, key: int, arrays: Arrays, /) -> list[int]:
         """Write a range and return the checksum of each array."""
 
     def has_range(self, key: int, checksums: Sequence[int]) -> bool:

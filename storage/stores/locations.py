@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import google_crc32c
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import zarr
 from numpy.typing import NDArray
 

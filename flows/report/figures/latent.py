@@ -189,7 +189,7 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
     lines = find_even_odds_lines(x, y, grids)[:_MAX_LINES]
     names = [fitted.feature_names[line.feature] for line in lines]
     marks: list[Mark] = [
-        PointMarks(*coded.codes.T, COLOURS[5], size=3, opacity=0.5),
+        PointMarks(coded.codes[:, 0], coded.codes[:, 1], COLOURS[5], size=3, opacity=0.5),
         LineMarks(
             [line.points for line in lines], [GREY] * len(lines), 1.0, facts=[("feature", names)]
         ),
@@ -198,7 +198,8 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
         places = choose_name_places(lines)
         chosen = choose_names_with_room(places, names, x[-1] - x[0])
         chosen_names = [names[k] for k in chosen]
-        marks.append(TextMarks(*places[chosen].T, chosen_names, [COLOURS[1]] * len(chosen)))
+        across, up = places[chosen].T
+        marks.append(TextMarks(across, up, chosen_names, [COLOURS[1]] * len(chosen)))
     axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
     note = (
         "On its line, a feature is 1 with probability ½; its name is on the side where 1 is more "
@@ -228,11 +229,11 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     # The grid starts at the bottom, images at the top.
     mosaic = tiles[::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
     scale, half = ColourScale(1.0, is_signed=False), (x[1] - x[0]) / 2
-    axes = (
+    across, up = (
         replace(make_axis(grid[0] - half, grid[-1] + half, f"component {k}"), has_lines=False)
         for k, grid in enumerate((x, y), 1)
     )
-    plot = Plot(*axes, (RasterMark(mosaic, scale),))
+    plot = Plot(across, up, (RasterMark(mosaic, scale),))
     alt = f"P(feature = 1) as {_N_TILES}x{_N_TILES} images over components 1 and 2."
     note = "Each image shows the probability of 1 of every pixel for a row with these codes."
     return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())

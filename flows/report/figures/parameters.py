@@ -303,7 +303,9 @@ def correlate_features_with_codes(coded: CodedRows) -> Array:
     covariance = X.T @ codes / n - share * mean
     variances = share * (1 - share), np.maximum(observed.T @ codes**2 / n - mean**2, 0.0)
     scale = np.sqrt(variances[0] * variances[1])
-    return np.divide(covariance, scale, out=np.zeros_like(scale), where=scale > 1e-12)
+    zeros = np.zeros_like(scale)
+    correlations: Array = np.divide(covariance, scale, out=zeros, where=scale > 1e-12)
+    return correlations
 
 
 def plot_intervals(
