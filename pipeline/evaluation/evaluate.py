@@ -47,6 +47,7 @@ _LIKELIHOOD_MEASURES: dict[str, tuple[type, str]] = {
 }
 _LIKELIHOOD_KINDS = {"exact", "estimate", "bound"}  # kinds that are comparable with each other
 _CELLS_AT_ONCE = 1 << 21
+_LARGEST_SCORE = 1e100  # nats of a row; sums of squares of larger ones may overflow
 
 
 @dataclass(frozen=True)
@@ -276,8 +277,8 @@ def _compute_likelihoods(
         return LogLikelihood(zeros, zeros)
     values = getattr(subject.model, measure)(subject.params, block, rng)
     scores = values if isinstance(values, LogLikelihood) else LogLikelihood(values, zeros)
-    if not (finite := np.isfinite(scores.nats)).all():
-        k = int(np.argmin(finite))
+    if not (is_usable := np.abs(scores.nats) < _LARGEST_SCORE).all():
+        k = int(np.argmin(is_usable))
         raise FitError(
             f"row {block.rows[k] + 1}: the {measure} is {scores.nats[k]}. "
             "Fit again with other settings."

@@ -123,8 +123,10 @@ class Composite(BySegment):
 
 
 class Infinite(BySegment):
+    nats: ClassVar[float] = -np.inf
+
     def log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
-        return LogLikelihood(np.where(block.rows == 7, -np.inf, -1.0), np.zeros(block.n_samples))
+        return LogLikelihood(np.where(block.rows == 7, self.nats, -1.0), np.zeros(block.n_samples))
 
 
 def by_segment(kind: type[BySegment], segments: Any = (0, 1, 2)) -> EvaluatedModel:
@@ -281,9 +283,13 @@ def test_segments_are_those_of_the_model() -> None:
     assert sums.values["segment_rows"].tolist() == [500, 100, 50]
 
 
-def test_a_row_without_a_finite_likelihood_is_named() -> None:
+@pytest.mark.parametrize("nats", [-np.inf, -1e200])
+def test_a_row_without_a_usable_likelihood_is_named(
+    nats: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Infinite, "nats", nats)
     rows = make_memory_rows(two_columns(np.zeros(20, np.int64)))
-    with pytest.raises(FitError, match="row 8: the log_likelihood is -inf"):
+    with pytest.raises(FitError, match="row 8: the log_likelihood is -"):
         score_rows(by_segment(Infinite, (0,)), "log_likelihood", rows)
 
 
