@@ -7,7 +7,8 @@ away from the axis (L. N. Trefethen, J. A. C. Weideman, SIAM Review 56 (2014)). 
 small, an item falls between two nodes, and the sum misses or misplaces the maximum of the
 likelihood. Here a h ≤ 2.5 is accepted, an error of 4e-4. The same happens if a row's posterior is
 narrower than h; then its likeliest node has nearly all of the posterior mass. If the finest grid is
-too coarse for the posteriors, each row gets nodes of its own.
+too coarse for the posteriors, each row gets nodes of its own. Without missing values it always does,
+unless the number of nodes is set.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +25,16 @@ from scipy.special import expit
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitWarning
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.logistic.centred_nodes import centred_e_step
+from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_NODES_PER_AXIS,
     Nodes,
+    drop_light_nodes,
     gauss_hermite,
     node_statistics,
 )
+from pipeline.numerics.logistic.lattice_nodes import choose_lattice, lattice_e_step
 from pipeline.numerics.logistic.logistic_bound import (
     VariationalPosterior,
     variational_e_step,
@@ -138,8 +142,8 @@ def make_params(weights: Array, offsets: Array) -> LatentTraitParams:
 
 def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
     """Compute the sums of the M-step by the estimator of the stage."""
-    if "is_centred" in working:
-        return _e_step_with_gradient(centred_e_step, params, block)
+    if "has_own_nodes" in working:
+        return _e_step_with_gradient(lattice_e_step, params, block)
     if "by_sites" in working:
         return _e_step_with_gradient(ep_e_step, params, block)
     if (nodes := nodes_from_working(working)) is not None:
@@ -347,8 +351,8 @@ class NodeGrid:
         return weights * factor[:, None], offsets * factor
 
     def make_working_state(self) -> Arrays:
-        """Return the nodes as working state."""
-        nodes = gauss_hermite(self.nodes_per_axis, self.n_components)
+        """Return the nodes as working state, without those that hardly count."""
+        nodes = drop_light_nodes(gauss_hermite(self.nodes_per_axis, self.n_components))
         return {**nodes._asdict(), "nodes_an_axis": np.array(self.nodes_per_axis)}
 
     def is_diverging(self, weights: Array) -> NDArray[np.bool_]:
@@ -404,12 +408,16 @@ def choose_first_grid(weights: Array) -> NodeGrid:
     return grid
 
 
-def needs_centred_nodes(weights: Array, offsets: Array) -> bool:
-    """Return whether posteriors are probably too narrow for any grid.
+def needs_own_nodes(weights: Array, offsets: Array, is_complete: bool) -> bool:
+    """Return whether each row should have its own nodes.
 
-    The likeliest node of a normal posterior with standard deviation s has a mass of about
-    h / (s √2π) along an axis, if the nodes are h apart. s is that of a row at the origin.
+    Without missing values, a lattice is as fast as a grid, and more exact. Otherwise, rows have
+    their own nodes if posteriors are probably too narrow for any grid: the likeliest node of a
+    normal posterior with standard deviation s has a mass of about h / (s √2π) along an axis, if the
+    nodes are h apart. s is that of a row at the origin.
     """
+    if is_complete and choose_lattice(weights, offsets) is not None:
+        return True
     q = weights.shape[1]
     information = weights.T @ (weights * (expit(offsets) * expit(-offsets))[:, None])
     log_precision = float(np.linalg.slogdet(np.eye(q) + information)[1]) / q
@@ -417,6 +425,16 @@ def needs_centred_nodes(weights: Array, offsets: Array) -> bool:
     spacing = math.pi / math.sqrt(grid.nodes_per_axis)
     share = spacing * math.exp(0.5 * log_precision) / math.sqrt(2 * math.pi)
     return grid.is_too_coarse(share**q)
+
+
+def describe_own_nodes(params: LatentTraitParams, is_complete: bool) -> dict[str, Any]:
+    """Describe the nodes of rows that have their own."""
+    if is_complete and (lattice := choose_lattice(params.weights, params.offsets)) is not None:
+        return {"node_spacing": lattice.spacing}
+    return {
+        "nodes_an_axis": CENTRED_NODES_PER_AXIS[params.weights.shape[1]],
+        "nodes_are_centred": True,
+    }
 
 
 def grid_from_working(working: Arrays) -> NodeGrid | None:
@@ -432,13 +450,13 @@ def begin_finer_stage(state: FitState, statistics: Sums) -> FitState | None:
     Steep items are scaled back to what the nodes of this stage resolve.
     """
     grid = grid_from_working(state.working)
-    if grid is None or "is_centred" in state.working:
+    if grid is None or "has_own_nodes" in state.working:
         return None
     peak = float(statistics.values["peak"]) / statistics.n_samples
     if (finer := grid.refine(state.params.weights, peak)) is None:
-        is_centred = {"is_centred": np.array(1)}
+        own_nodes = {"has_own_nodes": np.array(1)}
         has_ended = not grid.is_too_coarse(peak)
-        return None if has_ended else replace(state, working={**state.working, **is_centred})
+        return None if has_ended else replace(state, working={**state.working, **own_nodes})
     weights, offsets = grid.limit_slopes(state.params.weights, state.params.offsets)
     params = replace(state.params, weights=weights, offsets=offsets)
     return replace(state, params=params, working={**state.working, **finer.make_working_state()})

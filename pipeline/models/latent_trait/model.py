@@ -10,8 +10,9 @@ estimator      E-step                                                           
 =============  =========================================================================  =======
 `variational`  of the paper: the bound of Jaakkola & Jordan; slopes of strongly dependent  any
                items are biased, and slopes of sparse items shrink towards 0
-`quadrature`   exact marginal likelihood on Gauss–Hermite nodes (Bock & Aitkin 1981), or   ≤ 3
-               on nodes centred at each row if posteriors are narrow (Naylor & Smith 1982)
+`quadrature`   exact marginal likelihood on a lattice or, with missing values, on          ≤ 3
+               Gauss–Hermite nodes (Bock & Aitkin 1981), or on nodes centred at each row
+               if posteriors are narrow (Naylor & Smith 1982)
 `ep`           nearly exact likelihood, by expectation propagation (Minka 2001)           any
 `sampling`     also of the paper: fixed random draws of x                                any
 =============  =========================================================================  =======
@@ -28,7 +29,8 @@ s.e. of b  offsets_error   (n_features,)
 =========  ==============  ================================
 
 Cost per block: n_samples n_features q² per round of the variational E-step (5 to 20 rounds per row)
-and of `ep` (4 rounds, each 10 times as long); n_samples n_features n_nodes for quadrature. Passes:
+and of `ep` (4 rounds, each 10 times as long); n_samples n_features n_nodes for quadrature with
+missing values, without them n_samples (n_features + nodes near a row). Passes:
 tens to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
 values decide which values are missing, but not if the missing values themselves do.
 Not identifiable: rotations of x. The columns of w are its principal axes, with the entry of largest
@@ -65,13 +67,14 @@ from pipeline.models.latent_trait.em import (
     NodeGrid,
     begin_finer_stage,
     choose_first_grid,
+    describe_own_nodes,
     e_step,
     grid_from_working,
     has_likelihood,
     is_variational,
     m_step,
     make_params,
-    needs_centred_nodes,
+    needs_own_nodes,
     nodes_from_working,
     principal_axes,
     represents_all_scales,
@@ -95,13 +98,11 @@ from pipeline.models.latent_trait.standard_errors import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS
 from pipeline.numerics.logistic.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
     draw_nodes,
-    drop_light_nodes,
 )
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.random import RowRandom
@@ -131,10 +132,10 @@ class LatentTrait(Model):
         `sampling`. `auto` starts with the variational fit and continues with quadrature, or with
         `ep` above 3 components.
     nodes
-        Nodes per axis for quadrature, or number of draws for sampling. None starts with 41, 21 or
-        15 nodes for 1, 2 or 3 components and uses up to 300, 61 or 21 for steep items or narrow
-        posteriors; for posteriors that are still narrower, each row has its own 7 or 5 nodes per
-        axis. None takes 500 draws.
+        Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice for rows
+        without missing values. With missing values, it starts with 41, 21 or 15 nodes for 1, 2 or 3
+        components and uses up to 300, 61 or 21 for steep items or narrow posteriors; for posteriors
+        that are still narrower, each row has its own 7 or 5 nodes per axis. None takes 500 draws.
     prior_precision
         Precision of a normal prior on the weights; above 0, separable items stay finite.
     equal_slopes
@@ -249,6 +250,7 @@ class LatentTrait(Model):
             "margins": offsets,
             "seed": rng.integers(2**63, size=1),
             "n_rows": np.array(first.n_samples),
+            "is_complete": np.array((observed == first.n_samples).all()),
         }
         text = "constant features, pinned at their margins: {features}"
         warnings = (FitWarning(text, tuple(constant.tolist())),) if constant.size else ()
@@ -272,9 +274,10 @@ class LatentTrait(Model):
         working = {"held_out": np.array(held_out)}
         if estimator == "quadrature":
             grid = NodeGrid(self.nodes, q) if self.nodes else choose_first_grid(weights)
-            if not self.nodes and needs_centred_nodes(weights, state.params.offsets):
+            is_complete = bool(state.auxiliary["is_complete"])
+            if not self.nodes and needs_own_nodes(weights, state.params.offsets, is_complete):
                 grid = NodeGrid(NODES_PER_AXIS_LIMITS[q], q)
-                working["is_centred"] = np.array(1)
+                working["has_own_nodes"] = np.array(1)
             working |= grid.make_working_state()
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
@@ -392,9 +395,8 @@ class LatentTrait(Model):
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
         prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
         warnings = [*state.warnings, *_warn_about_fit(params.weights, state, diagnostics, prior)]
-        if "is_centred" in working:
-            diagnostics["nodes_an_axis"] = CENTRED_NODES_PER_AXIS[q]
-            diagnostics["nodes_are_centred"] = True
+        if "has_own_nodes" in working:
+            diagnostics |= describe_own_nodes(state.params, bool(state.auxiliary["is_complete"]))
         elif (grid := grid_from_working(working)) is not None:
             peak = float(sums["peak"]) / statistics.n_samples
             warnings += grid.warn_about_nodes(
@@ -422,7 +424,7 @@ class LatentTrait(Model):
         share = float(working["share"])
         if grid_from_working(working) is None:
             return summarize_scores(params, share, block, rng)
-        nodes = None if "is_centred" in working else nodes_from_working(working)
+        nodes = None if "has_own_nodes" in working else nodes_from_working(working)
         return summarize_information(params, nodes, share, block, rng)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
@@ -448,7 +450,7 @@ class LatentTrait(Model):
         self, state: FitState, statistics: Sums, varying: NDArray[np.intp]
     ) -> FitState:
         params, q = state.params, state.params.weights.shape[1]
-        nodes = drop_light_nodes(Nodes(state.working["points"], state.working["log_weights"]))
+        nodes = Nodes(state.working["points"], state.working["log_weights"])
         item_statistics = compute_item_statistics(params, statistics, nodes, varying)
         rank = count_parameters(len(varying), q, self._has_equal_slopes)
         fit_statistics = compute_fit_statistics(params, statistics, nodes, rank, varying)
@@ -613,7 +615,7 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
         names: tuple[str, ...] = ("curvature", "item_variance", "shared_variance")
         return {name: sums[name] / share for name in names}
     scale = np.full(3, 1 / share)
-    if grid_from_working(state.working) is not None and "is_centred" not in state.working:
+    if grid_from_working(state.working) is not None:
         scale[2] = 1.0
     if q > MAX_COMPONENTS:
         scale *= n_informing / (n_informing - state.params.free_parameters.size - 1)

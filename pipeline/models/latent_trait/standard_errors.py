@@ -30,7 +30,6 @@ from pipeline.models.latent_trait.wide_errors import (
 )
 from pipeline.numerics.bits.kernels import pack_rows, symmetric_joint_counts
 from pipeline.numerics.information import invert_information
-from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -39,7 +38,9 @@ from pipeline.numerics.logistic.latent_nodes import (
     node_mass,
     node_posterior,
 )
+from pipeline.numerics.logistic.lattice_nodes import lattice_e_step, list_lattice_nodes
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
+from pipeline.numerics.logistic.newton_step import unpack_triangles
 from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
     count_points,
@@ -135,7 +136,11 @@ def _select_rows(
 
 
 def summarize_information(
-    params: LatentTraitParams, nodes: Nodes | None, share: float, block: BinaryBlock, rng: RowRandom
+    params: LatentTraitParams,
+    nodes: Nodes | None,
+    share: float,
+    block: BinaryBlock,
+    rng: RowRandom,
 ) -> Sums:
     """Compute the sums for standard errors and fit statistics; scores over a share of the rows.
 
@@ -145,10 +150,13 @@ def summarize_information(
     weights, offsets = params.weights, params.offsets
     values: dict[str, NDArray[Any]] = {}
     if nodes is None:
-        log_likelihood = centred_e_step(X, observed, weights, offsets).log_likelihood
+        moments = lattice_e_step(X, observed, weights, offsets)
+        log_likelihood = moments.log_likelihood
+        curvature = unpack_triangles(moments.curvature, weights.shape[1] + 1)
+        nodes = list_lattice_nodes(weights, offsets)
     else:
         mass, log_likelihood = node_mass(X, observed, weights, offsets, nodes)
-        values["curvature"] = sum_node_curvature(mass, weights, offsets, nodes)
+        curvature = sum_node_curvature(mass, weights, offsets, nodes)
     if len(offsets) <= MAX_ITEMS:
         values |= _count_complete_rows(block, X, observed)
     X, observed, _ = _select_rows(share, block, rng)
@@ -158,6 +166,8 @@ def summarize_information(
     else:
         posterior = node_posterior(X, observed, weights, offsets, nodes)
         values |= _sum_scores_on_nodes(params, nodes, X, observed, posterior)
+    if not is_wide(params):
+        values["curvature"] = curvature
     values |= _sum_residuals(params, X, observed, posterior)
     return Sums(block.n_samples, log_likelihood, values)
 

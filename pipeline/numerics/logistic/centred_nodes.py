@@ -9,30 +9,52 @@ give nearly exact integrals (adaptive quadrature: J. C. Naylor, A. F. M. Smith, 
 
 with the weights v_l of the rule. The sums of the M-step are those over nodes with the weights
 u_nl / P(t_n).
+
+Rows are processed in short batches, with neighbouring rows in neighbouring lanes. The values t_ni
+enter only Σ_i t_ni (w_i, b_i), so the loops over nodes compute σ(w_i·x + b_i) alone.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
-from pipeline.numerics.logistic.logistic_sites import (
-    fill_logistic_parts,
-    gaussians_from_sites,
-    iter_sign_batches,
-    laplace_sites,
-    make_item_forms,
-)
+from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, fma, inlined
 from pipeline.numerics.logistic.newton_step import NewtonStatistics
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
-_BATCH_ENTRIES = 2**22  # items, rows and nodes: 32 MiB per array
-_MAX_DISTANCE = 1.0  # of the mean of the sites from the mode, in standard deviations
 CENTRED_NODES_PER_AXIS = {1: 7, 2: 5, 3: 5}
 """Number of nodes per axis, by the number of components."""
+_BATCH_ENTRIES = 2**16  # items, rows and nodes: 512 KiB, half of a usual L2 cache
+_LANES, _MAX_LANES = 8, 64  # multiples of the widest vectors
+_FACTORS = 512  # factors of at most 2 per logarithm: 2**512 does not overflow
+_MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
+_MAX_DISTANCE = 1.0  # of the last step of Newton's method, in standard deviations
+
+
+class _Batch(NamedTuple):
+    """Rows side by side, padded with rows without values; 0 where a value is missing."""
+
+    n_rows: int
+    ones: Floats  # t, (n_features, n_lanes)
+    mask: Floats  # (n_features, n_lanes)
+
+
+class _Laplace(NamedTuple):
+    """Laplace's approximation of each row."""
+
+    mean: Floats  # (q, n_lanes)
+    root: Floats  # L, (q, q, n_lanes)
 
 
 def centred_e_step(
@@ -49,40 +71,260 @@ def centred_e_step(
     weights, offsets
         w, (n_features, q), for 1 to 3 components, and b, (n_features,).
     """
-    items, (n_features, q) = make_item_forms(weights, offsets), weights.shape
+    n_features, q = weights.shape
     z, log_v = gauss_hermite(CENTRED_NODES_PER_AXIS[q], q)
     log_v = log_v + 0.5 * (z**2).sum(axis=1)
     gradient = np.zeros((n_features, q + 1))
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
     moments, log_likelihood = np.zeros((q + 1, q + 1)), 0.0
     j, k = np.triu_indices(q + 1)
-    max_rows = max(_BATCH_ENTRIES // (len(z) * n_features), 1)
-    for rows, signs in iter_sign_batches(X, observed, max_rows):
-        sites, mode = laplace_sites(signs, items)
-        mean, covariance, _ = gaussians_from_sites(sites, items)
-        root = np.linalg.cholesky(covariance)
-        distance = np.linalg.norm(np.linalg.solve(root, (mean - mode)[:, :, None])[:, :, 0], axis=1)
-        mean = np.where(distance[:, None] < _MAX_DISTANCE, mean, mode)
-        log_det = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
-        n_rows = signs.shape[1]
-        residuals, slopes = np.empty((2, len(z), n_features, n_rows))
-        extended, log_mass = np.ones((len(z), n_rows, q + 1)), np.empty((len(z), n_rows))
-        for node in range(len(z)):
-            x = mean + root @ z[node]
-            extended[node, :, :q] = x
-            residuals[node] = weights @ x.T + offsets[:, None]
-            fill_logistic_parts(signs, residuals[node], slopes[node], log_mass[node])
-            log_mass[node] += log_v[node] - 0.5 * (x**2).sum(axis=1) + log_det
+    free = np.column_stack([weights, offsets])
+    n_lanes = _BATCH_ENTRIES // (len(z) * n_features) // _LANES * _LANES
+    n_lanes = min(max(n_lanes, _LANES), _MAX_LANES)
+    x, log_mass = np.ones((q + 1, len(z), n_lanes)), np.empty((len(z), n_lanes))
+    sigma = np.empty((n_features, len(z) * n_lanes))
+    slopes = np.empty_like(sigma)
+    for batch in _iter_batches(X, observed, n_lanes):
+        linear = free.T @ batch.ones
+        gaussian = _find_modes(batch, weights, offsets, linear)
+        np.einsum("dal,na->dnl", gaussian.root, z, out=x[:q])
+        x[:q] += gaussian.mean[:, None]
+        flat = x.reshape(q + 1, -1)
+        fill_node_curves(batch.mask, weights, offsets, flat[:q], sigma, log_mass.reshape(-1))
+        log_mass += (linear[:, None] * x).sum(axis=0) - 0.5 * (x[:q] ** 2).sum(axis=0)
+        diagonal = np.diagonal(gaussian.root)
+        log_mass += log_v[:, None] + np.log(diagonal).sum(axis=1)
         largest = log_mass.max(axis=0)
-        mass = np.exp(log_mass - largest)
-        totals = mass.sum(axis=0)
-        is_row = np.arange(n_rows) < rows.stop - rows.start
-        log_likelihood += float((largest + np.log(totals))[is_row].sum())
-        mass *= is_row / totals
-        for node in range(len(z)):
-            weighted = mass[node][:, None] * extended[node]
-            gradient += residuals[node] @ weighted
-            products = weighted[:, :, None] * extended[node][:, None, :]
-            curvature += slopes[node] @ products[:, j, k]
-            moments += products.sum(axis=0)
+        share = np.exp(log_mass - largest)
+        totals = share.sum(axis=0)
+        log_likelihood += float((largest + np.log(totals))[: batch.n_rows].sum())
+        share *= (np.arange(n_lanes) < batch.n_rows) / totals
+        weigh_node_curves(share.reshape(-1), sigma, slopes)
+        gradient += batch.ones @ (share * x).sum(axis=1).T
+        gradient -= sigma @ flat.T
+        products = flat[j] * flat[k]
+        curvature += slopes @ products.T
+        total = products @ share.reshape(-1)
+        moments[j, k] += total
+    moments[k, j] = moments[j, k]
     return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0)
+
+
+def _iter_batches(X: Bits, observed: Bits | None, n_lanes: int) -> Iterator[_Batch]:
+    for start in range(0, len(X), n_lanes):
+        check_cancelled()
+        rows = slice(start, min(start + n_lanes, len(X)))
+        n_rows = rows.stop - start
+        ones, mask = np.zeros((2, X.shape[1], n_lanes))
+        ones[:, :n_rows] = X[rows].T
+        mask[:, :n_rows] = 1.0 if observed is None else observed[rows].T
+        ones *= mask
+        yield _Batch(n_rows, ones, mask)
+
+
+def _find_modes(batch: _Batch, weights: Floats, offsets: Floats, linear: Floats) -> _Laplace:
+    """Approximate each posterior at its mode by Newton's method.
+
+    The mean is one step beyond the mode, unless very steep items keep the method from converging.
+    """
+    q, n_lanes = weights.shape[1], batch.ones.shape[1]
+    mean, root = np.empty((q, n_lanes)), np.zeros((q, q, n_lanes))
+    fill_laplace(batch.mask, weights, offsets, linear, mean, root)
+    return _Laplace(mean, root)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fill_laplace(
+    mask: Floats, weights: Floats, offsets: Floats, linear: Floats, mean: Floats, root: Floats
+) -> None:
+    """Compute the mean, (q, n_lanes), and the root of the covariance, (q, q, n_lanes).
+
+    `linear` is Σ_i t_i (w_i, b_i), (q + 1, n_lanes).
+    """
+    wide_vectors()
+    q, n_lanes = mean.shape
+    trial, step = np.zeros((q, n_lanes)), np.zeros((q, n_lanes))
+    slope, precision = np.empty((q, n_lanes)), np.empty((q, q, n_lanes))
+    lower, newton = np.zeros((q, q)), np.empty(q)
+    value, gain = np.full(n_lanes, -np.inf), np.full(n_lanes, np.inf)
+    reached, product, eta, excess = np.empty((4, n_lanes))
+    mode = np.zeros((q, n_lanes))
+    for _ in range(_MAX_STEPS):
+        for d in range(q):
+            for lane in range(n_lanes):
+                trial[d, lane] = mode[d, lane] + step[d, lane]
+        _fill_derivatives(
+            mask, weights, offsets, trial, slope, precision, reached, product, eta, excess
+        )
+        is_active = False
+        for lane in range(n_lanes):
+            if gain[lane] < _MIN_GAIN:
+                continue
+            total = reached[lane] + linear[q, lane]
+            for d in range(q):
+                total += trial[d, lane] * (linear[d, lane] - 0.5 * trial[d, lane])
+            if total >= value[lane]:
+                value[lane] = total
+                for d in range(q):
+                    mode[d, lane] = trial[d, lane]
+                    newton[d] = slope[d, lane] + linear[d, lane] - trial[d, lane]
+                gain[lane] = _solve_lane(precision, lane, lower, newton)
+                for d in range(q):
+                    step[d, lane] = newton[d]
+                is_near = gain[lane] < _MAX_DISTANCE**2
+                for d in range(q):
+                    mean[d, lane] = mode[d, lane] + (newton[d] if is_near else 0.0)
+                _invert_factor(lower, root, lane)
+            else:
+                gain[lane] *= 0.5
+                for d in range(q):
+                    step[d, lane] *= 0.5
+            is_active |= gain[lane] >= _MIN_GAIN
+        if not is_active:
+            break
+
+
+@inlined
+def _fill_derivatives(
+    mask: Floats,
+    weights: Floats,
+    offsets: Floats,
+    x: Floats,
+    slope: Floats,
+    precision: Floats,
+    reached: Floats,
+    product: Floats,
+    eta: Floats,
+    excess: Floats,
+) -> None:
+    """Compute −Σ_i log(1 + exp(η_i)), its gradient, and I minus its Hessian."""
+    q = len(x)
+    fill(reached, 0.0)
+    fill(product, 1.0)
+    for d in range(q):
+        fill(slope[d], 0.0)
+        for a in range(d + 1):
+            fill(precision[d, a], 1.0 if a == d else 0.0)
+    for i in range(len(weights)):
+        fill(eta, offsets[i])
+        for d in range(q):
+            _add_multiple(weights[i, d], x[d], eta)
+        _fill_curve(mask[i], eta, excess, reached, product)
+        for d in range(q):
+            _add_multiple(-weights[i, d], eta, slope[d])
+            for a in range(d + 1):
+                _add_multiple(weights[i, d] * weights[i, a], excess, precision[d, a])
+        if i % _FACTORS == _FACTORS - 1 or i == len(weights) - 1:
+            _take_logarithms(product, reached)
+
+
+@inlined
+def _add_multiple(factor: float, values: Floats, out: Floats) -> None:
+    for lane in range(len(out)):
+        out[lane] = fma(factor, values[lane], out[lane])
+
+
+@inlined
+def _fill_curve(
+    mask: Floats, eta: Floats, slopes: Floats, reached: Floats, product: Floats
+) -> None:
+    """Replace η by σ(η), compute σ (1 − σ), and multiply the factors of 1 + exp(η)."""
+    for lane in range(len(eta)):
+        present = mask[lane]
+        e = exp_minus(abs(eta[lane]))
+        inverse = 1.0 / (1.0 + e)
+        reached[lane] -= present * max(eta[lane], 0.0)
+        product[lane] *= fma(present, e, 1.0)
+        eta[lane] = present * (inverse if eta[lane] > 0 else e * inverse)
+        slopes[lane] = present * e * inverse * inverse
+
+
+@inlined
+def _take_logarithms(product: Floats, reached: Floats) -> None:
+    for lane in range(len(product)):
+        reached[lane] -= math.log(product[lane])
+        product[lane] = 1.0
+
+
+@inlined
+def _solve_lane(precision: Floats, lane: int, lower: Floats, vector: Floats) -> float:
+    """Factorize a lane's precision, solve in place, and return vectorᵀ precision⁻¹ vector."""
+    q = len(vector)
+    for d in range(q):
+        for a in range(d + 1):
+            total = precision[d, a, lane]
+            for b in range(a):
+                total -= lower[d, b] * lower[a, b]
+            lower[d, a] = math.sqrt(total) if a == d else total / lower[a, a]
+    gain = 0.0
+    for d in range(q):
+        for a in range(d):
+            vector[d] -= lower[d, a] * vector[a]
+        vector[d] /= lower[d, d]
+        gain += vector[d] * vector[d]
+    for d in range(q - 1, -1, -1):
+        for a in range(d + 1, q):
+            vector[d] -= lower[a, d] * vector[a]
+        vector[d] /= lower[d, d]
+    return gain
+
+
+@inlined
+def _invert_factor(lower: Floats, root: Floats, lane: int) -> None:
+    """Store the transposed inverse of a lower triangle, a root of the covariance."""
+    q = len(lower)
+    for d in range(q):
+        root[d, d, lane] = 1.0 / lower[d, d]
+        for a in range(d + 1, q):
+            total = 0.0
+            for b in range(d, a):
+                total -= lower[a, b] * root[d, b, lane]
+            root[d, a, lane] = total / lower[a, a]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fill_node_curves(
+    mask: Floats, weights: Floats, offsets: Floats, points: Floats, sigma: Floats, reached: Floats
+) -> None:
+    """Compute σ(η_i), (n_features, n_points), and −Σ_i log(1 + exp(η_i)) at points, (q, n_points).
+
+    Each lane of the mask, (n_features, n_lanes), belongs to every n_lanes-th point.
+    """
+    wide_vectors()
+    n_points, n_lanes = len(reached), mask.shape[1]
+    product, present = np.ones(n_points), np.empty(n_points)
+    fill(reached, 0.0)
+    for i in range(len(weights)):
+        for start in range(0, n_points, n_lanes):
+            for lane in range(n_lanes):
+                present[start + lane] = mask[i, lane]
+        eta = sigma[i]
+        fill(eta, offsets[i])
+        for d in range(len(points)):
+            _add_multiple(weights[i, d], points[d], eta)
+        _fill_node_curve(present, eta, reached, product)
+        if i % _FACTORS == _FACTORS - 1 or i == len(weights) - 1:
+            _take_logarithms(product, reached)
+
+
+@inlined
+def _fill_node_curve(mask: Floats, eta: Floats, reached: Floats, product: Floats) -> None:
+    for k in range(len(eta)):
+        present = mask[k]
+        e = exp_minus(abs(eta[k]))
+        inverse = 1.0 / (1.0 + e)
+        reached[k] -= present * max(eta[k], 0.0)
+        product[k] *= fma(present, e, 1.0)
+        eta[k] = present * (inverse if eta[k] > 0 else e * inverse)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def weigh_node_curves(share: Floats, sigma: Floats, slopes: Floats) -> None:
+    """Multiply σ(η_i) by the share of each node, and compute σ (1 − σ) times the share."""
+    wide_vectors()
+    for i in range(len(sigma)):
+        row, out = sigma[i], slopes[i]
+        for k in range(len(row)):
+            weighted = share[k] * row[k]
+            out[k] = weighted * (1.0 - row[k])
+            row[k] = weighted

@@ -56,7 +56,7 @@ def take_newton_step(
     component, all weights make the same step. Return new weights and offsets, side by side.
     """
     q = packed.shape[1] - 1
-    slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)
+    slope, matrices = gradient.copy(), unpack_triangles(curvature, q + 1)
     slope[:, :q] -= packed[:, :q] @ prior_precision
     matrices[:, :q, :q] += prior_precision
     # The ridge gives a solution to items with hardly any curvature, such as very steep ones.
@@ -77,7 +77,7 @@ def take_newton_step(
     return moved
 
 
-def _unpack_triangles(triangles: Floats, size: int) -> Floats:
+def unpack_triangles(triangles: Floats, size: int) -> Floats:
     """Return symmetric matrices, given their upper triangles row by row."""
     j, k = np.triu_indices(size)
     matrices = np.empty((len(triangles), size, size))

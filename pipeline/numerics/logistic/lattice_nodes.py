@@ -1,0 +1,352 @@
+"""The sums of an EM pass for rows without missing values, on a fine lattice of nodes.
+
+x ~ N(0, I_q), P(t_i = 1 | x) = σ(w_iᵀ x + b_i), independent given x. Without missing values,
+
+    log P(t_n | x) = s_nᵀ x̂ − A(x),   s_n = Σ_i t_ni (w_i, b_i),   A(x) = Σ_i log(1 + exp(η_i)),
+
+with x̂ = (x, 1) and η_i = w_iᵀ x + b_i. So a row costs q + 1 multiplications per node, however many
+features there are, if A is computed once for all rows. Nodes at distance h approximate integrals
+over x by the trapezoid rule, whose error falls exponentially with 1 / h (L. N. Trefethen, J. A. C.
+Weideman, SIAM Review 56 (2014)). log P(t_n | x) N(x; 0, I) is concave, so the nodes where it is
+within some nats of its maximum are neighbours, and a row visits only these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+from numba import njit
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.intrinsics import wide_vectors
+from pipeline.numerics.logistic.centred_nodes import (
+    centred_e_step,
+    fill_node_curves,
+    weigh_node_curves,
+)
+from pipeline.numerics.logistic.latent_nodes import Nodes, drop_light_nodes, gauss_hermite
+from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, inlined
+from pipeline.numerics.logistic.newton_step import NewtonStatistics
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_MAX_NODES = 2**18
+_MAX_SHARED_NODES, _SHARED_STRETCH = 3000, 1.5
+_MAX_SLOPE = 20.0
+_REACH = {1: 8.0, 2: 8.0, 3: 6.5}  # of the lattice along each axis, by the number of components
+# With these, the error of the trapezoid rule is about exp(−2π² / 1.15²) = 3e-7 for a Gaussian, and
+# exp(−2π² / 1.4) = 8e-7 for a logistic curve, whose poles are π / slope away from the axis.
+_SPACING, _SLOPE_SPACING = 1.15, 1.4  # in standard deviations; times the steepest slope
+_PROBES_PER_AXIS = 9
+_MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
+_BATCH_ENTRIES = 2**16  # features and nodes of a table: 512 KiB
+_FIRST_STRIDE = 16
+_BATCH_ROWS = 4096
+
+
+class Lattice(NamedTuple):
+    """Nodes h k, with integers k along each of three axes; unused axes have a single node."""
+
+    spacing: float
+    reach: int  # the largest k
+    n_components: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Numbers of nodes along three axes."""
+        size, q = 2 * self.reach + 1, self.n_components
+        return (size if q == 3 else 1, size if q >= 2 else 1, size)
+
+    def list_points(self) -> Floats:
+        """Return the nodes, (q, n_nodes), the last axis fastest."""
+        axes = [self.spacing * np.arange(-self.reach, self.reach + 1)] * self.n_components
+        return np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")])
+
+
+def choose_lattice(weights: Floats, offsets: Floats) -> Lattice | None:
+    """Return a lattice that resolves all posteriors, or None if it would have too many nodes.
+
+    The narrowest posterior is that of a row where the items inform most. Items that are too steep
+    for the finest lattice count as the steepest that it resolves.
+    """
+    q, reach = weights.shape[1], _REACH[weights.shape[1]]
+    finest = 2 * reach / (_MAX_NODES ** (1 / q) - 1)
+    limit = min(_MAX_SLOPE, _SLOPE_SPACING / finest)
+    slopes = np.linalg.norm(weights, axis=1)
+    factor = limit / np.maximum(slopes, limit)
+    w, b = weights * factor[:, None], offsets * factor
+    largest = 0.0
+    for x in gauss_hermite(_PROBES_PER_AXIS, q).points:
+        p = expit(w @ x + b)
+        information = w.T @ (w * (p * (1 - p))[:, None])
+        largest = max(largest, float(np.linalg.eigvalsh(information)[-1]))
+    narrowest = _SPACING / math.sqrt(1.0 + largest)
+    if narrowest < finest:
+        return None
+    spacing = min(narrowest, _SLOPE_SPACING / min(float(slopes.max(initial=1.0)), limit))
+    return Lattice(spacing, math.floor(reach / spacing), q)
+
+
+def list_lattice_nodes(weights: Floats, offsets: Floats) -> Nodes | None:
+    """Return nodes shared by all rows, or None if there would be many.
+
+    Their distance is up to `_SHARED_STRETCH` times that of the lattice, which suffices for moments.
+    """
+    if (lattice := choose_lattice(weights, offsets)) is None:
+        return None
+    for stretch in (1.0, _SHARED_STRETCH):
+        coarse = Lattice(
+            stretch * lattice.spacing, int(lattice.reach / stretch), lattice.n_components
+        )
+        points = np.ascontiguousarray(coarse.list_points().T)
+        log_density = -0.5 * (points**2).sum(axis=1)
+        nodes = drop_light_nodes(Nodes(points, log_density - scipy.special.logsumexp(log_density)))
+        if len(nodes.points) <= _MAX_SHARED_NODES:
+            return nodes
+    return None
+
+
+def lattice_e_step(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats
+) -> NewtonStatistics:
+    """E-step on a lattice; rows with missing values have nodes centred at their posteriors.
+
+    So do all rows if a lattice would be too large.
+
+    Parameters
+    ----------
+    X
+        Values 0 and 1, (n_samples, n_features).
+    observed
+        Mask of the same shape; None if all values are observed.
+    weights, offsets
+        w, (n_features, q), for 1 to 3 components, and b, (n_features,).
+    """
+    if (lattice := choose_lattice(weights, offsets)) is None:
+        return centred_e_step(X, observed, weights, offsets)
+    if observed is None:
+        return _sum_on_lattice(X, weights, offsets, lattice)
+    is_complete = observed.all(axis=1)
+    complete = _sum_on_lattice(X[is_complete], weights, offsets, lattice)
+    others = centred_e_step(X[~is_complete], observed[~is_complete], weights, offsets)
+    return NewtonStatistics(
+        complete.gradient + others.gradient,
+        complete.curvature + others.curvature,
+        complete.moments + others.moments,
+        complete.log_likelihood + others.log_likelihood,
+        0,
+    )
+
+
+def _sum_on_lattice(
+    X: Bits, weights: Floats, offsets: Floats, lattice: Lattice
+) -> NewtonStatistics:
+    (n_features, q), shape = weights.shape, lattice.shape
+    points = lattice.list_points()
+    log_joint = _sum_curves(weights, offsets, points) - 0.5 * (points**2).sum(axis=0)
+    free = np.zeros((n_features, 4))  # unused axes come first
+    free[:, 3 - q :] = np.column_stack([weights, offsets])
+    gradient, mass, log_likelihood = np.zeros((n_features, q + 1)), np.zeros(len(log_joint)), 0.0
+    for start in range(0, len(X), _BATCH_ROWS):
+        check_cancelled()
+        bits = X[start : start + _BATCH_ROWS].astype(np.float64)
+        mean = np.empty((len(bits), 3))
+        log_likelihood += sum_row_nodes(
+            bits @ free, log_joint.reshape(shape), lattice.spacing, mean, mass.reshape(shape)
+        )
+        gradient[:, :q] += bits.T @ mean[:, 3 - q :]
+        gradient[:, q] += bits.sum(axis=0)
+    log_likelihood += len(X) * q * (math.log(lattice.spacing) - 0.5 * math.log(2 * math.pi))
+    curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
+    sums = NewtonStatistics(gradient, curvature, np.zeros((q + 1, q + 1)), log_likelihood, 0)
+    _add_curves(weights, offsets, points, mass, sums)
+    return sums
+
+
+def _add_curves(
+    weights: Floats,
+    offsets: Floats,
+    points: Floats,
+    mass: Floats,
+    sums: NewtonStatistics,
+) -> None:
+    """Complete the sums by those over nodes, each with the mass of all rows."""
+    q = weights.shape[1]
+    j, k = np.triu_indices(q + 1)
+    used = np.flatnonzero(mass)
+    for part in _iter_tables(weights, len(used)):
+        nodes = used[part]
+        x = np.vstack([points[:, nodes], np.ones(len(nodes))])
+        sigma, slopes = np.empty((2, len(weights), len(nodes)))
+        all_present, reached = np.ones((len(weights), 1)), np.empty(len(nodes))
+        fill_node_curves(all_present, weights, offsets, x[:q], sigma, reached)
+        weigh_node_curves(mass[nodes], sigma, slopes)
+        products = x[j] * x[k]
+        sums.gradient[:] -= sigma @ x.T
+        sums.curvature[:] += slopes @ products.T
+        sums.moments[j, k] += products @ mass[nodes]
+    sums.moments[k, j] = sums.moments[j, k]
+
+
+def _sum_curves(weights: Floats, offsets: Floats, points: Floats) -> Floats:
+    """Return −A(x) at points, (q, n_points)."""
+    total = np.empty(points.shape[1])
+    for part in _iter_tables(weights, len(total)):
+        x = np.ascontiguousarray(points[:, part])
+        sigma = np.empty((len(weights), x.shape[1]))
+        all_present = np.ones((len(weights), 1))
+        fill_node_curves(all_present, weights, offsets, x, sigma, total[part])
+    return total
+
+
+def _iter_tables(weights: Floats, n_points: int) -> Iterator[slice]:
+    width = max(_BATCH_ENTRIES // len(weights), 8)
+    for start in range(0, n_points, width):
+        check_cancelled()
+        yield slice(start, min(start + width, n_points))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sum_row_nodes(
+    linear: Floats, log_joint: Floats, spacing: float, mean: Floats, mass: Floats
+) -> float:
+    """Add each row's posterior to the mass of the nodes, and return Σ_n log Σ_l P(t_n, x_l).
+
+    `linear` is s_n, (n_rows, 4), and `mean` receives the posterior means, (n_rows, 3); unused axes
+    come first. `log_joint` and `mass` are those of the nodes, along three axes.
+    """
+    wide_vectors()
+    shape = log_joint.shape
+    lines = np.empty((shape[0] * shape[1], 4), np.int64)
+    values = np.empty(log_joint.size)
+    at = np.array([size // 2 for size in shape])
+    slope, total = np.empty(3), 0.0
+    for n in range(len(linear)):
+        for axis in range(3):
+            slope[axis] = linear[n, axis] * spacing
+        best = _climb(slope, log_joint, at)
+        n_lines = _collect_lines(slope, log_joint, at, best - _MAX_LOSS, lines)
+        total += _add_lines(slope, log_joint, lines[:n_lines], values, mean[n], mass)
+        # Places along an axis are counted from its first node, not from the origin.
+        total += linear[n, 3]
+        for axis in range(3):
+            total -= slope[axis] * (shape[axis] // 2)
+            mean[n, axis] = spacing * (mean[n, axis] - shape[axis] // 2)
+    return total
+
+
+@inlined
+def _get_value(slope: Floats, log_joint: Floats, a: int, b: int, c: int) -> float:
+    return float(slope[0] * a + slope[1] * b + slope[2] * c + log_joint[a, b, c])
+
+
+@inlined
+def _climb(slope: Floats, log_joint: Floats, at: Integers) -> float:
+    """Move to a node that is better than its neighbours, and return its value."""
+    best = _get_value(slope, log_joint, at[0], at[1], at[2])
+    size = _FIRST_STRIDE
+    while size >= 1:
+        best, has_moved = _move(slope, log_joint, at, size, 0, best)
+        if not has_moved:
+            size //= 2
+    return float(best)
+
+
+@inlined
+def _move(
+    slope: Floats, log_joint: Floats, at: Integers, size: int, first_axis: int, best: float
+) -> tuple[float, bool]:
+    """Move to the best neighbour at a distance of `size` along the axes from `first_axis`."""
+    shape, start = log_joint.shape, (at[0], at[1], at[2])
+    width = 0 if first_axis > 0 or shape[0] == 1 else size
+    height = 0 if first_axis > 1 or shape[1] == 1 else size
+    has_moved = False
+    for a in range(start[0] - width, start[0] + width + 1, size):
+        for b in range(start[1] - height, start[1] + height + 1, size):
+            for c in range(start[2] - size, start[2] + size + 1, size):
+                if 0 <= a < shape[0] and 0 <= b < shape[1] and 0 <= c < shape[2]:
+                    value = _get_value(slope, log_joint, a, b, c)
+                    if value > best:
+                        best, has_moved = value, True
+                        at[0], at[1], at[2] = a, b, c
+    return best, has_moved
+
+
+@inlined
+def _collect_lines(
+    slope: Floats, log_joint: Floats, at: Integers, lowest: float, lines: Integers
+) -> int:
+    """List the lines of nodes that reach the lowest value: two places, and a range of the third."""
+    shape, n_lines = log_joint.shape, 0
+    plane, line = np.empty(3, np.int64), np.empty(3, np.int64)
+    for turn in range(2):
+        plane[0], plane[1], plane[2] = at[0] - turn, at[1], at[2]
+        while 0 <= plane[0] < shape[0] and _reaches(slope, log_joint, plane, 1, lowest):
+            for side in range(2):
+                line[0], line[1], line[2] = plane[0], plane[1] - side, plane[2]
+                while 0 <= line[1] < shape[1] and _reaches(slope, log_joint, line, 2, lowest):
+                    row, base = log_joint[line[0], line[1]], slope[0] * line[0] + slope[1] * line[1]
+                    first, last = line[2], line[2] + 1
+                    while first > 0 and base + slope[2] * (first - 1) + row[first - 1] >= lowest:
+                        first -= 1
+                    while last < len(row) and base + slope[2] * last + row[last] >= lowest:
+                        last += 1
+                    lines[n_lines, 0], lines[n_lines, 1] = line[0], line[1]
+                    lines[n_lines, 2], lines[n_lines, 3] = first, last
+                    n_lines += 1
+                    line[1] += 1 - 2 * side
+            plane[0] += 1 - 2 * turn
+    return n_lines
+
+
+@inlined
+def _reaches(
+    slope: Floats, log_joint: Floats, at: Integers, first_axis: int, lowest: float
+) -> bool:
+    """Climb along the axes from `first_axis`, and return whether the lowest value is reached."""
+    best, has_moved = _get_value(slope, log_joint, at[0], at[1], at[2]), True
+    while has_moved:
+        best, has_moved = _move(slope, log_joint, at, 1, first_axis, best)
+    return bool(best >= lowest)
+
+
+@inlined
+def _add_lines(
+    slope: Floats, log_joint: Floats, lines: Integers, values: Floats, mean: Floats, mass: Floats
+) -> float:
+    """Add a row's shares to the mass, fill in its mean place, and return the log of its sum."""
+    largest, stop = -np.inf, 0
+    for n in range(len(lines)):
+        a, b, first, last = lines[n]
+        row, base = log_joint[a, b], slope[0] * a + slope[1] * b
+        for c in range(first, last):
+            values[stop] = base + slope[2] * c + row[c]
+            largest = max(largest, values[stop])
+            stop += 1
+    total, at = 0.0, 0
+    for k in range(stop):
+        values[k] = exp_minus(largest - values[k])
+    for k in range(stop):
+        total += values[k]
+    fill(mean, 0.0)
+    for n in range(len(lines)):
+        a, b, first, last = lines[n]
+        row, line, moment = mass[a, b], 0.0, 0.0
+        for c in range(first, last):
+            share = values[at] / total
+            row[c] += share
+            line += share
+            moment += share * c
+            at += 1
+        mean[0] += line * a
+        mean[1] += line * b
+        mean[2] += moment
+    return float(largest + math.log(total))

@@ -1,0 +1,98 @@
+"""Sums on a lattice against those on a dense grid, and against exact integration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from scipy.stats import norm
+
+from pipeline.numerics.logistic.centred_nodes import centred_e_step
+from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
+from pipeline.numerics.logistic.latent_nodes import Nodes, node_statistics
+from pipeline.numerics.logistic.lattice_nodes import choose_lattice, lattice_e_step
+
+SPACING = {1: 0.05, 2: 0.1, 3: 0.25}
+
+
+def draw_rows(
+    q: int, n_features: int = 15, n_rows: int = 60, slope: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw rows, the first without ones and the second without zeros, and their model."""
+    rng = np.random.default_rng(q)
+    weights, offsets = slope * rng.standard_normal((n_features, q)), rng.standard_normal(n_features)
+    p = expit(rng.standard_normal((n_rows, q)) @ weights.T + offsets)
+    X = (rng.random(p.shape) < p).astype(np.uint8)
+    X[0], X[1] = 0, 1
+    return X, weights, offsets
+
+
+@pytest.mark.parametrize("q", [1, 2, 3])
+def test_sums_are_those_of_a_dense_grid(q):
+    X, weights, offsets = draw_rows(q)
+    axis = np.arange(-7, 7.01, SPACING[q])
+    points = np.stack(np.meshgrid(*[axis] * q, indexing="ij"), axis=-1).reshape(-1, q)
+    nodes = Nodes(points, q * np.log(SPACING[q]) + norm.logpdf(points).sum(axis=1))
+    dense, sums = (
+        node_statistics(X, None, weights, offsets, nodes),
+        lattice_e_step(X, None, weights, offsets),
+    )
+    extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    sigma = expit(weights @ nodes.points.T + offsets[:, None])
+    j, k = np.triu_indices(q + 1)
+    assert sums.log_likelihood == pytest.approx(dense.log_likelihood, abs=3e-6 * len(X))
+    np.testing.assert_allclose(
+        sums.gradient, (dense.ones - dense.mass * sigma) @ extended, atol=1e-3
+    )
+    products = extended[:, j] * extended[:, k]
+    np.testing.assert_allclose(
+        sums.curvature, (dense.mass * sigma * (1 - sigma)) @ products, atol=1e-3
+    )
+    np.testing.assert_allclose(sums.moments[j, k], dense.rows @ products, atol=1e-3)
+    np.testing.assert_array_equal(sums.moments, sums.moments.T)
+
+
+@pytest.mark.parametrize(
+    ("q", "n_features", "slope"), [(1, 400, 1.0), (2, 150, 1.0), (1, 10, 8.0), (2, 12, 4.0)]
+)
+def test_the_likelihood_is_exact_for_narrow_posteriors_and_steep_items(q, n_features, slope):
+    X, weights, offsets = draw_rows(q, n_features, 40, slope)
+    exact = posterior_by_quadrature(X, None, TraitItems(weights, offsets))
+    sums = lattice_e_step(X, None, weights, offsets)
+    error = sums.log_likelihood - exact.log_likelihood.sum()
+    assert abs(error) < 1e-6 * len(X) + exact.standard_error.sum()
+
+
+def test_rows_with_missing_values_have_centred_nodes():
+    X, weights, offsets = draw_rows(2, 80)
+    observed = np.ones(X.shape, np.uint8)
+    observed[::3, 5] = 0
+    is_complete = observed.all(axis=1)
+    parts = (
+        lattice_e_step(X[is_complete], None, weights, offsets),
+        centred_e_step(X[~is_complete], observed[~is_complete], weights, offsets),
+    )
+    whole = lattice_e_step(X, observed, weights, offsets)
+    for total, *values in zip(whole, *parts, strict=True):
+        np.testing.assert_array_equal(total, values[0] + values[1])
+
+
+def test_so_have_all_rows_where_a_lattice_would_be_too_large():
+    X, weights, offsets = draw_rows(3, 3000, 12)
+    assert choose_lattice(weights, offsets) is None
+    for one, other in zip(
+        lattice_e_step(X, None, weights, offsets),
+        centred_e_step(X, None, weights, offsets),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("q", [1, 2, 3])
+def test_slopes_without_bound_leave_the_lattice_finite(q):
+    X, weights, offsets = draw_rows(q)
+    weights[3], offsets[3] = 1e4, -3e3
+    lattice = choose_lattice(weights, offsets)
+    assert lattice is not None
+    sums = lattice_e_step(X, None, weights, offsets)
+    assert all(np.isfinite(values).all() for values in sums)
