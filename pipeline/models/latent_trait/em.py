@@ -7,8 +7,8 @@ away from the axis (L. N. Trefethen, J. A. C. Weideman, SIAM Review 56 (2014)). 
 small, an item falls between two nodes, and the sum misses or misplaces the maximum of the
 likelihood. Here a h ≤ 2.5 is accepted, an error of 4e-4. The same happens if a row's posterior is
 narrower than h; then its likeliest node has nearly all of the posterior mass. If the finest grid is
-too coarse for the posteriors, each row gets nodes of its own. Without missing values it always does,
-unless the number of nodes is set.
+too coarse for the posteriors, each row gets nodes of its own; without missing values, it always
+does, unless the number of nodes is set.
 """
 
 from __future__ import annotations
