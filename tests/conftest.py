@@ -215,11 +215,7 @@ def plain_cli(
     from flows.cli.app import run_app
 
     if "prefect_server" not in request.fixturenames:
-        # First, because whether a module defines Prefect flows is decided when it is imported.
-        for name in ("export", "fit", "ingest", "neighbours", "report.flow", "transform"):
-            importlib.import_module(f"flows.{name}")
-        for module in ("environment", "flow"):
-            monkeypatch.setattr(f"flows.running.{module}.is_prefect_installed", lambda: False)
+        monkeypatch.delenv("PREFECT_API_URL", raising=False)  # other tests of the file may set it
     monkeypatch.chdir(tmp_path)
 
     def call(name: str, *arguments: object) -> CommandResult:
@@ -247,7 +243,7 @@ EXECUTOR_OPTIONS = {"--executor", "--workers", "--cluster"}
 def cli(plain_cli: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
     """Call `cli("fit", "--dataset", path)` in this process, in a folder of its own.
 
-    Commands run as if Prefect were not installed, which is quicker, unless the test asks for
+    Commands are not recorded by Prefect, which is quicker, unless the test asks for
     `prefect_server`.
     Work runs serially and fits draw no report, which is quicker, unless an option asks for them.
     """

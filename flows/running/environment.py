@@ -5,36 +5,31 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_data_path
+from platformdirs import user_cache_path
 
 _EMBEDDED_SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    # The embedded server ends with the run, so nobody could read its logs afterwards. The command
-    # itself reports failures.
+    # The command itself reports failures.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
-    # There are no automations, but every event would be compared with them.
+    # Every event would be compared with the automations, which are for servers that keep running.
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
     # A dependency of the server would add type checks to all its modules at every start.
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",
 }
+_TRUE_VALUES = ("1", "true", "t", "yes", "y", "on")  # as in Prefect
 
 
 def configure_prefect() -> None:
-    """Configure the embedded Prefect server: own database, no network; keep the user's server."""
+    """Configure an embedded Prefect server: no network, no logs; keep the user's server."""
     if not is_prefect_installed() or is_server_configured():
         return
-    home = user_data_path("latentbits") / "prefect"
-    os.environ.setdefault("PREFECT_HOME", str(home))
-    with suppress(OSError):  # Prefect does not create the parents
-        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
     for name, value in _EMBEDDED_SERVER_SETTINGS.items():
@@ -42,8 +37,19 @@ def configure_prefect() -> None:
 
 
 def is_prefect_installed() -> bool:
-    """Return whether Prefect can be imported; without it, commands call their stages directly."""
+    """Return whether Prefect can be imported."""
     return find_spec("prefect") is not None
+
+
+def is_recording() -> bool:
+    """Return whether commands run as Prefect flows, so that a database records their runs.
+
+    That is the database of a configured server, or the one in `PREFECT_HOME` if the environment
+    allows servers that end with the run. Importing Prefect and starting such a server take longer
+    than many fits, so otherwise commands call their stages directly.
+    """
+    value = os.environ.get("PREFECT_SERVER_EPHEMERAL_ENABLED", "").strip().lower()
+    return is_server_configured() or (value in _TRUE_VALUES and is_prefect_installed())
 
 
 def is_server_configured() -> bool:

@@ -7,6 +7,7 @@ its flow only after its options were checked.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +22,7 @@ from flows.cli.errors import hide_expected_tracebacks, is_bad_input
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
-from flows.running.environment import is_prefect_installed
+from flows.running.environment import is_prefect_installed, is_recording
 from flows.running.resources import compute_usage, read_usage, release_free_memory
 from flows.running.server import check_scheduled_run, run_with_server
 from pipeline.errors import ClusterLost, FitError
@@ -79,13 +80,13 @@ def run_command(
 def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
     """Run a flow whose options were checked; `work` holds the results of the check.
 
-    Without Prefect, the work is done directly.
+    Where no runs are recorded, the work is done directly.
 
     `work` cannot be a parameter of the flow, because Prefect records parameters. So a flow is
     created for this run alone. Flows that are called with parameters, such as by a schedule, check
     them themselves.
     """
-    if not is_prefect_installed():
+    if not is_recording():
         return work()
     return run_with_server(
         lambda: _build_flow(name, type(options), lambda options: work())(**vars(options))
@@ -235,11 +236,15 @@ def run_stages(
 
 
 def run_task(name: str, work: Callable[[], T]) -> T:
-    """Run work as a Prefect task of this name; scheduled runs retry transient failures."""
-    if not is_prefect_installed():
+    """Run work, within a flow as a Prefect task; scheduled runs retry transient failures."""
+    if sys.modules.get("prefect") is None:
         return work()
     from prefect import task
     from prefect.cache_policies import NO_CACHE
+    from prefect.context import FlowRunContext
+
+    if FlowRunContext.get() is None:
+        return work()
 
     def stage() -> T:
         return work()

@@ -7,7 +7,6 @@ with the flow, which is most of the memory that a server needs, and it cannot ou
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -107,7 +105,9 @@ def _strip_credentials(url: str) -> str:
 @contextmanager
 def run_embedded_server() -> Iterator[str]:
     """Run an embedded server, use it for the flows of this process, and yield its address."""
-    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    from prefect.settings import PREFECT_HOME
+
+    PREFECT_HOME.value().mkdir(parents=True, exist_ok=True)  # Prefect does not create the parents
     ready: Future[Server] = Future()
     had_dot = "." in sys.path
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -144,11 +144,12 @@ def test_a_killed_fit_resumes_to_the_same_bytes(cli, probit):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("executor", ["serial", pytest.param("dask", marks=pytest.mark.matrix)])
-def test_ctrl_c_ends_a_fit_soon(prefect_server, probit, tmp_path, monkeypatch, executor):
+@pytest.mark.parametrize(("executor", "embedded"), [("serial", "true"), ("dask", "false")])
+def test_ctrl_c_ends_a_fit_soon(prefect_server, probit, tmp_path, monkeypatch, executor, embedded):
     """A terminal interrupts the whole process group, not this process alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_ENABLED", embedded)
     command = [sys.executable, "-m", "flows.fit", "--dataset", str(probit), "--executor", executor]
     process = subprocess.Popen(
         [*command, "--set", "null_draws=20000"],
@@ -187,11 +188,10 @@ def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(tmp_path):
 def test_the_embedded_server_ends_with_a_killed_command(probit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    home = tmp_path / "prefect"
+    monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_ENABLED", "true")
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     command = [sys.executable, "-m", "flows.fit", "--dataset", str(probit)]
-    process = subprocess.Popen(
-        command, env={**os.environ, "PREFECT_HOME": str(home)}, stdout=subprocess.PIPE
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     while not (addresses := _listening(process.pid)):
         assert process.poll() is None
         time.sleep(0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,8 @@ from tests.support import outside
 from tests.support.outside import Workspace
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_prefect() -> Iterator[None]:
-    """Run the stages of flows by themselves: hundreds of calls would take Prefect long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flows.running.flow.is_prefect_installed", lambda: False)
-        yield
-
-
 @pytest.fixture(scope="module")
-def small(without_prefect: None, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return outside.create_workspace(tmp_path_factory.mktemp("small") / "world", ("latent-trait",))
 
 

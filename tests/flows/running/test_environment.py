@@ -1,4 +1,4 @@
-"""Which Prefect a run talks to, and that an embedded one keeps to itself."""
+"""Whether Prefect records a run, in which database, and that an embedded server sends nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from flows.running import environment
 
 PROGRAM = """
 import flows, json, os, prefect
@@ -45,14 +47,37 @@ def profile(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ephemeral", "url", "installed", "recording"),
+    [
+        (None, None, True, False),
+        ("false", None, True, False),
+        ("True", None, True, True),
+        ("1", None, False, False),
+        (None, "http://127.0.0.1:4321/api", True, True),
+        (None, "http://127.0.0.1:4321/api", False, False),
+    ],
+)
+def test_runs_are_recorded_on_request(
+    tmp_path, monkeypatch, ephemeral, url, installed, recording
+):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setattr(environment, "is_prefect_installed", lambda: installed)
+    values = {"PREFECT_SERVER_EPHEMERAL_ENABLED": ephemeral, "PREFECT_API_URL": url}
+    for name, value in values.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert environment.is_recording() == recording
+
+
 @pytest.mark.matrix
-def test_the_embedded_server_sends_nothing_and_lies_apart(tmp_path):
+def test_the_embedded_server_sends_nothing(tmp_path):
     found = seen(tmp_path)
     assert found["configured"] is False
     assert found["analytics"] is False
     assert found["do_not_track"] == "1"
-    assert found["home"] == str(tmp_path / ".local" / "share" / "latentbits" / "prefect")
-    assert not (tmp_path / ".prefect").exists()
+    assert found["home"] == str(tmp_path / ".prefect")
 
 
 @pytest.mark.matrix

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -139,6 +140,23 @@ def test_a_command_without_prefect_writes_the_same_bytes(cli, prefect_server, tm
     assert {*one} == {*other}
     for name in one:
         np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.matrix
+def test_an_embedded_server_records_runs_in_the_database_of_the_user(tmp_path):
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(300, 6, 2, seed=1)[0])
+    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    chosen = {"PREFECT_HOME": str(tmp_path / "a/b"), "PREFECT_SERVER_EPHEMERAL_ENABLED": "true"}
+    subprocess.run(
+        [sys.executable, "-m", "flows.fit", "--dataset", "d.zarr", "--no-report"],
+        cwd=tmp_path,
+        env={**kept, **chosen},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    with closing(sqlite3.connect(tmp_path / "a/b/prefect.db")) as database:
+        runs = database.execute("select name, state_type from flow_run").fetchall()
+    assert runs == [("fit d", "COMPLETED")]
 
 
 @pytest.mark.matrix

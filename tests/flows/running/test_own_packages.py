@@ -52,6 +52,7 @@ def test_worker_processes_leave_the_folder_out_too(prefect_server, tmp_path, mon
     """
     for name in ("PREFECT_API_URL", "PREFECT_PROFILES_PATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_ENABLED", "true")
     X, _ = draw_probit_rows(200, 4, 1, seed=0)
     write_arrays(tmp_path / "d.zarr", X)
     made(tmp_path, "flows/__init__.py", *IN_THE_WAY.values())
