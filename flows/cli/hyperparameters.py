@@ -10,17 +10,16 @@ from textwrap import fill
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
 from pipeline.errors import FitError, format_suggestion
-from pipeline.models.base import Model
-from pipeline.models.registry import find_model_class, find_models
+from pipeline.models.registry import find_model_class, get_known_model, list_model_names
 from pipeline.models.settings import describe_settings, list_hyperparameters
 
 if TYPE_CHECKING:
+    from pipeline.models.base import Model
+
     ModelName: TypeAlias = str
 else:
-    ModelName = Literal[tuple(sorted(find_models()))] | str
+    ModelName = Literal[tuple(list_model_names())] | str
 """Name of a model. Prefect's forms offer the known names; `build_model` refuses others."""
 AUTO = "auto"
 """Spelling, in options, of None: the model chooses the value."""
@@ -69,13 +68,13 @@ def build_model(
 def format_settings_help(words: Sequence[str] = ()) -> str:
     """Describe the settings of the model that a command line names, or list all models."""
     names = [word for pair in pairwise([*words, ""]) for word in _parse_model_option(*pair)]
-    models = [find_models()[name] for name in names if name in find_models()]
+    models = filter(None, map(get_known_model, names))
     return "".join(map(_format_model_help, models)) or _format_model_list()
 
 
 def _format_model_list() -> str:
     grouped = {name for names in MODEL_GROUPS.values() for name in names}
-    others = tuple(sorted({*find_models()} - grouped))
+    others = tuple(sorted({*list_model_names()} - grouped))
     groups = {**MODEL_GROUPS, "others": others} if others else MODEL_GROUPS
     lines = "".join(f"  {topic:<24}{', '.join(names)}\n" for topic, names in groups.items())
     command = "python -m flows.fit --model NAME --help"
@@ -149,6 +148,8 @@ def _split_setting(setting: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _convert_setting(name: str, value: str, kind: Any) -> Any:
+    from pydantic import TypeAdapter, ValidationError  # slow to import
+
     if value == AUTO and NoneType in get_args(kind):
         return None
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)

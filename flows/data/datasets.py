@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.ingest import ingest_sources
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.data.matching import check_same_features
@@ -39,6 +38,8 @@ def open_dataset_or_example(name: str) -> BinaryDataset:
     while True:
         with suppress(DataError):
             return open_dataset(path)
+        from flows.data.ingest import ingest_sources  # slow to import
+
         try:
             return ingest_sources([name], path, overwrite=path.exists())
         except FolderInUseError:

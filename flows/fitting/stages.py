@@ -22,6 +22,7 @@ from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_sta
 from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drift
 from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.provenance import describe_outcome
+from flows.running.environment import is_server_configured
 from flows.running.flow import StageRunner, run_stages
 from flows.running.resources import check_memory
 from flows.running.row_results import write_row_ranges
@@ -330,15 +331,17 @@ def _make_manifest(job: FitJob, state: FitState, n_samples: int) -> dict[str, An
 def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
     """Write the report into the artifact, and publish it on a configured Prefect server."""
     with _warn_on_error("The report could not be drawn"):
-        from flows.report.flow import publish_report
         from flows.report.inputs import REPORT_FILE
         from flows.report.page import build_report_from_artifact, write_report
 
         output = parse_path(artifact) / REPORT_FILE
         report = build_report_from_artifact(artifact, dataset=dataset)
         write_report(report, output)
-        with _warn_on_error("The report could not be published on the Prefect server"):
-            publish_report(report, output)
+        if is_server_configured():
+            with _warn_on_error("The report could not be published on the Prefect server"):
+                from flows.report.flow import publish_report  # imports Prefect
+
+                publish_report(report, output)
         return str(output)
     return None
 

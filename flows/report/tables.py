@@ -14,7 +14,7 @@ from flows.exporting.artifacts import read_item_columns
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
 from pipeline.learning.convergence import describe_passes
-from pipeline.models.registry import find_models
+from pipeline.models.registry import get_known_model
 from storage.artifacts.artifacts import Artifact
 
 FactRows = list[tuple[str, str]]
@@ -100,7 +100,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
     if objective := manifest.get("objective"):
         measure = manifest["diagnostics"].get("objective_is", "objective")
         facts.append((measure, f"{format_number(objective, 7)} nats per row"))
-    model, values = find_models().get(manifest["model"]), manifest["diagnostics"]
+    model, values = get_known_model(manifest["model"]), manifest["diagnostics"]
     names = model.summary_diagnostics if model else ()
     return facts + [
         (name.replace("_", " "), _format_value(values[name])) for name in names if name in values

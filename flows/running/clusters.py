@@ -15,7 +15,6 @@ from distributed import Client, LocalCluster, Worker, performance_report
 from distributed.security import Security
 
 from flows.running.cluster_settings import ClusterSettings
-from flows.running.tls import CONNECT_SECONDS, check_scheduler
 from pipeline.errors import ClusterLost, FitError, keep_placeholder
 from pipeline.executors.dask import DaskExecutor, check_workers
 
@@ -90,6 +89,8 @@ def _reconnect(cluster: ClusterSettings) -> Client:
 
 
 def _connect(address: str, security: Security | None) -> Client:
+    from flows.running.tls import CONNECT_SECONDS, check_scheduler  # cryptography imports slowly
+
     check_scheduler(address, security)
     try:
         return _make_client(address, timeout=CONNECT_SECONDS, security=security)

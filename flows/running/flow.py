@@ -28,7 +28,6 @@ from flows.running.server import check_scheduled_run, run_with_server
 from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from storage.dataset.chunks import clear_chunk_cache
 from storage.errors import FolderInUseError, StoreUnreachableError
 
 if TYPE_CHECKING:
@@ -230,6 +229,8 @@ def run_stages(
             remedy = "repeat the command" if claim is None else "continue with {resume}"
             raise ClusterLost(f"{error} Then {remedy}.") from error
         finally:
+            from storage.dataset.chunks import clear_chunk_cache  # Zarr is slow to import
+
             clear_chunk_cache()
     seconds = round(time.perf_counter() - start, 3)
     return {**summary, "seconds": seconds, "stages": stages.seconds}

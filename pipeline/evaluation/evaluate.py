@@ -22,7 +22,6 @@ from pipeline.evaluation.prediction import TargetLabels, describe_prediction, su
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.base import Model
-from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.capabilities import (
     CanReconstruct,
     HasCompositeLikelihood,
@@ -104,6 +103,8 @@ class LikelihoodMeasure(NamedTuple):
 
 def make_baseline_models(n_rows: int) -> dict[str, Model]:
     """Return simple models that any other model fitted to `n_rows` rows should beat."""
+    from pipeline.models.bernoulli_mixture.model import BernoulliMixture  # slow to import
+
     n_components = min(20, n_rows)
     return {
         "independent features": BernoulliMixture(n_components=1, smoothing=1.0),

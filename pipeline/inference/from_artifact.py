@@ -13,7 +13,12 @@ from pipeline.data.datasets import StoredArtifact
 from pipeline.data.matching import get_fitted_segments, map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.registry import MODELS_VARIABLE, find_models, restore_model
+from pipeline.models.registry import (
+    MODELS_VARIABLE,
+    get_known_model,
+    list_model_names,
+    restore_model,
+)
 from pipeline.params import (
     find_unexpected_arrays,
     get_named_arrays,
@@ -77,11 +82,11 @@ def model_from_artifact(artifact: ArtifactT) -> LoadedModel[ArtifactT]:
             "This artifact is not from a fit, or from another version of latentbits: it has no "
             f"{', '.join(missing)}. Fit again."
         )
-    kind = find_models().get(manifest["model"])
+    kind = get_known_model(manifest["model"])
     if kind is None:
         raise FitError(
             f"The model {manifest['model']!r} is unknown; known models are "
-            f"{', '.join(sorted(find_models()))}. Upgrade latentbits, or name the model's class in "
+            f"{', '.join(list_model_names())}. Upgrade latentbits, or name the model's class in "
             f"{MODELS_VARIABLE} if you trust its code."
         )
     settings = manifest["hyperparameters"]

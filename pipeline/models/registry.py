@@ -8,12 +8,12 @@ from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pipeline.models
 from pipeline.errors import FitError, format_suggestion
-from pipeline.models.base import Model
+
+if TYPE_CHECKING:
+    from pipeline.models.base import Model
 
 ENTRY_POINT_GROUP = "latentbits.models"
 """Entry point group of models in other packages: NAME = "package.module:Class"."""
@@ -24,11 +24,34 @@ A fitted model is found by its name only, so that an artifact cannot decide whic
 imported."""
 
 
+_OWN_MODELS = {
+    "autoencoder": "pipeline.models.autoencoder:Autoencoder",
+    "bernoulli-mixture": "pipeline.models.bernoulli_mixture.model:BernoulliMixture",
+    "binary-ica-likelihood": "pipeline.models.binary_ica.likelihood:BinaryICALikelihood",
+    "blica": "pipeline.models.binary_ica.blica:BLICA",
+    "bottleneck": "pipeline.models.bottleneck:Bottleneck",
+    "clipped-pca": "pipeline.models.clipped_pca.model:ClippedPCA",
+    "fastica": "pipeline.models.binary_ica.fastica:FastICA",
+    "kernel-pca": "pipeline.models.kernel_pca:KernelPCA",
+    "laplacian-eigenmap": "pipeline.models.laplacian_eigenmap:LaplacianEigenmap",
+    "latent-trait": "pipeline.models.latent_trait.model:LatentTrait",
+    "linear-ivae": "pipeline.models.binary_ica.linear_ivae:LinearIVAE",
+    "noisy-or": "pipeline.models.noisy_or.model:NoisyOr",
+    "rbm": "pipeline.models.rbm:RestrictedBoltzmannMachine",
+    "stack": "pipeline.models.stack:Stack",
+}
+"""Class of each model of this package. A list, because it takes long to import all of them."""
+
+
+def list_model_names() -> list[str]:
+    """List the names of all models, in alphabetical order; imports those of other packages only."""
+    return sorted({*_OWN_MODELS, *_import_declared_models()})
+
+
 def find_models() -> dict[str, type[Model]]:
-    """Return all models by name, in alphabetical order."""
-    for path in _list_declared_paths():
-        import_model(path)
-    return dict(sorted((_find_own_models() | _imported_models).items()))
+    """Import all models, and return them by name, in alphabetical order."""
+    own = {name: _import_class(path) for name, path in _OWN_MODELS.items()}
+    return dict(sorted({**own, **_import_declared_models()}.items()))
 
 
 def find_model_class(name: str) -> type[Model]:
@@ -37,18 +60,24 @@ def find_model_class(name: str) -> type[Model]:
 
 
 def find_known_model(name: str) -> type[Model]:
-    """Find a model by its name without importing anything; names in artifacts are not trusted.
+    """Find a model by its name; what else to import is not up to names in artifacts.
 
     The error about an unknown name suggests the nearest one.
     """
-    models = find_models()
-    if name not in models:
-        raise FitError(
-            f"There is no model {name!r}.{format_suggestion(name, models)} "
-            f"The models are {', '.join(models)}.",
-            parameter="model",
-        )
-    return models[name]
+    if (model := get_known_model(name)) is not None:
+        return model
+    names = list_model_names()
+    raise FitError(
+        f"There is no model {name!r}.{format_suggestion(name, names)} "
+        f"The models are {', '.join(names)}.",
+        parameter="model",
+    )
+
+
+def get_known_model(name: str) -> type[Model] | None:
+    """Return the model of this name, or None if there is no such model."""
+    own: type[Model] | None = _import_class(_OWN_MODELS[name]) if name in _OWN_MODELS else None
+    return own or _import_declared_models().get(name)
 
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
@@ -60,9 +89,8 @@ def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
 
 def import_model(path: str) -> type[Model]:
     """Import a model from package.module:Class, and refuse a name that another model has."""
-    module, _, attribute = path.partition(":")
     try:
-        kind = getattr(import_module(module), attribute)
+        kind = _import_class(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise FitError(
             f"{path!r} cannot be imported ({error}). Use the form package.module:Class, and "
@@ -74,7 +102,9 @@ def import_model(path: str) -> type[Model]:
             f"{path!r} is not a model. Derive it from pipeline.models.base.Model.",
             parameter="model",
         )
-    if (_find_own_models() | _imported_models).get(kind.name, kind) is not kind:
+    own = _OWN_MODELS.get(kind.name)
+    other = _import_class(own) if own else _imported_models.get(kind.name, kind)
+    if other is not kind:
         raise FitError(
             f"{path!r} has the same name as another model, {kind.name!r}. Rename it.",
             parameter="model",
@@ -82,23 +112,26 @@ def import_model(path: str) -> type[Model]:
     return _imported_models.setdefault(kind.name, kind)
 
 
+def _import_class(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 _imported_models: dict[str, type[Model]] = {}
 
 
 def _is_model(value: object) -> bool:
     """Return whether a value is the class of a model; `Model` itself has no name."""
+    from pipeline.models.base import Model  # slow to import
+
     return isinstance(value, type) and Model in value.__mro__ and hasattr(value, "name")
 
 
-@cache
-def _find_own_models() -> dict[str, type[Model]]:
-    """Find the models of this package: the classes that its files and folders define."""
-    models = {}
-    for module in iter_modules(pipeline.models.__path__, "pipeline.models."):
-        for value in vars(import_module(module.name)).values():
-            if _is_model(value) and value.__module__.startswith(module.name):
-                models[value.name] = value
-    return models
+def _import_declared_models() -> Mapping[str, type[Model]]:
+    """Import the models that other packages declare; return them and all that were imported."""
+    for path in _list_declared_paths():
+        import_model(path)
+    return _imported_models
 
 
 def _list_declared_paths() -> list[str]:

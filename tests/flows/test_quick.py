@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.data import draw_probit_rows, write_arrays
+
 COMMANDS = (
     *("ingest", "fit", "transform", "evaluate", "sample", "report", "experiments"),
     *("neighbours", "export", "serve", "certificates"),
@@ -86,6 +88,14 @@ def test_a_wrong_value_is_told_before_prefect_is_imported(tmp_path):
     assert (code, out, imported) == (2, "", {"pyarrow"})
     assert told.startswith("error: v.csv: row 2 ")
     assert not (tmp_path / "d.zarr").exists()
+
+
+@pytest.mark.matrix
+def test_a_fit_that_nobody_records_needs_no_prefect(tmp_path):
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(300, 6, 2, seed=1)[0])
+    ((code, _, told),), imported = called(("fit", "--dataset", "d.zarr"), folder=tmp_path)
+    assert (code, "prefect" in imported) == (0, False), told
+    assert list(tmp_path.glob("runs/d/*/report.html"))
 
 
 def test_a_flow_is_prefects_for_who_imports_it():

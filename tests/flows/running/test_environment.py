@@ -58,9 +58,7 @@ def profile(tmp_path: Path) -> None:
         (None, "http://127.0.0.1:4321/api", False, False),
     ],
 )
-def test_runs_are_recorded_on_request(
-    tmp_path, monkeypatch, ephemeral, url, installed, recording
-):
+def test_runs_are_recorded_on_request(tmp_path, monkeypatch, ephemeral, url, installed, recording):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setattr(environment, "is_prefect_installed", lambda: installed)
     values = {"PREFECT_SERVER_EPHEMERAL_ENABLED": ephemeral, "PREFECT_API_URL": url}
