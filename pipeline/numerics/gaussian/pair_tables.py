@@ -103,10 +103,17 @@ def _threshold(ones: float, zeros: float) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _margin_factor(ones: float, zeros: float, threshold: float) -> float:
-    """Return p (1 − p) / (√(2π) φ(threshold))."""
-    n = ones + zeros
-    return ones / n * (zeros / n) * math.exp(0.5 * threshold * threshold)
+def _describe_margin(ones: float, zeros: float) -> tuple[float, float]:
+    """Return the threshold of a feature, and p (1 − p) / (√(2π) φ(threshold))."""
+    n, threshold = ones + zeros, _threshold(ones, zeros)
+    return threshold, ones / n * (zeros / n) * math.exp(0.5 * threshold * threshold)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _fill_margins(n: _Floats, ones: _Floats, threshold: _Floats, factor: _Floats) -> None:
+    """Describe flat contiguous arrays of margins; NaN or infinity if one is empty or invalid."""
+    for t in range(n.size):
+        threshold[t], factor[t] = _describe_margin(ones[t], n[t] - ones[t])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -138,15 +145,18 @@ def _solve_tau(p: float, excess: float, a2: float, b2: float, tau: float) -> flo
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _solve_correlation(n11: float, n10: float, n01: float, n00: float) -> float:
-    """Return the correlation of a table without empty cells, within ±MAX_CORRELATION."""
+def _solve_correlation(
+    n11: float, n10: float, n01: float, n00: float, h: float, k: float, exponent: float
+) -> float:
+    """Return the correlation of a table without empty cells, within ±MAX_CORRELATION.
+
+    `h` and `k` are its thresholds, and `exponent` is 8 times the product of their factors.
+    """
     n = (n11 + n00) + (n10 + n01)
     diagonal = n11 * n00
     opposite = n10 * n01
     if diagonal == opposite:
         return 0.0
-    h = _threshold(n11 + n10, n01 + n00)
-    k = _threshold(n11 + n01, n10 + n00)
     a2 = (h - k) ** 2 / 8.0
     b2 = (h + k) ** 2 / 8.0
     corner = min(n11, n00)
@@ -155,8 +165,6 @@ def _solve_correlation(n11: float, n10: float, n01: float, n00: float) -> float:
         corner = min(n10, n01)
     # Pearson's cos(π / (1 + √odds ratio)) is exact if both margins are ½. This exponent, instead of
     # ½, makes it exact to first order in ρ for all margins.
-    exponent = 8.0 * _margin_factor(n11 + n10, n01 + n00, h)
-    exponent *= _margin_factor(n11 + n01, n10 + n00, k)
     power = (min(diagonal, opposite) / max(diagonal, opposite)) ** exponent
     start = max(math.tan(0.5 * math.pi * power / (1.0 + power)), _MIN_TAU)
     excess = abs(diagonal - opposite) / (n * n)
@@ -185,11 +193,15 @@ def _fill_correlations(
     ones_i: _Floats,
     ones_j: _Floats,
     joint: _Floats,
+    h: _Floats,
+    factor_i: _Floats,
+    k: _Floats,
+    factor_j: _Floats,
     correlation: _Floats,
     status: npt.NDArray[np.uint8],
     add_half: bool,
 ) -> None:
-    """Solve flat contiguous arrays of tables."""
+    """Solve flat contiguous arrays of tables, whose margins `_fill_margins` described."""
     for t in range(n.size):
         n11 = joint[t]
         n10 = ones_i[t] - n11
@@ -199,10 +211,15 @@ def _fill_correlations(
         status[t] = _classify_table(n11, n10, n01, n00, _ROUNDING * n[t])
         correlation[t] = math.nan
         if status[t] == _PLAIN:
-            correlation[t] = _solve_correlation(n11, n10, n01, n00)
+            exponent = 8.0 * factor_i[t] * factor_j[t]
+            correlation[t] = _solve_correlation(n11, n10, n01, n00, h[t], k[t], exponent)
         elif status[t] == _EMPTY_CELL and add_half:
-            n11, n10, n01, n00 = max(n11, 0.0), max(n10, 0.0), max(n01, 0.0), max(n00, 0.0)
-            correlation[t] = _solve_correlation(n11 + 0.5, n10 + 0.5, n01 + 0.5, n00 + 0.5)
+            n11, n10 = max(n11, 0.0) + 0.5, max(n10, 0.0) + 0.5
+            n01, n00 = max(n01, 0.0) + 0.5, max(n00, 0.0) + 0.5
+            h_half, half_i = _describe_margin(n11 + n10, n01 + n00)
+            k_half, half_j = _describe_margin(n11 + n01, n10 + n00)
+            exponent = 8.0 * half_i * half_j
+            correlation[t] = _solve_correlation(n11, n10, n01, n00, h_half, k_half, exponent)
         elif status[t] == _EMPTY_CELL:
             negative = min(n11, n00) <= 0.0
             correlation[t] = -MAX_CORRELATION if negative else MAX_CORRELATION
@@ -245,12 +262,22 @@ def tetrachoric(
             f"`empty_cells` is {empty_cells!r}, which is unknown. Choose 'none' or 'half'."
         )
     counts = (n, ones_i, ones_j, joint)
-    with _iter_buffers(counts, (None, None), (np.float64, np.uint8)) as tables:
-        for n_, i, j, both_ones, correlation, status in tables:
-            _fill_correlations(n_, i, j, both_ones, correlation, status, empty_cells == "half")
-        result = TetrachoricResult(*tables.operands[4:])
+    margins = (*_describe_margins(n, ones_i), *_describe_margins(n, ones_j))
+    with _iter_buffers((*counts, *margins), (None, None), (np.float64, np.uint8)) as tables:
+        for buffers in tables:
+            _fill_correlations(*buffers, empty_cells == "half")
+        result = TetrachoricResult(*tables.operands[8:])
     _check_tables(result.status, *counts)
     return result
+
+
+def _describe_margins(n: npt.ArrayLike, ones: npt.ArrayLike) -> tuple[_Floats, _Floats]:
+    """Return thresholds and factors in the broadcast shape of `n` and `ones`, often a vector."""
+    with _iter_buffers((n, ones), (None, None), (np.float64, np.float64)) as margins:
+        for buffers in margins:
+            _fill_margins(*buffers)
+        threshold, factor = margins.operands[2:]
+    return threshold, factor
 
 
 def _iter_buffers(

@@ -31,6 +31,8 @@ _EXTRA_VECTORS = 12
 _MAX_BASIS_BLOCKS, _MAX_BASIS_BYTES = 24, 1 << 30
 _TOLERANCE, _SMALL_EIGENVALUE_SHARE = 1e-8, 1e-3
 _MAX_PRODUCTS = 500
+_CHECK_INTERVAL = 2
+"""Products between checks: eigenpairs of a large projection take as long as a product."""
 _FILTER_ROUNDS = 2
 _EXTRA_PAIRS = 8  # in these rounds: the bound must lie well below the requested eigenvalues
 # Relative to eigenvalues of the polynomials; the fine one leaves errors of 1e-13.
@@ -106,6 +108,9 @@ def compute_leading_spectrum(
         products = basis.T @ image
         inner = _extend_projection(inner, products)
         block, coupling = _orthonormalize(basis, image - basis @ products)
+        is_full = len(inner) + len(coupling) > max_basis_columns(n, n_leading)
+        if n_products % _CHECK_INTERVAL and not is_full:
+            continue
         ritz, turns = scipy.linalg.eigh(inner)
         negative = min(negative, float(ritz[ritz < 0].sum()))
         values, leading = ritz[: -n_leading - 1 : -1], turns[:, : -n_leading - 1 : -1]
@@ -114,7 +119,7 @@ def compute_leading_spectrum(
             return LeadingSpectrum(
                 values, fix_signs(basis @ leading), residuals, negative, n_products
             )
-        if len(inner) + len(coupling) > max_basis_columns(n, n_leading):
+        if is_full:
             restart_columns = slice(-len(coupling) - n_leading, None)
             basis, inner = basis @ turns[:, restart_columns], np.diag(ritz[restart_columns])
     raise FitError(
