@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,21 +29,33 @@ class TrainingBatch(NamedTuple):
     columns: Mapping[str, NDArray[Any]]  # per-row columns, (n_samples,) each
 
 
-def iter_batches(
+def iter_shuffled_rows(
     blocks: Iterable[BinaryBlock], size: int, rng: RowRandom
 ) -> Iterator[TrainingBatch]:
-    """Split rows into batches of `size`, shuffled among the rows that are unpacked together.
+    """Unpack as many rows at once as memory allows, and shuffle them.
 
-    The last batch of the rows that are unpacked together may be smaller. The stream `order` of
-    `rng` shuffles the rows.
+    Their number is a multiple of `size` where a block has to be split. The stream `order` of `rng`
+    shuffles the rows.
     """
     order = rng.stream("order")
     for portion in _iter_portions(blocks, size):
         rows = np.concatenate([block.rows for block in portion])
-        shuffled = _unpack_blocks(portion, np.argsort(order.uniform(rows, 1)[:, 0], kind="stable"))
-        for first in range(0, len(rows), size):
+        yield _unpack_blocks(portion, np.argsort(order.uniform(rows, 1)[:, 0], kind="stable"))
+
+
+def split_into_batches(
+    rows: TrainingBatch, size: int, is_chosen: NDArray[np.bool_]
+) -> Iterator[TrainingBatch]:
+    """Split rows into batches of `size`, and reduce each to its chosen rows, if it has any.
+
+    `is_chosen` is (n_samples,). The last batch may be smaller.
+    """
+    chosen, counts = take_batch_rows(rows, np.flatnonzero(is_chosen)), np.cumsum(is_chosen)
+    stops = [*counts[size - 1 :: size].tolist(), len(chosen.rows)]
+    for first, stop in pairwise([0, *stops]):
+        if first < stop:
             check_cancelled()
-            yield take_batch_rows(shuffled, slice(first, first + size))
+            yield take_batch_rows(chosen, slice(first, stop))
 
 
 def _iter_portions(blocks: Iterable[BinaryBlock], size: int) -> Iterator[list[BinaryBlock]]:

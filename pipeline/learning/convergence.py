@@ -138,7 +138,8 @@ class PatienceCriterion:
     cooling_passes
         Passes that follow after the fit has waited, from the best parameters and with steps that
         shrink to 0. The fit ends with the last of them, or of `max_iter`, unless it is lost. This
-        is for steps so noisy that the best pass is best by chance.
+        is for steps so noisy that the best pass is best by chance. A fit with fewer passes left
+        does not return to the best parameters, because it could not leave them again.
     """
 
     max_iter: int
@@ -161,8 +162,12 @@ class PatienceCriterion:
         return n_passes
 
     def count_cooling_passes(self, history: Sequence[float]) -> int | None:
-        """Count the passes since the fit has waited for `patience` passes; None if it has not."""
-        for n in range(self.patience, len(history) + 1):
+        """Count the passes since the fit has waited for `patience` passes.
+
+        The result is None if it has not, or had fewer than `cooling_passes` left when it had.
+        """
+        last = self.max_iter - self.cooling_passes
+        for n in range(self.patience, min(len(history), last) + 1):
             if self.count_waiting_passes(history[:n]) >= self.patience:
                 return len(history) - n
         return None

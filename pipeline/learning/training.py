@@ -9,7 +9,8 @@ returns to the best pass with a third of the rate.
 
 With noisy gradients, or a score that does not see all of the model, the best pass is best by
 chance. Then training that no longer improves returns to the best pass, and its rate falls to 0
-within a few more passes, of which the last is kept.
+within a few more cooling passes, of which the last is kept. Without such a return, the last passes
+before `max_iter` are the cooling passes.
 
 Compared with a single task that takes steps through all rows, the mean of k tasks changes by only a
 k-th, with a k-th of the noise. The rate is therefore multiplied by k: not at once, but by 2 after
@@ -34,7 +35,8 @@ from pipeline.errors import FitWarning
 from pipeline.learning.batches import (
     TrainingBatch,
     concatenate_batches,
-    iter_batches,
+    iter_shuffled_rows,
+    split_into_batches,
     take_batch_rows,
 )
 from pipeline.learning.convergence import PatienceCriterion
@@ -125,11 +127,10 @@ class GradientLearner:
         self.theta, self.memory, self.n_rows = theta, memory, 0
         self._optimiser, self._rate = optimiser, rate
 
-    def step(self, batch: TrainingBatch, places: NDArray[np.int64]) -> None:
-        """Take a step with some rows of a batch, if there are any."""
-        if len(places):
-            self._take_step(take_batch_rows(batch, places))
-            self.n_rows += len(places)
+    def step(self, batch: TrainingBatch) -> None:
+        """Take a step with the rows of a batch."""
+        self._take_step(batch)
+        self.n_rows += len(batch.rows)
 
     def _take_step(self, batch: TrainingBatch) -> None:
         raise NotImplementedError
@@ -189,14 +190,15 @@ class GradientTraining:
     def make_working_state(self, n_samples: int, n_numbers: int) -> Arrays:
         """Return the working state before the first pass.
 
-        It holds the rows per step, the rate, the held-out share, and the optimiser's memory.
+        It holds the rows per step, the rate, the held-out share, the number of the pass among the
+        cooling passes (0 before them), and the optimiser's memory.
         """
         is_large = n_samples >= _MIN_ROWS_TO_HOLD_OUT
         share = is_large * min(_HELD_OUT_SHARE, _MAX_HELD_OUT_ROWS / n_samples)
         memory = self.optimiser.make_memory(n_numbers)
         default_batch = min(max(n_samples // _STEPS_PER_PASS, _MIN_BATCH), _MAX_BATCH)
         steps = {"batch": np.array(self.batch or default_batch), "rate": np.array(self.rate)}
-        return {**steps, "held_out": np.array(share), **memory}
+        return {**steps, "held_out": np.array(share), "cooling": np.array(0), **memory}
 
     def copy_memory(self, working: Arrays) -> OptimiserMemory:
         """Copy the optimiser's memory at the start of a pass."""
@@ -217,13 +219,17 @@ class GradientTraining:
         n_cooling = None
         if self.cooling_passes:
             n_cooling = self._make_criterion(baseline_score).count_cooling_passes(history)
+        returns = is_lost or n_cooling == 0
         share = max(1 - (len(history) - (n_cooling or 0)) / self.max_iter, 0.0)
         if n_cooling is not None:
             share *= max(1 - n_cooling / self.cooling_passes, 0.0)
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
         factor = min(_count_tasks(sums), len(history))
-        steps = {"rate": np.array(self._compute_reduced_rate(n_lost) * share * factor)}
-        if is_lost or n_cooling == 0:
+        if n_cooling is None:  # the last passes cool without a return
+            n_cooling = len(history) - (self.max_iter - self.cooling_passes)
+        rate = self._compute_reduced_rate(n_lost) * share * factor
+        steps = {"rate": np.array(rate), "cooling": np.array(max(n_cooling + 1, 0))}
+        if returns:
             new_memory = self.optimiser.make_memory(sums["theta"].size)
             return None, {**state.working, **steps, **new_memory}
         names = self.optimiser.make_memory(0)
@@ -320,12 +326,13 @@ def train_on_blocks(
         of the scores of `n_judged` rows.
     """
     before, scored, n_rows = learner.theta.copy(), _ScoredRows(), 0
-    held_out = float(working["held_out"])
-    for batch in iter_batches(blocks, int(working["batch"]), rng):
-        is_out = is_held_out(batch.rows, held_out, rng.seed)
-        scored.add(take_batch_rows(batch, np.flatnonzero(is_out if held_out else ~is_out)))
-        learner.step(batch, np.flatnonzero(~is_out))
-        n_rows += len(batch.rows)
+    held_out, size = float(working["held_out"]), int(working["batch"])
+    for rows in iter_shuffled_rows(blocks, size, rng):
+        is_out = is_held_out(rows.rows, held_out, rng.seed)
+        scored.add(take_batch_rows(rows, np.flatnonzero(is_out if held_out else ~is_out)))
+        for batch in split_into_batches(rows, size, ~is_out):
+            learner.step(batch)
+        n_rows += len(rows.rows)
     if not n_rows:
         return None
     n_scored, nats = scored.score(score_rows)

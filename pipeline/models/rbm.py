@@ -12,8 +12,10 @@ of the batch (`cd`) or from their state after the previous batch (`pcd`; T. Tiel
 the chains no longer represent the model. All tasks start with the same persistent chains, and after
 the pass each chain continues from the state it has in a randomly chosen task. The score of a pass
 is the pseudo-likelihood. It hardly depends on how probable distant groups of rows are, about which
-the chains make the largest errors at high rates. Training therefore ends with steps that shrink to
-0, and keeps the last pass.
+the chains make the largest errors at high rates. Training therefore ends with cooling passes, whose
+steps shrink to 0, with more chains and more draws of the missing values. The result is the mean of
+the parameters after these passes (B. T. Polyak, A. B. Juditsky, "Acceleration of stochastic
+approximation by averaging", SIAM J. Control Optim. 30, 1992), and the last pass scores it.
 
 Missing values are drawn in every step from the model given the observed values; codes and
 pseudo-likelihoods replace them by their mean field. The likelihood of a row is the marginal of its
@@ -115,11 +117,14 @@ _SMOOTHING = 0.5
 _MISSING_VALUE_DRAWS = 100
 # For sampling: number of chains, temperatures of the annealing, Gibbs steps between two rows.
 _SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 500, 10
-_MISSING_DRAWS = 3  # Gibbs steps of the missing values before a step
+# Gibbs steps of the missing values before a step. Few leave them too near their features' means.
+_MISSING_DRAWS, _COOLING_MISSING_DRAWS = 3, 8
 _MAX_ENUMERATED_UNITS = 20  # units of the smaller layer up to which Z is exact
 _STATES_PER_TASK, _STATES_AT_ONCE = 1 << 16, 1 << 12
 _CHAINS_PER_TASK = 100
 _COOLING_PASSES = 20
+# In cooling passes, there are this many times as many chains, fewer the larger the machine is.
+_MIN_CHAIN_FACTOR, _MAX_CHAIN_FACTOR, _COOLING_WORK = 2, 10, 1 << 18
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
@@ -229,13 +234,16 @@ class RestrictedBoltzmannMachine(GradientModel):
 
     @property
     def _training(self) -> GradientTraining:
-        return GradientTraining.from_model(self, self.default_rates, _COOLING_PASSES)
+        n_cooling = max(min(_COOLING_PASSES, self.max_iter // 5), 1)
+        return GradientTraining.from_model(self, self.default_rates, n_cooling)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's parameters, gradient, optimizer memory and units."""
         n_hidden = self.n_components or MAX_DEFAULT_COMPONENTS
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
-        units = 20 * max(self.batch or 100, self.chains) * (n_features + n_hidden)
+        batch = self.batch or 100
+        n_places = batch * (1 + _choose_chain_factor(batch, n_features * n_hidden))
+        units = 10 * max(n_places, 2 * self.chains) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -286,6 +294,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         return ContrastRule(
             self._training.optimiser,
             self.steps,
+            _COOLING_MISSING_DRAWS if working["cooling"] > 0 else _MISSING_DRAWS,
             int(working["batch"]),
             float(working["rate"]),
             self.weight_decay,
@@ -303,12 +312,38 @@ class RestrictedBoltzmannMachine(GradientModel):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Apply the mean change of all tasks, or return to the best pass with new chains."""
+        """Apply the mean change of all tasks, or return to the best pass with new chains.
+
+        The last cooling pass takes no steps, but scores the mean of the others.
+        """
         moved = super().update(state, statistics, map_items, rng)
-        chains = statistics.values["chains"]
-        if moved.params is state.best:
+        chains, returns = statistics.values["chains"], moved.params is state.best
+        if returns:
             chains = self._draw_first_chains(state.params.shares, moved.working, rng)
-        return replace(moved, working={**moved.working, "chains": chains})
+        if moved.working["cooling"] > 0:
+            factor = _choose_chain_factor(int(moved.working["batch"]), moved.params.weights.size)
+            n_chains = factor * int(moved.working["batch"]) if self.method == "pcd" else 0
+            chains = np.resize(chains, (n_chains, chains.shape[1]))  # repeats them
+        moved = replace(moved, working={**moved.working, "chains": chains})
+        return self._average_params(moved, int(state.working["cooling"]), returns)
+
+    def _average_params(self, state: FitState, n_cooling: int, returns: bool) -> FitState:
+        """Add the parameters after a cooling pass to their mean; move there before the last pass.
+
+        The k-th pass has the weight k, because parameters still improve. A return to the best pass
+        starts the mean anew.
+        """
+        n_left = self._training.cooling_passes - n_cooling
+        if not n_cooling or not n_left:
+            return state
+        theta = state.params.theta
+        mean = theta if n_cooling == 1 or returns else state.auxiliary["mean_theta"]
+        mean = mean + (theta - mean) * 2 / (n_cooling + 1)
+        state = replace(state, auxiliary={**state.auxiliary, "mean_theta": mean})
+        if n_left > 1:
+            return state
+        params, working = state.params.add_change(mean - theta), {"rate": np.array(0.0)}
+        return replace(state, params=params, working={**state.working, **working})
 
     def _diagnose(self, state: FitState) -> dict[str, Any]:
         n_components = len(state.params.hidden_biases)
@@ -389,6 +424,12 @@ class RestrictedBoltzmannMachine(GradientModel):
         return probabilities
 
 
+def _choose_chain_factor(n_chains: int, n_weights: int) -> int:
+    """Return how many times as many chains cooling passes have."""
+    factor = _COOLING_WORK // max(n_chains * n_weights, 1)
+    return min(max(factor, _MIN_CHAIN_FACTOR), _MAX_CHAIN_FACTOR)
+
+
 def _pseudo_score(params: RBMParams, batch: TrainingBatch) -> Array:
     return pseudo_likelihoods(params.machine, batch.X, batch.observed)
 
@@ -397,12 +438,13 @@ def _pseudo_score(params: RBMParams, batch: TrainingBatch) -> Array:
 class ContrastRule:
     """How a batch becomes a step: see the settings of `RestrictedBoltzmannMachine`.
 
-    `n_steps` is the number of Gibbs steps of the chains per batch, and `batch` the maximum number
-    of rows per batch.
+    Per batch of at most `batch` rows, `n_steps` is the number of Gibbs steps of the chains, and
+    `n_missing_draws` that of the missing values.
     """
 
     optimiser: Optimiser
     n_steps: int
+    n_missing_draws: int
     batch: int
     rate: float
     weight_decay: float
@@ -526,7 +568,7 @@ class ContrastLearner(GradientLearner):
         units, values = self._units[batch_places], self._units[batch_places, :-1].copy()
         mask = observed.astype(np.bool_)
         units[:, :-1] = np.where(mask, values, self._shares)
-        for _ in range(_MISSING_DRAWS):
+        for _ in range(self._rule.n_missing_draws):
             self._fill_visible(batch_places, self._hidden_inputs(batch_places), draws)
             np.copyto(units[:, :-1], values, where=mask)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from scipy.special import expit
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.learning.batches import TrainingBatch, iter_batches
+from pipeline.learning.batches import TrainingBatch, iter_shuffled_rows, split_into_batches
 from pipeline.learning.convergence import ConvergenceCriterion, PatienceCriterion
 from pipeline.models.base import Model
 from pipeline.models.settings import setting
@@ -119,7 +119,10 @@ class Coder(Model):
         """Step through the rows; give the change of the layer times the rows."""
         k, rate, flips = int(working["layer"]), float(working["rate"]), rng.stream("flips")
         n_rows, objective, now = 0, 0.0, params.layer(k)
-        for batch in iter_batches(blocks(), self.batch, rng):
+        portions = iter_shuffled_rows(blocks(), self.batch, rng)
+        for batch in chain.from_iterable(
+            split_into_batches(p, self.batch, np.ones(len(p.rows), bool)) for p in portions
+        ):
             clean = inputs(batch)
             given = clean
             if self.denoise:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.data.blocks import BinaryBlock
 from pipeline.learning import batches as module
-from pipeline.learning.batches import iter_batches
+from pipeline.learning.batches import TrainingBatch, iter_shuffled_rows, split_into_batches
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, chunkings, make_memory_blocks, tables
 
 RNG = RowRandom(5, 2)
+
+
+def iter_batches(
+    blocks: Iterable[BinaryBlock], size: int, rng: RowRandom
+) -> Iterator[TrainingBatch]:
+    for rows in iter_shuffled_rows(blocks, size, rng):
+        yield from split_into_batches(rows, size, np.ones(len(rows.rows), bool))
 
 
 @settings(deadline=None)
@@ -46,3 +56,10 @@ def test_the_order_is_random_and_another_pass_has_another() -> None:
     np.testing.assert_array_equal(orders[0], orders[1])
     assert (orders[0] != orders[2]).mean() > 0.9
     assert abs(np.corrcoef(orders[0], np.arange(2000))[0, 1]) < 4 / np.sqrt(2000)
+
+
+def test_batches_have_their_chosen_rows() -> None:
+    X, rows = np.arange(10, dtype=np.uint8)[:, None] % 2, np.arange(10)
+    is_chosen = np.array([1, 1, 0, 0, 0, 0, 0, 1, 0, 1], bool)
+    batches = split_into_batches(TrainingBatch(X, None, rows, rows, {}), 3, is_chosen)
+    assert [batch.rows.tolist() for batch in batches] == [[0, 1], [7], [9]]

@@ -115,6 +115,8 @@ def test_a_fit_cools_after_it_has_waited_and_keeps_its_last_pass() -> None:
     assert [criterion.has_converged(history[:n]) for n in (6, 7)] == [False, True]
     assert find_final_objective(criterion, history) == -2.1
     assert find_final_objective(criterion, (*history[:-1], -9.0)) == -2.0
+    late = PatienceCriterion(6, 2, cooling_passes=3)
+    assert [late.count_cooling_passes(history[:n]) for n in (4, 5, 6)] == [None] * 3
 
 
 @pytest.mark.parametrize("comes_to_rest", [False, True])

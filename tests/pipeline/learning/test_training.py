@@ -51,10 +51,10 @@ class Counter:
         self.n_rows = 0
         self.seen: list[int] = []
 
-    def step(self, batch: TrainingBatch, at: np.ndarray) -> None:
-        self.theta += np.float32(len(at))
-        self.n_rows += len(at)
-        self.seen += batch.rows[at].tolist()
+    def step(self, batch: TrainingBatch) -> None:
+        self.theta += np.float32(len(batch.rows))
+        self.n_rows += len(batch.rows)
+        self.seen += batch.rows.tolist()
 
 
 def counted(n_samples: int, held_out: float, masked: bool = False) -> tuple[Counter, Sums]:

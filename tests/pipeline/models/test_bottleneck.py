@@ -13,7 +13,7 @@ from pipeline.data.blocks import RowSource, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.batches import TrainingBatch, take_batch_rows
 from pipeline.learning.training import Optimiser
 from pipeline.models.bottleneck import Bottleneck, BottleneckLearner
 from pipeline.models.state import FitState
@@ -104,8 +104,8 @@ def test_a_step_goes_along_the_slope_with_missing_values_at_their_means() -> Non
     optimiser = Optimiser("momentum", 0.0, 1e-8)
     memory, at = optimiser.make_memory(len(params.theta)), np.arange(5, 30)
     learner = BottleneckLearner(params, "y", optimiser, memory, 0.1)
-    rows, segments = np.arange(40), np.zeros(40, np.int64)
-    learner.step(TrainingBatch(X & observed, observed, rows, segments, {"y": y}), at)
+    rows = TrainingBatch(X & observed, observed, np.arange(40), np.zeros(40, np.int64), {"y": y})
+    learner.step(take_batch_rows(rows, at))
     inputs = np.where(observed, X, params.means)[at] - params.means
     around = params.network.unflatten(params.theta)
     slope = score_gradient(around, inputs, np.eye(3)[y[at]], True).flatten()
