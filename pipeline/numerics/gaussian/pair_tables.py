@@ -189,6 +189,7 @@ def _classify_table(n11: float, n10: float, n01: float, n00: float, slack: float
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _fill_correlations(
+    add_half: bool,
     n: _Floats,
     ones_i: _Floats,
     ones_j: _Floats,
@@ -199,7 +200,6 @@ def _fill_correlations(
     factor_j: _Floats,
     correlation: _Floats,
     status: npt.NDArray[np.uint8],
-    add_half: bool,
 ) -> None:
     """Solve flat contiguous arrays of tables, whose margins `_fill_margins` described."""
     for t in range(n.size):
@@ -265,7 +265,7 @@ def tetrachoric(
     margins = (*_describe_margins(n, ones_i), *_describe_margins(n, ones_j))
     with _iter_buffers((*counts, *margins), (None, None), (np.float64, np.uint8)) as tables:
         for buffers in tables:
-            _fill_correlations(*buffers, empty_cells == "half")
+            _fill_correlations(empty_cells == "half", *buffers)
         result = TetrachoricResult(*tables.operands[8:])
     _check_tables(result.status, *counts)
     return result
