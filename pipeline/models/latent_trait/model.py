@@ -17,7 +17,7 @@ estimator      E-step                                                           
 `sampling`     also of the paper: fixed random draws of x                                any
 =============  =========================================================================  =======
 
-`auto` starts with the variational fit and continues with quadrature, or with `ep` if q > 3.
+`auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2 or values are missing.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -129,8 +129,8 @@ class LatentTrait(Model):
         Number of traits. None chooses it by the objective of held-out rows.
     estimator
         `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation propagation) or
-        `sampling`. `auto` starts with the variational fit and continues with quadrature, or with
-        `ep` above 3 components.
+        `sampling`. `auto` is quadrature, or `ep` above 3 components. Above 2 components, or with
+        missing values, it starts with the variational fit.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice for rows
         without missing values. With missing values, it starts with 41, 21 or 15 nodes for 1, 2 or 3
@@ -257,7 +257,9 @@ class LatentTrait(Model):
         state = FitState(make_params(weights, offsets), auxiliary=auxiliary, warnings=warnings)
         if self.n_components is None:
             return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(1))
-        has_first_stage = self.estimator == "auto" and not self._has_equal_slopes
+        # With up to two components, a pass on a lattice costs less than a variational one.
+        is_fast = bool(auxiliary["is_complete"]) and self.n_components <= 2
+        has_first_stage = self.estimator == "auto" and not (self._has_equal_slopes or is_fast)
         estimator = "variational" if has_first_stage else self._last_estimator(self.n_components)
         return self._begin_stage(state, weights, 0.0, estimator)
 
