@@ -256,7 +256,9 @@ def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("settings", [{"n_components": 3}, {"n_components": None, "estimator": "quadrature"}])
+@pytest.mark.parametrize(
+    "settings", [{"n_components": 3}, {"n_components": None, "estimator": "quadrature"}]
+)
 def test_every_stage_has_a_history_of_its_own_that_never_falls(settings: dict[str, Any]) -> None:
     X, *_ = two_factors()
     _, stages = histories(X[:3000], **settings)
