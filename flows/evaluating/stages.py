@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,12 +81,17 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
+from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.labels import list_columns_to_read
 from pipeline.statistics.sums import Sums
 from storage.dataset.dataset import BinaryDataset
 
+if TYPE_CHECKING:
+    from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+
+_N_START_ROWS = 10_000  # rows of the sample from which baselines start, if there are twice as many
 _N_MATRICES = 32  # matrices of n_features² counts and shares that are in memory at once
 
 
@@ -301,17 +306,14 @@ def _test_item_bias(job: EvaluationJob) -> dict[str, Any] | None:
 
 def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
     """Fit the baselines; return them, and warnings about those that could not be fitted."""
-    training, seed = job.training_rows, job.options.seed
-    rows, label = training.make_row_source(compute_row_memory(job.executor)), FeatureCounts.label
-    first = collect_statistics(
-        FeatureCounts.from_block, rows, job.executor, label, progress=job.progress
-    )
+    training = job.training_rows
+    rows = training.make_row_source(compute_row_memory(job.executor))
+    first = _count_features(job, rows)
     baselines: list[ComparedModel] = []
     warnings: list[str] = []
     for name, model in make_baseline_models(first.n_samples).items():
         try:
-            state = initialize_fit(model, first, seed)
-            state = fit_model(model, rows, job.executor, seed, state=state, progress=job.progress)
+            state = _fit_baseline(job, model, rows, first)
         except FitError as error:
             error = error.with_names(job.dataset.feature_names, job.dataset.segment_names)
             warnings.append(format_error(error.with_prefix(name)))
@@ -320,6 +322,27 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
             n_components = state.diagnostics["n_components"]
             baselines.append(ComparedModel(name, None, subject, n_components, training))
     return baselines, warnings
+
+
+def _fit_baseline(
+    job: EvaluationJob, model: BernoulliMixture, rows: RowSource, first: FeatureCounts
+) -> FitState:
+    """Fit a baseline to all rows; if they are many, most passes read a sample of them."""
+    executor, seed, progress = job.executor, job.options.seed, job.progress
+    state = initialize_fit(model, first, seed)
+    n_parts = first.n_samples // _N_START_ROWS
+    if n_parts > 1 and model.n_components != 1:
+        sample = RowFold(0, n_parts, seed).select_held_out(rows)
+        start = initialize_fit(model, _count_features(job, sample), seed)
+        start = fit_model(model, sample, executor, seed, state=start, progress=progress)
+        state = model.warm_start(state, start.params)
+    return fit_model(model, rows, executor, seed, state=state, progress=progress)
+
+
+def _count_features(job: EvaluationJob, rows: RowSource) -> FeatureCounts:
+    return collect_statistics(
+        FeatureCounts.from_block, rows, job.executor, FeatureCounts.label, progress=job.progress
+    )
 
 
 def _describe_baseline_rows(job: EvaluationJob) -> dict[str, Any]:

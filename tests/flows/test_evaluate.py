@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.evaluating import stages
 from flows.evaluating.tables import print_evaluation
 from flows.fitting.provenance import describe_outcome, describe_provenance
 from pipeline.executors.base import SerialExecutor
@@ -222,6 +223,19 @@ def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, clu
 
 
 @pytest.mark.matrix
+def test_baselines_of_many_rows_start_from_a_sample(cli, dataset, mixture, monkeypatch):
+    command = ("--dataset", dataset, "--artifact", mixture)
+    found = []
+    for n_rows in (100, 10_000):
+        monkeypatch.setattr(stages, "_N_START_ROWS", n_rows)
+        models = evaluated(cli, *command)["models"]
+        found.append({model["name"]: model for model in models})
+    sampled, full = (models["mixture of 20"] for models in found)
+    difference = abs(sampled["log_likelihood"] - full["log_likelihood"])
+    assert 0 < difference < full["standard_error"]
+    assert found[0]["independent features"] == found[1]["independent features"]
+
+
 def test_baselines_can_be_left_out_or_fail_alone(cli, folder, dataset, mixture):
     alone = evaluated(cli, "--dataset", dataset, "--artifact", mixture, "--no-baselines")
     assert [model["name"] for model in alone["models"]] == [mixture]
