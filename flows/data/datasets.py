@@ -115,7 +115,7 @@ def make_row_source(
     columns are read as well.
     """
     read = dataset.make_reader(split, memory, skipped, columns)
-    return RowSource(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+    return RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
 
 
 def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:

@@ -193,7 +193,7 @@ def pack_rows_in_memory(X: Bits, n_segments: int) -> RowSource:
     height, width = len(X) // n_segments, words[0].shape[1]
     blocks = [(segment, segment * width, height) for segment in range(n_segments)]
     chunk = _MemoryChunk(np.hstack(words), np.array(blocks), np.arange(len(X)))
-    return RowSource((chunk,).__getitem__, 1, X.shape[1], n_segments)
+    return RowSource((chunk,).__getitem__, [len(X)], X.shape[1], n_segments)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class TrainingRows:
     def make_row_source(self, memory: int, columns: tuple[str, ...] = ()) -> RowSource:
         """Return the rows; processes may keep `memory` bytes of them."""
         rows = make_row_source(self.dataset, self.split, memory, self.skipped, columns)
-        return replace(rows, n_chunks=self.n_chunks)
+        return replace(rows, rows_per_chunk=rows.rows_per_chunk[: self.n_chunks])
 
     def find_overlap(self, dataset: BinaryDataset, split: str | None) -> TrainingOverlap:
         """Find how many rows of a dataset or split are among the fitted rows."""

@@ -332,7 +332,8 @@ def _make_row_source(
     dataset: Dataset, split: str | None, memory: int = 0, columns: tuple[str, ...] = ()
 ) -> RowSource:
     read = dataset.make_reader(split, memory, columns=columns)
-    return RowSource(read, dataset.n_chunks, len(dataset.feature_names), len(dataset.segment_names))
+    shape = len(dataset.feature_names), len(dataset.segment_names)
+    return RowSource(read, dataset.rows_per_chunk, *shape)
 
 
 def _make_subject(fitted: FittedModel, dataset: Dataset) -> EvaluatedModel:

@@ -184,23 +184,58 @@ class RowSource:
     """
 
     read: Callable[[int], PackedChunk]
-    n_chunks: int
+    # Rows of each chunk, (n_chunks,), also of those that are not in the chosen split.
+    rows_per_chunk: Sequence[int]
     n_features: int
     n_segments: int
 
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.rows_per_chunk)
 
-def iter_blocks(chunk: PackedChunk) -> Iterator[BinaryBlock]:
-    """Yield the blocks of a chunk, limited to the rows of the chosen split."""
-    start = 0
-    for segment, first_word, n_rows in chunk.blocks:
-        span = slice(int(first_word), int(first_word + -(-n_rows // 64)))
-        rows = slice(start, start + int(n_rows))
-        start = rows.stop
+
+class ChunkPart(NamedTuple):
+    """One of `n_parts` parts of a chunk, nearly equal in words.
+
+    Blocks that are smaller than a part are not cut.
+    """
+
+    position: int = 0
+    n_parts: int = 1
+
+    def select_rows(self, first_word: int, n_rows: int, n_words: int) -> slice:
+        """Return the part's rows of a block; the chunk has `n_words` words."""
+        size = -(-n_rows // 64)
+        if size * self.n_parts <= n_words:
+            is_own = (2 * first_word + size) * self.n_parts // (2 * n_words) == self.position
+            return slice(0, n_rows if is_own else 0)
+        edges = (
+            n_words * k // self.n_parts - first_word for k in (self.position, self.position + 1)
+        )
+        first, last = (64 * min(max(edge, 0), size) for edge in edges)
+        return slice(first, max(first, min(last, n_rows)))
+
+
+WHOLE_CHUNK = ChunkPart()
+
+
+def iter_blocks(chunk: PackedChunk, part: ChunkPart = WHOLE_CHUNK) -> Iterator[BinaryBlock]:
+    """Yield the blocks of a chunk or of a part of it, limited to the rows of the chosen split."""
+    n_words, start = chunk.words.shape[1], 0
+    for segment, first_word, n_block_rows in chunk.blocks.tolist():
+        own = part.select_rows(first_word, n_block_rows, n_words)
+        rows, n_rows = slice(start + own.start, start + own.stop), own.stop - own.start
+        start += n_block_rows
+        if not n_rows:
+            continue
+        first = first_word + own.start // 64
+        span = slice(first, first + -(-n_rows // 64))
         block = BinaryBlock(
             chunk.words[:, span],
             None if chunk.observed is None else chunk.observed[:, span],
-            int(n_rows),
-            int(segment),
+            n_rows,
+            segment,
             chunk.rows[rows],
             {name: values[rows] for name, values in chunk.columns.items()},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -45,8 +45,8 @@ class Dataset(Protocol):
         """Texts of the per-row columns that are stored as codes, in the order of the codes."""
 
     @property
-    def n_chunks(self) -> int:
-        """Number of chunks."""
+    def rows_per_chunk(self) -> Sequence[int]:
+        """Number of rows of each chunk, (n_chunks,)."""
 
     def make_reader(
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
@@ -110,14 +110,14 @@ class MemoryDataset(ResultDisplayMixin):
     chunks: tuple[MemoryChunk, ...]
 
     @property
-    def n_chunks(self) -> int:
-        """Number of chunks."""
-        return len(self.chunks)
+    def rows_per_chunk(self) -> list[int]:
+        """Number of rows of each chunk, (n_chunks,)."""
+        return [len(chunk.rows) for chunk in self.chunks]
 
     @property
     def n_rows(self) -> int:
         """Number of rows."""
-        return sum(len(chunk.rows) for chunk in self.chunks)
+        return sum(self.rows_per_chunk)
 
     def make_reader(
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()

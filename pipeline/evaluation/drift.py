@@ -60,7 +60,7 @@ def select_appended_rows(
 ) -> RowSource:
     """Return the rows of the chunks from `first` on, or a random share of them."""
     read = AppendedChunkReader(rows.read, first, share, seed)
-    return replace(rows, read=read, n_chunks=rows.n_chunks - first)
+    return replace(rows, read=read, rows_per_chunk=rows.rows_per_chunk[first:])
 
 
 class LargestMove(NamedTuple):

@@ -6,7 +6,7 @@ the statistics of every start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,10 +48,10 @@ from pipeline.passes.map_reduce import (
     ReadBlocks,
     collect_groups,
     collect_statistics,
-    count_parts_per_group,
     sum_blocks,
 )
 from pipeline.passes.row_ranges import RangeResults
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import JointStatistics, Statistics
 
@@ -149,17 +149,35 @@ def collect_pass_statistics(
     kept: KeptSums[Any] = NO_KEPT_SUMS,
 ) -> Statistics:
     """Sum the statistics of one pass at the parameters of the state, or of each of its starts."""
+    inputs = _make_pass_inputs(state, seed)
     statistics: Statistics = collect_groups(
-        partial(_sum_group, model, _make_pass_inputs(state, seed)),
+        partial(_sum_group, model, inputs),
         rows,
         executor,
         _format_pass_label(model, state),
         model.make_tiles(rows.n_features, rows.n_segments, TASK_MEMORY),
         progress,
         kept,
-        count_parts_per_group(rows.n_chunks) if model.has_expensive_rows else 1,
+        _estimate_work(model, inputs, rows),
     )
     return statistics
+
+
+def _estimate_work(
+    model: Model, inputs_by_start: Sequence[PassInputs], rows: RowSource
+) -> WorkEstimate | None:
+    """Estimate the work of a pass, by which its groups of chunks are cut into tasks.
+
+    None if they are not: counts take less time than reading, and the number of tasks that take
+    steps of their own is part of the method.
+    """
+    if model.counts_key(rows.n_features) is not None or isinstance(model, CanLearnLocally):
+        return None
+    n_rows = max(rows.rows_per_chunk, default=0)
+    estimates = [
+        model.estimate_work(p.params, p.working, rows.n_features, n_rows) for p in inputs_by_start
+    ]
+    return WorkEstimate(*(sum(values) for values in zip(*estimates, strict=True)))
 
 
 def _make_pass_inputs(state: FitState, seed: int) -> tuple[PassInputs, ...]:
@@ -370,7 +388,10 @@ def _run_information_pass(
     inputs = PassInputs(state.params, working, RowRandom(seed))
     summarize = partial(_summarize_information, model, inputs)
     statistics: Statistics
-    statistics = collect_statistics(summarize, rows, executor, "errors", progress=progress)
+    work = _estimate_work(model, [inputs], rows)
+    statistics = collect_statistics(
+        summarize, rows, executor, "errors", progress=progress, work=work
+    )
     with limit_blas_threads():
         finished: FitState = model.finish_information_pass(state, statistics)
     return replace(finished, params=convert_to_c_order(finished.params))

@@ -14,8 +14,12 @@ from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriteri
 from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import get_named_arrays
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Statistics
+
+_NANOSECONDS_PER_VALUE = 10.0
+"""Work per row, feature and component of a model that does not estimate its own."""
 
 
 class Model(Protocol):
@@ -55,8 +59,6 @@ class Model(Protocol):
     meaning."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
-    has_expensive_rows: ClassVar[bool] = False
-    """Whether rows are so expensive that groups of a few chunks should be split into more tasks."""
     max_iter: int
     tol: float
     n_components: int | None
@@ -71,6 +73,17 @@ class Model(Protocol):
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the maximum bytes that the central step and the tasks of all threads need."""
         return 0
+
+    def estimate_work(
+        self, params: Any, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of `summarize` per row of a chunk of `n_rows` rows.
+
+        Tasks are sized by it. It is only needed for sums that depend on the parameters: others are
+        counts, for which reading takes longer.
+        """
+        n_values = n_features * (self.n_components or 1)
+        return WorkEstimate(_NANOSECONDS_PER_VALUE * n_values, 8 * n_values)
 
     def list_required_columns(self) -> tuple[str, ...]:
         """Return the names of the per-row columns that passes read from `block.columns`.

@@ -63,6 +63,7 @@ from pipeline.numerics.graphs.kernel_components import (
     sum_kernel,
 )
 from pipeline.params import NumberRange, array_field, optional_array_field
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_samples import DistinctRows, make_unobserved_row_warnings
@@ -141,6 +142,13 @@ class KernelPCA(Model):
         matrices = 8 * (self.landmarks or 0) ** 2
         vectors = 8 * MAX_ROWS * (3 * max(N_EIGENVALUES, self.n_components or 2) + 20)
         return (n_threads + 2) * (3 * rows + 4 * matrices) + vectors
+
+    def estimate_work(
+        self, params: KernelPCAParams, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of the kernels with all landmarks, and of their products."""
+        n_landmarks = len(params.landmarks)
+        return WorkEstimate(8 * n_landmarks + 0.025 * n_landmarks**2, 8 * n_landmarks**2)
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
         """Find the distinct rows."""

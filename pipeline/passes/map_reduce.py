@@ -1,7 +1,7 @@
 """Sum statistics over all rows: map over groups of chunks, then merge along a fixed tree.
 
-Neither the groups nor the tree depend on the number of workers, so sums of floats have the same
-bytes everywhere.
+Groups are cut into tasks of about equal work, see `task_sizes`. Neither groups, tasks nor the tree
+depend on the number of workers, so sums of floats have the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -9,22 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from itertools import accumulate, islice, pairwise, product
+from functools import partial
+from itertools import accumulate, islice, pairwise
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, Tile, iter_blocks
+from pipeline.data.blocks import (
+    WHOLE_CHUNK,
+    BinaryBlock,
+    ChunkPart,
+    PackedChunk,
+    RowSource,
+    Tile,
+    iter_blocks,
+)
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.passes.task_sizes import WorkEstimate, choose_rows_per_task, split_group
 from pipeline.statistics.sums import Statistics
 
 CHUNKS_PER_GROUP = 8
-"""Chunks per task: enough that results are few, few enough that work spreads evenly."""
+"""Chunks whose sum is kept together, and the most that one task sums."""
 TASK_MEMORY = 256 << 20
 """Bytes of statistics that one task may hold; wider data are counted in tiles of features."""
-_MIN_TASKS = 8
 
 
 class Mergeable(Protocol):
@@ -133,14 +141,12 @@ NO_KEPT_SUMS: KeptSums[Any] = KeptSums()
 
 
 class GroupTask(NamedTuple, Generic[S]):
-    """A group of chunks to sum."""
+    """Chunks of a group to sum, or a part of one of its chunks."""
 
     tile: Tile | None  # the pairs of features to count; None means all
     keys: range
+    part: ChunkPart = WHOLE_CHUNK  # of each chunk
     before: S | None = None  # sum of the group's earlier chunks, if it was stored
-    # The task sums every `n_parts`-th block of the group, from block `part` on.
-    part: int = 0
-    n_parts: int = 1
 
 
 def collect_statistics(
@@ -151,10 +157,11 @@ def collect_statistics(
     tiles: Sequence[Tile | None] = (None,),
     progress: Progress = ignore_progress,
     kept: KeptSums[S] = NO_KEPT_SUMS,
+    work: WorkEstimate | None = None,
 ) -> S:
     """Sum `summarize(block)` over all rows; the other parameters are as for `collect_groups`."""
     fold = partial(sum_blocks, summarize)
-    return collect_groups(fold, rows, executor, label, tiles, progress, kept)
+    return collect_groups(fold, rows, executor, label, tiles, progress, kept, work)
 
 
 def collect_groups(
@@ -165,14 +172,14 @@ def collect_groups(
     tiles: Sequence[Tile | None] = (None,),
     progress: Progress = ignore_progress,
     kept: KeptSums[S] = NO_KEPT_SUMS,
-    n_parts: int = 1,
+    work: WorkEstimate | None = None,
 ) -> S:
     """Sum a statistic over all rows, group by group.
 
     Parameters
     ----------
     fold
-        Sums one group of chunks; it is sent to the workers.
+        Sums the rows of one task; it is sent to the workers.
     rows, executor
         The rows, at least one, and where tasks run.
     label, progress
@@ -181,45 +188,48 @@ def collect_groups(
         Sets of feature pairs, each summed in a separate sweep.
     kept
         Stored sums over leading chunks.
-    n_parts
-        Tasks per group. Each task reads all chunks of the group and sums its share of the blocks.
+    work
+        Estimate of the work per row, by which groups are cut into tasks; None makes every group a
+        task.
     """
+    size = float("inf") if work is None else choose_rows_per_task(work, rows.rows_per_chunk)
     stored = [kept.load(tile) for tile in tiles]
-    tasks_by_tile = [
-        _make_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, stored, strict=True)
+    groups_by_tile = [
+        _make_tasks(*pair, rows.rows_per_chunk, size) for pair in zip(tiles, stored, strict=True)
     ]
-    tasks = [task for tile_tasks in tasks_by_tile for task in tile_tasks]
+    tasks = [task for groups in groups_by_tile for group in groups for task in group]
     parts = []
     with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as mapped:
-        results = _merge_parts(_iter_with_progress(mapped, len(tasks), label, progress), n_parts)
-        for tile, before, tile_tasks in zip(tiles, stored, tasks_by_tile, strict=True):
-            # `zip` asks for a task before it asks for a result, so no result is lost at the end.
-            groups = zip((task.keys for task in tile_tasks[::n_parts]), results, strict=False)
-            merged = before.add_groups(groups)
+        results = _iter_with_progress(mapped, len(tasks), label, progress)
+        for tile, before, groups in zip(tiles, stored, groups_by_tile, strict=True):
+            merged = before.add_groups(_merge_tasks(group, results) for group in groups)
             kept.save(tile, merged)
             parts.append(_merge_all_chunks(merged))
     return type(parts[0]).stitch(parts)
 
 
-def count_parts_per_group(n_chunks: int) -> int:
-    """Return the number of tasks per group, more for few groups; it depends on the data alone."""
-    return max(1, _MIN_TASKS // max(1, len(split_chunks_into_groups(n_chunks))))
-
-
 def _make_tasks(
-    tile: Tile | None, stored: MergedChunks[S], n_chunks: int, n_parts: int
-) -> list[GroupTask[S]]:
-    parts = product(split_chunks_into_groups(n_chunks, stored.n_chunks), range(n_parts))
-    return [
-        GroupTask(tile, keys, None if k else stored.open_group, part, n_parts)
-        for k, (keys, part) in enumerate(parts)
+    tile: Tile | None, stored: MergedChunks[S], rows_per_chunk: Sequence[int], size: float
+) -> list[list[GroupTask[S]]]:
+    """Return the tasks of each group, of about `size` rows each."""
+    groups = split_chunks_into_groups(len(rows_per_chunk), stored.n_chunks)
+    tasks: list[list[GroupTask[S]]] = [
+        [GroupTask(tile, *piece) for piece in split_group(keys, rows_per_chunk, size)]
+        for keys in groups
     ]
+    if tasks:
+        tasks[0][0] = tasks[0][0]._replace(before=stored.open_group)
+    return tasks
 
 
-def _merge_parts(results: Iterator[S | None], n_parts: int) -> Iterator[S | None]:
-    while group := list(islice(results, n_parts)):
-        parts = [part for part in group if part is not None]
-        yield reduce(lambda total, part: total.merge(part), parts) if parts else None
+def _merge_tasks(
+    tasks: Sequence[GroupTask[S]], results: Iterator[S | None]
+) -> tuple[range, S | None]:
+    """Merge the results of a group's tasks in order; None if the group has no rows."""
+    total = None
+    for part in islice(results, len(tasks)):
+        total = part if total is None or part is None else total.merge(part)
+    return range(tasks[0].keys.start, tasks[-1].keys.stop), total
 
 
 def _merge_all_chunks(merged_chunks: MergedChunks[S]) -> S:
@@ -243,12 +253,11 @@ def _iter_with_progress(
 def reduce_group(
     fold: GroupReducer[S], read: Callable[[int], PackedChunk], task: GroupTask[S]
 ) -> S | None:
-    """Sum a group, reading its chunks one by one; return None if it has no rows of the split."""
+    """Sum the rows of a task, reading its chunks one by one; None if it has none of the split."""
 
     def read_blocks() -> Iterator[BinaryBlock]:
-        blocks = (replace(b, tile=task.tile) for key in task.keys for b in iter_blocks(read(key)))
-        own_blocks = islice(blocks, task.part, None, task.n_parts)
-        return (block for block in own_blocks if block.n_samples)
+        blocks = (block for key in task.keys for block in iter_blocks(read(key), task.part))
+        return (replace(block, tile=task.tile) for block in blocks if block.n_samples)
 
     return fold(read_blocks, task.before)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,12 +150,18 @@ class HasNbytes(Protocol):
 S = TypeVar("S", bound=HasNbytes)
 CacheKey = tuple[Hashable, int]
 
+_in_use: WeakValueDictionary[CacheKey, HasNbytes] = WeakValueDictionary()
+"""All chunks in memory: those that tasks work on, the cached ones, and the latest."""
 _cache: dict[CacheKey, HasNbytes] = {}
+_latest: list[HasNbytes] = []
+"""The chunk read last, as the next task often works on another part of it."""
 _lock = Lock()
+_read_locks = [Lock() for _ in range(64)]
+"""Let threads that need the same chunk at the same time read it once."""
 
 
 def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], S]) -> S:
-    """Return a chunk from the cache, or read it and cache it if there is room.
+    """Return a chunk that is in memory, or read it and cache it if there is room.
 
     Chunks of other rows make room, oldest first. Chunks of the same rows do not: a pass in cycles
     would evict every chunk just before its next use.
@@ -170,13 +177,15 @@ def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], 
     read
         Reads the chunk.
     """
-    cached = _cache.get((rows, key))
-    if cached is not None:
-        return cached  # type: ignore[return-value]
-    chunk = read()
-    with _lock:
-        if _evict_other_chunks(rows, memory - chunk.nbytes):
-            _cache[rows, key] = chunk
+    with _read_locks[hash((rows, key)) % len(_read_locks)]:
+        known = _in_use.get((rows, key))
+        if known is not None:
+            return known  # type: ignore[return-value]
+        chunk = read()
+        with _lock:
+            _in_use[rows, key], _latest[:] = chunk, [chunk]
+            if _evict_other_chunks(rows, memory - chunk.nbytes):
+                _cache[rows, key] = chunk
     return chunk
 
 
@@ -184,6 +193,8 @@ def clear_chunk_cache() -> None:
     """Empty this process's cache."""
     with _lock:
         _cache.clear()
+        _latest.clear()
+        _in_use.clear()
 
 
 def _evict_other_chunks(rows: Hashable, memory: int) -> bool:

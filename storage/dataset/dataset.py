@@ -79,6 +79,12 @@ class BinaryDataset(StorageReprMixin):
         return len(self.chunks)
 
     @property
+    def rows_per_chunk(self) -> list[int]:
+        """Number of rows of each chunk, (n_chunks,)."""
+        rows: list[int] = self.chunks[:, 1].tolist()
+        return rows
+
+    @property
     def n_segments(self) -> int:
         """Number of segments."""
         return len(self.segment_names)

@@ -54,7 +54,7 @@ def rounds(rows: RowSource, layer: Any, rate: float, executor: Executor) -> None
 def rows_in(folder: Path, X: np.ndarray, words_per_chunk: int) -> RowSource:
     """Rows on disk that every process keeps once it has read them."""
     dataset = write_arrays(folder / f"{words_per_chunk}.zarr", X, words_per_chunk=words_per_chunk)
-    return RowSource(dataset.make_reader(memory=1 << 30), dataset.n_chunks, N_FEATURES, 1)
+    return RowSource(dataset.make_reader(memory=1 << 30), dataset.rows_per_chunk, N_FEATURES, 1)
 
 
 def main() -> None:

@@ -65,4 +65,4 @@ def write_arrays(
 
 def make_test_row_source(dataset: BinaryDataset, split: str | None = None) -> RowSource:
     read = ChunkReader(str(dataset.path), dataset.digest, split)
-    return RowSource(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+    return RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)

@@ -90,7 +90,7 @@ def make_memory_rows(data: DenseData, chunk_sizes: Sequence[int] | None = None) 
     assert sum(sizes) == len(data.X)
     spans = pairwise(np.cumsum([0, *sizes]).tolist())
     chunks = tuple(_make_chunk(data.take_rows(slice(a, b)), a) for a, b in spans)
-    return RowSource(StrategyReader(chunks), len(chunks), data.X.shape[1], data.n_segments)
+    return RowSource(StrategyReader(chunks), sizes, data.X.shape[1], data.n_segments)
 
 
 def make_memory_blocks(

@@ -71,6 +71,7 @@ from pipeline.numerics.probit.probit_scores import (
     orthant_scores,
     quadrature_scores,
 )
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.sums import ScoreSums
@@ -112,7 +113,6 @@ class BinaryICALikelihood(ProbitICA):
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
     signed_arrays: ClassVar[tuple[str, ...]] = ("mixing", "source_means")
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("likelihood_error",)
-    has_expensive_rows: ClassVar[bool] = True
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
     starts: int = setting(3, minimum=1)
@@ -131,6 +131,29 @@ class BinaryICALikelihood(ProbitICA):
         products = n_shared**2 + n_segments * n_own * n_shared
         start = self._make_start_model().estimate_memory(n_features, n_segments, n_threads)
         return max(start, 8 * products * (2 * n_threads + 4))
+
+    def estimate_work(
+        self, params: BinaryICALikelihoodParams, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of the scores, which are computed once for each distinct row of a block.
+
+        Real rows repeat more often than independent features would: 21,574 rows of 16 features had
+        3,152 distinct ones.
+        """
+        n_segments, q = params.source_means.shape
+        n_parameters = n_features * (q + 1) + 2 * q
+        score_rows = self._choose_score_function(n_features, q)
+        if score_rows is ep_scores:
+            nanoseconds = 120.0 * n_features * q
+        elif score_rows is quadrature_scores:
+            nanoseconds = (1150.0 if q == 1 else 8500.0) * n_features
+        else:
+            nanoseconds = 45_000.0 * n_features
+        n_distinct = n_segments * 2 ** (0.75 * min(n_features, 64))
+        nanoseconds += 0.07 * n_parameters**2
+        return WorkEstimate(
+            nanoseconds * min(1.0, n_distinct / max(n_rows, 1)), 8 * n_parameters**2
+        )
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
         """Count the pairs of a block, as BLICA does."""

@@ -105,6 +105,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     draw_nodes,
 )
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
@@ -216,6 +217,26 @@ class LatentTrait(Model):
         if self.estimator not in ("variational", "ep"):
             width = max(width, 2 * self._n_nodes(min(q, MAX_COMPONENTS)))
         return 8 * n_features * width * 4 * n_threads
+
+    def estimate_work(
+        self, params: LatentTraitParams, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of the E-step; the pass for errors also returns products of scores."""
+        q = params.weights.shape[1]
+        width = (q + 1) * (q + 2)
+        if "is_centred" in working:
+            per_feature = 40 + 12 * CENTRED_NODES_PER_AXIS[q] ** q
+        elif "by_sites" in working:
+            per_feature = 400 + 3 * q**2
+        elif (nodes := nodes_from_working(working)) is not None:
+            n_nodes = len(nodes.points)
+            per_feature, width = (0.2 + 5 / n_features) * n_nodes, 2 * n_nodes
+        else:
+            per_feature = 20 + 1.1 * q**2
+        n_sums = n_features * width
+        if "share" in working:
+            n_sums += 3 * min(n_features * (q + 1), MAX_PARAMETERS) ** 2
+        return WorkEstimate(per_feature * n_features, 8 * n_sums)
 
     def _n_nodes(self, n_components: int) -> int:
         if self.estimator == "sampling":

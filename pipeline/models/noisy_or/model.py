@@ -83,6 +83,7 @@ from pipeline.models.noisy_or.gibbs import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_samples import RowSample
@@ -201,6 +202,16 @@ class NoisyOr(Model):
         n_hidden = sum(self._sizes or (MAX_CHOSEN_UNITS, MAX_CHOSEN_UNITS // 2))
         row_bytes = 60 * (n_features + n_hidden)
         return (n_threads + 1) * (SAMPLE_ROWS * row_bytes + 100 * n_features * n_hidden)
+
+    def estimate_work(
+        self, params: NoisyOrParams, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of the sweeps, after a pass without sums."""
+        if working["searching"]:
+            return WorkEstimate(0)
+        n_weights = sum(weights.size for weights in params.weights)
+        n_sweeps = _PASS_SWEEPS_FACTOR * self.sweeps
+        return WorkEstimate(4.0 * n_weights * n_sweeps, 16 * n_weights)
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
         """MAP: draw the sample, and count the features."""

@@ -62,7 +62,7 @@ def counted(
     """Count pairs by segment; give the bytes, and how many chunks were read."""
     log.write_text("")
     reader = LoggedReader(str(dataset.path), dataset.digest, split, log=str(log))
-    rows = RowSource(reader, dataset.n_chunks, N_FEATURES, dataset.n_segments)
+    rows = RowSource(reader, dataset.rows_per_chunk, N_FEATURES, dataset.n_segments)
     kept = open_kept_statistics(dataset, split, PairCounts, what)
     found = collect_statistics(COUNT, rows, SerialExecutor(), "pairs", tiles, kept=kept)
     arrays = {name: np.asarray(a).tobytes() for name, a in found.to_arrays().items()}

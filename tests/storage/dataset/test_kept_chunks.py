@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +71,25 @@ def test_without_memory_nothing_is_kept_and_nothing_dropped(ask: Callable[..., l
     assert ask("b", range(2), 0) == [0, 1]
     assert ask("b", range(2), 0) == [0, 1]
     assert ask("a", range(2), 20) == []
+
+
+def test_parts_of_a_chunk_are_worked_on_after_a_single_read(ask: Callable[..., list[int]]) -> None:
+    for _ in range(3):
+        ask("a", range(7, 8), 0)
+    assert ask("a", range(7, 9), 0) == [8]
+
+
+def test_threads_that_need_the_same_chunk_read_it_once() -> None:
+    read: list[int] = []
+
+    def reading() -> Bytes:
+        read.append(0)
+        time.sleep(0.05)
+        return Bytes(10)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(get_or_read_chunk, "a", 0, 0, reading) for _ in range(4)]
+    assert len({id(future.result()) for future in found}) == len(read) == 1
 
 
 def test_a_reader_keeps_whole_chunks_of_its_own_split(

@@ -1,0 +1,179 @@
+"""Tasks of a pass: how evenly they spread over workers, and how near the estimated work comes.
+
+python -m tests.benchmarks task_sizes [ROWS FEATURES TRAITS]
+
+A pass of the latent-trait model by quadrature on one worker process and on two, in turn: seconds,
+CPU seconds of each worker, and the load of the machine, without which the seconds mean little. Then
+the CPU time of each task of a pass, and the schedule that these times give on more workers, if the
+process that started the pass needs the time for each task that `task_sizes` assumes. 400,000 rows
+of 64 features and 2 traits unless given. Last, the measured work of models over the estimated work.
+"""
+
+import heapq
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.data.datasets import make_row_source
+from pipeline.data.blocks import BinaryBlock, RowSource
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
+from pipeline.executors.dask import DaskExecutor
+from pipeline.executors.usage import measure_usage
+from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
+from pipeline.models.base import Model
+from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.kernel_pca import KernelPCA
+from pipeline.models.latent_trait import LatentTrait
+from pipeline.models.state import FitState
+from pipeline.numerics.bits.kernels import pack_rows
+from pipeline.random import RowRandom
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
+from tests.benchmarks.workers import worker_processes
+from tests.support.data import ArrayBatch
+
+OVERHEAD, AHEAD = 2e-3, 2
+PASSES = 3
+
+
+def draw_rows(n_rows: int, n_features: int, n_traits: int, seed: int = 0) -> np.ndarray:
+    """Rows of items that depend on normal traits."""
+    rng = np.random.default_rng(seed)
+    items = np.random.default_rng(1).standard_normal((n_traits, n_features), np.float32)
+    traits = rng.standard_normal((n_rows, n_traits), np.float32)
+    p = 1 / (1 + np.exp(-traits @ items))
+    return (rng.random((n_rows, n_features), np.float32) < p).astype(np.uint8)
+
+
+def write_dataset(path: Path, n_rows: int, n_features: int, n_traits: int) -> BinaryDataset:
+    """Rows in chunks as `ingest` chooses them."""
+    names = [f"f{i}" for i in range(n_features)]
+    with create_dataset(path, names, expected_rows=n_rows) as writer:
+        for first in range(0, n_rows, 100_000):
+            n = min(100_000, n_rows - first)
+            writer.add(ArrayBatch(draw_rows(n, n_features, n_traits, first)))
+    return open_dataset(path)
+
+
+def measure_cpu(executor: DaskExecutor) -> dict[str, float]:
+    """CPU seconds of each worker so far."""
+    return {a: usage.cpu_seconds for a, usage in executor.run_on_workers(measure_usage).items()}
+
+
+def compare_workers(model: Model, state: FitState, rows: RowSource) -> None:
+    """Time passes on one worker and on two, in turn."""
+    run = partial(collect_pass_statistics, model, state, rows, seed=0)
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    with worker_processes(1) as one, worker_processes(2) as two:
+        executors = {1: one, 2: two}
+        for executor in executors.values():
+            run(executor=executor)  # imports, and compiles
+        begun = {n: measure_cpu(executor) for n, executor in executors.items()}
+        for n in [1, 2] * PASSES:
+            start = time.perf_counter()
+            run(executor=executors[n])
+            seconds[n].append(time.perf_counter() - start)
+        for n, executor in executors.items():
+            cpu = [spent - begun[n][a] for a, spent in measure_cpu(executor).items()]
+            shares = ", ".join(f"{spent / PASSES:.2f}" for spent in cpu)
+            print(f"{n} workers: {np.median(seconds[n]):.2f} s a pass, CPU seconds {shares}")
+    ratio = np.median(seconds[1]) / np.median(seconds[2])
+    print(f"two against one: {ratio:.2f} times as fast, load average {os.getloadavg()[0]:.1f}")
+
+
+@dataclass
+class TimingExecutor:
+    """Serial executor that notes the CPU seconds of each task."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Apply a function to every item."""
+        with limit_blas_threads():
+            for item in items:
+                start = time.process_time()
+                result = function(item)
+                self.seconds.append(time.process_time() - start)
+                yield result
+
+
+def simulate(seconds: Sequence[float], n_workers: int) -> float:
+    """Seconds that a pass takes if tasks are sent and received in order, as executors do."""
+    free, ends, clock = [0.0] * n_workers, [], 0.0
+    for k, task in enumerate(seconds):
+        if k >= AHEAD * n_workers:  # wait for the oldest task
+            clock = max(clock, ends[k - AHEAD * n_workers])
+        clock += OVERHEAD
+        ends.append(max(clock, heapq.heappop(free)) + task)
+        heapq.heappush(free, ends[-1])
+    return max(ends)
+
+
+def print_schedule(model: Model, state: FitState, rows: RowSource) -> None:
+    """Measure the tasks of a pass, and simulate it on more workers."""
+    collect_pass_statistics(model, state, rows, SerialExecutor(), 0)
+    executor = TimingExecutor()
+    collect_pass_statistics(model, state, rows, executor, 0)  # type: ignore[arg-type]
+    tasks = np.array(executor.seconds)
+    spread = np.quantile(tasks, [0.05, 0.5, 0.95])
+    print(f"{len(tasks)} tasks, {tasks.sum():.1f} s; 5, 50 and 95 %: {spread.round(3)} s")
+    for n in (2, 16, 64):
+        efficiency = tasks.sum() / n / simulate(tasks, n)
+        print(f"simulated on {n} workers: efficiency {efficiency:.2f}")
+
+
+def print_estimates() -> None:
+    """Print measured over estimated work."""
+    shapes = [(16, 1), (64, 2), (64, 3), (400, 2)]
+    cases: list[tuple[Model, int, int]] = [
+        (LatentTrait(q, estimator=name), f, q)
+        for f, q in shapes
+        for name in ("variational", "quadrature", "ep")
+    ]
+    cases += [(BernoulliMixture(k, starts=1), f, 2) for f in (16, 400) for k in (2, 50)]
+    cases += [(KernelPCA(landmarks=n), 64, 2) for n in (100, 1000)]
+    for model, n_features, q in cases:
+        X = draw_rows(4000, n_features, q)
+        block = BinaryBlock(pack_rows(X), None, len(X), rows=np.arange(len(X)))
+        rng = RowRandom(0)
+        state = initialize_fit(model, model.summarize_first(block, rng), 0)
+        run = partial(model.summarize, state.params, state.working, block, rng)
+        spent = []
+        for _ in range(4):
+            start = time.process_time()
+            run()
+            spent.append(1e9 * (time.process_time() - start) / len(X))
+        work = model.estimate_work(state.params, state.working, n_features, len(X))
+        kind = getattr(model, "estimator", "")
+        print(
+            f"{model.name:18s} {kind:12s} {n_features:4d} features"
+            f": {min(spent):9.0f} ns a row, {min(spent) / work.nanoseconds:.2f} times the estimate"
+        )
+
+
+def main() -> None:
+    """Print all of it."""
+    n_rows, n_features, n_traits = (
+        map(int, sys.argv[1:4]) if len(sys.argv) > 3 else (400_000, 64, 2)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = write_dataset(Path(folder) / "data.zarr", n_rows, n_features, n_traits)
+        rows = make_row_source(dataset, memory=1 << 30)
+        model = LatentTrait(n_traits, estimator="quadrature")
+        state = initialize_fit(model, collect_first_statistics(model, rows, SerialExecutor(), 0), 0)
+        print_schedule(model, state, rows)
+        compare_workers(model, state, rows)
+    with limit_blas_threads():
+        print_estimates()
+
+
+if __name__ == "__main__":
+    main()
