@@ -17,6 +17,7 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts.artifacts import load_artifact
+from storage.dataset.chunks import clear_chunk_cache
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import append_dataset, create_dataset
 from tests.support.clusters import LoggedReader
@@ -61,6 +62,7 @@ def counted(
 ) -> tuple[dict[str, bytes], int]:
     """Count pairs by segment; give the bytes, and how many chunks were read."""
     log.write_text("")
+    clear_chunk_cache()
     reader = LoggedReader(str(dataset.path), dataset.digest, split, log=str(log))
     rows = RowSource(reader, dataset.rows_per_chunk, N_FEATURES, dataset.n_segments)
     kept = open_kept_statistics(dataset, split, PairCounts, what)
