@@ -102,7 +102,7 @@ def test_chunks_in_memory_hold_every_row_once(
     whole = make_in_memory(X, per_row)
     monkeypatch.setattr("pipeline.data.datasets._CHUNK_BYTES", 16 * len(NAMES))
     cut = make_in_memory(X, per_row)
-    assert (whole.n_chunks, cut.n_chunks) == (1, -(-N_ROWS // 128))
+    assert (len(whole.rows_per_chunk), len(cut.rows_per_chunk)) == (1, -(-N_ROWS // 128))
     for name in ("segment_names", "levels", "n_rows"):
         assert getattr(cut, name) == getattr(whole, name)
     fits = [api.fit(data, "clipped-pca", components=1) for data in (whole, cut)]
@@ -272,7 +272,7 @@ MEANT = [[1, 0], [0, np.nan], [np.nan, 1], [1, 0]]
 
 
 def unpack_values(dataset: Any) -> np.ndarray:
-    (chunk,) = (dataset.make_reader()(key) for key in range(dataset.n_chunks))
+    (chunk,) = (dataset.make_reader()(key) for key in range(len(dataset.rows_per_chunk)))
     unpacked = [
         np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : dataset.n_rows].T
         for words in (chunk.words, chunk.observed)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _HELP_WIDTH, _NAMES_WIDTH, _MAX_CHOICES = 79, 24, 6
 DONE, FAILED, BAD_INPUT, ALERT, INTERRUPTED = 0, 1, 2, 3, 130
-_EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad arguments or input, {}130 interrupted.\n"
+_EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad input, {}130 interrupted.\n"
 EXIT_CODES = _EXIT_CODES.format("")
 """Exit codes in the help of most commands."""
-FIT_EXIT_CODES = _EXIT_CODES.format("3 drift above the limit, ")
+FIT_EXIT_CODES = _EXIT_CODES.format("3 drift, ")
 """Exit codes in the help of `fit`."""
 
 _interrupt_received = threading.Event()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from distributed import LocalCluster
 
-from flows.running import clusters, tls
+from flows.running import tls
 from tests.support.data import draw_probit_rows, write_arrays
 
 
@@ -229,9 +229,8 @@ def test_an_unknown_example_gets_a_suggestion(refused):
 @pytest.fixture
 def hasty(monkeypatch):
     """Wait for a cluster 1 s, not 10."""
-    for module in (clusters, tls):
-        assert module.CONNECT_SECONDS == 10
-        monkeypatch.setattr(module, "CONNECT_SECONDS", 1.0)
+    assert tls.CONNECT_SECONDS == 10
+    monkeypatch.setattr(tls, "CONNECT_SECONDS", 1.0)
 
 
 @pytest.mark.usefixtures("hasty")
