@@ -25,9 +25,8 @@ from pipeline.params import NumberRange, array_field
 from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
-_MIN_VARIANCE = 1e-4
 _UNIFORM_VARIANCE = 0.2
-_PRIOR_WEIGHT = 3.0  # similarity for 10 sources of 10 features: 0.9909 with 1, 0.9914 with 3
+_PRIOR_WEIGHT = 12.0  # of the prior of norms, per norm that the data leave open
 _MAX_PATH_POINTS = 8
 _MAX_STEP = 1.0  # change of a log variance, or of A by its largest entry
 
@@ -140,8 +139,8 @@ class PriorVariances(NamedTuple):
     ----------
     norms
         Variance of log ‖a_i‖ about its mean over features. With as many components as features, the
-        data hardly determine it. It therefore has a prior, with three times the weight of the data,
-        at 0.2 / K, the variance for rows with K uniform entries.
+        data hardly determine it. As far as they leave it open, it has a prior at 0.2 / K, the
+        variance for rows with K uniform entries.
     offsets, means, log_variances
         Variances of c, μ and log σ² about 0.
     """
@@ -150,6 +149,11 @@ class PriorVariances(NamedTuple):
     offsets: float
     means: float
     log_variances: float
+
+
+# Narrower priors of means and log variances would pull values that the data determine, so that fits
+# end below their start and intervals cover too little.
+_LOWEST_VARIANCES = PriorVariances(norms=1e-4, offsets=1e-4, means=1.0, log_variances=4.0)
 
 
 class PosteriorMaximum(NamedTuple):
@@ -192,7 +196,9 @@ class SearchPath(NamedTuple):
 def make_initial_priors(point: ParameterPoint) -> PriorVariances:
     """Return the initial prior variances."""
     spread = float((point.offsets**2).mean())
-    return PriorVariances(_UNIFORM_VARIANCE / point.mixing.shape[1], max(spread, 0.25), 0.25, 1.0)
+    return _LOWEST_VARIANCES._replace(
+        norms=_UNIFORM_VARIANCE / point.mixing.shape[1], offsets=max(spread, 0.25)
+    )
 
 
 def log_prior(point: ParameterPoint, priors: PriorVariances) -> float:
@@ -326,16 +332,15 @@ def _update_variance(
 ) -> float:
     """Return the self-consistent variance (MacKay 1992), in steps of bounded size.
 
-    `prior_variance` counts as the variance of `_PRIOR_WEIGHT` times as many additional values.
+    `prior_variance` counts as the variance of `_PRIOR_WEIGHT` additional values for each value that
+    the data leave open.
     """
-    n, n_known = values.size, max(values.size - float(unknown.sum()) / current, 1e-3)
-    squares = float((values**2).sum())
-    target = (
-        squares / n_known
-        if prior_variance is None
-        else (squares + _PRIOR_WEIGHT * n * prior_variance) / (n_known + _PRIOR_WEIGHT * n)
-    )
-    return max(min(max(target, current / 4), current * 4), _MIN_VARIANCE)
+    n_unknown = min(float(unknown.sum()) / current, values.size)
+    squares, n_known = float((values**2).sum()), max(values.size - n_unknown, 1e-3)
+    if prior_variance is not None:
+        squares += _PRIOR_WEIGHT * n_unknown * prior_variance
+        n_known += _PRIOR_WEIGHT * n_unknown
+    return min(max(squares / n_known, current / 4), current * 4)
 
 
 def make_empty_path(point: ParameterPoint) -> SearchPath:
@@ -362,7 +367,8 @@ def update_priors(
     prior_variances = (_UNIFORM_VARIANCE / n_components, None, None, None)
     *values, logs = _split_by_prior(point)
     values.append(_limit_common_part(logs))
-    return PriorVariances(*map(_update_variance, values, unknown, priors, prior_variances))
+    variances = map(_update_variance, values, unknown, priors, prior_variances)
+    return PriorVariances(*map(max, variances, _LOWEST_VARIANCES))
 
 
 def _limit_common_part(logs: Array) -> Array:

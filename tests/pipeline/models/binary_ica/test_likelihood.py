@@ -65,6 +65,26 @@ def at(params, mixing, means, variances):
     return params.with_point(point)
 
 
+def draw_unequal_rows(seed, rows=1000, segments=40):
+    """Rows of six features whose mixing rows have lengths e^N(0, 1)."""
+    rng = np.random.default_rng(seed)
+    mixing = rng.standard_normal((6, 2))
+    mixing *= np.exp(rng.standard_normal((6, 1))) / np.linalg.norm(mixing, axis=1, keepdims=True)
+    deviations = np.exp(0.5 * rng.standard_normal((segments, 1, 2)))
+    sources = deviations * rng.standard_normal((segments, rows, 2))
+    return (sources @ mixing.T + rng.standard_normal((segments, rows, 6)) > 0).reshape(-1, 6)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_fit_never_ends_below_its_start(seed):
+    X = draw_unequal_rows(seed).astype(np.uint8)
+    rows, model = pack_rows_in_memory(X, 40), BinaryICALikelihood(2)
+    first = collect_first_statistics(model, rows, SerialExecutor(), 0)
+    start = initialize_fit(model, first, 0)
+    end = fit_model(model, rows, SerialExecutor(), 0)
+    assert log_likelihood(end.params, X, 40) > log_likelihood(start.params, X, 40)
+
+
 @pytest.mark.matrix
 def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth():
     # Of few rows BLICA's answer, which nothing shrinks, may have the larger likelihood.
@@ -86,7 +106,8 @@ def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
     _, rows, X = drawn(rows=100)
     state = fit_model(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
     assert "stopped before converging, after 2 passes; raise {max_iter}" in state.warnings[0].text
-    assert log_likelihood(state.params, X) / len(X) == pytest.approx(state.history[-1], rel=1e-9)
+    # The passes integrate with wider steps.
+    assert log_likelihood(state.params, X) / len(X) == pytest.approx(state.history[-1], rel=1e-7)
 
 
 @pytest.mark.parametrize("variance", [0.0, np.inf])
@@ -192,7 +213,7 @@ def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
     _, _, X, state = found
     point, n = state.params.point, 3
     logs = point.log_variances[:n] - point.log_variances[:n].mean(axis=0)
-    some = ParameterPoint(*point[:2], point.means[:n], logs)
+    some = ParameterPoint(*point[:2], 20 * point.means[:n], 10 * logs)  # above the lowest variances
     blocks = [replace(pack_block(X[400 * u : 400 * (u + 1)]), segment=u) for u in range(n)]
     sums = reduce(ScoreSums.merge, (sum_scores(state.params, b, quadrature_scores) for b in blocks))
     path, priors = make_empty_path(some).add_point(some, sums), make_initial_priors(some)
