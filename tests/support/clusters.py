@@ -42,13 +42,13 @@ class DeadlyReader:
 
 @dataclass(frozen=True)
 class LoggedReader(ChunkReader):
-    """Leaves a byte in a file for every chunk that it reads."""
+    """Writes the key of every chunk that it reads on a line of a file."""
 
     log: str = ""
 
     def _read(self, key: int) -> Chunk:
         with Path(self.log).open("a") as file:
-            file.write(".")
+            file.write(f"{key}\n")
         return super()._read(key)
 
 
