@@ -40,7 +40,7 @@ def iter_shuffled_rows(
     order = rng.stream("order")
     for portion in _iter_portions(blocks, size):
         rows = np.concatenate([block.rows for block in portion])
-        yield _unpack_blocks(portion, np.argsort(order.uniform(rows, 1)[:, 0], kind="stable"))
+        yield _unpack_blocks(portion, np.argsort(order.uniform(rows, 1)[:, 0]))
 
 
 def split_into_batches(

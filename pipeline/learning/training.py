@@ -99,12 +99,11 @@ class Optimiser:
             momentum_step(parameters, gradient, memory["velocity"], number(rate), share)
             return
         memory["steps"][0] += 1
-        steps, shares = float(memory["steps"][0]), (self.momentum, _ADAM_BETA_2)
-        first, second = (1 - share**steps for share in shares)
-        length, floor = rate * math.sqrt(second) / first, self.floor * math.sqrt(second)
-        gains = (number(1 - shares[0]), number(1 - shares[1]))
-        means = memory["first"], memory["second"]
-        adam_step(parameters, gradient, *means, number(length), gains, number(floor))
+        steps = float(memory["steps"][0])
+        first, root = 1 - self.momentum**steps, math.sqrt(1 - _ADAM_BETA_2**steps)
+        length, floor = number(rate * root / first), number(self.floor * root)
+        gains = (number(1 - self.momentum), number(1 - _ADAM_BETA_2))
+        adam_step(parameters, gradient, memory["first"], memory["second"], length, gains, floor)
 
 
 class GradientLearner:

@@ -124,7 +124,7 @@ _STATES_PER_TASK, _STATES_AT_ONCE = 1 << 16, 1 << 12
 _CHAINS_PER_TASK = 100
 _COOLING_PASSES = 20
 # In cooling passes, there are this many times as many chains, fewer the larger the machine is.
-_MIN_CHAIN_FACTOR, _MAX_CHAIN_FACTOR, _COOLING_WORK = 2, 10, 1 << 18
+_MIN_CHAIN_FACTOR, _MAX_CHAIN_FACTOR, _COOLING_WORK = 2, 32, 1 << 19
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
@@ -484,16 +484,18 @@ class ContrastLearner(GradientLearner):
         super().__init__(theta, rule.optimiser, memory, rule.rate)
         self._rule, self._shares, self._n_chains, self._first = rule, shares, len(chains), -1
         self._missing, self._rng = rng.stream("missing"), rng.stream("chains")
-        places = rule.batch + (len(chains) or rule.batch)
+        n_places, (n_rows, n_columns) = rule.batch + (len(chains) or rule.batch), theta.shape
         # The rows of a batch end where the chains start, so that both form one matrix.
-        self._units = np.ones((places, theta.shape[0]), np.float32)
-        self._hidden = np.ones((places, theta.shape[1]), np.float32)
+        self._units = np.ones((n_places, n_rows), np.float32)
+        self._hidden = np.empty((n_places, n_columns), np.float32)
         self._units[rule.batch : rule.batch + len(chains), :-1] = chains
         self._draws: UnitDraws | None = None
         # Reused by every step: newly allocated memory would have to be paged in.
-        self._hidden_in = np.empty((places, theta.shape[1] - 1), np.float32)
-        self._visible_in = np.empty((places, theta.shape[0] - 1), np.float32)
-        self._gradient, self._change = np.empty_like(theta), np.empty_like(theta)
+        self._hidden_in = np.empty((n_places, n_columns - 1), np.float32)
+        self._visible_in = np.empty((n_places, n_rows - 1), np.float32)
+        self._gradient, self._change = np.empty_like(theta), np.zeros_like(theta)
+        self._flat_gradient, self._flat_change = self._gradient.ravel(), self._change.ravel()
+        self._up, self._down = theta[:, :-1], theta[:-1].T
 
     @property
     def chains(self) -> Bits:
@@ -515,79 +517,108 @@ class ContrastLearner(GradientLearner):
         self._units[batch_places, :-1] = batch.X
         if batch.observed is not None:
             self._fill_missing(batch_places, batch.observed, UnitDraws(self._missing.key, rows))
-        is_persistent = self._n_chains > 0
-        inputs = self._hidden_inputs(slice(batch_places.start, middle + self._n_chains))
-        self._fill_hidden(batch_places, inputs[:n_rows], 1 / n_rows)
-        chains = self._advance_chains(inputs[n_rows:] if is_persistent else inputs, rows)
+        chains = slice(middle, middle + (self._n_chains or n_rows))
         both = slice(batch_places.start, chains.stop)
-        gradient = np.matmul(self._units[both].T, self._hidden[both], out=self._gradient)
-        activity = self._hidden[batch_places, :-1].sum(axis=0)
-        centre_gradient(theta_as_layer(gradient), self._shares, activity)
-        self._move(self._regularise(gradient, activity), activity)
+        self._advance_chains(batch_places, chains, rows)
+        units, hidden, inputs = self._units[both], self._hidden[both], self._hidden_in[both]
+        activity = fill_contrast(inputs, n_rows, hidden)
+        gradient = np.matmul(units.T, hidden, out=self._gradient)
+        centre_theta_gradient(gradient, self._shares, activity)
+        self._regularise(gradient, activity)
+        self._optimiser.step(self._flat_change, self._flat_gradient, self.memory, self._rate)
+        move_theta(self.theta, self._change, self._shares, activity)
 
-    def _hidden_inputs(self, places: slice) -> Singles:
-        return np.matmul(self._units[places], self.theta[:, :-1], out=self._hidden_in[places])
-
-    def _visible_inputs(self, places: slice) -> Singles:
-        return np.matmul(self._hidden[places], self.theta[:-1].T, out=self._visible_in[places])
-
-    def _fill_hidden(self, places: slice, inputs: Singles, weight: float) -> None:
-        """Set hidden units to their probabilities times a row weight."""
-        hidden = self._hidden[places]
-        hidden[:, -1] = weight
-        fill_probabilities(inputs, inputs.shape[1], hidden, np.float32(weight))
-
-    def _advance_chains(self, inputs: Singles, rows: RowNumbers) -> slice:
-        """Take the Gibbs steps from the inputs of hidden units; return the places of the chains."""
-        middle, n_chains = self._rule.batch, len(inputs)
-        chains = slice(middle, middle + n_chains)
-        draws = self._get_chain_draws(rows[0]) if self._n_chains else UnitDraws(self._rng.key, rows)
+    def _advance_chains(self, batch: slice, chains: slice, rows: RowNumbers) -> None:
+        """Take the Gibbs steps, and fill in the inputs of the hidden units of rows and chains."""
+        if self._n_chains:
+            draws, start = self._get_chain_draws(int(rows[0])), chains
+            self._fill_inputs(slice(batch.start, chains.stop))
+        else:
+            draws, start = UnitDraws(self._rng.key, rows), batch
+            self._fill_inputs(batch)
+        inputs = self._hidden_in[start]
         for _ in range(self._rule.n_steps):
-            self._fill_visible(chains, inputs, draws)
-            inputs = self._hidden_inputs(chains)
-        self._fill_hidden(chains, inputs, -1 / n_chains)
-        return chains
+            self._draw_units(chains, inputs, draws)
+            inputs = self._fill_inputs(chains)
 
     def _get_chain_draws(self, row: int) -> UnitDraws:
         """Return the draws of persistent chains, keyed by the first row of the task."""
         if self._draws is None:
-            self._first = row
-            numbers = np.arange(self._n_chains)
+            self._first, numbers = row, np.arange(self._n_chains)
             self._draws = UnitDraws(self._rng.stream(f"row {row}").key, numbers)
         return self._draws
 
-    def _fill_visible(self, places: slice, inputs: Singles, draws: UnitDraws) -> None:
+    def _fill_inputs(self, places: slice) -> Singles:
+        """Compute the inputs of hidden units."""
+        return np.matmul(self._units[places], self._up, out=self._hidden_in[places])
+
+    def _draw_units(self, places: slice, inputs: Singles, draws: UnitDraws) -> None:
         """Draw hidden units given their inputs, then visible units."""
         hidden = self._hidden[places]
         hidden[:, -1] = 1
         draws.fill(inputs, inputs.shape[1], hidden)
-        draws.fill(self._visible_inputs(places), len(self._shares), self._units[places])
+        visible_in = np.matmul(hidden, self._down, out=self._visible_in[places])
+        draws.fill(visible_in, visible_in.shape[1], self._units[places])
 
-    def _fill_missing(self, batch_places: slice, observed: Bits, draws: UnitDraws) -> None:
+    def _fill_missing(self, places: slice, observed: Bits, draws: UnitDraws) -> None:
         """Draw missing values by Gibbs steps that start from the shares of ones."""
-        units, values = self._units[batch_places], self._units[batch_places, :-1].copy()
-        mask = observed.astype(np.bool_)
-        units[:, :-1] = np.where(mask, values, self._shares)
+        units, mask = self._units[places, :-1], observed.astype(np.bool_)
+        values = units.copy()
+        np.copyto(units, self._shares, where=~mask)
         for _ in range(self._rule.n_missing_draws):
-            self._fill_visible(batch_places, self._hidden_inputs(batch_places), draws)
-            np.copyto(units[:, :-1], values, where=mask)
+            self._draw_units(places, self._fill_inputs(places), draws)
+            np.copyto(units, values, where=mask)
 
-    def _regularise(self, gradient: Singles, activity: Singles) -> Singles:
+    def _regularise(self, gradient: Singles, activity: Singles) -> None:
         rule = self._rule
         if rule.weight_decay:
             gradient[:-1, :-1] -= np.float32(rule.weight_decay) * self.theta[:-1, :-1]
         if rule.sparsity:
             gradient[-1, :-1] += np.float32(rule.sparsity) * (np.float32(rule.target) - activity)
-        return gradient
-
-    def _move(self, gradient: Singles, activity: Singles) -> None:
-        change = self._change
-        change.fill(0)
-        self._optimiser.step(change.reshape(-1), gradient.reshape(-1), self.memory, self._rate)
-        layer = theta_as_layer(self.theta)
-        apply_centred_step(layer, theta_as_layer(change), self._shares, activity)
 
 
+@_kernel
+def fill_contrast(inputs: Singles, n_rows: int, out: Singles) -> Singles:
+    """Compute the hidden units whose product with the units is the gradient.
+
+    The `n_rows` rows come first, with their probabilities divided by `n_rows`. Then come the
+    chains, with minus their probabilities divided by the number of chains. The last column holds
+    the divided ones. `inputs` is (n_places, n_hidden) and `out` (n_places, n_hidden + 1).
+
+    Returns
+    -------
+    Mean probabilities of the rows, (n_hidden,).
+    """
+    n_hidden = inputs.shape[1]
+    activity = np.zeros(n_hidden, np.float32)
+    share, chain_share = np.float32(1 / n_rows), np.float32(-1 / (len(inputs) - n_rows))
+    out[:n_rows, n_hidden] = share
+    out[n_rows:, n_hidden] = chain_share
+    fill_probabilities(inputs[:n_rows], n_hidden, out[:n_rows], share)
+    fill_probabilities(inputs[n_rows:], n_hidden, out[n_rows:], chain_share)
+    for row in range(n_rows):
+        for j in range(n_hidden):
+            activity[j] += out[row, j]
+    return activity
+
+
+@_kernel
+def centre_theta_gradient(gradient: Singles, below: Singles, above: Singles) -> None:
+    """Centre the gradient of Θ, in place; see `centre_gradient`."""
+    centre_gradient(theta_as_layer(gradient), below, above)
+
+
+@_kernel
+def move_theta(theta: Singles, change: Singles, below: Singles, above: Singles) -> None:
+    """Change Θ by a step of the centred model, in place, and reset the step to 0.
+
+    See `apply_centred_step`.
+    """
+    apply_centred_step(theta_as_layer(theta), theta_as_layer(change), below, above)
+    change[:] = 0
+
+
+@_kernel
 def theta_as_layer(theta: Singles) -> Layer:
     """Return Θ as a layer whose weights include the biases, because whole rows are faster."""
     return Layer(theta, theta[:, -1], theta[-1])

@@ -2,8 +2,8 @@
 
 Probabilities and draws are in single precision. The loops over the units of a row have no branches,
 so that LLVM vectorizes them. No sum is reordered, so that a row's bits do not depend on the other
-rows in the call. Each SplitMix64 word of `pipeline.random.RowRandom` gives two draws: its low half
-is for a unit of the layer's first half, its high half for a unit of the second half.
+rows in the call. Each SplitMix64 word of `pipeline.random.RowRandom` gives two draws of 24 bits:
+from its low half for an even unit, from its high half for the odd unit that follows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LN_2_REST = np.float32(math.log(2) - float(np.float32(math.log(2))))
 _LOG2_E = np.float32(1 / math.log(2))
 _TO_INTEGER = np.float32(1.5 * 2.0**23)  # adding it leaves the nearest integer in the low bits
 _CAP = np.float32(80)
-_ONE, _TO_SHARE = np.float32(1), np.float32(2.0**-32)
-_HALF_UP = np.float32(2.0**-33)
-_NO_SHIFT, _SHIFT = np.uint64(0), np.uint64(32)
+_ONE, _TO_SHARE = np.float32(1), np.float32(2.0**-24)
+_LEAST_SHARE = np.float32(2.0**-26)  # also when it is added, shares round to less than 1
+_UNUSED_BITS = np.uint32(8)
 
 _WIDE_DEVIATION = 1.5  # above this standard deviation, Gauss–Laguerre is more accurate
 _NODES, _MASS = np.polynomial.hermite_e.hermegauss(30)
@@ -91,27 +91,21 @@ def fill_draws(inputs: Singles, width: int, states: Words, first: int, out: Sing
     (n_rows,). The first random word has the number `first`; `count_draw_words(width)` words are
     used.
     """
-    half = (width + 1) // 2
-    words = np.empty(half, np.uint64)
+    words = np.empty((width + 1) // 2, np.uint64)
+    halves = words.view(np.uint32)  # the low half first
     for row in range(len(inputs)):
         row_inputs, row_out, state = inputs[row], out[row], states[row]
-        for j in range(half):
+        for j in range(len(words)):
             words[j] = draw_word(state, first + j)
-        _fill_half_words(words, _NO_SHIFT, row_inputs[:half], row_out[:half])
-        _fill_half_words(words, _SHIFT, row_inputs[half:width], row_out[half:width])
-
-
-@_inlined
-def _fill_half_words(words: Words, shift: np.uint64, inputs: Singles, out: Singles) -> None:
-    """Draw units with 32 bits of each word, starting at bit `shift`."""
-    for j in range(len(out)):
-        out[j] = _is_on(inputs[j], np.uint32(words[j] >> shift))
+        for j in range(width):
+            row_out[j] = _is_on(row_inputs[j], halves[j])
 
 
 @_inlined
 def _is_on(unit_input: Any, bits: Any) -> Any:
     """Return 1 if a draw u from (0, 1) is below the probability: u (1 + exp(−input)) < 1."""
-    u = _fma(np.float32(bits), _TO_SHARE, _HALF_UP)
+    # CPUs convert signed integers faster.
+    u = _fma(np.float32(np.int32(bits >> _UNUSED_BITS)), _TO_SHARE, _LEAST_SHARE)
     return _ONE if u * (_ONE + _exp_minus(unit_input)) < _ONE else np.float32(0)
 
 

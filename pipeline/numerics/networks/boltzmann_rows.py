@@ -284,15 +284,21 @@ def _fill_pseudo_likelihoods(
         for i in range(len(row)):
             values[i] = row[i]
         for j in range(len(h)):
-            h[j], not_h[j] = _sigmoid(inputs[n, j]), _sigmoid(-inputs[n, j])
+            a = inputs[n, j]
+            e = exp_minus(abs(a))
+            likelier, less_likely = 1.0 / (1.0 + e), e / (1.0 + e)
+            h[j] = likelier if a >= 0 else less_likely
+            not_h[j] = less_likely if a >= 0 else likelier
         _fill_flip_changes(up, down, values, h, not_h, run, changes)
+        for i in range(len(row)):
+            changes[i] += -visible[i] if values[i] > 0.5 else visible[i]
+            values[i] = exp_minus(abs(changes[i]))
         total, product = 0.0, 1.0
         for i in range(len(row)):
             if len(observed) and not observed[n, i]:
                 continue
-            change = changes[i] + (-visible[i] if row[i] else visible[i])
-            total -= max(change, 0.0)
-            product *= 1.0 + exp_minus(abs(change))
+            total -= max(changes[i], 0.0)
+            product *= 1.0 + values[i]
             if product > _PRODUCT_LIMIT:
                 total, product = total - math.log(product), 1.0
         scores[n] = total - math.log(product)

@@ -238,16 +238,32 @@ def test_contrasted_statistics_are_the_gradient() -> None:
     np.testing.assert_allclose(moved, around_means(slope), atol=1e-12)
 
 
+def make_learner(
+    params: RBMParams, batch: int, chains: Bits, seed: int, n_steps: int
+) -> ContrastLearner:
+    """Return a learner whose steps have the length 1."""
+    optimiser, theta = Optimiser("momentum", 0.0, 0.0), params.theta.astype(np.float32)
+    rule = ContrastRule(optimiser, n_steps, 3, batch, 1.0, 0.0, 0.0, 0.1)
+    memory, shares = optimiser.make_memory(theta.size), np.full(len(theta) - 1, 0.5, np.float32)
+    return ContrastLearner(rule, theta, shares, memory, chains, RowRandom(seed))
+
+
 def step_of(params: RBMParams, X: Bits, chains: Bits, seed: int, n_steps: int) -> Floats:
     """Θ after one step of length 1, less Θ before."""
-    optimiser, theta = Optimiser("momentum", 0.0, 0.0), params.theta.astype(np.float32)
-    rule = ContrastRule(optimiser, n_steps, 3, len(X), 1.0, 0.0, 0.0, 0.1)
-    memory = optimiser.make_memory(theta.size)
-    shares = np.full(X.shape[1], 0.5, np.float32)
-    learner = ContrastLearner(rule, theta.copy(), shares, memory, chains, RowRandom(seed))
-    numbers = np.arange(len(X))
+    learner, numbers = make_learner(params, len(X), chains, seed, n_steps), np.arange(len(X))
     learner.step(TrainingBatch(X, None, numbers, numbers, {}))
-    return learner.theta - theta
+    return learner.theta - params.theta.astype(np.float32)
+
+
+def test_a_mask_without_missing_values_changes_nothing() -> None:
+    params, X, chains = random_params(4, 2, 9), states(4)[5:8].astype(np.uint8), np.eye(4)
+    learners = [make_learner(params, 3, chains.astype(np.uint8), 1, 1) for _ in range(2)]
+    for observed, learner in zip((None, np.ones_like(X)), learners, strict=True):
+        for first in (0, 3):
+            rows = np.arange(first, first + 3)
+            learner.step(TrainingBatch(X, observed, rows, rows, {}))
+    np.testing.assert_array_equal(learners[0].theta, learners[1].theta)
+    np.testing.assert_array_equal(learners[0].chains, learners[1].chains)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -342,7 +358,7 @@ def test_a_fit_ends_at_the_mean_of_its_cooling_passes_and_scores_it() -> None:
     scores = MODEL.pseudo_log_likelihood(last.params, pack_block(X), RNG)
     assert last.history[-1] == pytest.approx(scores.mean(), abs=1e-9)
     counts = [len(s.working["chains"]) for s in states[14:19]]
-    assert counts == [25, *[250] * 4]
+    assert counts == [25, *[800] * 4]
 
 
 def test_hidden_units_come_near_the_share_wanted() -> None:

@@ -34,10 +34,9 @@ def test_draws_are_those_of_keyed_words(width: int) -> None:
     fill_draws(inputs, width, row_states(KEY, rows), 5, out)
     drawn = RowRandom(3).stream("units").uniform(rows, 5 + count_draw_words(width))[:, 5:]
     words = (drawn * 2.0**53).astype(np.uint64) << np.uint64(11)
-    high = (words >> np.uint64(32)) / 2.0**32
-    half = count_draw_words(width)
-    expected = high[:, : width - half] < expit(inputs[:, half:].astype(float))
-    assert (out[:, half:width] == expected).mean() > 0.999
+    low, high = (words & np.uint64(2**32 - 1)) / 2.0**32, (words >> np.uint64(32)) / 2.0**32
+    halves = np.stack([low, high], axis=2).reshape(40, -1)[:, :width]
+    assert ((halves < expit(inputs.astype(float))) == out[:, :width]).mean() > 0.999
     assert (out[:, -1] == 7).all()
 
 
