@@ -23,6 +23,8 @@ from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
 from pipeline.models.binary_ica.likelihood import find_patterns, sum_scores
 from pipeline.models.binary_ica.scoring_steps import (
     ParameterPoint,
+    PosteriorMaximum,
+    estimate_uniform_variance,
     find_maximum,
     limit_step,
     log_prior,
@@ -223,6 +225,33 @@ def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
     for name, part in {"means": slice(0, 2), "log_variances": slice(2, 4)}.items():
         squares = getattr(some, name) ** 2 + unknown[:, part]
         assert getattr(priors, name) == pytest.approx(squares.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("shared", [0.0, 100.0])
+def test_the_prior_of_lengths_follows_lengths_that_the_data_determine(found, shared):
+    point = found[3].params.point
+    lengths = np.array([0.01, 0.1, 1, 1, 3, 10])
+    one = point._replace(mixing=lengths[:, None] * np.array([0.6, 0.8]))
+    n_shared, n_segments = 3 * len(lengths), len(point.means)
+    # All lengths may be known except for a common factor, which sources may take up.
+    common = np.concatenate([one.mixing.ravel(), np.zeros(len(lengths))])
+    known = PosteriorMaximum(
+        one,
+        0.0,
+        shared * np.outer(common, common),
+        np.zeros((n_segments, 4, 4)),
+        np.zeros((n_segments, 4, n_shared)),
+    )
+    priors = make_initial_priors(one)
+    for _ in range(10):
+        priors = update_priors(one, known, priors)
+    assert priors.norms == pytest.approx(np.log(lengths).var())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10])
+def test_uniform_entries_have_log_lengths_of_this_variance(n):
+    lengths = np.linalg.norm(np.random.default_rng(0).uniform(-1, 1, (100_000, n)), axis=1)
+    assert estimate_uniform_variance(n) == pytest.approx(np.log(lengths).var(), rel=0.08)
 
 
 def test_the_prior_of_variances_does_not_follow_scales_that_mixing_takes_up(found):
