@@ -9,8 +9,10 @@ Fit: maximise the posterior by scoring (`scoring_steps`), starting from a BLICA 
 regularization 20. A pass sums the scores of all rows and their products; each distinct row of a
 block is scored once. P(x) is an orthant probability (eq. 7). `numerics.probit.probit_scores`
 integrates it over z for one or two components, and approximates it by expectation propagation for
-more. The priors are normal, and their variances are estimated from the data: log σ² around 0 for
-the mean over segments, μ and c around 0, and the log lengths of the rows of A around their mean.
+more. The priors are normal: log σ² around 0 for the mean over segments, μ and c around 0, and the
+log lengths of the rows of A around their mean. Their variances are estimated from the data, those
+of log σ² and μ not below 4 and 1. Priors that lead below the likelihood of the start are widened,
+so the fit never ends below its start.
 
 ==========  ====================  ==============================================
 symbol      field                 shape
@@ -82,6 +84,7 @@ ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
 
 _START_RIDGE = 20.0
 _MIN_STEP_SHARE = 1 / 32
+_WIDENING, _MAX_WIDENINGS = 4.0, 10
 # Limits of the initial source variances, and of the size of their logs.
 _VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0
 _CELLS_PER_PART = 1 << 22
@@ -187,6 +190,8 @@ class BinaryICALikelihood(ProbitICA):
         auxiliary = {
             "priors": np.array(make_initial_priors(point)),
             "reached": np.array(-np.inf),
+            "start_point": point.to_vector(),
+            "widenings": np.array(0),
             **make_empty_path(point)._asdict(),
         }
         return FitState(params, auxiliary=auxiliary)
@@ -236,14 +241,23 @@ class BinaryICALikelihood(ProbitICA):
         if _log_posterior(statistics, point, priors) < previous["reached"] - self.tol:
             return _shorten_step(state, statistics.variance)
         path = SearchPath(previous["points"], previous["scores"]).add_point(point, statistics)
-        priors = update_priors(point, find_maximum(statistics, point, priors, path), priors)
+        if previous["widenings"] == 0:
+            priors = update_priors(point, find_maximum(statistics, point, priors, path), priors)
         maximum = find_maximum(statistics, point, priors, path)
+        # The minimum so far, because moving priors can raise the gain after convergence.
+        gain = min(maximum.gain, float(previous.get("gain", np.inf)))
+        likelihood = np.array([statistics.log_likelihood, statistics.error])
+        start = previous.get("start", likelihood)
+        is_below_start = gain <= self.tol and likelihood[0] < start[0]
+        if is_below_start and previous["widenings"] < _MAX_WIDENINGS:
+            return _restart_with_wider_priors(state)
         auxiliary = {
+            **previous,
             "priors": np.array(priors),
-            # The minimum so far, because moving priors can raise the gain after convergence.
-            "gain": np.array(min(maximum.gain, float(previous.get("gain", np.inf)))),
+            "gain": np.array(gain),
             "reached": np.array(_log_posterior(statistics, point, priors)),
-            "likelihood": np.array([statistics.log_likelihood, statistics.error]),
+            "likelihood": likelihood,
+            "start": start,
             "step": limit_step(maximum.step, point).to_vector(),
             **path._asdict(),
         }
@@ -260,9 +274,12 @@ class BinaryICALikelihood(ProbitICA):
         """Return to the highest point, order its columns, and add warnings.
 
         The last pass may have overshot the maximum, and the point after its step was never scored.
+        A fit that was cut short below the likelihood of its start returns to the start.
         """
-        best, n_rows = state.auxiliary, statistics.n_samples
-        objective, error = (best["likelihood"] / n_rows).tolist()
+        best = state.auxiliary
+        if best["likelihood"][0] < best["start"][0]:
+            best = _return_to_start(best)
+        objective, error = (best["likelihood"] / statistics.n_samples).tolist()
         params = _take_step(state, best, 0.0).params.normalize_columns()
         score_rows = self._choose_score_function(*params.mixing.shape)
         diagnostics = {
@@ -321,6 +338,28 @@ def _shorten_step(state: FitState, variance: float) -> FitState:
         return _take_step(state, before, share)
     gain = 0.0 if before["gain"] <= np.sqrt(variance) else float(before["gain"])
     return _take_step(state, {**before, "gain": np.array(gain)}, 0.0)
+
+
+def _restart_with_wider_priors(state: FitState) -> FitState:
+    """Return to the start with wider priors, which then stay fixed.
+
+    The fit converged below the likelihood of the start, so the priors pull too hard.
+    """
+    auxiliary = {
+        **_return_to_start(state.auxiliary),
+        "priors": _WIDENING * state.auxiliary["priors"],
+        "reached": np.array(-np.inf),
+        "gain": np.array(np.inf),
+        "widenings": state.auxiliary["widenings"] + 1,
+    }
+    return replace(_take_step(state, auxiliary, 0.0), auxiliary=auxiliary)
+
+
+def _return_to_start(auxiliary: Arrays) -> Arrays:
+    """Make the start the best point. Its scores are not kept, and 0 has no effect on steps."""
+    points = auxiliary["start_point"][None]
+    start = {"points": points, "scores": np.zeros_like(points), "likelihood": auxiliary["start"]}
+    return {**auxiliary, **start}
 
 
 def _take_step(state: FitState, auxiliary: Arrays, share: float) -> FitState:

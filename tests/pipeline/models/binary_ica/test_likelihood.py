@@ -89,7 +89,6 @@ def test_a_fit_never_ends_below_its_start(seed):
 
 @pytest.mark.matrix
 def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth():
-    # Of few rows BLICA's answer, which nothing shrinks, may have the larger likelihood.
     truth, rows, X = drawn(rows=1000, segments=40)
     state = fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
     blica = fit_model(BLICA(2, 20.0), rows, SerialExecutor(), 0).params
@@ -252,6 +251,44 @@ def test_the_prior_of_lengths_follows_lengths_that_the_data_determine(found, sha
 def test_uniform_entries_have_log_lengths_of_this_variance(n):
     lengths = np.linalg.norm(np.random.default_rng(0).uniform(-1, 1, (100_000, n)), axis=1)
     assert estimate_uniform_variance(n) == pytest.approx(np.log(lengths).var(), rel=0.08)
+
+
+def test_a_fit_that_converges_below_its_start_is_repeated_with_wider_priors():
+    _, rows, _ = drawn(rows=100)
+    model, executor = BinaryICALikelihood(2), SerialExecutor()
+    rng = np.random.default_rng(0)
+    state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
+    start = state.params.point.to_vector()
+    sums = collect_pass_statistics(model, state, rows, executor, 0)
+    state = model.update(state, sums, executor.map, rng)
+    priors = state.auxiliary["priors"]
+    assert (state.params.point.to_vector() != start).any()
+    lower = replace(sums, log_likelihood=sums.log_likelihood - 1)
+    converged = {"gain": np.array(0.0), "reached": np.array(-np.inf)}
+    for n in range(1, 4):
+        state = replace(state, auxiliary={**state.auxiliary, **converged})
+        state = model.update(state, lower, executor.map, rng)
+        np.testing.assert_array_equal(state.params.point.to_vector(), start)
+        np.testing.assert_allclose(state.auxiliary["priors"], 4.0**n * priors)
+        assert not is_stage_over(model.get_convergence_criterion(state), [-1.0])
+        state = model.update(state, sums, executor.map, rng)
+        np.testing.assert_allclose(state.auxiliary["priors"], 4.0**n * priors)
+        assert (state.params.point.to_vector() != start).any()
+
+
+def test_a_fit_that_is_cut_short_below_its_start_returns_to_it():
+    _, rows, _ = drawn(rows=100)
+    model, executor = BinaryICALikelihood(2), SerialExecutor()
+    state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
+    start = state.params.normalize_columns()
+    sums = collect_pass_statistics(model, state, rows, executor, 0)
+    lower = replace(sums, log_likelihood=sums.log_likelihood - 1)
+    for statistics in (sums, lower):
+        state = replace(state, auxiliary={**state.auxiliary, "reached": np.array(-np.inf)})
+        state = model.update(state, statistics, executor.map, np.random.default_rng(0))
+    state = model.finish(replace(state, history=(-1.0,)), lower)
+    np.testing.assert_array_equal(state.params.mixing, start.mixing)
+    assert state.history == (sums.log_likelihood / sums.n_samples,)
 
 
 def test_the_prior_of_variances_does_not_follow_scales_that_mixing_takes_up(found):
