@@ -328,9 +328,17 @@ def _log_norm_gradient(mixing: Array) -> Array:
 
 
 def _invert(precision: Array) -> Array:
-    """Invert a positive definite matrix that may be nearly singular."""
+    """Invert a positive definite matrix that may be nearly singular; refuse a singular one."""
     scale = np.sqrt(np.diag(precision))
-    factor = scipy.linalg.cho_factor(precision / np.outer(scale, scale) + 1e-9 * np.eye(len(scale)))
+    try:
+        factor = scipy.linalg.cho_factor(
+            precision / np.outer(scale, scale) + 1e-9 * np.eye(len(scale))
+        )
+    except scipy.linalg.LinAlgError as error:
+        raise FitError(
+            f"The rows do not determine all {len(scale)} entries of the mixing and the offsets. "
+            "Fit fewer {components}, or more rows."
+        ) from error
     inverse = scipy.linalg.cho_solve(factor, np.eye(len(scale)))
     return np.asarray(inverse / np.outer(scale, scale))
 

@@ -339,6 +339,12 @@ def test_three_components_are_fitted_exactly_to_few_features():
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.9
 
 
+def test_more_parameters_than_rows_are_refused():
+    _, rows, _ = drawn(20, 10, 20, segments=5)
+    with pytest.raises(FitError, match="do not determine all 220 entries of the mixing and the"):
+        fit_model(BinaryICALikelihood(10, starts=1), rows, SerialExecutor(), 0)
+
+
 def test_an_exact_likelihood_of_many_features_is_refused():
     _, rows, _ = drawn(21, 3, 50)
     with pytest.raises(
