@@ -437,6 +437,22 @@ def describe_own_nodes(params: LatentTraitParams, is_complete: bool) -> dict[str
     }
 
 
+def find_steep_features(params: LatentTraitParams, working: Arrays, is_complete: bool) -> Indices:
+    """Return the features that are too steep for the nodes of the last pass.
+
+    Nodes centred at each row are used if posteriors are narrower than the distance of the finest
+    grid. So they resolve at least the slopes that this grid resolves.
+    """
+    if (grid := grid_from_working(working)) is None:
+        return np.empty(0, np.intp)
+    has_lattice = "has_own_nodes" in working and is_complete
+    lattice = choose_lattice(params.weights, params.offsets) if has_lattice else None
+    if lattice is None:
+        return grid.find_steep_features(params.weights @ params.axes.T)
+    max_slope = _MAX_SLOPE_STEP / lattice.spacing
+    return np.flatnonzero(np.linalg.norm(params.weights, axis=1) > max_slope)
+
+
 def grid_from_working(working: Arrays) -> NodeGrid | None:
     """Return the grid of a stage, or None if it uses none."""
     if "nodes_an_axis" not in working:

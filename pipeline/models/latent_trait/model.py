@@ -69,6 +69,7 @@ from pipeline.models.latent_trait.em import (
     choose_first_grid,
     describe_own_nodes,
     e_step,
+    find_steep_features,
     grid_from_working,
     has_likelihood,
     is_variational,
@@ -419,7 +420,11 @@ class LatentTrait(Model):
         prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
         warnings = [*state.warnings, *_warn_about_fit(params.weights, state, diagnostics, prior)]
         if "has_own_nodes" in working:
-            diagnostics |= describe_own_nodes(state.params, bool(state.auxiliary["is_complete"]))
+            is_complete = bool(state.auxiliary["is_complete"])
+            diagnostics |= describe_own_nodes(params, is_complete)
+            steep = find_steep_features(params, working, is_complete)
+            steep = np.setdiff1d(steep, state.auxiliary["diverging"])
+            warnings += _warn_about_steep_features(steep, prior)
         elif (grid := grid_from_working(working)) is not None:
             peak = float(sums["peak"]) / statistics.n_samples
             warnings += grid.warn_about_nodes(
@@ -481,12 +486,11 @@ class LatentTrait(Model):
         return replace(state, params=replace(params, **item_statistics), diagnostics=diagnostics)
 
     def _add_errors(self, state: FitState, statistics: Sums, varying: NDArray[np.intp]) -> FitState:
-        params, grid = state.params, grid_from_working(state.working)
-        unreliable = [*state.auxiliary["diverging"]]
-        if grid is not None:
-            unreliable += [*grid.find_steep_features(params.weights @ params.axes.T)]
+        params, is_complete = state.params, bool(state.auxiliary["is_complete"])
         fixed = np.ones(len(params.offsets), bool)
-        fixed[np.setdiff1d(varying, unreliable)] = False
+        fixed[varying] = False
+        fixed[state.auxiliary["diverging"]] = True
+        fixed[find_steep_features(params, state.working, is_complete)] = True
         errors = standard_errors(
             params.weights,
             _scale_sums(state, statistics),
@@ -604,6 +608,16 @@ def _warn_about_fit(
     if empty := diagnostics["rows_without_values"]:
         warnings.append(FitWarning(f"rows without any value: {empty}; their codes are 0"))
     return warnings
+
+
+def _warn_about_steep_features(steep: NDArray[np.intp], prior: str) -> list[FitWarning]:
+    if not steep.size:
+        return []
+    text = (
+        "features too steep for any nodes: {features}. Their weights may be far off, or diverge "
+        f"because the data separate them, and they have no standard errors; use {prior}"
+    )
+    return [FitWarning(text, tuple(steep.tolist()))]
 
 
 def _warn_about_zero_weights(

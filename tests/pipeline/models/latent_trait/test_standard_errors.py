@@ -9,7 +9,12 @@ from scipy.special import expit
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait import standard_errors
-from pipeline.models.latent_trait.em import make_params, turn_to_principal_axes
+from pipeline.models.latent_trait.em import (
+    NodeGrid,
+    find_steep_features,
+    make_params,
+    turn_to_principal_axes,
+)
 from pipeline.models.latent_trait.model import LatentTrait
 from tests.pipeline.models.latent_trait.test_model import fitted
 from tests.support.strategies import DenseData, make_memory_rows
@@ -98,3 +103,25 @@ def test_too_few_rows_for_errors_are_told() -> None:
         LatentTrait(n_components=4), make_memory_rows(DenseData(X)), SerialExecutor(), 0
     )
     assert "no standard errors: fewer than 3 rows per parameter" in [w.text for w in done.warnings]
+
+
+@pytest.mark.parametrize(("q", "slope"), [(2, 8.0), pytest.param(3, 5.0, marks=pytest.mark.matrix)])
+def test_steep_items_that_a_lattice_resolves_have_errors(q: int, slope: float) -> None:
+    _, weights, offsets = drawn(20, q, 1)
+    weights[5] *= slope / np.linalg.norm(weights[5])
+    rng = np.random.default_rng(1)
+    chances = expit(rng.standard_normal((4000, q)) @ weights.T + offsets)
+    done = fitted((rng.random(chances.shape) < chances).astype(np.uint8), n_components=q)
+    found = np.linalg.norm(done.params.weights[5])
+    error = np.linalg.norm(done.params.weights_error[5])
+    assert abs(found - slope) < 3 * error < 1.5 * slope
+    assert done.warnings == ()
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_items_too_steep_for_any_nodes_are_found(is_complete: bool) -> None:
+    weights = np.ones((12, 3))
+    weights[5], weights[7] = (1.0, 4.0, 14.0), (0.0, 3.0, 0.5)
+    working = NodeGrid(21, 3).make_working_state() | {"has_own_nodes": np.array(1)}
+    params = make_params(weights, np.zeros(12))
+    assert find_steep_features(params, working, is_complete).tolist() == [5]
