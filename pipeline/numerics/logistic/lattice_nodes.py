@@ -49,7 +49,7 @@ _PROBES_PER_AXIS = 9
 _MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
 _BATCH_ENTRIES = 2**16  # features and nodes of a table: 512 KiB
 _FIRST_STRIDE = 16
-_BATCH_ROWS = 4096
+_MAX_BATCH_ROWS, _MAX_BATCH_VALUES = 4096, 2**20  # 8 MiB
 
 
 class Lattice(NamedTuple):
@@ -155,9 +155,10 @@ def _sum_on_lattice(
     free = np.zeros((n_features, 4))  # unused axes come first
     free[:, 3 - q :] = np.column_stack([weights, offsets])
     gradient, mass, log_likelihood = np.zeros((n_features, q + 1)), np.zeros(len(log_joint)), 0.0
-    for start in range(0, len(X), _BATCH_ROWS):
+    n_rows = max(min(_MAX_BATCH_ROWS, _MAX_BATCH_VALUES // n_features), 1)
+    for start in range(0, len(X), n_rows):
         check_cancelled()
-        bits = X[start : start + _BATCH_ROWS].astype(np.float64)
+        bits = X[start : start + n_rows].astype(np.float64)
         mean = np.empty((len(bits), 3))
         log_likelihood += sum_row_nodes(
             bits @ free, log_joint.reshape(shape), lattice.spacing, mean, mass.reshape(shape)
