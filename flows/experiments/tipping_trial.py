@@ -25,7 +25,13 @@ from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
-from pipeline.numerics.logistic.latent_nodes import Nodes, draw_nodes, gauss_hermite, node_posterior
+from pipeline.numerics.logistic.latent_nodes import (
+    Nodes,
+    draw_nodes,
+    drop_light_nodes,
+    gauss_hermite,
+    node_posterior,
+)
 
 Estimator = Literal["variational", "sampling", "quadrature"]
 
@@ -258,7 +264,7 @@ def _integration_errors(
     nodes = {
         "error_shared": shared,
         "error_fresh": draw_nodes(N_DRAWS, 2, np.random.default_rng([seed, 1])),
-        "error_quadrature": gauss_hermite(NODES_PER_AXIS, 2),
+        "error_quadrature": drop_light_nodes(gauss_hermite(NODES_PER_AXIS, 2)),
     }
     model = (params.weights, params.offsets)
     X, observed = block.unpack_values(), block.unpack_mask()

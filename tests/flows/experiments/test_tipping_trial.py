@@ -72,7 +72,7 @@ def test_the_objective_is_the_error_on_the_nodes_of_the_fit(found):
     for name, error in (("sampling", "error_shared"), ("quadrature", "error_quadrature")):
         values = found[name].values
         # A fit leaves out the lightest nodes.
-        assert values[error] == pytest.approx(-values["objective"], rel=1e-7)
+        assert values[error] == pytest.approx(-values["objective"], rel=1e-12)
     variational = found["variational"].values
     assert variational["error_grid"] < -variational["objective"]
 
