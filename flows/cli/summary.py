@@ -39,7 +39,7 @@ def print_summary(
 
 
 def list_scales(scale: Mapping[str, Sequence[float]] | None) -> list[tuple[str, str]]:
-    """List, for each component, how to get from standardized codes back to those of the fit."""
+    """List for each component how standardized codes become codes on the scale of the fit."""
     if scale is None:
         return []
     return [

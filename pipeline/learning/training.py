@@ -9,7 +9,7 @@ returns to the best pass with a third of the rate.
 
 With noisy gradients, or a score that does not see all of the model, the best pass is best by
 chance. Then training that no longer improves returns to the best pass, and its rate falls to 0
-within a few more cooling passes, of which the last is kept. Without such a return, the last passes
+within a few more cooling passes. The last of them is kept. Without such a return, the last passes
 before `max_iter` are the cooling passes.
 
 Compared with a single task that takes steps through all rows, the mean of k tasks changes by only a

@@ -44,20 +44,21 @@ TruncatedSVD({N_COMPONENTS}, random_state=0).fit(X)
 """
 
 
-def drawn(n_rows: int, n_features: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows that depend on 20 factors."""
-    mixing = rng.standard_normal((N_COMPONENTS, n_features), np.float32) / 5
-    inputs = rng.standard_normal((n_rows, N_COMPONENTS), np.float32) @ mixing
-    return (inputs + rng.standard_normal((n_rows, n_features), np.float32) > 0.7).view(np.uint8)
+def draw_rows(n_rows: int, mixing: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw rows that depend on factors, with weights (n_factors, n_features)."""
+    inputs = rng.standard_normal((n_rows, len(mixing)), np.float32) @ mixing
+    inputs += rng.standard_normal(inputs.shape, np.float32)
+    return (inputs > 0.7).view(np.uint8)
 
 
 def write(folder: Path, n_rows: int, n_features: int) -> None:
     """Write the same rows packed and unpacked."""
     rng, names = np.random.default_rng(0), [f"f{i}" for i in range(n_features)]
+    mixing = rng.standard_normal((N_COMPONENTS, n_features), np.float32) / 5
     unpacked = np.lib.format.open_memmap(folder / "X.npy", "w+", np.uint8, (n_rows, n_features))
     with create_dataset(folder / "d.zarr", names) as writer:
         for first in range(0, n_rows, ROWS_AT_ONCE):
-            X = drawn(min(ROWS_AT_ONCE, n_rows - first), n_features, rng)
+            X = draw_rows(min(ROWS_AT_ONCE, n_rows - first), mixing, rng)
             unpacked[first : first + len(X)] = X
             writer.add(ArrayBatch(X))
 

@@ -170,7 +170,7 @@ class BernoulliMixture(Model):
     def estimate_work(
         self, params: BernoulliMixtureParams, working: Arrays, n_features: int, n_rows: int
     ) -> WorkEstimate:
-        """Return the work of the E-step for rows of which half are ones; sparse rows take less."""
+        """Return the work of the E-step if half of the values are ones; sparse rows take less."""
         n_components = len(params.weights)
         nanoseconds = n_features * (3 + 0.13 * n_components) + 10 * n_components
         n_sums = 2 * n_features * n_components

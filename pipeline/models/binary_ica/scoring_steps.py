@@ -141,7 +141,7 @@ class PriorVariances(NamedTuple):
         data hardly determine it. As far as they leave it open, it has a prior at the variance for
         rows with K uniform entries.
     offsets, means, log_variances
-        Variances of c, μ and log σ² about 0. Those of μ and log σ² are at least 1 and 4.
+        Variances of c, μ and log σ² about 0; at least 1 for μ, and at least 4 for log σ².
     """
 
     norms: float
