@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from flows.cli.progress import log
-from flows.data.datasets import LoadedModel, digest_leading_chunks, load_fitted_model
+from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import FitJob
-from flows.fitting.provenance import describe_artifact
+from flows.fitting.provenance import describe_artifact, is_of_leading_rows
 from flows.running.environment import is_server_configured
 from pipeline.data.blocks import RowSource
 from pipeline.data.matching import map_fitted_segments
@@ -128,16 +128,13 @@ def _find_previous_fit(job: FitJob) -> LoadedModel | None:
         return None
     before = job.initial_fit or load_fitted_model(job.run_folder.output)
     manifest, dataset = before.artifact.manifest, job.dataset
-    n_chunks = int(manifest["dataset"]["n_chunks"])
-    skipped = [key for key in job.skipped if key < n_chunks]
-    is_of_leading_rows = (
-        (manifest["model"], manifest["split"]) == (job.model.name, job.split)
+    is_comparable = (
+        manifest["model"] == job.model.name
         and before.feature_names == dataset.feature_names
-        and n_chunks < dataset.n_chunks
-        and [chunk["chunk"] for chunk in manifest.get("skipped_chunks", ())] == skipped
-        and manifest["dataset"].get("chunks_digest") == digest_leading_chunks(dataset, n_chunks)
+        and int(manifest["dataset"]["n_chunks"]) < dataset.n_chunks
+        and is_of_leading_rows(manifest, dataset, job.split, job.skipped)
     )
-    return before if is_of_leading_rows else None
+    return before if is_comparable else None
 
 
 def _list_new_segments(before: LoadedModel, job: FitJob) -> list[str]:

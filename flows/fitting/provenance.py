@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -71,6 +71,23 @@ def describe_dataset(dataset: BinaryDataset) -> dict[str, Any]:
 def describe_artifact(fitted: LoadedModel) -> dict[str, str]:
     """Identify the artifact of a fit by its path and digest."""
     return {"path": str(fitted.artifact.path.resolve()), "digest": fitted.digest}
+
+
+def is_of_leading_rows(
+    manifest: Mapping[str, Any], dataset: BinaryDataset, split: str | None, skipped: Sequence[int]
+) -> bool:
+    """Return whether the fit of a manifest used the leading rows of a dataset or split, or all.
+
+    `skipped` are the chunks of the dataset that are left out.
+    """
+    n_chunks = int(manifest["dataset"]["n_chunks"])
+    left_out = [chunk["chunk"] for chunk in manifest.get("skipped_chunks", ())]
+    return (
+        manifest["split"] == split
+        and n_chunks <= dataset.n_chunks
+        and left_out == [key for key in skipped if key < n_chunks]
+        and manifest["dataset"].get("chunks_digest") == digest_leading_chunks(dataset, n_chunks)
+    )
 
 
 def compute_fingerprint(provenance: dict[str, Any]) -> str:

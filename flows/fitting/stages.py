@@ -7,7 +7,7 @@ Each stage passes its result to the next in memory and also saves it in the work
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from flows.cli.summary import join_names, summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
 from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drift
 from flows.fitting.job import FitJob, FitPlan
-from flows.fitting.provenance import describe_outcome
+from flows.fitting.provenance import describe_outcome, is_of_leading_rows
 from flows.running.environment import is_server_configured
 from flows.running.flow import StageRunner, run_stages
 from flows.running.resources import check_memory
@@ -38,12 +38,13 @@ from pipeline.fitting.pair_work import PairJob, get_pair_job_label
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
-from pipeline.passes.feature_strips import FeaturePairJob, make_square_rows
-from pipeline.passes.row_ranges import RangeResults
+from pipeline.passes.feature_strips import EarlierStrips, FeaturePairJob, make_square_rows
+from pipeline.passes.row_ranges import ArrayDescriptions, Arrays, RangeResults, RowRange
 from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import (
     PAIRS_FOLDER,
     NamedArray,
+    load_artifact,
     load_packed,
     write_artifact,
     write_packed,
@@ -51,7 +52,8 @@ from storage.artifacts.artifacts import (
 from storage.codes.codes import Codes, ResumableResults, open_codes, seal_codes
 from storage.dataset.chunks import get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import MANIFEST_NAME, parse_path, replace_folder
+from storage.errors import DataError
+from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, parse_path, replace_folder
 
 _MAX_NAMED_CHUNKS = 8
 log = logging.getLogger("latentbits")
@@ -199,15 +201,74 @@ def _write_pair_results(job: FitJob, work: PairJob) -> RangeResults:
     def report(done: int, total: int, stop: int) -> None:
         job.progress(work.label, done, total, work.count_rows_done(stop))
 
+    arrays = work.describe_arrays()
+    make_arrays: Callable[[RowRange], Arrays] = work
     is_strips = isinstance(work, FeaturePairJob)
-    make_arrays = partial(make_square_rows, work) if isinstance(work, FeaturePairJob) else work
-    sealed = write_row_ranges(
-        make_arrays, work.describe_arrays(), n_per_chunk, size, results, job.executor, report
-    )
+    if isinstance(work, FeaturePairJob):
+        earlier = _find_earlier_strips(job, arrays, work.height)
+        make_arrays = partial(make_square_rows, replace(work, earlier=earlier))
+    sealed = write_row_ranges(make_arrays, arrays, n_per_chunk, size, results, job.executor, report)
     seal_codes(*sealed, {})
     codes = open_codes(results.codes_folder.resolve(), "Fit again.")  # for workers elsewhere
     read = StripReader(codes, job.row_memory) if is_strips else codes.read_chunk
     return RangeResults(codes.n_chunks, read)
+
+
+def _find_earlier_strips(
+    job: FitJob, arrays: ArrayDescriptions, height: int
+) -> EarlierStrips | None:
+    """Find the strips of the latest fit in the folder of runs, if it counted rows of this fit.
+
+    Chunks that are counted there need not be read again. Strips are checked when they are read.
+    """
+    if not (job.run_folder.output / LATEST_NAME).is_file():
+        return None
+    model: Any = job.model
+    names = tuple(name for name in model.pair_counts if name in arrays)
+    try:
+        latest = load_artifact(job.run_folder.output.resolve())  # for workers elsewhere
+        pairs, manifest = latest.pairs, latest.manifest
+    except DataError as error:
+        log.info("All rows are counted: %s", error)
+        return None
+    n_features, n_chunks = job.dataset.n_features, int(manifest["dataset"]["n_chunks"])
+    if manifest["model"] != model.name or pairs is None:
+        reason = "did not count pairs"
+    elif manifest.get("code") != job.provenance["code"]:
+        reason = "ran other code"
+    elif not is_of_leading_rows(manifest, job.dataset, job.split, job.skipped):
+        reason = "used other rows"
+    elif not set(names) <= set(pairs):
+        reason = "had no missing values"
+    elif pairs.manifest["rows_per_chunk"] != height or pairs.n_rows != n_features:
+        reason = "had strips of another height"
+    else:
+        return EarlierStrips(n_chunks, EarlierStripReader(pairs, names))
+    log.info("All rows are counted, because the latest fit, %s, %s.", latest.path, reason)
+    return None
+
+
+@dataclass(frozen=True)
+class EarlierStripReader:
+    """Reads the counts of strips that an earlier fit stored, in any process."""
+
+    pairs: Codes
+    names: tuple[str, ...]
+
+    def __call__(self, key: int) -> dict[str, NDArray[Any]] | None:
+        """Read the counts of a strip, (n_strip, n_features − first); None if they are damaged."""
+        try:
+            return _read_strip(self.pairs, key, self.names)
+        except DataError as error:
+            log.warning("warning: All rows of a strip are counted: %s", error)
+            return None
+
+
+def _read_strip(codes: Codes, key: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Read arrays of a strip without the zeros before the diagonal."""
+    first = key * int(codes.manifest["rows_per_chunk"])
+    strip = codes.read_chunk(key, names)
+    return {name: np.ascontiguousarray(values[:, first:]) for name, values in strip.items()}
 
 
 @dataclass(frozen=True)
@@ -231,8 +292,7 @@ class StripReader:
         return get_or_read_chunk(array, key, self.memory, partial(self._read_strip, name, key))
 
     def _read_strip(self, name: str, key: int) -> NDArray[Any]:
-        first = key * int(self.codes.manifest["rows_per_chunk"])
-        return np.ascontiguousarray(self.codes.read_chunk(key, [name])[name][:, first:])
+        return _read_strip(self.codes, key, [name])[name]
 
 
 class PassStart(NamedTuple):

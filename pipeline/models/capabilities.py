@@ -275,11 +275,19 @@ class CanTabulatePairs(Protocol):
     No passes follow. The arrays are stored in the artifact and read strip by strip.
     """
 
+    pair_counts: tuple[str, ...]
+    """Names of the arrays that are sums over rows, if `tabulate` returns them."""
+
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether data with this number of features are counted in strips."""
 
     def tabulate(
-        self, params: Any, working: Arrays, features: slice, chunks: Iterator[PackedChunk]
+        self,
+        params: Any,
+        working: Arrays,
+        features: slice,
+        chunks: Iterator[PackedChunk],
+        counts: Arrays | None,
     ) -> Arrays:
         """MAP: compute the arrays of the pairs of a strip of features.
 
@@ -291,7 +299,10 @@ class CanTabulatePairs(Protocol):
             The strip. Its features are paired with all features from its first on. An empty strip
             after the last feature only determines the dtypes.
         chunks
-            All chunks, which can be iterated over once.
+            The chunks to count, which can be iterated over once.
+        counts
+            The arrays `pair_counts` of the strip over the rows of all earlier chunks; None if
+            there are none.
 
         Returns
         -------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,27 +27,40 @@ _CONCATENATED_BYTES = 128 << 20
 """Memory of concatenated small chunks, their masks, and the kernel's copies."""
 
 
+class EarlierStrips(NamedTuple):
+    """Strips that an earlier fit stored, of the same rows in the leading `n_chunks` chunks.
+
+    `read` returns the counts of a strip; None if they are damaged.
+    """
+
+    n_chunks: int
+    read: Callable[[int], Arrays | None]
+
+
 @dataclass(frozen=True)
 class FeaturePairJob:
     """The job that all tasks share, small enough to send with each task.
 
-    `tabulate` computes the arrays of a strip from its features and all chunks (see
-    `CanTabulatePairs.tabulate`). `rows` are the rows to count, and `height` is the number of
-    features per strip.
+    `tabulate` computes the arrays of a strip from its features, the chunks, and the counts of
+    earlier chunks (see `CanTabulatePairs.tabulate`). `rows` are the rows to count, `height` is the
+    number of features per strip, and `earlier` has the counts of leading chunks if they are known.
     """
 
     label: ClassVar[str] = "pair tables"
-    tabulate: Callable[[slice, Iterator[PackedChunk]], Arrays]
+    tabulate: Callable[[slice, Iterator[PackedChunk], Arrays | None], Arrays]
     rows: RowSource
     height: int
+    earlier: EarlierStrips | None = None
 
     def __call__(self, strip: RowRange) -> Arrays:
         """Compute a strip of each array, (n_strip, n_features − first)."""
-        return self.tabulate(slice(strip.start, strip.stop), self._iter_chunks())
+        counts = None if self.earlier is None else self.earlier.read(strip.key)
+        first = 0 if self.earlier is None or counts is None else self.earlier.n_chunks
+        return self.tabulate(slice(strip.start, strip.stop), self._iter_chunks(first), counts)
 
-    def _iter_chunks(self) -> Iterator[PackedChunk]:
-        """Read the chunks one by one; skip chunks without rows, which are damaged ones."""
-        for key in range(self.rows.n_chunks):
+    def _iter_chunks(self, first: int) -> Iterator[PackedChunk]:
+        """Read the chunks from `first` on; skip chunks without rows, which are damaged ones."""
+        for key in range(first, self.rows.n_chunks):
             check_cancelled()
             chunk = self.rows.read(key)
             if len(chunk.rows):
@@ -56,7 +69,7 @@ class FeaturePairJob:
     def describe_arrays(self) -> ArrayDescriptions:
         """Describe the stored arrays of a strip, by tabulating a strip without features."""
         n = self.rows.n_features
-        arrays = self.tabulate(slice(n, n), iter(()))
+        arrays = self.tabulate(slice(n, n), iter(()), None)
         return {name: (("feature_j",), (n,), str(a.dtype)) for name, a in arrays.items()}
 
     def count_per_chunk(self, executor: Executor) -> list[int]:

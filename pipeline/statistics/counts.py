@@ -30,6 +30,7 @@ observed, and in these rows `ones_left` and `ones_right`, the ones of the left a
 _MAX_BATCH_WORDS, _MAX_BATCH_BYTES = 512, 32 << 20
 """Size of a batch of chunks, which are counted together."""
 _MASKED_ARRAYS = ("pair_rows", "ones_left", "ones_right")
+STRIP_COUNTS = ("joint", *_MASKED_ARRAYS)
 
 
 @dataclass(frozen=True)
@@ -349,16 +350,25 @@ def _assemble_square(parts: Sequence[PairCounts], upper: str, lower: str) -> Cou
 
 
 def count_strip(
-    features: slice, n_features: int, n_samples: int, masked: bool, chunks: Iterable[PackedChunk]
+    features: slice,
+    n_features: int,
+    n_samples: int,
+    masked: bool,
+    chunks: Iterable[PackedChunk],
+    earlier: StripCounts | None = None,
 ) -> StripCounts:
     """Count the pairs of a strip of features with each other and with all later features.
 
-    `masked` tells whether any value is missing. `chunks` are all chunks. Counts are stored in the
-    smallest integers that can hold `n_samples`.
+    `masked` tells whether any of all `n_samples` rows has missing values. `chunks` are the chunks
+    to count, and `earlier` the counts of the other rows. Counts are stored in the smallest integers
+    that can hold `n_samples`.
     """
     shape = (features.stop - features.start, n_features - features.start)
-    names = ("joint", *_MASKED_ARRAYS) if masked else ("joint",)
-    counts = {name: np.zeros(shape, _choose_count_type(n_samples, np.uint32)) for name in names}
+    names, dtype = STRIP_COUNTS if masked else ("joint",), _choose_count_type(n_samples, np.uint32)
+    if earlier is None:
+        counts = {name: np.zeros(shape, dtype) for name in names}
+    else:
+        counts = {name: earlier[name].astype(dtype) for name in names}
     for batch in _iter_chunk_batches(chunks, shape[1]):
         _add_chunks(counts, features, batch)
     return {name: a.astype(_choose_count_type(n_samples, np.uint16)) for name, a in counts.items()}

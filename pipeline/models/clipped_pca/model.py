@@ -86,8 +86,10 @@ from pipeline.statistics.correlations import (
 )
 from pipeline.statistics.counts import (
     POOLED_KEY,
+    STRIP_COUNTS,
     FeatureCounts,
     PairCounts,
+    StripCounts,
     count_strip,
     make_strip_table,
     make_tiles,
@@ -163,6 +165,7 @@ class ClippedPCA(Model):
     name: ClassVar[str] = "clipped-pca"
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
+    pair_counts: ClassVar[tuple[str, ...]] = STRIP_COUNTS
     params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
     signed_arrays: ClassVar[tuple[str, ...]] = ("loadings",)
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -355,9 +358,10 @@ class ClippedPCA(Model):
         working: Arrays,
         features: slice,
         chunks: Iterator[PackedChunk],
+        counts: Arrays | None,
     ) -> Mapping[str, NDArray[Any]]:
         """Count and estimate the pairs of a strip of features."""
-        return estimate_strip(self._estimator_function, working, features, chunks)
+        return estimate_strip(self._estimator_function, working, features, chunks, counts)
 
     def update_from_pairs(
         self,
@@ -545,15 +549,20 @@ def estimate_strips_memory(n_features: int, n_leading: int, n_threads: int) -> i
 
 
 def estimate_strip(
-    estimate: CorrelationEstimator, margins: Arrays, features: slice, chunks: Iterable[PackedChunk]
+    estimate: CorrelationEstimator,
+    margins: Arrays,
+    features: slice,
+    chunks: Iterable[PackedChunk],
+    earlier: StripCounts | None = None,
 ) -> Mapping[str, NDArray[Any]]:
     """Count and estimate the pairs of a strip with all features from its first one on.
 
-    Return `correlation` (float32), `status`, and the counts, each (n_strip, n_features − first).
+    `earlier` are the counts of rows that are not in `chunks`. Return `correlation` (float32),
+    `status`, and the counts, each (n_strip, n_features − first).
     """
     n_samples, ones = int(margins["n_samples"]), margins["ones"]
     masked = bool((margins["observed"] < n_samples).any())
-    counts = count_strip(features, len(ones), n_samples, masked, chunks)
+    counts = count_strip(features, len(ones), n_samples, masked, chunks, earlier)
     correlation, status = estimate(make_strip_table(counts, features, n_samples, ones))
     n_strip = len(status)
     mirror_upper_triangle(correlation[:, :n_strip], status[:, :n_strip])

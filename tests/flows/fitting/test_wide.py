@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.csv
 import pytest
 
+from flows import fit
+from flows.fitting import provenance
 from pipeline.fitting import pair_work as pairs
 from pipeline.models.clipped_pca import ClippedPCA, model
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import append_dataset
 from storage.errors import DataError
-from tests.support.data import draw_probit_rows, write_arrays
+from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays
 from tests.support.faults import flip_middle_bit
 
 N_FEATURES, HEIGHT = 150, 40
@@ -93,10 +97,10 @@ def tabulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first feature of every strip that was counted."""
     found, tabulate = [], ClippedPCA.tabulate
 
-    def noting(self: Any, params: Any, working: Any, features: slice, chunks: Any) -> Any:
+    def noting(self: Any, params: Any, working: Any, features: slice, *more: Any) -> Any:
         if features.start < features.stop:
             found.append(features.start)
-        return tabulate(self, params, working, features, chunks)
+        return tabulate(self, params, working, features, *more)
 
     monkeypatch.setattr(ClippedPCA, "tabulate", noting)
     return found
@@ -238,3 +242,175 @@ def test_a_report_of_wide_data_is_drawn(cli: Any, data: Path) -> None:
     assert cli("fit", "--dataset", data, "--components", 2, "--report").code == 0
     page = (load_artifact("runs/d").path / "report.html").read_text(encoding="utf-8")
     assert "150" in page
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """The chunks that were counted, by the first feature of the strip."""
+    found: dict[int, list[int]] = {}
+    count = model.count_strip
+
+    def noting(features: slice, n: int, rows: int, masked: bool, chunks: Any, *more: Any) -> Any:
+        read = [*chunks]
+        if features.start < features.stop:
+            found[features.start] = [chunk.key for chunk in read]
+        return count(features, n, rows, masked, iter(read), *more)
+
+    monkeypatch.setattr(model, "count_strip", noting)
+    return found
+
+
+def append_rows(data: Path, n_rows: int, missing: float = 0.0) -> None:
+    dataset, rng = open_dataset(data), np.random.default_rng(n_rows)
+    shape = (n_rows, dataset.n_features)
+    X = (rng.random(shape) < 0.4).astype(np.uint8)
+    observed = (rng.random(shape) >= missing).astype(np.uint8) if missing else None
+    columns = {name: np.array(["even"] * n_rows) for name in dataset.column_names}
+    with append_dataset(data, dataset.feature_names) as writer:
+        writer.add(ArrayBatch(X if observed is None else X * observed, observed, columns))
+
+
+STRIPS = range(0, N_FEATURES, HEIGHT)
+
+
+def test_a_refit_counts_appended_rows_and_gives_the_same_bytes(
+    fitted: Any, data: Path, counted: dict[int, list[int]]
+) -> None:
+    fitted()
+    for n_rows, missing in ((9, 0.1), (300, 0.0)):
+        before = open_dataset(data).n_chunks
+        append_rows(data, n_rows, missing)
+        refit = fitted()
+        n_chunks = open_dataset(data).n_chunks
+        assert counted == {strip: [*range(before, n_chunks)] for strip in STRIPS}
+        assert refit == fitted("--output", f"alone-{n_rows}")
+        assert counted == {strip: [*range(n_chunks)] for strip in STRIPS}
+    other = ("--set", "estimator=arcsine")
+    refit = fitted(*other)
+    assert counted == {strip: [] for strip in STRIPS}
+    assert refit == fitted(*other, "--output", "arcsine")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("where", ["threads", "cluster", "store", "split", "skipped"])
+def test_counts_of_the_latest_fit_are_used_everywhere(
+    fitted: Any, data: Path, counted: Any, cluster: str, s3: str, where: str
+) -> None:
+    given = {
+        "threads": ("--executor", "threads"),
+        "cluster": ("--cluster", cluster),
+        "store": ("--output", f"{s3}/runs"),
+        "split": ("--split", "all"),
+        "skipped": ("--skip-corrupt",),
+    }[where]
+    if where == "skipped":
+        flip_middle_bit(data / "bits/c/0/1")
+    fitted(*given)
+    append_rows(data, 50)
+    counted.clear()
+    refit = fitted(*given)
+    new = [*range(open_dataset(data).n_chunks)][-1:]
+    assert counted == ({} if where == "cluster" else dict.fromkeys(STRIPS, new))
+    (alone := Path("alone")).mkdir()
+    assert refit == fitted("--split", "all", "--skip-corrupt", "--output", alone / where)
+
+
+def damage_strip(artifact: Path) -> None:
+    flip_middle_bit(artifact / "pairs/joint/c/1/0")
+
+
+def lose_strip(artifact: Path) -> None:
+    (artifact / "pairs/ones_left/c/1/0").unlink()
+
+
+def damage_manifest(artifact: Path) -> None:
+    flip_middle_bit(artifact / "pairs/manifest.json")
+
+
+def lose_manifest(artifact: Path) -> None:
+    (artifact / "pairs/manifest.json").unlink()
+
+
+def lose_artifact(artifact: Path) -> None:
+    shutil.rmtree(artifact)
+
+
+def take_foreign_pairs(artifact: Path) -> None:
+    """Replace the pairs by those of other rows with the same shape."""
+    X, _ = draw_probit_rows(900, N_FEATURES, 2, seed=2)
+    observed = (np.random.default_rng(2).random(X.shape) < 0.98).astype(np.uint8)
+    write_arrays(Path("other.zarr"), X * observed, observed, words_per_chunk=4)
+    given = ("--components", "2", "--executor", "serial", "--no-report", "--output", "foreign")
+    assert fit.app(["--dataset", "other.zarr", *given], exit_on_error=False) is None
+    shutil.rmtree(artifact / "pairs")
+    shutil.copytree(load_artifact("foreign").path / "pairs", artifact / "pairs")
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason", "n_strips"),
+    [
+        (damage_strip, "joint: chunk 1 is damaged", 1),
+        pytest.param(lose_strip, "ones_left: chunk 1 is damaged", 1, marks=pytest.mark.matrix),
+        (damage_manifest, "manifest", 4),
+        pytest.param(lose_manifest, "interrupted", 4, marks=pytest.mark.matrix),
+        pytest.param(lose_artifact, "no such", 4, marks=pytest.mark.matrix),
+        (take_foreign_pairs, "the pairs belong to another fit", 4),
+    ],
+)
+def test_damaged_or_foreign_counts_are_not_used(
+    cli: Any, fitted: Any, data: Path, counted: Any, harm: Any, reason: str, n_strips: int
+) -> None:
+    fitted()
+    append_rows(data, 50)
+    harm(load_artifact("runs/d").path)
+    counted.clear()
+    done = cli("fit", "--dataset", data, "--components", 2, "--json")
+    assert done.code == 0
+    assert reason in done.err
+    whole = [*range(open_dataset(data).n_chunks)]
+    assert [*counted.values()].count(whole) == n_strips
+    assert fitted() == fitted("--output", "alone")
+
+
+@pytest.mark.parametrize("change", ["split", "rows", "code", "height", "missing"])
+def test_counts_of_other_rows_or_code_are_not_used(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Any, change: str
+) -> None:
+    X, _ = draw_probit_rows(900, N_FEATURES, 2, seed=1)
+    split = np.array(["even", "odd"])[np.arange(900) % 2]
+    data = write_arrays(tmp_path / "d.zarr", X, words_per_chunk=4, columns={"split": split}).path
+    given = ("fit", "--dataset", data, "--components", 2, "--json", "--split")
+    assert cli(*given, "even").code == 0
+    if change == "rows":
+        with append_dataset(data, open_dataset(data).feature_names) as writer:
+            writer.update([FirstFeature(np.arange(300))], "last", str)
+    elif change == "code":
+        monkeypatch.setattr(provenance, "digest_modules", lambda *modules: "other")
+    elif change == "height":
+        monkeypatch.setattr(pairs, "choose_strip_height", lambda *of: 50)
+    elif change == "missing":
+        append_rows(data, 50, missing=0.1)
+    done = cli(*given, "odd" if change == "split" else "even")
+    assert done.code == 0, done.err
+    reasons = {
+        "split": "used other rows",
+        "rows": "used other rows",
+        "code": "ran other code",
+        "height": "had strips of another height",
+        "missing": "had no missing values",
+    }
+    assert reasons[change] in done.err
+    assert [*counted.values()] == [[*range(open_dataset(data).n_chunks)]] * len(counted)
+
+
+class FirstFeature(NamedTuple):
+    """A one in the first feature of some rows, whatever it was."""
+
+    rows: np.ndarray
+
+    @property
+    def X(self) -> np.ndarray:
+        return np.eye(1, N_FEATURES, dtype=np.uint8).repeat(len(self.rows), axis=0)
+
+    observed = property(lambda self: self.X)
+    missing = property(lambda self: np.zeros_like(self.X))
