@@ -1,8 +1,11 @@
-"""Joint counts of all pairs of features: packed bits against float32 BLAS, on the same threads.
+"""Joint counts of all pairs of features: packed bits against a register loop and float32 BLAS.
 
-Run `python -m tests.benchmarks.pair_counts`. NumPy gives `X.T @ X` to BLAS's `syrk`, so both sides
-compute each pair once. Which kernels OpenBLAS chose is printed: on a CPU it does not know it falls
-back to older ones, and `OPENBLAS_CORETYPE=SkylakeX` asks for its AVX-512 ones.
+Run `python -m tests.benchmarks.pair_counts`. The register loop repeats the counting of a word, AND,
+population count and addition, on vectors that stay in registers: its speed is the physical limit of
+counting word by word. NumPy gives `X.T @ X` to BLAS's `syrk`, so all sides compute each pair once.
+Which kernels OpenBLAS chose is printed: on a CPU it does not know it falls back to older ones, and
+`OPENBLAS_CORETYPE=SkylakeX` asks for its AVX-512 ones. Seconds are medians of runs that take turns;
+shares of the register loop are medians of the ratios of neighbouring runs, in CPU seconds.
 """
 
 import time
@@ -10,8 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
+from typing import Any
 
+import llvmlite.binding
 import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -20,6 +29,46 @@ from pipeline.numerics.bits.kernels import symmetric_joint_counts, unpack_rows
 N_FEATURES = 512
 N_SAMPLES = 2**18
 REPEATS = 7
+LOOP_STEPS, LOOP_COUNTERS = 1_000_000, 8
+WORDS_PER_VECTOR = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 4
+
+
+def generate_register_loop(typing_context: Any, n_steps: Any) -> Any:
+    """Generate a loop that adds the joint ones of two vectors to each of `LOOP_COUNTERS` vectors.
+
+    An empty line of assembly hides from the compiler that the vectors do not change.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        vector = ir.VectorType(word, WORDS_PER_VECTOR)
+        unary = ir.FunctionType(vector, [vector])
+        count = cgutils.get_or_insert_function(
+            builder.module, unary, f"llvm.ctpop.v{WORDS_PER_VECTOR}i64"
+        )
+        hide = ir.InlineAsm(unary, "", "=v,0", side_effect=True)
+        zeros = ir.Constant(vector, [0] * WORDS_PER_VECTOR)
+        counters = [cgutils.alloca_once_value(builder, zeros) for _ in range(LOOP_COUNTERS)]
+        left, right = builder.call(hide, [zeros]), builder.call(hide, [zeros])
+        with cgutils.for_range(builder, arguments[0]):
+            for counter in counters:
+                ones = builder.call(count, [builder.and_(builder.call(hide, [left]), right)])
+                builder.store(builder.add(builder.load(counter), ones), counter)
+        total = zeros
+        for counter in counters:
+            total = builder.add(total, builder.load(counter))
+        return builder.extract_element(total, ir.IntType(32)(0))
+
+    return types.uint64(types.int64), generate
+
+
+_register_loop: Any = intrinsic(generate_register_loop)
+
+
+@njit(nogil=True)
+def run_register_loop(n_steps: int) -> int:
+    """Count the joint ones of `n_steps` times `LOOP_COUNTERS` pairs of vectors."""
+    return _register_loop(n_steps)
 
 
 def count_packed(words: NDArray[np.uint64], n_threads: int) -> NDArray[np.int64]:
@@ -43,6 +92,31 @@ def alternate(*calls: Callable[[], object]) -> list[float]:
     return [median(own) for own in seconds]
 
 
+def compare_with_register_loop(words: NDArray[np.uint64]) -> None:
+    """Print the speeds of pair counting and of the register loop on one core."""
+    n_pairs = N_FEATURES * (N_FEATURES + 1) // 2
+    calls: list[tuple[Callable[[], object], float]] = [
+        (
+            partial(run_register_loop, LOOP_STEPS),
+            LOOP_STEPS * LOOP_COUNTERS * 64 * WORDS_PER_VECTOR,
+        ),
+        (partial(symmetric_joint_counts, words), n_pairs * N_SAMPLES),
+    ]
+    speeds: list[list[float]] = []
+    for _ in range(3 * REPEATS):
+        speeds.append([])
+        for call, work in calls:
+            start = time.thread_time()
+            call()
+            speeds[-1].append(1e-9 * work / (time.thread_time() - start))
+    loop, packed = (median(own) for own in zip(*speeds, strict=True))
+    share = median(own[1] / own[0] for own in speeds)
+    print(
+        f"1 core: packed {packed:.0f} G pair-samples/s, register loop of "
+        f"{64 * WORDS_PER_VECTOR}-bit vectors {loop:.0f} G, share {share:.2f}"
+    )
+
+
 def main() -> None:
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**64, (N_FEATURES, N_SAMPLES // 64), dtype=np.uint64)
@@ -50,6 +124,9 @@ def main() -> None:
     blas_kernels = {library.get("architecture", "?") for library in threadpool_info()}
     print(f"BLAS kernels: {', '.join(sorted(blas_kernels))}")
     n_pairs = N_FEATURES * (N_FEATURES + 1) // 2
+    run_register_loop(1)
+    symmetric_joint_counts(words)
+    compare_with_register_loop(words)
     for n_threads in (1, 2):
         with threadpool_limits(n_threads):
             np.testing.assert_array_equal(count_packed(words, n_threads), X.T @ X)

@@ -25,11 +25,11 @@ from scipy.linalg.blas import dsyrk
 
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
+from pipeline.numerics.bits.kernels import allocate_aligned
 from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.neighbours import (
     GROUP,
     STRIP,
-    allocate_aligned,
     count_differences,
     count_observed,
     divide_counts,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import label_map
-from pipeline.numerics.bits.kernels import popcount
+from pipeline.numerics.bits.kernels import allocate_aligned, popcount
 from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.spectra.lanczos import leading_eigenpairs_except
@@ -40,7 +40,6 @@ STRIP = 512
 """Rows of a strip: with 4 words each it takes 16 KiB, and its masks another 16 KiB."""
 GROUP = 64
 """Rows of a strip that share one minimum: one per bit of a word."""
-_LINE = 64
 _QUAD = 4  # words counted at once
 
 _kernel = njit(nogil=True, cache=True)
@@ -54,14 +53,6 @@ _ONE = np.uint64(1)
 _inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
 Array = NDArray[np.float64]
 _ROWS_PER_TASK = 1024  # comparing them with 200,000 rows takes half a second
-
-
-@_kernel
-def allocate_aligned(n_words: int) -> Words:
-    """Allocate memory that begins at a cache line."""
-    memory = np.empty(n_words + _LINE // 8, np.uint64)
-    start = -(memory.ctypes.data // 8) % (_LINE // 8)
-    return memory[start : start + n_words]
 
 
 @_kernel
