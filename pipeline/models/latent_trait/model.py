@@ -29,7 +29,7 @@ s.e. of b  offsets_error   (n_features,)
 =========  ==============  ================================
 
 Cost per block: n_samples n_features q² per round of the variational E-step (5 to 20 rounds per row)
-and of `ep` (4 rounds, each 10 times as long); n_samples n_features n_nodes for quadrature with
+and of `ep` (4 rounds; a pass takes 1 to 3 times as long); n_samples n_features n_nodes for quadrature with
 missing values, without them n_samples (n_features + nodes near a row). Passes:
 tens to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
 values decide which values are missing, but not if the missing values themselves do.
@@ -228,7 +228,7 @@ class LatentTrait(Model):
         if "has_own_nodes" in working:  # rows with missing values take up to four times as long
             per_feature = 2.5 * 5**q + 500 / n_features
         elif "by_sites" in working:
-            per_feature = 400 + 3 * q**2
+            per_feature = 60 + q**2
         elif (nodes := nodes_from_working(working)) is not None:
             n_nodes = len(nodes.points)
             per_feature, width = (0.3 + 8 / n_features) * n_nodes, 2 * n_nodes

@@ -39,7 +39,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     node_posterior,
 )
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step, list_lattice_nodes
-from pipeline.numerics.logistic.logistic_sites import ep_posterior
+from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
 from pipeline.numerics.logistic.newton_step import unpack_triangles
 from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
@@ -47,7 +47,6 @@ from pipeline.numerics.logistic.trait_scores import (
     sum_block_scores,
     sum_node_curvature,
     sum_node_scores,
-    sum_score_products,
     sum_trait_scores,
 )
 from pipeline.random import RowRandom
@@ -103,8 +102,7 @@ def summarize_scores(
         posterior = posterior_by_quadrature(X, observed, params.items)
         values |= _sum_scores(params, X, observed, posterior)
     elif not is_wide(params):
-        gaussian = ep_posterior(X, observed, weights, offsets)
-        values["products"] = sum_score_products(X, observed, weights, offsets, gaussian)
+        values["products"] = sum_ep_score_products(X, observed, weights, offsets)
     return Sums(block.n_samples, 0.0, values)
 
 

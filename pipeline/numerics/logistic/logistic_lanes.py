@@ -219,16 +219,28 @@ def exp_minus(xi: float) -> float:
 
 
 @inlined
+def exp_small(x: float) -> float:
+    """Return exp(x) for |x| <= log(2) / 2."""
+    return float(fma(x, _expm1_ratio(x), 1.0))
+
+
+@inlined
 def _split_exp(xi: float) -> tuple[float, float]:
     """Split exp(−ξ) into 2**k and 1 + change."""
     capped = xi if xi < 700.0 else 700.0  # exp(−700) is negligible, but not yet subnormal
     shifted = fma(capped, -1.0 / _LN_2, _TO_INTEGER)
     k = shifted - _TO_INTEGER
     r = fma(k, -_LN_2, -capped)  # the rounding error of _LN_2, times k, is negligible
+    return _power_of_two(shifted), r * _expm1_ratio(r)
+
+
+@inlined
+def _expm1_ratio(r: float) -> float:
+    """Return (exp(r) − 1) / r for |r| <= log(2) / 2."""
     p = _EXPM1[-1]
     for power in range(len(_EXPM1) - 2, -1, -1):
         p = fma(p, r, _EXPM1[power])
-    return _power_of_two(shifted), r * p
+    return float(p)
 
 
 @inlined

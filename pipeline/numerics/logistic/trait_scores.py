@@ -7,18 +7,14 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
 
 (T. A. Louis, JRSS B 44 (1982), eq. 3.2). For a fit on nodes, the first expectation follows from the
 mass of rows at each node; for rows without missing values, all sums do (`sum_node_scores`). Other
-expectations are over the row's posterior, on points placed by its mean and covariance and weighted
-by their likelihood. Up to 3 components, the points are a Gauss–Hermite rule and a row costs
-n_points (n_features (q + 1))² multiplications. Above 3 components, only s_n is computed, on a fixed
-set of Sobol points in pairs of opposite signs with the covariance of the normal, at (n_features (q
-+ 1))² per row.
+expectations are over the row's posterior, on the points of a Gauss–Hermite rule, placed by its mean
+and covariance and weighted by their likelihood. A row costs n_points (n_features (q + 1))²
+multiplications. This is for up to 3 components; `logistic_sites` computes s_n for any number.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from functools import cache
 from itertools import combinations_with_replacement
 from typing import NamedTuple, Protocol
 
@@ -37,7 +33,6 @@ Floats = NDArray[np.float64]
 # median; with many features, by 10 % and 1 %.
 _POINTS_PER_AXIS = {1: (11, 7, 5), 2: (7, 9, 7), 3: (5, 7, 5)}
 _FEW_ITEMS, _SOME_ITEMS = 10, 100
-_LOG_PAIRS = 7  # log2 of the number of pairs of points
 _BATCH_ENTRIES = 2**20
 _MIN_VARIANCE = 1e-6  # added to the variance, in case a posterior has all mass on one node
 
@@ -183,22 +178,6 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
     return TraitScoreSums(spread.reshape(products.shape), products)
 
 
-def sum_score_products(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: HasMoments
-) -> Floats:
-    """Return only `TraitScores.products`, for any number of components."""
-    n_features, q = weights.shape
-    products = np.zeros((n_features * (q + 1), n_features * (q + 1)))
-    rule = _sobol_points(q)
-    for rows in _iter_batches(len(X), len(rule.points) * n_features):
-        points = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
-        z = np.concatenate([points.x, np.ones((*points.x.shape[:2], 1))], axis=2)
-        mean = np.swapaxes(points.residual * points.share[:, :, None], 1, 2) @ z
-        flat = mean.reshape(len(mean), -1)
-        products += flat.T @ flat
-    return products
-
-
 class _PosteriorPoints(NamedTuple):
     """Rows at the points of their posteriors, all (n_rows, n_points, …)."""
 
@@ -239,18 +218,6 @@ def _point_rule(n_features: int, q: int) -> Nodes:
     return gauss_hermite(
         _POINTS_PER_AXIS[q][(n_features > _FEW_ITEMS) + (n_features > _SOME_ITEMS)], q
     )
-
-
-@cache
-def _sobol_points(q: int) -> Nodes:
-    """Return Sobol points of N(0, I_q), with mean 0 and covariance I up to rounding."""
-    from scipy.stats import qmc  # slow to import
-
-    half = scipy.special.ndtri(qmc.Sobol(q, rng=0).random_base2(_LOG_PAIRS))
-    points = np.vstack([half, -half])
-    root = np.linalg.cholesky(points.T @ points / len(points))
-    points = scipy.linalg.solve_triangular(root, points.T, lower=True).T
-    return Nodes(np.ascontiguousarray(points), np.full(len(points), -math.log(len(points))))
 
 
 def sum_node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
