@@ -29,9 +29,9 @@ s.e. of b  offsets_error   (n_features,)
 =========  ==============  ================================
 
 Cost per block: n_samples n_features q² per round of the variational E-step (5 to 20 rounds per row)
-and of `ep` (4 rounds; a pass takes 1 to 3 times as long); n_samples n_features n_nodes for quadrature with
-missing values, without them n_samples (n_features + nodes near a row). Passes:
-tens to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
+and of `ep` (4 rounds; a pass takes 1 to 3 times as long); n_samples n_features n_nodes for
+quadrature with missing values, without them n_samples (n_features + nodes near a row). Passes: tens
+to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
 values decide which values are missing, but not if the missing values themselves do.
 Not identifiable: rotations of x. The columns of w are its principal axes, with the entry of largest
 absolute value positive.
