@@ -40,7 +40,13 @@ from storage.sources.base import (
 )
 from storage.sources.csv import parse_csv_block, read_csv_header
 from storage.sources.derived import check_column_in_one_place, open_local_copy, parse_folder_columns
-from storage.sources.spool import DuplicateRule, EntryFile, spool_codes, spool_updates
+from storage.sources.spool import (
+    DuplicateRule,
+    EntryFile,
+    count_row_cells,
+    spool_codes,
+    spool_updates,
+)
 from storage.sources.text import iter_line_blocks, open_text
 from storage.sources.value_codes import (
     INVALID,
@@ -54,6 +60,10 @@ from storage.stores.object_path import is_url
 
 # Large enough to hide the cost per batch: the known names are searched once per batch.
 _BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
+_MIN_BATCH_LINES = 1 << 17
+"""Smaller batches are merged."""
+_MIN_WAITING_NAMES = 1 << 19
+"""So many names wait at least until they are searched among the known ones."""
 _ROLES = ("row", "feature", "value")
 T = TypeVar("T")
 U = TypeVar("U")
@@ -203,12 +213,50 @@ class _FileColumns(NamedTuple):
 
 def _encode_names(column: pa.Array) -> pa.DictionaryArray:
     """Dictionary-encode texts in order of appearance, without unused entries."""
+    if column.type in (pa.int32(), pa.int64()) and len(column) and not column.null_count:
+        column = _encode_dense_integers(column)
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()  # before casting, which would make a text per line
         return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-    in_use = column.indices.dictionary_encode()
-    names = column.dictionary.take(in_use.dictionary).cast(pa.string())
-    return pa.DictionaryArray.from_arrays(in_use.indices, names)
+    indices, n_names = column.indices, len(column.dictionary)
+    if indices.null_count or n_names > len(indices):
+        in_use = indices.dictionary_encode()
+        order, codes = in_use.dictionary, in_use.indices
+    else:
+        numbers = indices.to_numpy()
+        order = _list_in_order_of_appearance(numbers, n_names)
+        if np.array_equal(order, np.arange(n_names)):
+            return column.cast(pa.dictionary(indices.type, pa.string()))
+        places = np.zeros(n_names, np.int32)
+        places[order] = np.arange(len(order))
+        codes = pa.array(places[numbers])
+    return pa.DictionaryArray.from_arrays(codes, column.dictionary.take(order).cast(pa.string()))
+
+
+def _encode_dense_integers(column: pa.Array) -> pa.Array:
+    """Dictionary-encode integers, if their range is not longer than the column."""
+    numbers = column.to_numpy()
+    low, high = numbers.min(), numbers.max()
+    length = int(high) - int(low) + 1
+    if length > len(numbers):
+        return column
+    distinct = pa.array(np.arange(length, dtype=numbers.dtype) + low)
+    return pa.DictionaryArray.from_arrays(pa.array(numbers - low), distinct)
+
+
+def _list_in_order_of_appearance(numbers: NDArray[Any], n_numbers: int) -> NDArray[Any]:
+    """List the distinct numbers, which are below `n_numbers`."""
+    is_known, place = np.zeros(n_numbers, np.bool_), np.empty(n_numbers, np.int32)
+    parts, start, n_known, length = [numbers[:0]], 0, 0, 4 * n_numbers
+    while start < len(numbers) and n_known < n_numbers:  # often, few lines have all numbers
+        new = numbers[start : start + length]
+        new = new[~is_known[new]]
+        lines = np.arange(len(new), dtype=np.int32)
+        place[new[::-1]] = lines[::-1]  # the last assignment counts
+        parts.append(new[place[new] == lines])
+        is_known[parts[-1]] = True
+        n_known, start = n_known + len(parts[-1]), start + length
+    return np.concatenate(parts)
 
 
 def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.RecordBatch]:
@@ -225,13 +273,13 @@ def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.Record
 
 
 def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Group batches: encoded ones end at each row group, which may be small."""
+    """Group small batches: encoded ones end at each row group."""
     run: list[pa.RecordBatch] = []
     for batch in batches:
-        if run and sum(part.num_rows for part in run) + batch.num_rows > _BATCH_LINES:
+        run.append(batch)
+        if sum(part.num_rows for part in run) >= _MIN_BATCH_LINES:
             yield run
             run = []
-        run.append(batch)
     if run:
         yield run
 
@@ -275,7 +323,7 @@ def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[
     with ThreadPoolExecutor(n_threads) as pool:
         waiting: deque[Future[U]] = deque()
         try:
-            for part in _read_ahead(parts):
+            for part in read_ahead(parts):
                 waiting.append(pool.submit(function, part))
                 if len(waiting) > n_threads:
                     yield waiting.popleft().result()
@@ -286,7 +334,7 @@ def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[
                 future.cancel()
 
 
-def _read_ahead(parts: Iterable[T]) -> Iterator[T]:
+def read_ahead(parts: Iterable[T]) -> Iterator[T]:
     """Yield parts; a thread reads the next part while one is processed."""
     iterator, end = iter(parts), object()
     with ThreadPoolExecutor(1) as reader:
@@ -373,8 +421,8 @@ class LongTableSource(Source):
     def _read_batches(self) -> Generator[SourceBatch]:
         """Write the values of new rows to their places on disk, then read the rows."""
         absent, first = 0 if self.columns.value is None else MISSING, 0
-        entries = self.entries.iter_rows(range(self.n_rows))
-        for batch in spool_codes(self, self.n_rows, entries, absent, self.duplicates):
+        entries = self.entries.iter_cells(range(self.n_rows), count_row_cells(self))
+        for batch in spool_codes(self, self.n_rows, read_ahead(entries), absent, self.duplicates):
             rows = slice(first, first + len(batch.X))
             first = rows.stop
             columns = {name: values[rows] for name, values in self.row_values.items()}
@@ -385,7 +433,7 @@ class LongTableSource(Source):
         numbers = range(self.n_rows, self.n_rows + len(self.known_rows))
         row_values = {name: values[self.n_rows :] for name, values in self.row_values.items()}
         source = replace(self, row_values=row_values)  # numbers rows as the entries below
-        entries = self.entries.iter_rows(numbers)
+        entries = self.entries.iter_cells(numbers, count_row_cells(self))
         for rows, *cells in spool_updates(source, len(numbers), entries, self.duplicates):
             X, observed, missing = cells
             columns = {name: values[rows] for name, values in row_values.items()}
@@ -408,27 +456,45 @@ class _Index:
     def __init__(self, values: pa.Array) -> None:
         self.values = values
 
-    def encode(self, coded: pa.DictionaryArray) -> NDArray[np.int32]:
-        """Number values; new ones are added."""
-        before = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), self.values)
-        unified = pa.chunked_array([before, coded]).unify_dictionaries().chunk(1)
-        self.values = unified.dictionary
-        numbers: NDArray[np.int32] = unified.indices.to_numpy()
-        return numbers
+    def number(self, batches: Sequence[pa.Array]) -> list[NDArray[np.int32]]:
+        """Number the distinct values of each batch; new ones are added.
+
+        The known values are searched once for all batches.
+        """
+        first, places = pa.array([], pa.int32()), [pa.array(np.arange(len(b))) for b in batches]
+        parts = zip([first, *places], [self.values, *batches], strict=True)
+        coded = (pa.DictionaryArray.from_arrays(p.cast(pa.int32()), b) for p, b in parts)
+        _, *numbered = pa.chunked_array(coded).unify_dictionaries().chunks
+        if numbered:
+            self.values = numbered[-1].dictionary
+        return [part.indices.to_numpy() for part in numbered]
 
 
 class _NameIndex(_Index):
-    """Numbers the names in one column."""
+    """Numbers the names in one column, once many batches of lines are read."""
 
     def __init__(self, known: Sequence[str] = ()) -> None:
         super().__init__(pa.array(known, pa.string()))
+        self.waiting: list[pa.Array] = []
 
-    def encode_column(self, lines: LineBatch, column: str) -> NDArray[np.int32]:
-        """Number the names in a batch of lines."""
+    def encode(self, lines: LineBatch, column: str) -> NDArray[np.int32]:
+        """Check the names in a batch of lines, and number them within the batch."""
         coded = lines.column(column)
         _refuse_nameless(lines, column, coded)
         check_texts(coded, column, lines.format_place)
-        return self.encode(coded)
+        self.waiting.append(coded.dictionary)
+        codes: NDArray[np.int32] = coded.indices.to_numpy()
+        return codes
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the names that wait are about as many as the known ones."""
+        return sum(map(len, self.waiting)) > max(_MIN_WAITING_NAMES, len(self.values))
+
+    def number_waiting(self) -> list[NDArray[np.int32]]:
+        """Return the number of each name of the batches since the last call, by batch."""
+        waiting, self.waiting = self.waiting, []
+        return self.number(waiting)
 
 
 class _RowIndex:
@@ -438,16 +504,37 @@ class _RowIndex:
         self._names = {column: _NameIndex() for column in columns}
         # Rows by the first two columns, by these and the third one, …: pairs of numbers.
         self._pairs = [_Index(pa.array([], pa.int64())) for _ in columns[1:]]
+        self._waiting: list[list[NDArray[np.int64]]] = [[] for _ in columns[1:]]
 
     def __len__(self) -> int:
         return len([*self._names.values(), *self._pairs][-1].values)
 
     def encode(self, lines: LineBatch) -> NDArray[np.int32]:
-        """Number the rows of a batch of lines."""
-        numbers, *others = (index.encode_column(lines, c) for c, index in self._names.items())
-        for pairs, following in zip(self._pairs, others, strict=True):
-            both = numbers.astype(np.int64) << 32 | following
-            numbers = pairs.encode(pa.array(both).dictionary_encode())
+        """Number the rows of a batch of lines within the batch."""
+        numbers, *others = (index.encode(lines, column) for column, index in self._names.items())
+        for waiting, following in zip(self._waiting, others, strict=True):
+            pairs = pa.array(numbers.astype(np.int64) << 32 | following).dictionary_encode()
+            waiting.append(pairs.dictionary.to_numpy())
+            numbers = pairs.indices.to_numpy()
+        return numbers
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the rows that wait are about as many as the known ones."""
+        n_waiting = sum(map(len, self._waiting[-1])) if self._waiting else 0
+        is_due = (index.is_due for index in self._names.values())
+        return n_waiting > max(_MIN_WAITING_NAMES, len(self)) or any(is_due)
+
+    def number_waiting(self) -> list[NDArray[np.int32]]:
+        """Return the number of each row of the batches since the last call, by batch."""
+        numbers, *others = (index.number_waiting() for index in self._names.values())
+        for k, (index, following) in enumerate(zip(self._pairs, others, strict=True)):
+            waiting, self._waiting[k] = self._waiting[k], []
+            pairs = [
+                left[own >> 32].astype(np.int64) << 32 | right[own & 0xFFFFFFFF]
+                for left, right, own in zip(numbers, following, waiting, strict=True)
+            ]
+            numbers = index.number([pa.array(part) for part in pairs])
         return numbers
 
     def list_names(self) -> dict[str, NDArray[Any]]:
@@ -542,11 +629,19 @@ def open_tables(
     entries, remote_tags = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
     for lines in read_lines(paths, columns, row_columns, options, remote_tags):
         numbers = rows.encode(lines)
-        for name, texts in row_texts.items():
-            texts.update(lines, name, numbers, len(rows))
-        feature_numbers = features.encode_column(lines, columns.feature)
+        if row_texts:
+            (row_numbers,) = entries.row_numbers.add(rows.number_waiting())
+            for name, texts in row_texts.items():
+                texts.update(lines, name, row_numbers[numbers], len(rows))
+        feature_numbers = features.encode(lines, columns.feature)
         codes = _encode_values(lines, columns, options)
         entries.add(lines.path, lines.first, numbers, feature_numbers, codes)
+        if rows.is_due:
+            entries.row_numbers.add(rows.number_waiting())
+        if features.is_due:
+            entries.column_numbers.add(features.number_waiting())
+    entries.row_numbers.add(rows.number_waiting())
+    entries.column_numbers.add(features.number_waiting())
     selected, ignored = _select_features(paths[0], columns, options, features, entries, target)
     row_names = rows.list_names()
     places = _find_known_rows(row_names, columns, entries, target)

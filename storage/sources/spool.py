@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,13 @@ from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_num
 
 DuplicateRule = Literal["last", "any"]
 """How duplicate entries count: the last one, or 1 if any is 1, else 0 if any is 0."""
-# Ranks of the codes 0, 1 and MISSING; with "any", the highest one counts. 0 means no entry.
-_CODE_RANKS = np.array([2, 3, 1], np.uint8)
 # Up to this many cells per entry, the whole range of cells is unpacked.
 _DENSE_CELLS_PER_ENTRY = 16
 # Rows, columns and values of some entries, (n_entries,) each; rows and columns count from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+# Cells and valid codes of some entries, (n_entries,) each. Cells are numbered row by row, with
+# `count_row_cells` per row.
+CellCodes = tuple[NDArray[np.int64], ValueCodes]
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class _BitPlanes:
         ranks = self._read_ranks(part)
         n_before = np.count_nonzero(ranks)
         if duplicates == "any":
-            np.maximum.at(ranks, places, _CODE_RANKS[codes])
+            np.maximum.at(ranks, places, _rank_codes(codes))
         else:
-            ranks[places] = _CODE_RANKS[codes]
+            ranks[places] = _rank_codes(codes)
         if duplicates is None and np.count_nonzero(ranks) < n_before + len(cells):
             return _find_duplicate(cells, self._read_ranks(part)[places] > 0)
         self.low[part], self.high[part] = np.packbits(ranks & 1), np.packbits(ranks & 2)
@@ -74,16 +75,23 @@ class _BitPlanes:
         return codes
 
 
+def _rank_codes(codes: ValueCodes) -> NDArray[np.uint8]:
+    """Return the ranks of codes: 2 of 0, 3 of 1, and 1 of MISSING; 0 means no entry.
+
+    With the rule "any", the highest one counts.
+    """
+    return codes + np.uint8(2) - np.uint8(3) * (codes >> 1)
+
+
 def _locate_cells(cells: NDArray[np.int64]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes of a plane that contain the cells, and the positions of the cells in them.
 
     The bytes are the whole range from first to last, unless that is much larger than needed.
     """
-    numbers = cells >> 3
-    first, stop = int(numbers.min()), int(numbers.max()) + 1
+    first, stop = int(cells.min()) >> 3, (int(cells.max()) >> 3) + 1
     if 8 * (stop - first) <= _DENSE_CELLS_PER_ENTRY * len(cells):
         return slice(first, stop), cells - 8 * first
-    distinct, places = np.unique(numbers, return_inverse=True)
+    distinct, places = np.unique(cells >> 3, return_inverse=True)
     return distinct, 8 * places + (cells & 7)
 
 
@@ -109,17 +117,26 @@ def spool_entries(source: Source, n_rows: int, entries: Iterable[Entries]) -> It
 
     Raises `DataError` if an entry lies outside the matrix, is not binary, or is a duplicate.
     """
+    n_cells = count_row_cells(source)
     coded = (
-        (rows, columns, _encode_entries(source, n_rows, rows, columns, values))
+        (
+            rows.astype(np.int64) * n_cells + columns.astype(np.int64),
+            _encode_entries(source, n_rows, rows, columns, values),
+        )
         for rows, columns, values in entries
     )
     return spool_codes(source, n_rows, coded)
 
 
+def count_row_cells(source: Source) -> int:
+    """Return the number of cells per row, a multiple of 8."""
+    return 8 * -(-source.n_features // 8)
+
+
 def spool_codes(
     source: Source,
     n_rows: int,
-    entries: Iterable[tuple[NDArray[Any], NDArray[Any], ValueCodes]],
+    entries: Iterable[CellCodes],
     absent: int = 0,
     duplicates: DuplicateRule | None = None,
 ) -> Iterator[SourceBatch]:
@@ -132,7 +149,7 @@ def spool_codes(
     n_rows
         Number of rows.
     entries
-        Rows, columns and valid codes.
+        Cells and their codes.
     absent
         Code of a cell without an entry.
     duplicates
@@ -149,7 +166,7 @@ def spool_codes(
 def spool_updates(
     source: Source,
     n_rows: int,
-    entries: Iterable[tuple[NDArray[Any], NDArray[Any], ValueCodes]],
+    entries: Iterable[CellCodes],
     duplicates: DuplicateRule | None,
 ) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]]:
     """Spool value codes, then read the rows: their range, ones, values and missing values.
@@ -167,19 +184,17 @@ def spool_updates(
 def _spool(
     source: Source,
     n_rows: int,
-    entries: Iterable[tuple[NDArray[Any], NDArray[Any], ValueCodes]],
+    entries: Iterable[CellCodes],
     duplicates: DuplicateRule | None,
 ) -> Iterator[tuple[_BitPlanes, int]]:
     """Spool value codes; yield the planes and the number of bytes per row."""
-    row_bytes = -(-source.n_features // 8)
-    with _open_temporary_planes(source.path, n_rows * row_bytes) as planes:
-        for rows, columns, codes in entries:
-            cells = rows.astype(np.int64) * (8 * row_bytes) + columns.astype(np.int64)
+    n_cells = count_row_cells(source)
+    with _open_temporary_planes(source.path, n_rows * n_cells // 8) as planes:
+        for cells, codes in entries:
             twice = planes.add(cells, codes, duplicates) if len(cells) else None
             if twice is not None:
-                row, column = divmod(twice, 8 * row_bytes)
-                raise DataError(format_duplicate(source, row, column))
-        yield planes, row_bytes
+                raise DataError(format_duplicate(source, *divmod(twice, n_cells)))
+        yield planes, n_cells // 8
 
 
 def format_duplicate(source: Source, row: int, column: int) -> str:
@@ -226,14 +241,58 @@ def _open_temporary_planes(path: str, n_bytes: int) -> Iterator[_BitPlanes]:
         yield _BitPlanes(low.view(np.ndarray), high.view(np.ndarray))
 
 
-_ENTRY_DTYPES = (np.int32, np.int32, np.uint8)
+class _ArrayFile:
+    """Arrays of one dimension in a temporary file, in the order in which they were added."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._layout: list[tuple[np.dtype[Any], int]] = []
+
+    def add(self, arrays: Iterable[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        """Append arrays, and return them."""
+        added = [*arrays]
+        try:
+            with self._path.open("ab") as file:
+                for values in added:
+                    file.write(np.ascontiguousarray(values).data)
+                    self._layout.append((values.dtype, len(values)))
+        except OSError as error:
+            n_bytes = sum(kind.itemsize * count for kind, count in self._layout)
+            n_bytes += sum(values.nbytes for values in added)
+            raise DataError(
+                f"{tempfile.gettempdir()}: the entries need at least {n_bytes / 1e9:.1f} GB "
+                f"({error.strerror}). Set TMPDIR to a larger disk."
+            ) from error
+        return added
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """Read the arrays in order."""
+        if not self._layout:
+            return
+        with self._path.open("rb") as file:
+            for kind, count in self._layout:
+                yield np.fromfile(file, kind, count)
+
+
+class _Portion(NamedTuple):
+    """Consecutive lines of a file: the file and the first line, and their entries.
+
+    Rows and columns of the entries are places in `row_numbers` and `column_numbers`.
+    """
+
+    place: tuple[str, int]
+    row_numbers: NDArray[Any]
+    column_numbers: NDArray[Any]
+    entries: tuple[NDArray[Any], NDArray[Any], ValueCodes]
 
 
 class EntryFile:
-    """Entries of a matrix in a temporary file, which is deleted with the object.
+    """Entries of a matrix in temporary files, which are deleted with the object.
 
     Attributes
     ----------
+    row_numbers, column_numbers
+        The numbers of the rows and columns of each portion.
     rows, columns
         New numbers of all rows and columns, or None; entries of columns numbered -1 are left out.
     """
@@ -243,60 +302,63 @@ class EntryFile:
 
     def __init__(self) -> None:
         self._folder = TemporaryFolder()
-        self._portions: list[tuple[str, int, int]] = []
-
-    @property
-    def _path(self) -> Path:
-        return Path(self._folder.name) / "entries"
+        names = ("entries", "rows", "columns")
+        files = (_ArrayFile(Path(self._folder.name) / name) for name in names)
+        self._entries, self.row_numbers, self.column_numbers = files
+        self._portions: list[tuple[str, int]] = []
 
     def add(
         self, path: str, first: int, rows: NDArray[Any], columns: NDArray[Any], codes: ValueCodes
     ) -> None:
-        """Add rows, columns and codes of the lines of a file from `first` on, (n_lines,) each."""
-        try:
-            with self._path.open("ab") as file:
-                for values, kind in zip((rows, columns, codes), _ENTRY_DTYPES, strict=True):
-                    file.write(np.ascontiguousarray(values, kind).data)
-        except OSError as error:
-            n_entries = sum(count for *_, count in self._portions) + len(rows)
-            raise DataError(
-                f"{tempfile.gettempdir()}: the entries need at least {9 * n_entries / 1e9:.1f} GB "
-                f"({error.strerror}). Set TMPDIR to a larger disk."
-            ) from error
-        self._portions.append((path, first, len(rows)))
+        """Add rows, columns and codes of the lines of a file from `first` on, (n_lines,) each.
 
-    def iter_rows(self, rows: range) -> Iterator[tuple[NDArray[Any], NDArray[Any], ValueCodes]]:
-        """Yield the entries of a range of rows, which are numbered from 0, in order."""
-        for _, (numbers, columns, codes) in self._iter_portions():
-            own = (numbers >= rows.start) & (numbers < rows.stop) & (columns >= 0)
-            if own.all():
-                yield numbers - rows.start, columns, codes
-            elif own.any():
-                yield numbers[own] - rows.start, columns[own], codes[own]
+        Rows and columns are places in the next arrays of `row_numbers` and `column_numbers`.
+        """
+        narrow = (
+            numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
+            for numbers in (rows, columns)
+        )
+        self._entries.add((*narrow, codes))
+        self._portions.append((path, first))
+
+    def iter_cells(self, rows: range, row_cells: int) -> Iterator[CellCodes]:
+        """Yield the entries of a range of rows, which are numbered from 0, in order.
+
+        A row has `row_cells` cells.
+        """
+        for _, row_numbers, column_numbers, (own_rows, own_columns, codes) in self._iter_portions():
+            is_own = (row_numbers >= rows.start) & (row_numbers < rows.stop)
+            is_used = column_numbers >= 0
+            if not (is_own.all() and is_used.all()):
+                own = is_own[own_rows] & is_used[own_columns]
+                own_rows, own_columns, codes = own_rows[own], own_columns[own], codes[own]
+            first_cells = (row_numbers.astype(np.int64) - rows.start) * row_cells
+            cells = np.take(first_cells, own_rows)  # indexing by narrow integers is slower
+            cells += np.take(column_numbers, own_columns)
+            yield cells, codes
 
     def find_line(
         self, row: int | None = None, column: int | None = None, code: int | None = None
     ) -> str:
         """Describe the position of the first line with these values; None is any."""
-        for (path, first), portion in self._iter_portions():
-            pairs = zip(portion, (row, column, code), strict=True)
+        for (path, first), row_numbers, column_numbers, (
+            rows,
+            columns,
+            codes,
+        ) in self._iter_portions():
+            pairs = ((row_numbers[rows], row), (column_numbers[columns], column), (codes, code))
             matches = [values == value for values, value in pairs if value is not None]
             if (is_match := np.logical_and.reduce(matches)).any():
                 return f"{path}: row {first + is_match.argmax() + 1} (data rows counted from 1)"
         raise ValueError(f"There is no entry in row {row}, column {column}.")
 
-    def _iter_portions(
-        self,
-    ) -> Iterator[tuple[tuple[str, int], tuple[NDArray[Any], NDArray[Any], ValueCodes]]]:
-        """Yield the entries in the portions that were added, each with its file and first line."""
-        if not self._portions:
-            return
-        with self._path.open("rb") as file:
-            for path, first, count in self._portions:
-                rows, columns = (np.fromfile(file, np.int32, count) for _ in range(2))
-                codes = np.fromfile(file, np.uint8, count)
-                renumbered = _renumber(rows, self.rows), _renumber(columns, self.columns)
-                yield (path, first), (*renumbered, codes)
+    def _iter_portions(self) -> Iterator[_Portion]:
+        """Yield the portions that were added."""
+        entries = iter(self._entries)
+        numbers = zip(self.row_numbers, self.column_numbers, strict=True)
+        for place, (rows, columns) in zip(self._portions, numbers, strict=True):
+            renumbered = _renumber(rows, self.rows), _renumber(columns, self.columns)
+            yield _Portion(place, *renumbered, (next(entries), next(entries), next(entries)))
 
 
 def _renumber(numbers: NDArray[Any], renumbered: NDArray[np.int64] | None) -> NDArray[Any]:

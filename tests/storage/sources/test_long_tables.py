@@ -89,6 +89,7 @@ def test_dictionaries_of_parquet_differ_and_name_what_no_line_has(
     tmp_path, monkeypatch, batch_lines
 ):
     monkeypatch.setattr("storage.sources.long_tables._BATCH_LINES", batch_lines)
+    monkeypatch.setattr("storage.sources.long_tables._MIN_BATCH_LINES", batch_lines)
     expected = read(table(tmp_path / "a.csv", LINES))
     columns = dict(zip(("call", "voter", "vote"), zip(*LINES, strict=True), strict=True))
     kinds = pa.schema([(name, pa.dictionary(pa.int32(), pa.string())) for name in columns])
@@ -142,6 +143,42 @@ def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
     path = table(tmp_path / "a.csv", [("u1", "x"), ("u2", "y"), ("u1", "x")], ("user", "page"))
     found = read(path, long="row=user,feature=page", options=ReadOptions())
     assert found == ([[1, 0], [0, 1]], ("x", "y"), {"user": ["u1", "u2"]})
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([-3, 0, 1, 2, 5, 2**40]), st.sampled_from("abc")), min_size=1
+    ),
+    st.integers(1, 5),
+    st.sampled_from([0, 3, 1 << 19]),
+    st.booleans(),
+)
+def test_rows_and_features_are_numbered_over_batches(
+    tmp_path_factory, lines, batch_lines, n_waiting, is_text
+):
+    folder = tmp_path_factory.mktemp("lines")
+    numbers, names = (list(column) for column in zip(*lines, strict=True))
+    columns = {"call": numbers, "voter": numbers[::-1], "vote": names}
+    kinds = {"call": pa.int64(), "voter": pa.string() if is_text else pa.int64()}
+    arrays = {n: pa.array(v).cast(kinds.get(n, pa.string())) for n, v in columns.items()}
+    pa.parquet.write_table(pa.table(arrays), folder / "a.parquet", row_group_size=batch_lines)
+    empty = pa.table(arrays)[:0]
+    pa.parquet.write_table(empty, folder / "b.parquet")
+    paths = [str(folder / "a.parquet"), str(folder / "b.parquet"), str(folder / "a.parquet")]
+    pairs = [(str(number), name) for number, name in lines]
+    features = sorted({str(number) for number in numbers})
+    cells = {(pair, str(f)) for pair, f in zip(pairs, numbers[::-1], strict=True)}
+    rows = [*dict.fromkeys(pairs)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.sources.long_tables._BATCH_LINES", batch_lines)
+        patch.setattr("storage.sources.long_tables._MIN_BATCH_LINES", batch_lines)
+        patch.setattr("storage.sources.long_tables._MIN_WAITING_NAMES", n_waiting)
+        long = "row=call,row=vote,feature=voter"
+        X, feature_names, row_columns = read(*paths, long=long, options=ReadOptions())
+    assert [*zip(row_columns["call"], row_columns["vote"], strict=True)] == rows
+    assert feature_names == tuple(features)
+    assert [[int((row, f) in cells) for f in features] for row in rows] == X
 
 
 @settings(deadline=None)
