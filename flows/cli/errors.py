@@ -25,7 +25,7 @@ OPTIONS = frozenset(
         *("queries", "reconstruct", "resume", "rows", "seed", "segment_by", "segments", "set"),
         *("skip_corrupt", "split", "split_by", "standardize", "threshold", "tls_ca", "tls_cert"),
         *("tls_key", "truth", "warm_start", "what", "worker_memory", "worker_timeout", "workers"),
-        *("yes"),
+        "yes",
     )
 )
 """Parameters with an option of their own; all others are settings of models."""
