@@ -99,12 +99,13 @@ from pipeline.models.latent_trait.standard_errors import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.logistic.centred_points import posterior_by_quadrature, posterior_by_sampling
+from pipeline.numerics.logistic.centred_points import posterior_by_sampling
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
     draw_nodes,
 )
+from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -521,7 +522,7 @@ class LatentTrait(Model):
         """
         X, observed = block.unpack_values(), block.unpack_mask()
         if params.weights.shape[1] <= MAX_COMPONENTS:
-            posterior: Any = posterior_by_quadrature(X, observed, params.items)
+            posterior: Any = posterior_on_lattice(X, observed, params.items)
         else:
             posterior = ep_posterior(X, observed, params.weights, params.offsets)
         mean, covariance = posterior.mean, posterior.covariance
@@ -538,7 +539,7 @@ class LatentTrait(Model):
         """Return log P(t) of each row, by quadrature for up to 3 components, else by sampling."""
         X, observed = block.unpack_values(), block.unpack_mask()
         if params.weights.shape[1] <= MAX_COMPONENTS:
-            posterior = posterior_by_quadrature(X, observed, params.items)
+            posterior = posterior_on_lattice(X, observed, params.items)
             nats, error = posterior.log_likelihood, posterior.standard_error
             return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
         posterior = posterior_by_sampling(X, observed, params.items, rng, block.rows)

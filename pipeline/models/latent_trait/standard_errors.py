@@ -30,7 +30,6 @@ from pipeline.models.latent_trait.wide_errors import (
 )
 from pipeline.numerics.bits.kernels import pack_rows, symmetric_joint_counts
 from pipeline.numerics.information import invert_information
-from pipeline.numerics.logistic.centred_points import posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     NodePosterior,
@@ -39,6 +38,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     node_posterior,
 )
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step, list_lattice_nodes
+from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
 from pipeline.numerics.logistic.newton_step import unpack_triangles
 from pipeline.numerics.logistic.trait_scores import (
@@ -99,7 +99,7 @@ def summarize_scores(
     weights, offsets = params.weights, params.offsets
     values: dict[str, NDArray[Any]] = {"rows_informing": np.array(n_rows)}
     if weights.shape[1] <= MAX_COMPONENTS:
-        posterior = posterior_by_quadrature(X, observed, params.items)
+        posterior = posterior_on_lattice(X, observed, params.items)
         values |= _sum_scores(params, X, observed, posterior)
     elif not is_wide(params):
         values["products"] = sum_ep_score_products(X, observed, weights, offsets)
@@ -159,7 +159,7 @@ def summarize_information(
         values |= _count_complete_rows(block, X, observed)
     X, observed, _ = _select_rows(share, block, rng)
     if nodes is None or is_wide(params):
-        posterior: Any = posterior_by_quadrature(X, observed, params.items)
+        posterior: Any = posterior_on_lattice(X, observed, params.items)
         values |= _sum_scores(params, X, observed, posterior)
     else:
         posterior = node_posterior(X, observed, weights, offsets, nodes)

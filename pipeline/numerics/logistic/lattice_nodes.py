@@ -44,9 +44,9 @@ _MAX_SLOPE = 20.0
 _REACH = {1: 8.0, 2: 8.0, 3: 6.5}  # of the lattice along each axis, by the number of components
 # With these, the error of the trapezoid rule is about exp(−2π² / 1.15²) = 3e-7 for a Gaussian, and
 # exp(−2π² / 1.4) = 8e-7 for a logistic curve, whose poles are π / slope away from the axis.
-_SPACING, _SLOPE_SPACING = 1.15, 1.4  # in standard deviations; times the steepest slope
+_SPACING, SLOPE_SPACING = 1.15, 1.4  # in standard deviations; times the steepest slope
 _PROBES_PER_AXIS = 9
-_MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
+MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
 _BATCH_ENTRIES = 2**16  # features and nodes of a table: 512 KiB
 _FIRST_STRIDE = 16
 _MAX_BATCH_ROWS, _MAX_BATCH_VALUES = 4096, 2**20  # 8 MiB
@@ -71,15 +71,15 @@ class Lattice(NamedTuple):
         return np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")])
 
 
-def choose_lattice(weights: Floats, offsets: Floats) -> Lattice | None:
+def choose_lattice(weights: Floats, offsets: Floats, max_nodes: int = _MAX_NODES) -> Lattice | None:
     """Return a lattice that resolves all posteriors, or None if it would have too many nodes.
 
     The narrowest posterior is that of a row where the items inform most. Items that are too steep
     for the finest lattice count as the steepest that it resolves.
     """
     q, reach = weights.shape[1], _REACH[weights.shape[1]]
-    finest = 2 * reach / (_MAX_NODES ** (1 / q) - 1)
-    limit = min(_MAX_SLOPE, _SLOPE_SPACING / finest)
+    finest = 2 * reach / (max_nodes ** (1 / q) - 1)
+    limit = min(_MAX_SLOPE, SLOPE_SPACING / finest)
     slopes = np.linalg.norm(weights, axis=1)
     factor = limit / np.maximum(slopes, limit)
     w, b = weights * factor[:, None], offsets * factor
@@ -91,7 +91,7 @@ def choose_lattice(weights: Floats, offsets: Floats) -> Lattice | None:
     narrowest = _SPACING / math.sqrt(1.0 + largest)
     if narrowest < finest:
         return None
-    spacing = min(narrowest, _SLOPE_SPACING / min(float(slopes.max(initial=1.0)), limit))
+    spacing = min(narrowest, SLOPE_SPACING / min(float(slopes.max(initial=1.0)), limit))
     return Lattice(spacing, math.floor(reach / spacing), q)
 
 
@@ -146,14 +146,20 @@ def lattice_e_step(
     )
 
 
+def pad_axes(weights: Floats, offsets: Floats) -> Floats:
+    """Return w and b side by side, (n_features, 4), after zeros for unused axes."""
+    free = np.zeros((len(offsets), 4))
+    free[:, 3 - weights.shape[1] :] = np.column_stack([weights, offsets])
+    return free
+
+
 def _sum_on_lattice(
     X: Bits, weights: Floats, offsets: Floats, lattice: Lattice
 ) -> NewtonStatistics:
     (n_features, q), shape = weights.shape, lattice.shape
     points = lattice.list_points()
-    log_joint = _sum_curves(weights, offsets, points) - 0.5 * (points**2).sum(axis=0)
-    free = np.zeros((n_features, 4))  # unused axes come first
-    free[:, 3 - q :] = np.column_stack([weights, offsets])
+    log_joint = sum_curves(weights, offsets, points) - 0.5 * (points**2).sum(axis=0)
+    free = pad_axes(weights, offsets)
     gradient, mass, log_likelihood = np.zeros((n_features, q + 1)), np.zeros(len(log_joint)), 0.0
     n_rows = max(min(_MAX_BATCH_ROWS, _MAX_BATCH_VALUES // n_features), 1)
     for start in range(0, len(X), n_rows):
@@ -197,7 +203,7 @@ def _add_curves(
     sums.moments[k, j] = sums.moments[j, k]
 
 
-def _sum_curves(weights: Floats, offsets: Floats, points: Floats) -> Floats:
+def sum_curves(weights: Floats, offsets: Floats, points: Floats) -> Floats:
     """Return −A(x) at points, (q, n_points)."""
     total = np.empty(points.shape[1])
     for part in _iter_tables(weights, len(total)):
@@ -233,8 +239,8 @@ def sum_row_nodes(
     for n in range(len(linear)):
         for axis in range(3):
             slope[axis] = linear[n, axis] * spacing
-        best = _climb(slope, log_joint, at)
-        n_lines = _collect_lines(slope, log_joint, at, best - _MAX_LOSS, lines)
+        best = climb(slope, log_joint, at)
+        n_lines = collect_lines(slope, log_joint, at, best - MAX_LOSS, lines)
         total += _add_lines(slope, log_joint, lines[:n_lines], values, mean[n], mass)
         # Places along an axis are counted from its first node, not from the origin.
         total += linear[n, 3]
@@ -250,7 +256,7 @@ def _get_value(slope: Floats, log_joint: Floats, a: int, b: int, c: int) -> floa
 
 
 @inlined
-def _climb(slope: Floats, log_joint: Floats, at: Integers) -> float:
+def climb(slope: Floats, log_joint: Floats, at: Integers) -> float:
     """Move to a node that is better than its neighbours, and return its value."""
     best = _get_value(slope, log_joint, at[0], at[1], at[2])
     size = _FIRST_STRIDE
@@ -282,7 +288,7 @@ def _move(
 
 
 @inlined
-def _collect_lines(
+def collect_lines(
     slope: Floats, log_joint: Floats, at: Integers, lowest: float, lines: Integers
 ) -> int:
     """List the lines of nodes that reach the lowest value: two places, and a range of the third."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.special import expit
+from scipy.special import expit, log_expit, logsumexp
 from scipy.stats import norm
 
 from pipeline.numerics.logistic.centred_nodes import centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import Nodes, node_statistics
 from pipeline.numerics.logistic.lattice_nodes import choose_lattice, lattice_e_step
+from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 
 SPACING = {1: 0.05, 2: 0.1, 3: 0.25}
 
@@ -96,3 +97,77 @@ def test_slopes_without_bound_leave_the_lattice_finite(q):
     assert lattice is not None
     sums = lattice_e_step(X, None, weights, offsets)
     assert all(np.isfinite(values).all() for values in sums)
+
+
+@pytest.mark.parametrize(
+    ("q", "n_features", "slope", "step"),
+    [(1, 15, 1.0, 0.01), (1, 300, 1.0, 0.005), (2, 15, 1.0, 0.05), (2, 60, 3.0, 0.02)]
+    + [(3, 15, 1.0, 0.2)],
+)
+def test_moments_of_rows_are_those_of_a_dense_grid(q, n_features, slope, step):
+    X, weights, offsets = draw_rows(q, n_features, 12, slope)
+    observed = np.ones(X.shape, np.uint8)
+    observed[::2, : n_features // 3] = 0
+    found = posterior_on_lattice(X, observed, TraitItems(weights, offsets))
+    axis = np.arange(-7, 7 + step / 2, step)
+    x = np.stack(np.meshgrid(*[axis] * q, indexing="ij"), axis=-1).reshape(-1, q)
+    prior, (all_curves, some_curves) = norm.logpdf(x).sum(axis=1), np.zeros((2, len(x)))
+    for i in range(n_features):
+        curve = log_expit(-x @ weights[i] - offsets[i])
+        all_curves += curve
+        some_curves += curve * observed[0, i]
+    assert found.standard_error.max() < 1e-4
+    for n, t in enumerate((X * observed).astype(float)):
+        curves = all_curves if observed[n].all() else some_curves
+        scores = x @ (t @ weights) + t @ offsets + curves + prior
+        log_likelihood = logsumexp(scores) + q * np.log(step)
+        assert abs(found.log_likelihood[n] - log_likelihood) < 3 * found.standard_error[n] + 1e-7
+        shares = np.exp(scores - logsumexp(scores))
+        mean = shares @ x
+        covariance = np.einsum("l,lj,lk", shares, x - mean, x - mean)
+        scale = np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(found.mean[n] / scale, mean / scale, atol=1e-4)
+        products = np.outer(scale, scale)
+        np.testing.assert_allclose(found.covariance[n] / products, covariance / products, atol=1e-3)
+
+
+def test_a_row_has_the_same_codes_whatever_the_other_rows():
+    X, weights, offsets = draw_rows(3)
+    observed = np.ones(X.shape, np.uint8)
+    observed[4, :2] = 0
+    items, some = TraitItems(weights, offsets), np.array([0, 4, 30])
+    whole = posterior_on_lattice(X, observed, items)
+    parts = [posterior_on_lattice(X[n : n + 1], observed[n : n + 1], items) for n in some]
+    for values, *ones in zip(whole, *parts, strict=True):
+        np.testing.assert_array_equal(values[some], np.concatenate(ones))
+    none = posterior_on_lattice(X[:0], observed[:0], items)
+    assert none.covariance.shape == (0, 3, 3)
+
+
+def draw_hard_rows(case):
+    """Draw rows that a lattice does not resolve."""
+    if case == "steep":
+        X, weights, offsets = draw_rows(2, 12)
+        weights[3] = 60.0
+    elif case.startswith(
+        "far"
+    ):  # all items of all rows are solved, as at 10 deviations from the mean
+        X, weights, offsets = draw_rows(1, 2000)
+        X[:], weights[:], offsets[:] = 1, 1.0, -10.0
+    elif case == "narrow":
+        X, weights, offsets = draw_rows(3, 2000, 5, 2.0)
+    else:
+        X, weights, offsets = draw_rows(3, 200)
+    observed = np.ones(X.shape, np.uint8)
+    observed[:, :100] = case not in ("missing", "far, with missing values")
+    return X, observed, TraitItems(weights, offsets)
+
+
+@pytest.mark.parametrize("case", ["steep", "far", "far, with missing values", "narrow", "missing"])
+def test_rows_that_a_lattice_does_not_resolve_have_points_of_their_own(case):
+    X, observed, items = draw_hard_rows(case)
+    found = posterior_on_lattice(X[:5], observed[:5], items)
+    expected = posterior_by_quadrature(X[:5], observed[:5], items)
+    assert all(np.isfinite(values).all() for values in found)
+    for values, others in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(values, others)

@@ -1,0 +1,308 @@
+"""Moments of the traits of each row on a fine lattice of nodes, in microseconds per row.
+
+Model, lattice and the cost of a row are those of `lattice_nodes`. A missing value i multiplies the
+likelihood of a row by 1 + exp(η_i), so that a row with missing values costs as many curves as it
+has missing values, at the nodes near its mode. The lattice is finer than that of a pass, because a
+single row can have a larger error than the mean of all rows.
+
+The error of a row is estimated from halves of its nodes: every second one along an axis, or as on a
+chessboard. If a half is off by a share ε, all nodes are off by less than ε², because the error
+falls exponentially with the density of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.numerics.intrinsics import wide_vectors
+from pipeline.numerics.logistic.centred_points import (
+    RowPosterior,
+    TraitItems,
+    find_posterior_modes,
+    posterior_by_quadrature,
+)
+from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
+from pipeline.numerics.logistic.lattice_nodes import (
+    MAX_LOSS,
+    SLOPE_SPACING,
+    Lattice,
+    choose_lattice,
+    climb,
+    collect_lines,
+    pad_axes,
+    sum_curves,
+)
+from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, inlined
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_MAX_TABLE_NODES = 2**20
+_MAX_TABLE_WORK = 2**28  # curves at the nodes of a table for codes: about a second
+_N_KEPT_TABLES = 2
+_FACTORS = 512  # of at most 2 per logarithm: 2**512 does not overflow
+_TABLE_STRETCH = {1: 0.5, 2: 0.7, 3: 0.75}  # of the spacing, if the table may have as many nodes
+_MAX_ERROR = 1e-4  # nats; rows above it are integrated otherwise
+_BOX_REACH = 8.0  # of the nodes of a row with missing values, in standard deviations at its mode
+# Curves of missing values at these nodes that cost as much as points of a row's own: for up to two
+# components per feature, for three components in all.
+_MAX_BOX_WORK, _MAX_BOX_WORK_OF_3 = 300, 2**20
+_FACE, _HALVES, _N_SUMS = 10, 11, 15  # places of the sums of a row
+
+
+def posterior_on_lattice(X: Bits, observed: Bits | None, items: TraitItems) -> RowPosterior:
+    """Integrate over x on a lattice, for up to 3 components.
+
+    A row's result depends on that row alone. Its error is estimated from sums over halves of its
+    nodes. Rows with an error above 1e-4 nats or many missing values are integrated by
+    `posterior_by_quadrature`. So are all rows if an item is too steep, or a lattice would be too
+    large.
+
+    Parameters
+    ----------
+    X, observed, items
+        As for `posterior_by_quadrature`.
+    """
+    weights, offsets = (np.ascontiguousarray(part, np.float64) for part in items)
+    table = _make_table(weights.tobytes(), offsets.tobytes(), len(offsets))
+    if table is None:
+        return posterior_by_quadrature(X, observed, items)
+    (n, q), first = (len(X), weights.shape[1]), 3 - weights.shape[1]  # the first axis in use
+    mean, log_likelihood, error = np.empty((n, 3)), np.empty(n), np.full(n, np.inf)
+    covariance = np.empty((n, 3, 3))
+    mask = np.ones_like(X) if observed is None else observed
+    boxes = _find_boxes(X, mask, items, table)
+    fill_row_posteriors(X, mask, boxes, *table, mean, covariance, log_likelihood, error)
+    log_likelihood += q * (math.log(table.spacing) - 0.5 * math.log(2 * math.pi))
+    posterior = RowPosterior(
+        mean[:, first:].copy(), covariance[:, first:, first:].copy(), log_likelihood, error
+    )
+    difficult = np.flatnonzero(error > _MAX_ERROR)
+    if difficult.size:
+        others = posterior_by_quadrature(X[difficult], mask[difficult], items)
+        for values, part in zip(posterior, others, strict=True):
+            values[difficult] = part
+    return posterior
+
+
+class _Table(NamedTuple):
+    """Items, and −A(x) − ½ xᵀx at the nodes of their lattice; unused axes come first."""
+
+    free: Floats  # w and b side by side, (n_features, 4)
+    log_joint: Floats
+    spacing: float
+
+
+@lru_cache(_N_KEPT_TABLES)
+def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _Table | None:
+    """Compute the table of items once for all calls; None if codes should do without."""
+    weights = np.frombuffer(weight_bytes).reshape(n_features, -1)
+    offsets, q = np.frombuffer(offset_bytes), weights.shape[1]
+    if q > MAX_COMPONENTS:
+        return None
+    lattice = choose_lattice(weights, offsets, _MAX_TABLE_NODES)
+    if lattice is None:
+        return None
+    steepest = float(np.linalg.norm(weights, axis=1).max(initial=0.0))
+    if steepest * lattice.spacing > SLOPE_SPACING * (1 + 1e-9):
+        return None
+    reach = lattice.spacing * lattice.reach
+    most = min(_MAX_TABLE_NODES, _MAX_TABLE_WORK // n_features)
+    spacing = max(_TABLE_STRETCH[q] * lattice.spacing, 2 * reach / (most ** (1 / q) - 1))
+    if spacing > lattice.spacing:
+        return None
+    lattice = Lattice(spacing, math.floor(reach / spacing), q)
+    points = lattice.list_points()
+    log_joint = sum_curves(weights, offsets, points) - 0.5 * (points**2).sum(axis=0)
+    return _Table(pad_axes(weights, offsets), log_joint.reshape(lattice.shape), lattice.spacing)
+
+
+def _find_boxes(X: Bits, mask: Bits, items: TraitItems, table: _Table) -> Integers:
+    """Return the first nodes of rows along three axes, and those after the last, (n_rows, 2, 3).
+
+    Rows with missing values get the nodes near their mode, all others the whole lattice.
+    """
+    shape, q = np.array(table.log_joint.shape), items.weights.shape[1]
+    boxes = np.zeros((len(X), 2, 3), np.int64)
+    boxes[:, 1] = shape
+    rows = np.flatnonzero(~mask.all(axis=1))
+    if rows.size:
+        near = find_posterior_modes(X[rows], mask[rows], items)
+        reach = _BOX_REACH * np.sqrt(np.diagonal(near.covariance, axis1=1, axis2=2))
+        ends = np.stack([near.mean - reach, near.mean + reach], axis=1) / table.spacing
+        size = shape[3 - q :]
+        ends += np.array([[0.0], [2.0]]) + size // 2
+        boxes[rows, :, 3 - q :] = np.clip(np.floor(ends), [[0], [1]], [size - 1, size])
+    return boxes
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fill_row_posteriors(
+    X: Bits,
+    observed: Bits,
+    boxes: Integers,
+    free: Floats,
+    log_joint: Floats,
+    spacing: float,
+    mean: Floats,
+    covariance: Floats,
+    log_likelihood: Floats,
+    error: Floats,
+) -> None:
+    """Compute the moments of x given each row, log P(t_n) and its error.
+
+    `mean` is (n_rows, 3) and `covariance` (n_rows, 3, 3); unused axes come first. `log_likelihood`
+    is without the volume of a node and the constant of the prior. `boxes`, (n_rows, 2, 3), are the
+    first and last places along each axis of the nodes of a row with missing values. Rows with too
+    many missing values keep their error.
+    """
+    wide_vectors()
+    shape = log_joint.shape
+    lines, values = np.empty((shape[0] * shape[1], 4), np.int64), np.empty(log_joint.size)
+    at, middle = np.empty(3, np.int64), np.empty(3)
+    slope, sums, missing = np.empty(3), np.empty(_N_SUMS), np.empty(len(free), np.int64)
+    max_work = _MAX_BOX_WORK_OF_3 if shape[0] > 1 else _MAX_BOX_WORK * len(free)
+    for n in range(len(X)):
+        fill(slope, 0.0)
+        constant, n_missing = 0.0, 0
+        for i in range(len(free)):
+            bit = float(X[n, i] & observed[n, i])
+            for axis in range(3):
+                slope[axis] += bit * free[i, axis]
+            constant += bit * free[i, 3]
+            missing[n_missing] = i
+            n_missing += 1 - observed[n, i]
+        first, box = boxes[n, 0], log_joint
+        if n_missing > 0:
+            size = boxes[n, 1] - first
+            if n_missing * size[0] * size[1] * size[2] > max_work:
+                continue
+            box = np.empty((size[0], size[1], size[2]))
+            _fill_box(log_joint, first, missing[:n_missing], free, spacing, box)
+        for axis in range(3):
+            middle[axis] = shape[axis] // 2 - first[axis]
+            constant -= slope[axis] * spacing * middle[axis]
+            slope[axis] *= spacing
+            at[axis] = box.shape[axis] // 2  # whatever the row before
+        best = climb(slope, box, at)
+        n_lines = collect_lines(slope, box, at, best - MAX_LOSS, lines)
+        largest = _sum_lines(slope, box, lines[:n_lines], at, values, sums)
+        total, entry = sums[0], 4
+        for j in range(3):
+            sums[1 + j] /= total
+            mean[n, j] = spacing * (at[j] - middle[j] + sums[1 + j])
+            for k in range(j + 1):
+                moment = sums[entry] / total - sums[1 + j] * sums[1 + k]
+                covariance[n, j, k] = covariance[n, k, j] = spacing**2 * moment
+                entry += 1
+        log_likelihood[n] = constant + largest + math.log(total)
+        error[n] = sums[_FACE] / total
+        for parity in range(4 if shape[0] > 1 else 3 if shape[1] > 1 else 1):
+            half = sums[_HALVES + parity]
+            is_spread = 0.0 < half < total
+            error[n] += math.log(2 * half / total) ** 2 if is_spread else np.inf
+
+
+@inlined
+def _fill_box(
+    log_joint: Floats,
+    first: Integers,
+    missing: Integers,
+    free: Floats,
+    spacing: float,
+    box: Floats,
+) -> None:
+    """Copy nodes from `first` on, and add log(1 + exp(η_i)) of missing values to them."""
+    shape, width = log_joint.shape, box.shape[2]
+    product = np.empty(width)
+    for a in range(box.shape[0]):
+        x = spacing * (first[0] + a - shape[0] // 2)
+        for b in range(box.shape[1]):
+            y = spacing * (first[1] + b - shape[1] // 2)
+            row = box[a, b]
+            for c in range(width):
+                row[c] = log_joint[first[0] + a, first[1] + b, first[2] + c]
+            fill(product, 1.0)
+            for m in range(len(missing)):
+                i = missing[m]
+                base = free[i, 3] + free[i, 0] * x + free[i, 1] * y
+                base += free[i, 2] * spacing * (first[2] - shape[2] // 2)
+                step = free[i, 2] * spacing
+                for c in range(width):
+                    eta = base + step * c
+                    row[c] += max(eta, 0.0)
+                    product[c] *= 1.0 + exp_minus(abs(eta))
+                if m % _FACTORS == _FACTORS - 1 or m == len(missing) - 1:
+                    for c in range(width):
+                        row[c] += math.log(product[c])
+                        product[c] = 1.0
+
+
+@inlined
+def _sum_lines(
+    slope: Floats,
+    log_joint: Floats,
+    lines: Integers,
+    at: Integers,
+    values: Floats,
+    sums: Floats,
+) -> float:
+    """Sum a row's nodes with powers of their places relative to `at`; return their largest value.
+
+    The sums are: of all nodes, with three first and six second powers; of the nodes on the faces of
+    the lattice; of the even places along the last axis, along all axes together (as on a
+    chessboard), and along the other two axes. All are divided by exp(largest).
+    """
+    shape, largest, stop = log_joint.shape, -np.inf, 0
+    for n in range(len(lines)):
+        a, b, first, last = lines[n]
+        row, base = log_joint[a, b], slope[0] * a + slope[1] * b
+        for c in range(first, last):
+            values[stop] = base + slope[2] * c + row[c]
+            largest = max(largest, values[stop])
+            stop += 1
+    for k in range(stop):
+        values[k] = exp_minus(largest - values[k])
+    fill(sums, 0.0)
+    k = 0
+    for n in range(len(lines)):
+        a, b, first, last = lines[n]
+        total, power_1, power_2, even = 0.0, 0.0, 0.0, 0.0
+        for c in range(first, last):
+            share, place = values[k], float(c - at[2])
+            total += share
+            power_1 += share * place
+            power_2 += share * place * place
+            even += share * (c & 1)
+            k += 1
+        is_face = (shape[0] > 1 and (a == 0 or a == shape[0] - 1)) or (
+            shape[1] > 1 and (b == 0 or b == shape[1] - 1)
+        )
+        if is_face:
+            sums[_FACE] += total
+        else:
+            sums[_FACE] += values[k - last + first] if first == 0 else 0.0
+            sums[_FACE] += values[k - 1] if last == shape[2] else 0.0
+        x, y = float(a - at[0]), float(b - at[1])
+        sums[0] += total
+        sums[1] += total * x
+        sums[2] += total * y
+        sums[3] += power_1
+        sums[4] += total * x * x
+        sums[5] += total * x * y
+        sums[6] += total * y * y
+        sums[7] += power_1 * x
+        sums[8] += power_1 * y
+        sums[9] += power_2
+        sums[_HALVES] += even
+        sums[_HALVES + 1] += total - even if (a + b) & 1 else even
+        sums[_HALVES + 2] += total if b & 1 else 0.0
+        sums[_HALVES + 3] += total if a & 1 else 0.0
+    return float(largest)
