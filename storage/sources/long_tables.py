@@ -1,6 +1,6 @@
 """Long tables: each line names a row, a feature and a value, in any order.
 
-Lines are read once, in batches. They go to a temporary file as numbers, nine bytes per line, and
+Lines are read once, in batches. They go to a temporary file as numbers, 3 to 9 bytes per line, and
 from there into a packed bit matrix on disk, so that memory holds only the names.
 """
 

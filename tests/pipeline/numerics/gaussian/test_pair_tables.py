@@ -12,6 +12,7 @@ from scipy.stats import hypergeom
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian import pair_tables as module
+from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.gaussian.pair_tables import (
     MAX_CORRELATION,
     PairStatus,
@@ -49,6 +50,30 @@ def test_reference_tables(region, tolerance):
     correlation, status = tetrachoric(*tables)
     assert (status == PairStatus.PLAIN).all()
     np.testing.assert_allclose(correlation, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("rarest", [0.3, 1e-2, 1e-4])
+def test_the_series_of_weak_correlations_agrees_with_the_integral(rarest):
+    rng, n_tables = np.random.default_rng(0), 64
+    found, expected = [], []
+    for _ in range(100):
+        n = np.full(n_tables, 1e7)
+        thresholds = rng.uniform(-1, 1, (2, n_tables)) * ndtri(1 - rarest)
+        rho = rng.uniform(-0.3, 0.3, n_tables)
+        joint = np.rint(n * bivariate_normal_cdf_array(*-thresholds, rho))
+        i, j = np.rint(n * ndtr(-thresholds))
+        margins = *module._describe_margins(n, i), *module._describe_margins(n, j)
+        lanes = np.empty(module._FIRST_TERM + module._N_TERMS * module._LANES)
+        correlation, is_solved = np.empty(n_tables), np.empty(n_tables, np.bool_)
+        module._solve_weak_tables(n, i, j, joint, *margins, lanes, correlation, is_solved)
+        for t in np.flatnonzero(is_solved):
+            h, factor_i, k, factor_j = (values[t] for values in margins)
+            n11, n10, n01 = joint[t], i[t] - joint[t], j[t] - joint[t]
+            cells = n11, n10, n01, n[t] - n11 - n10 - n01
+            expected.append(module._solve_correlation(*cells, h, k, 8 * factor_i * factor_j))
+            found.append(correlation[t])
+    assert len(found) > 0.5 * 100 * n_tables
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
 
 
 @given(positive_cells)
