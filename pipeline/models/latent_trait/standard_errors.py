@@ -29,7 +29,7 @@ from pipeline.models.latent_trait.wide_errors import (
     list_shared_directions,
 )
 from pipeline.numerics.bits.kernels import pack_rows, symmetric_joint_counts
-from pipeline.numerics.information import invert_information
+from pipeline.numerics.information import invert_constrained_information, invert_information
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     NodePosterior,
@@ -297,13 +297,16 @@ def standard_errors(
     if "item_variance" in sums:
         return _invert_blocks(weights, sums, prior_precision, fixed)
     information = _compute_information(sums, form) + np.diag(prior)
-    directions = _free_directions(weights, fixed, equal_slopes)
-    inverse = invert_information(information, directions)
-    covariance = inverse.covariance
+    covariance, unknown = None, fixed
+    if not equal_slopes and not fixed.all():
+        covariance = _invert_regular(information, weights, fixed)
+    if covariance is None:
+        inverse = invert_information(information, _free_directions(weights, fixed, equal_slopes))
+        covariance = inverse.covariance
+        unknown = fixed | inverse.find_unidentified((n_features, q + 1))
     if form == "sandwich":
         covariance = covariance @ sums["products"] @ covariance
     blocks = covariance.reshape(n_features, q + 1, n_features, q + 1)
-    unknown = fixed | inverse.find_unidentified((n_features, q + 1))
     item_covariance = blocks[np.arange(n_features), :, np.arange(n_features)]
     item_covariance[unknown] = np.nan
     return ItemErrors(item_covariance, np.flatnonzero(unknown & ~fixed))
@@ -340,6 +343,28 @@ def _compute_information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
     return observed
 
 
+def _invert_regular(information: Array, weights: Array, fixed: NDArray[np.bool_]) -> Array | None:
+    """Invert the information of the free parameters; None if it is nearly singular."""
+    free = np.repeat(~fixed, weights.shape[1] + 1)
+    constraints = _list_axis_constraints(weights)[:, free]
+    inverse = invert_constrained_information(information[np.ix_(free, free)], constraints)
+    if inverse is None:
+        return None
+    covariance = np.zeros_like(information)
+    covariance[np.ix_(free, free)] = inverse
+    return covariance
+
+
+def _list_axis_constraints(weights: Array) -> Array:
+    """Return the gradients of Σ_i w_ia w_ib for a < b, (n_constraints, p)."""
+    n_features, q = weights.shape
+    pairs = list(combinations(range(q), 2))
+    constraints = np.zeros((len(pairs), n_features, q + 1))
+    for k, (a, b) in enumerate(pairs):
+        constraints[k, :, a], constraints[k, :, b] = weights[:, b], weights[:, a]
+    return constraints.reshape(len(pairs), n_features * (q + 1))
+
+
 def _free_directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: bool) -> Array:
     """Return a basis of the directions in which the parameters are free, (p, n_directions).
 
@@ -354,12 +379,8 @@ def _free_directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: boo
         basis = np.hstack([slope, offsets.reshape(-1, n_features)])
         return basis[:, (basis[free] != 0).any(axis=0)] * free[:, None]
     basis = np.eye(len(free))[:, free]
-    pairs = list(combinations(range(q), 2))
-    constraints = np.zeros((len(pairs), n_features, q + 1))
-    for k, (a, b) in enumerate(pairs):
-        constraints[k, :, a], constraints[k, :, b] = weights[:, b], weights[:, a]
-    if not pairs:
+    if q == 1:
         return basis
-    constraints = constraints.reshape(len(pairs), -1)[:, free]
+    constraints = _list_axis_constraints(weights)[:, free]
     principal: Array = basis @ scipy.linalg.null_space(constraints)
     return principal

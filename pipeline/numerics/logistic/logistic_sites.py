@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+from scipy.linalg.blas import ssyrk
 from scipy.special import expit, log_expit
 
 from pipeline.executors.cancellation import check_cancelled
@@ -241,7 +242,7 @@ def sum_ep_score_products(
     in single precision, because the sums over rows have far larger sampling errors.
     """
     n_features, q = weights.shape
-    products = np.zeros((n_features * (q + 1), n_features * (q + 1)))
+    products = np.zeros((n_features * (q + 1), n_features * (q + 1)), np.float32, order="F")
     items = _make_items(weights, offsets)
     for rows in _iter_batches(len(X), _SCORED_ROWS):
         batch = _match_sites(X, observed, rows, items)
@@ -250,9 +251,10 @@ def sum_ep_score_products(
         scores[:, :, :q] = residual[:, :, None] * batch.mean.T[:, None]
         scores[:, :, :q] += covariance[:, :, None] * (weights @ batch.covariance())
         scores[:, :, q] = residual
-        flat = scores.reshape(len(scores), -1)
-        products += flat.T @ flat
-    return products
+        flat = scores.reshape(len(scores), -1).T
+        products = ssyrk(1.0, flat, beta=1.0, c=products, overwrite_c=True)
+    upper = np.triu(products).astype(np.float64)
+    return upper + np.triu(upper, 1).T
 
 
 def _iter_batches(n_rows: int, height: int) -> Iterator[slice]:
