@@ -45,6 +45,8 @@ from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
 from pipeline.data.blocks import RowSource
+from pipeline.data.datasets import make_memory_dataset
+from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
 from pipeline.evaluation.calibration import (
     MAX_COMPARED_FEATURES,
@@ -76,7 +78,7 @@ from pipeline.evaluation.neighbourhoods import (
     draw_dataset_rows,
     draw_labelled_rows,
 )
-from pipeline.executors.base import Executor
+from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.base import Model
@@ -91,7 +93,8 @@ from storage.dataset.dataset import BinaryDataset
 if TYPE_CHECKING:
     from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 
-_N_START_ROWS = 10_000  # rows of the sample from which baselines start, if there are twice as many
+# Of the sample from which baselines start, if there are twice as many rows.
+_MAX_START_ROWS, _MAX_START_VALUES = 10_000, 2**26
 _N_MATRICES = 32  # matrices of n_features² counts and shares that are in memory at once
 
 
@@ -327,14 +330,18 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
 def _fit_baseline(
     job: EvaluationJob, model: BernoulliMixture, rows: RowSource, first: FeatureCounts
 ) -> FitState:
-    """Fit a baseline to all rows; if they are many, most passes read a sample of them."""
+    """Fit a baseline to all rows; if they are many, start from a fit to a sample in memory."""
     executor, seed, progress = job.executor, job.options.seed, job.progress
     state = initialize_fit(model, first, seed)
-    n_parts = first.n_samples // _N_START_ROWS
-    if n_parts > 1 and model.n_components != 1:
-        sample = RowFold(0, n_parts, seed).select_held_out(rows)
-        start = initialize_fit(model, _count_features(job, sample), seed)
-        start = fit_model(model, sample, executor, seed, state=start, progress=progress)
+    n_start = min(_MAX_START_ROWS, _MAX_START_VALUES // rows.n_features)
+    if first.n_samples >= 2 * n_start and model.n_components != 1:
+        block = draw_dataset_rows(rows, n_start, executor, seed, progress).block
+        X, observed = block.unpack_values(), block.unpack_mask()
+        sample = make_memory_dataset(BinaryTable(X, observed, job.dataset.feature_names, None, {}))
+        sample_rows = RowSource(
+            sample.make_reader(), sample.rows_per_chunk, rows.n_features, n_segments=1
+        )
+        start = fit_model(model, sample_rows, SerialExecutor(), seed, progress=progress)
         state = model.warm_start(state, start.params)
     return fit_model(model, rows, executor, seed, state=state, progress=progress)
 

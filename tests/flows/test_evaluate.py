@@ -227,7 +227,7 @@ def test_baselines_of_many_rows_start_from_a_sample(cli, dataset, mixture, monke
     command = ("--dataset", dataset, "--artifact", mixture)
     found = []
     for n_rows in (100, 10_000):
-        monkeypatch.setattr(stages, "_N_START_ROWS", n_rows)
+        monkeypatch.setattr(stages, "_MAX_START_ROWS", n_rows)
         models = evaluated(cli, *command)["models"]
         found.append({model["name"]: model for model in models})
     sampled, full = (models["mixture of 20"] for models in found)
