@@ -178,9 +178,12 @@ class NearestRowSearch:
             nearest = empty_nearest(left.n_samples, self.k)
         else:
             nearest = NearestRows(before["distances"], before["indices"])
-        parts = np.full(left.n_samples, NO_PART) if self.include_self else left.rows
-        queries = NumberedRows(left.to_packed_rows(), left.rows, parts)
         references = NumberedRows(right.to_packed_rows(), right.rows, right.rows)
+        if left is right and not self.include_self:
+            queries = references
+        else:
+            parts = np.full(left.n_samples, NO_PART) if self.include_self else left.rows
+            queries = NumberedRows(left.to_packed_rows(), left.rows, parts)
         merge_nearest(self.metric, queries, references, nearest)
         return nearest._asdict()
 

@@ -28,7 +28,6 @@ from pipeline.executors.base import MapFunction
 from pipeline.numerics.bits.kernels import allocate_aligned
 from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.neighbours import (
-    GROUP,
     STRIP,
     count_differences,
     count_observed,
@@ -111,11 +110,11 @@ def _look_up_pairs(left: BitRows, right: BitRows, by_count: Array) -> Array:
 def _fill_by_count(own: Words, others: Words, by_count: Array, values: Array) -> None:
     n_rows, n_others = values.shape
     own = pad_rows(own, n_rows)
-    counts, minima = allocate_aligned(STRIP), allocate_aligned(STRIP // GROUP)
+    counts = allocate_aligned(STRIP)
     for start in range(0, n_others, STRIP):
         strip = pad_rows(others[:, start : start + STRIP], STRIP)
         for i in range(n_rows):
-            count_differences(own, i, strip, counts, minima)
+            count_differences(own, i, strip, counts)
             for j in range(min(STRIP, n_others - start)):
                 values[i, start + j] = by_count[counts[j]]
 
@@ -127,12 +126,12 @@ def _add_kernel_products(
     """Add the vector's products with each row's values, which are looked up by counts."""
     n_rows = len(product)
     own = pad_rows(own, n_rows)
-    counts, minima = allocate_aligned(STRIP), allocate_aligned(STRIP // GROUP)
+    counts = allocate_aligned(STRIP)
     for start in range(0, len(vector), STRIP):
         strip = pad_rows(others[:, start : start + STRIP], STRIP)
         factors = vector[start : start + STRIP]
         for i in range(n_rows):
-            count_differences(own, i, strip, counts, minima)
+            count_differences(own, i, strip, counts)
             total = 0.0
             for j in range(len(factors)):
                 total += by_count[counts[j]] * factors[j]

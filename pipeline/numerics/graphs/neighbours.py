@@ -9,15 +9,16 @@ Distances are at least 0 and symmetric:
 Rows without a common observed feature are infinitely far apart. Distances are quotients of counts,
 rounded once, so that equal distances compare equal. Ties go to the earlier row.
 
-The kernels count by XOR and population count on packed bits. They compare each row in turn with a
-strip of other rows, which stays in the L1 cache. Memory begins at a cache line, because vectors
-that cross one take twice as long to load.
+The kernels compare each row in turn with a strip of other rows, which stays in the L1 cache. They
+count by XOR and population count on packed bits, or, if the CPU has no population count for vectors
+and no value is missing, by looking up four features at once. Rows that are compared with themselves
+are counted once per pair.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -29,7 +30,15 @@ from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import label_map
 from pipeline.numerics.bits.kernels import allocate_aligned, popcount
 from pipeline.numerics.bits.packed_rows import BitRows
-from pipeline.numerics.intrinsics import wide_vectors
+from pipeline.numerics.intrinsics import (
+    LOOKUP_COLUMNS,
+    LOOKUP_ROWS,
+    MAX_LOOKUPS,
+    add_lookups,
+    has_cpu_feature,
+    mark_below,
+    wide_vectors,
+)
 from pipeline.numerics.spectra.lanczos import leading_eigenpairs_except
 from pipeline.numerics.spectra.linalg import fix_signs
 
@@ -38,8 +47,7 @@ Distances = NDArray[np.float64]
 
 STRIP = 512
 """Rows of a strip: with 4 words each it takes 16 KiB, and its masks another 16 KiB."""
-GROUP = 64
-"""Rows of a strip that share one minimum: one per bit of a word."""
+_GROUP = 64  # rows of a strip that are compared with a limit at once: one per bit of a word
 _QUAD = 4  # words counted at once
 
 _kernel = njit(nogil=True, cache=True)
@@ -49,7 +57,13 @@ Indices = NDArray[np.int64]
 NO_ROW = np.iinfo(np.int64).max
 """Index that stands for a missing neighbour."""
 _MAX_KEY = ~np.uint64(0)
+_FAR = int(np.iinfo(np.uint16).max)  # count of a pair that must not enter a list
 _ONE = np.uint64(1)
+_TILE, _WIDTH = LOOKUP_ROWS, LOOKUP_COLUMNS
+_BLOCK = 2048  # left rows of a block, a multiple of `_WIDTH`
+_WORD_DIGITS = 16
+_NUMBER_BITS = np.uint64(48)
+_NUMBER_MASK = np.uint64((1 << 48) - 1)
 _inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
 Array = NDArray[np.float64]
 _ROWS_PER_TASK = 1024  # comparing them with 200,000 rows takes half a second
@@ -78,30 +92,15 @@ def count_row_ones(words: Words) -> Words:
 
 
 @_kernel
-def count_differences(own: Words, i: int, strip: Words, differ: Words, minima: Words) -> np.uint64:
-    """Count the features that differ from row i; set each group's minimum, and return the least."""
+def count_differences(own: Words, i: int, strip: Words, differ: Words) -> None:
+    """Count the features that differ between row i and each row of the strip."""
     wide_vectors()
-    last, nearest = len(strip) - _QUAD, ~np.uint64(0)
-    if last:
-        differ[:] = 0
-    for w in range(0, last, _QUAD):
+    differ[:] = 0
+    for w in range(0, len(strip), _QUAD):
         a, b, c, d = own[w, i], own[w + 1, i], own[w + 2, i], own[w + 3, i]
         for j in range(STRIP):
             count = popcount(a ^ strip[w, j]) + popcount(b ^ strip[w + 1, j])
             differ[j] += count + popcount(c ^ strip[w + 2, j]) + popcount(d ^ strip[w + 3, j])
-    a, b, c, d = own[last, i], own[last + 1, i], own[last + 2, i], own[last + 3, i]
-    for group in range(STRIP // GROUP):
-        least = ~np.uint64(0)
-        for j in range(group * GROUP, (group + 1) * GROUP):
-            count = popcount(a ^ strip[last, j]) + popcount(b ^ strip[last + 1, j])
-            count += popcount(c ^ strip[last + 2, j]) + popcount(d ^ strip[last + 3, j])
-            if last:
-                count += differ[j]
-            differ[j] = count
-            least = min(least, count)
-        minima[group] = least
-        nearest = min(nearest, least)
-    return nearest
 
 
 @_kernel
@@ -110,22 +109,12 @@ def find_minima(keys: Words, minima: Words) -> np.uint64:
     wide_vectors()
     nearest = ~np.uint64(0)
     for group in range(len(minima)):
-        least, members = ~np.uint64(0), keys[group * GROUP : (group + 1) * GROUP]
+        least, members = ~np.uint64(0), keys[group * _GROUP : (group + 1) * _GROUP]
         for j in range(len(members)):  # LLVM does not vectorise a constant number of steps
             least = min(least, members[j])
         minima[group] = least
         nearest = min(nearest, least)
     return nearest
-
-
-@_kernel
-def count_below(keys: Words, key: np.uint64) -> int:
-    """Count the keys below a key."""
-    wide_vectors()
-    n = 0
-    for j in range(len(keys)):
-        n += keys[j] < key
-    return n
 
 
 @_kernel
@@ -216,12 +205,19 @@ def empty_nearest(n_rows: int, k: int) -> NearestRows:
 def merge_nearest(
     metric: Metric, left: NumberedRows, right: NumberedRows, nearest: NearestRows
 ) -> None:
-    """Merge the right rows into `nearest`, the lists of each left row's nearest rows, in place."""
+    """Merge the right rows into `nearest`, the lists of each left row's nearest rows, in place.
+
+    If both sides are the same object, counting takes half the time.
+    """
     sides = left.bits, right.bits
     masked = any(side.observed is not None for side in sides)
     words = [np.ascontiguousarray(side.words) for side in sides]
+    if metric == "hamming" and not masked and left.bits.n_features < _FAR - 1:
+        own, others = (words[0], left.parts), (words[1], right.numbers, right.parts)
+        _merge_by_counts(left is right, own, others, *nearest)
+        return
     masks = [np.ascontiguousarray(side.mask) for side in sides] if masked else words
-    _merge_nearest(
+    _merge_by_quotients(
         metric == "jaccard",
         masked,
         left.bits.n_features,
@@ -232,7 +228,163 @@ def merge_nearest(
 
 
 @_kernel
-def _merge_nearest(
+def _copy_left(words: Words, start: int, stop: int) -> Any:
+    """Copy rows for `_count_by_popcount`, zero-padded to whole tiles and quads of words."""
+    n_rows, n_words = -(-(stop - start) // _TILE) * _TILE, -(-len(words) // _QUAD) * _QUAD
+    rows = np.zeros((n_rows, n_words), np.uint64)
+    for w in range(len(words)):
+        for i in range(stop - start):
+            rows[i, w] = words[w, start + i]
+    return rows
+
+
+@_kernel
+def _copy_right(words: Words, start: int, stop: int) -> Any:
+    """Copy at most `_WIDTH` rows for `_count_by_popcount`."""
+    return pad_rows(words[:, start:stop], _WIDTH)
+
+
+@_inlined
+def _count_by_popcount(left: Any, i: int, right: Any, counts: Any) -> None:
+    """Count the features that differ between each of `_TILE` rows from i and all right rows."""
+    wide_vectors()
+    for t in range(_TILE):
+        for w in range(0, len(right), _QUAD):
+            a, b, c, d = left[i + t, w], left[i + t, w + 1], left[i + t, w + 2], left[i + t, w + 3]
+            for j in range(_WIDTH):
+                count = popcount(a ^ right[w, j]) + popcount(b ^ right[w + 1, j])
+                count += popcount(c ^ right[w + 2, j]) + popcount(d ^ right[w + 3, j])
+                counts[t, j] = np.uint16(count) if w == 0 else np.uint16(counts[t, j] + count)
+
+
+@_kernel
+def _split_left(words: Words, start: int, stop: int) -> Any:
+    """Split rows into 4-bit digits for `_count_by_lookup`; also return the table to look up."""
+    table = allocate_aligned(64).view(np.uint8)
+    for left in range(16):
+        for right in range(32):
+            table[32 * left + right] = popcount(np.uint64(left ^ (right & 15)))
+    n_rows, n_digits = -(-(stop - start) // _TILE) * _TILE, _WORD_DIGITS * len(words)
+    digits = np.zeros((n_rows, n_digits), np.uint8)
+    for w in range(len(words)):
+        for i in range(stop - start):
+            for d in range(_WORD_DIGITS):
+                digit = (words[w, start + i] >> np.uint64(4 * d)) & np.uint64(15)
+                digits[i, _WORD_DIGITS * w + d] = digit << np.uint64(4)
+    return table.view(np.uint16), digits
+
+
+@_kernel
+def _split_right(words: Words, start: int, stop: int) -> Any:
+    """Split at most `_WIDTH` rows into 4-bit digits for `_count_by_lookup`."""
+    n_digits = _WORD_DIGITS * len(words)
+    digits = allocate_aligned(n_digits * _WIDTH // 8).view(np.uint8).reshape(n_digits, _WIDTH)
+    digits[:, stop - start :] = 0
+    for w in range(len(words)):
+        for d in range(_WORD_DIGITS):
+            for j in range(stop - start):
+                digit = (words[w, start + j] >> np.uint64(4 * d)) & np.uint64(15)
+                digits[_WORD_DIGITS * w + d, j] = digit
+    return digits
+
+
+@_inlined
+def _count_by_lookup(left: Any, i: int, right: Any, counts: Any) -> None:
+    """Count the features that differ between each of `_TILE` rows from i and all right rows."""
+    table, digits = left
+    counts[:] = 0
+    for start in range(0, len(right), MAX_LOOKUPS):
+        stop = min(start + MAX_LOOKUPS, len(right))
+        add_lookups(table, digits, i, right, start, stop, counts)
+
+
+_prepare_left, _prepare_right, _count_tile = (
+    (_split_left, _split_right, _count_by_lookup)
+    if has_cpu_feature("avx2") and not has_cpu_feature("avx512vpopcntdq")
+    else (_copy_left, _copy_right, _count_by_popcount)
+)
+
+
+@_kernel
+def _merge_by_counts(
+    symmetric: bool,
+    left: tuple[Words, Indices],
+    right: tuple[Words, Indices, Indices],
+    distances: Distances,
+    indices: Indices,
+) -> None:
+    """Compare blocks of left rows with one strip of right rows after the other.
+
+    If symmetric, pairs are counted once and enter the lists of both rows. Every list meets rows in
+    rising order, so that of equally distant rows only the first ones can enter.
+    """
+    wide_vectors()
+    words, parts = left
+    other_words, numbers, other_parts = right
+    n_left, n_right, k = len(parts), len(numbers), distances.shape[1]
+    if n_right == 0:
+        return
+    counts = allocate_aligned(_TILE * _WIDTH // 4).view(np.uint16).reshape(_TILE, _WIDTH)
+    # Entries of new lists are counts and numbers in one word, so that their order is that of words.
+    entries = np.full((n_left, k), _MAX_KEY)
+    limits = np.zeros(-(-n_left // _WIDTH) * _WIDTH, np.uint16)
+    for i in range(n_left):
+        limits[i] = _count_limit(distances[i, k - 1], numbers[0] < indices[i, k - 1])
+    other_limits = limits if symmetric else np.zeros(_WIDTH, np.uint16)
+    for first in range(0, n_left, _BLOCK):
+        end = min(first + _BLOCK, n_left)
+        block = _prepare_left(words, first, end)
+        lowest, highest = parts[first:end].min(), parts[first:end].max()
+        for start in range(first if symmetric else 0, n_right, _WIDTH):
+            stop = min(start + _WIDTH, n_right)
+            strip, strip_parts = _prepare_right(other_words, start, stop), other_parts[start:stop]
+            may_share = lowest <= strip_parts.max() and strip_parts.min() <= highest
+            limits_start = start if symmetric else 0
+            for i in range(first, min(end, stop) if symmetric else end, _TILE):
+                _count_tile(block, i - first, strip, counts)
+                for row in range(i, min(i + _TILE, end)):
+                    if may_share or stop - start < _WIDTH:
+                        _exclude_own_part(parts[row], strip_parts, counts[row - i])
+                    if symmetric and row >= start:
+                        counts[row - i, : row + 1 - start] = _FAR
+                    marked = mark_below(counts, row - i, limits[row], other_limits, limits_start)
+                    while marked:
+                        j = int(popcount((marked - _ONE) & ~marked))
+                        marked &= marked - _ONE
+                        count = counts[row - i, j]
+                        if count < limits[row]:
+                            _enter(count, numbers[start + j], entries, limits, row)
+                        if count < other_limits[limits_start + j]:
+                            _enter(count, numbers[row], entries, limits, start + j)
+    for i in range(n_left):
+        for entry in entries[i]:
+            distance, number = float(entry >> _NUMBER_BITS), int(entry & _NUMBER_MASK)
+            if entry == _MAX_KEY or not _is_before(
+                distance, number, distances[i, k - 1], indices[i, k - 1]
+            ):
+                break
+            _insert_row(distance, number, distances, indices, i)
+
+
+@_inlined
+def _enter(count: Any, number: int, entries: Words, limits: Any, i: int) -> None:
+    """Insert a row whose count is below the limit into list i, and update the limit."""
+    entry = np.uint64(count) << _NUMBER_BITS | np.uint64(number)
+    for place in range(entries.shape[1] - 1, 0, -1):  # no branch that is hard to predict
+        entries[i, place] = max(entries[i, place - 1], min(entries[i, place], entry))
+    entries[i, 0] = min(entries[i, 0], entry)
+    limits[i] = min(limits[i], np.uint16(entries[i, -1] >> _NUMBER_BITS))
+
+
+@_inlined
+def _count_limit(distance: float, may_tie: bool) -> int:
+    """Return the limit below which counts are at most, or if they may not tie, below a distance."""
+    # A count is below a fraction iff it is below the next integer.
+    return int(np.ceil(distance)) + may_tie if distance < np.inf else _FAR
+
+
+@_kernel
+def _merge_by_quotients(
     jaccard: bool,
     masked: bool,
     n_features: int,
@@ -247,17 +399,13 @@ def _merge_nearest(
     n_left, times = len(own_parts), np.float64(1 if jaccard else n_features)
     ones_of_own = count_row_ones(own)
     own, own_mask = pad_rows(own, n_left), pad_rows(own_mask, n_left)
-    # Integers are faster to compare than fractions; the bits of non-negative floats have the same
-    # order as the numbers.
-    is_integer = not (jaccard or masked)
     counts = allocate_aligned(3 * STRIP).reshape(3, STRIP)
-    strip_distances = allocate_aligned(STRIP).view(np.float64)
-    keys, minima = (
-        counts[0] if is_integer else strip_distances.view(np.uint64),
-        allocate_aligned(STRIP // GROUP),
-    )
+    counts[1] = n_features
     counts[2] = 1  # without missing values, all rows have features in common
-    bits, k = distances.view(np.uint64), distances.shape[1]
+    strip_distances = allocate_aligned(STRIP).view(np.float64)
+    # The bits of non-negative floats have the same order as the numbers.
+    keys, minima = strip_distances.view(np.uint64), allocate_aligned(STRIP // _GROUP)
+    bits, last = distances.view(np.uint64), distances.shape[1] - 1
     for start in range(0, len(right[2]), STRIP):
         span = slice(start, start + STRIP)
         strip, strip_mask = pad_rows(right[0][:, span], STRIP), pad_rows(right[1][:, span], STRIP)
@@ -267,40 +415,34 @@ def _merge_nearest(
             if masked:
                 count_observed(jaccard, own, own_mask, i, strip, strip_mask, counts)
             else:
-                nearest = count_differences(own, i, strip, counts[0], minima)
+                count_differences(own, i, strip, counts[0])
             if jaccard and not masked:
                 count_either(ones_of_own[i], ones, counts)
-            if not is_integer:
-                last = distances[i, k - 1]
-                if last < np.inf and not can_be_near(times, counts, last):
-                    continue
-                divide_counts(times, counts, strip_distances)
-            has_excluded = lowest <= own_parts[i] <= highest or len(rows) < STRIP
-            if has_excluded:
+            if distances[i, last] < np.inf and not can_be_near(times, counts, distances[i, last]):
+                continue
+            divide_counts(times, counts, strip_distances)
+            if lowest <= own_parts[i] <= highest or len(rows) < STRIP:
                 _exclude_own_part(own_parts[i], parts, keys)
-            if has_excluded or not is_integer:
-                nearest = find_minima(keys, minima)
-            limit = _candidate_limit(is_integer, rows[0], distances, bits, indices, i)
-            if nearest < limit and distances[i, k - 1] == np.inf:
-                limit = min(limit, _kth_key_limit(k, keys, nearest))
+            nearest = find_minima(keys, minima)
+            limit = bits[i, last] + np.uint64(rows[0] < indices[i, last])
             if nearest < limit:
                 _insert_candidates(
-                    is_integer, keys, strip_distances, minima, rows, limit, distances, indices, i
+                    keys, strip_distances, minima, rows, limit, distances, indices, i
                 )
 
 
 @_kernel
-def _exclude_own_part(own_part: int, parts: Indices, keys: Words) -> None:
+def _exclude_own_part(own_part: int, parts: Indices, keys: Any) -> None:
     """Set the keys of rows of the same part, and of the padding, above any distance."""
     wide_vectors()
+    highest = keys.dtype.type(_MAX_KEY)
     for j in range(len(parts)):
-        keys[j] = _MAX_KEY if parts[j] == own_part else keys[j]
-    keys[len(parts) :] = _MAX_KEY
+        keys[j] = highest if parts[j] == own_part else keys[j]
+    keys[len(parts) :] = highest
 
 
 @_inlined
 def _insert_candidates(
-    is_integer: bool,
     keys: Words,
     strip_distances: Distances,
     minima: Words,
@@ -315,53 +457,18 @@ def _insert_candidates(
     for group in range(len(minima)):
         below = _below_mask(keys, group, limit) if minima[group] < limit else np.uint64(0)
         while below:
-            j = group * GROUP + np.int64(popcount((below - _ONE) & ~below))
+            j = group * _GROUP + np.int64(popcount((below - _ONE) & ~below))
             below &= below - _ONE
-            distance = np.float64(keys[j]) if is_integer else strip_distances[j]
-            if _is_before(distance, rows[j], distances[i, last], indices[i, last]):
-                _insert_row(distance, rows[j], distances, indices, i)
-
-
-@_inlined
-def _candidate_limit(
-    is_integer: bool, row: int, distances: Distances, bits: Words, indices: Indices, i: int
-) -> np.uint64:
-    """Return the limit below which keys may enter the list, if `row` is the earliest row."""
-    last = distances.shape[1] - 1
-    if is_integer:
-        # An integer is below a fraction iff it is below the next integer.
-        last_distance = distances[i, last]
-        key = np.uint64(np.ceil(last_distance)) if last_distance < np.inf else _MAX_KEY - _ONE
-    else:
-        key = bits[i, last]
-    return key + np.uint64(row < indices[i, last])
-
-
-@_kernel
-def _kth_key_limit(k: int, keys: Words, low: np.uint64) -> np.uint64:
-    """Find a limit with at least k keys below it, and not many more; no key is below `low`."""
-    high = np.uint64(keys[:k].max())
-    if k > len(keys) or high == _MAX_KEY:
-        return _MAX_KEY
-    high += _ONE
-    while high - low > _ONE:
-        middle = low + ((high - low) >> _ONE)
-        n = count_below(keys, middle)
-        if n < k:
-            low = middle
-        else:
-            high = middle
-        if k <= n <= 2 * k:
-            break
-    return high
+            if _is_before(strip_distances[j], rows[j], distances[i, last], indices[i, last]):
+                _insert_row(strip_distances[j], rows[j], distances, indices, i)
 
 
 @_inlined
 def _below_mask(keys: Words, group: int, limit: np.uint64) -> np.uint64:
     """Return a word with one bit per row of a group, 1 if its key is below `limit`."""
     below = np.uint64(0)
-    for j in range(GROUP):
-        below |= np.uint64(keys[group * GROUP + j] < limit) << np.uint64(j)
+    for j in range(_GROUP):
+        below |= np.uint64(keys[group * _GROUP + j] < limit) << np.uint64(j)
     return below
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import ThreadsExecutor
+from pipeline.numerics.graphs import neighbours
 from pipeline.numerics.graphs.neighbours import (
     NO_ROW,
     GraphEdges,
@@ -28,6 +29,7 @@ from pipeline.numerics.graphs.neighbours import (
     merge_nearest,
     neighbour_edges,
 )
+from pipeline.numerics.intrinsics import has_cpu_feature
 from tests.support.strategies import Bits, DenseData, tables
 
 METRICS: list[Metric] = ["hamming", "jaccard"]
@@ -130,6 +132,72 @@ def test_some_rows_may_have_missing_values():
     for metric in METRICS:
         check(metric, left, some, 5)
         check(metric, some, left, 5)
+
+
+def check_with_themselves(data: DenseData, k: int, n_parts: int = 0) -> None:
+    """Compare the rows with themselves, once others were merged; parts leave out what is equal."""
+    parts = np.arange(len(data.X)) % n_parts if n_parts else np.arange(len(data.X))
+    for metric in METRICS:
+        rows, found = numbered(data, np.arange(len(data.X)), parts), empty_nearest(len(data.X), k)
+        merge_nearest(metric, rows, rows, found)
+        expected = nearest(all_distances(metric, data, data), k, parts, parts)
+        np.testing.assert_array_equal(found.indices, expected.indices)
+        np.testing.assert_array_equal(found.distances, expected.distances)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=tables(), k=st.integers(1, 9), n_parts=PARTS)
+def test_few_rows_compared_with_themselves(data, k, n_parts):
+    check_with_themselves(data, k, n_parts)
+
+
+@pytest.mark.parametrize("n_features", [1, 9, 64, 257])
+@pytest.mark.parametrize("n_rows", [63, 64, 65, 2049, 2300])
+def test_many_rows_compared_with_themselves(n_rows, n_features):
+    X = np.random.default_rng(n_rows).integers(0, 2, (n_rows, n_features), np.uint8)
+    check_with_themselves(DenseData(X), 7, 3 if n_rows == 2300 else 0)
+
+
+def test_lists_of_rows_compared_with_themselves_may_hold_others():
+    X = np.random.default_rng(0).integers(0, 2, (600, 8), np.uint8)
+    data, places = DenseData(X), np.arange(600)
+    some, found = numbered(data, places[200:400], places), empty_nearest(200, 20)
+    for others in (slice(400, 600), slice(200, 400), slice(200)):  # ties with rows on either side
+        rows = some if others.start == 200 else numbered(data, places[others], places)
+        merge_nearest("hamming", some, rows, found)
+    expected = nearest(all_distances("hamming", data, data), 20, places, places)
+    np.testing.assert_array_equal(found.indices, expected.indices[200:400])
+    np.testing.assert_array_equal(found.distances, expected.distances[200:400])
+
+
+def test_more_differences_than_a_short_number_holds():
+    n_features = 70_000
+    X = np.zeros((3, n_features), np.uint8)
+    X[1], X[2, :66_000] = 1, 1
+    check("hamming", DenseData(X), DenseData(X), 2, 3)
+    check_with_themselves(DenseData(X), 2)
+
+
+@pytest.mark.parametrize("n_features", [1, 63, 252, 253, 256, 1030])
+@pytest.mark.parametrize("kind", ["popcount", "lookup"])
+def test_either_way_of_counting_counts_all_differences(n_features, kind):
+    if kind == "popcount":
+        kernels = neighbours._copy_left, neighbours._copy_right, neighbours._count_by_popcount
+    elif has_cpu_feature("avx2"):
+        kernels = neighbours._split_left, neighbours._split_right, neighbours._count_by_lookup
+    else:
+        pytest.skip("the CPU has no AVX2")
+    X = np.random.default_rng(0).integers(0, 2, (70, n_features), np.uint8)
+    X[5] = 1 - X[66]  # all features differ
+    words = np.ascontiguousarray(pack_block(X).to_packed_rows().words)
+    left, right = kernels[0](words, 3, 9), kernels[1](words, 6, 70)
+    memory = np.full(4 * 64 + 16, 9, np.uint16)
+    start = -(memory.ctypes.data // 2) % 16
+    counts = memory[start : start + 256].reshape(4, 64)
+    for i in (0, 4):
+        kernels[2](left, i, right, counts)
+        own = X[3 + i : min(7 + i, 9)]
+        np.testing.assert_array_equal(counts[: len(own)], (own[:, None] != X[6:]).sum(axis=2))
 
 
 def test_a_count_comes_before_the_fraction_above_it():
