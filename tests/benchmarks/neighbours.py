@@ -2,8 +2,9 @@
 
 python -m tests.benchmarks.neighbours [ROWS]
 
-ROWS are those of the search on two cores. faiss takes part where it is installed. Seconds on one
-core are medians, those of workers the least.
+ROWS are those of the search on two cores. faiss takes part where it is installed (`pip install
+faiss-cpu`). Seconds on one core are medians of CPU time, those of workers the least. On one core,
+rows are compared with themselves, each pair once, unless the line names another block.
 """
 
 import sys
@@ -31,18 +32,22 @@ from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch, make_test_row_source, write_arrays
 
 N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 5
+MANY_ROWS, MANY_FEATURES = 100_000, 1024
 
 
-def drawn(n_rows: int) -> NDArray[np.uint8]:
+def drawn(n_rows: int, n_features: int = N_FEATURES) -> NDArray[np.uint8]:
     """Rows that depend on ten factors."""
     rng = np.random.default_rng(0)
-    mixing = rng.standard_normal((10, N_FEATURES), np.float32)
+    mixing = rng.standard_normal((10, n_features), np.float32)
     inputs = 0.5 * rng.standard_normal((n_rows, 10), np.float32) @ mixing
-    return (inputs + rng.standard_normal((n_rows, N_FEATURES), np.float32) > 0.7).view(np.uint8)
+    return (inputs + rng.standard_normal((n_rows, n_features), np.float32) > 0.7).view(np.uint8)
 
 
-def by_bits(block: BinaryBlock, metric: Metric = "hamming") -> Any:
-    return NearestRowSearch(metric, K, include_self=False)(block, block, None)
+def by_bits(
+    block: BinaryBlock, metric: Metric = "hamming", others: BinaryBlock | None = None
+) -> Any:
+    """Compare rows with themselves, or with equal rows of another block: each pair twice."""
+    return NearestRowSearch(metric, K, include_self=False)(block, others or block, None)
 
 
 def by_scikit_learn(X: NDArray[np.float32]) -> Any:
@@ -55,47 +60,74 @@ def by_faiss(packed: NDArray[np.uint8]) -> Any:
     import faiss
 
     faiss.omp_set_num_threads(1)
-    index = faiss.IndexBinaryFlat(N_FEATURES)
+    index = faiss.IndexBinaryFlat(8 * packed.shape[1])
     index.add(packed)
     return index.search(packed, K + 1)
 
 
-def alternate(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+def alternate(
+    calls: dict[str, Callable[[], Any]], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Give the seconds of each call; taking turns, they meet the same neighbours."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(REPEATS):
         for name, call in calls.items():
-            begun = time.perf_counter()
+            begun = clock()
             call()
-            seconds[name].append(time.perf_counter() - begun)
+            seconds[name].append(clock() - begun)
     return seconds
+
+
+def has_faiss() -> bool:
+    """Return whether faiss is installed, and run it once."""
+    try:
+        by_faiss(np.zeros((99, 32), np.uint8))
+    except ImportError:
+        print("faiss is not installed")
+        return False
+    return True
 
 
 def compare_on_one_core() -> None:
     """Print how much longer others take."""
     X = drawn(N_ROWS)
     block, packed, floats = pack_block(X), np.packbits(X, axis=1), X.astype(np.float32)
+    others = pack_block(X)
     observed = np.random.default_rng(1).random(X.shape) < 0.9
     missing = pack_block(X, observed.view(np.uint8))
     calls: dict[str, Callable[[], Any]] = {
         "packed bits": lambda: by_bits(block),
+        "packed bits, other block": lambda: by_bits(block, others=others),
         "packed bits, jaccard": lambda: by_bits(block, "jaccard"),
         "packed bits, 10% missing": lambda: by_bits(missing),
         "scikit-learn": lambda: by_scikit_learn(floats),
     }
-    try:
-        by_faiss(packed[:99])
-    except ImportError:
-        print("faiss is not installed")
-    else:
+    if has_faiss():
         calls["faiss"] = lambda: by_faiss(packed)
     by_bits(block.take_rows(np.arange(99)))
     with threadpool_limits(1):
         np.testing.assert_array_equal(by_bits(block)["distances"], by_scikit_learn(floats)[0])
-        seconds = {name: median(own) for name, own in alternate(calls).items()}
+        seconds = {name: median(own) for name, own in alternate(calls, time.thread_time).items()}
     print(f"{N_ROWS:,} rows x {N_FEATURES} features, {K} neighbours, one core")
     for name, own in seconds.items():
         print(f"  {name:24} {own:6.2f} s, {own / seconds['packed bits']:5.1f} times packed bits")
+
+
+def compare_many_rows() -> None:
+    """Print seconds of one search of many rows, and how much longer faiss takes."""
+    X = drawn(MANY_ROWS, MANY_FEATURES)
+    block, packed = pack_block(X), np.packbits(X, axis=1)
+    if not has_faiss():
+        return
+    seconds = []
+    for call in (lambda: by_bits(block), lambda: by_faiss(packed)):
+        begun = time.thread_time()
+        call()
+        seconds.append(time.thread_time() - begun)
+    print(
+        f"{MANY_ROWS:,} rows x {MANY_FEATURES} features, {K} neighbours, one core: packed bits "
+        f"{seconds[0]:.1f} s, faiss {seconds[1] / seconds[0]:.1f} times as long"
+    )
 
 
 def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
@@ -148,6 +180,7 @@ def compare_segments() -> None:
 def main() -> None:
     """Print seconds and ratios."""
     compare_on_one_core()
+    compare_many_rows()
     compare_segments()
     compare_workers(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
 
