@@ -267,8 +267,8 @@ class EarlierStripReader:
 def _read_strip(codes: Codes, key: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Read arrays of a strip without the zeros before the diagonal."""
     first = key * int(codes.manifest["rows_per_chunk"])
-    strip = codes.read_chunk(key, names)
-    return {name: np.ascontiguousarray(values[:, first:]) for name, values in strip.items()}
+    strips = ((name, codes.read_chunk(key, [name])[name]) for name in names)
+    return {name: np.ascontiguousarray(values[:, first:]) for name, values in strips}
 
 
 @dataclass(frozen=True)

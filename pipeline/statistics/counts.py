@@ -360,18 +360,19 @@ def count_strip(
     """Count the pairs of a strip of features with each other and with all later features.
 
     `masked` tells whether any of all `n_samples` rows has missing values. `chunks` are the chunks
-    to count, and `earlier` the counts of the other rows. Counts are stored in the smallest integers
-    that can hold `n_samples`.
+    to count, and `earlier` the counts of the other rows, which may be changed in place. Counts are
+    stored in the smallest integers that can hold `n_samples`.
     """
     shape = (features.stop - features.start, n_features - features.start)
     names, dtype = STRIP_COUNTS if masked else ("joint",), _choose_count_type(n_samples, np.uint32)
     if earlier is None:
         counts = {name: np.zeros(shape, dtype) for name in names}
     else:
-        counts = {name: earlier[name].astype(dtype) for name in names}
+        counts = {name: earlier[name].astype(dtype, copy=False) for name in names}
     for batch in _iter_chunk_batches(chunks, shape[1]):
         _add_chunks(counts, features, batch)
-    return {name: a.astype(_choose_count_type(n_samples, np.uint16)) for name, a in counts.items()}
+    stored = _choose_count_type(n_samples, np.uint16)
+    return {name: values.astype(stored, copy=False) for name, values in counts.items()}
 
 
 def make_strip_table(

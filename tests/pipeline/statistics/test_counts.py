@@ -290,6 +290,20 @@ def test_a_strip_has_the_pairs_of_all_rows_of_the_split(
         np.testing.assert_array_equal(np.broadcast_to(got, wanted.shape), wanted)
 
 
+@settings(deadline=None, max_examples=30)
+@given(data=tables(splits=True), draw=st.data())
+def test_earlier_counts_are_added_to(data: DenseData, draw: st.DataObject) -> None:
+    rows = make_memory_rows(data, draw.draw(chunkings(len(data.X))))
+    n, n_samples = data.X.shape[1], draw.draw(st.sampled_from([65_535, 65_536, 2**32]))
+    chunks = [rows.read(key) for key in range(rows.n_chunks)]
+    cut, masked = draw.draw(st.integers(0, len(chunks))), bool((data.mask == 0).any())
+    earlier = count_strip(
+        slice(0, n), n, draw.draw(st.integers(1, n_samples)), masked, chunks[:cut]
+    )
+    found = count_strip(slice(0, n), n, n_samples, masked, chunks[cut:], earlier)
+    assert_same(found, count_strip(slice(0, n), n, n_samples, masked, chunks))
+
+
 @pytest.mark.parametrize(
     ("n_samples", "least", "expected"),
     [(9, np.uint16, np.uint16), (65535, np.uint16, np.uint16), (65536, np.uint16, np.uint32)]
