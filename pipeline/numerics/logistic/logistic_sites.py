@@ -8,9 +8,10 @@ replaces item i,
 
 A round replaces site i by the item itself, and matches the site to the resulting mean and variance
 of y_i, for all items at once, starting from Laplace's approximation (Minka, UAI 2001; Rasmussen &
-Williams, Gaussian Processes for Machine Learning, 2006, section 3.6). With means and variances μ_i,
-v_i of y_i under N(μ, C), and means and variances m_i, s_i under the cavity, the Gaussian without
-site i,
+Williams, Gaussian Processes for Machine Learning, 2006, section 3.6). The sites of a row move by
+half as much after each round that changes its likelihood more than the round before. With means and
+variances μ_i, v_i of y_i under N(μ, C), and means and variances m_i, s_i under the cavity, the
+Gaussian without site i,
 
     log P(t) ≈ ½ μᵀ C⁻¹ μ + ½ log det C + Σ_i log R_i,
     R_i = ∫ σ(±z_i) exp(τ_i y_i² / 2 − ν_i y_i) N(y_i; μ_i, v_i) dy_i.
@@ -68,8 +69,11 @@ _SCORED_ROWS = 1024  # per batch; their products are read and written once per b
 _LANES = 32
 _VECTOR = 8  # lanes of the widest vectors
 _TILE = 5
-_MAX_ROUNDS, _UNDAMPED_ROUNDS = 30, 10
+_MAX_ROUNDS, _MIN_RATE = 30, 0.05
 _ROUND_TOLERANCE = 1e-4  # change of a row's log-likelihood, nats
+_MAX_CORRECTION = 100.0  # of Laplace's approximation, nats
+_MAX_LOG_LIKELIHOOD = 0.01  # larger values are no approximations of the logarithm of a chance
+_MAX_SHIFT = 3.0  # of the mean from the mode, prior standard deviations
 _MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
 _MIN_VARIANCE = 1e-8  # of w·x; items without weight have none
 _MIN_SHARE = 1e-9  # smallest share of the precision from the prior and other items
@@ -189,7 +193,8 @@ class _Workspace(NamedTuple):
     mode: Floats  # (q, _LANES), the best point of Newton's method
     step: Floats  # (q, _LANES)
     value: Floats  # log-likelihood of the previous round, or log joint density at the mode
-    gain: Floats  # Newton decrement
+    evidence: Floats  # Laplace's approximation of log P(t)
+    gain: Floats  # change of the log-likelihood in the previous round, or Newton decrement
 
 
 def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> NewtonStatistics:
@@ -340,17 +345,17 @@ def _match_lanes(signs: Signs, items: _LaneItems, batch: _Batch) -> None:
         np.zeros((q, _LANES)),
         np.zeros(_LANES),
         np.zeros(_LANES),
+        np.zeros(_LANES),
     )
     for start in range(0, n_rows, _LANES):
         width = min(_LANES, n_rows - start)
         _find_modes(signs[:, start : start + width], items, work)
-        rate = _row(work.lanes, _RATE)
-        fill(rate, 1.0)
+        for lane in range(width):
+            work.evidence[lane] = work.value[lane] - 0.5 * work.log_det[lane]
+        fill(_row(work.lanes, _RATE), 1.0)
         fill(work.value, np.inf)
+        fill(work.gain, np.inf)
         for round_number in range(_MAX_ROUNDS):
-            if round_number == _UNDAMPED_ROUNDS:
-                for lane in range(width):
-                    rate[lane] *= 0.5
             _move_gaussian(items, work, width)
             _run_round(signs, items, work, batch.moments, start, width)
             if not _store_rows(items, work, batch, start, width, round_number):
@@ -586,8 +591,10 @@ def _match_site(lanes: Floats, width: int) -> None:
         # By Stein's lemma, the moments of y give those of t − σ(z).
         residual = sign * (gap * share * (root * of_variance))
         excess = share * fma(gap, gap, spread) - 1.0
-        lanes[_LANES * _RESIDUAL + lane] = residual
-        lanes[_LANES * _COVARIANCE + lane] = present * of_variance * fma(gap, tilt, excess)
+        covariance = present * of_variance * fma(gap, tilt, excess)
+        # The bounds only matter to rows that leave the range of plausible values.
+        lanes[_LANES * _RESIDUAL + lane] = min(max(residual, -1.0), 1.0)
+        lanes[_LANES * _COVARIANCE + lane] = min(max(covariance, -1.0), 1.0)
         lanes[_LANES * _SLOPE + lane] *= present * of_zeroth
         factor = zeroth * max(lanes[_LANES * _ODDS + lane], 1.0)
         product = lanes[_LANES * _FACTOR + lane] * fma(present, factor - 1.0, 1.0)
@@ -604,7 +611,11 @@ def _match_site(lanes: Floats, width: int) -> None:
 def _store_rows(
     items: _LaneItems, work: _Workspace, batch: _Batch, start: int, width: int, round_number: int
 ) -> bool:
-    """Store the Gaussians that the round began with; return whether any row has not converged."""
+    """Store the Gaussians that the round began with; return whether any row has not converged.
+
+    Rows with items as steep as steps may leave the range of plausible values. They keep the results
+    of the round before, or else Laplace's approximation.
+    """
     lanes, q, is_active = work.lanes, len(items.triangle) - 1, False
     rate, log = _row(lanes, _RATE), _row(lanes, _LOG)
     for lane in range(width):
@@ -612,17 +623,27 @@ def _store_rows(
             continue
         reached = log[lane]
         reached -= 0.5 * (work.log_det[lane] + work.solved[items.triangle[q, q], lane])
-        for s in range(len(batch.triangle)):
-            batch.triangle[s, start + lane] = _gaussian_row(lanes, s)[lane]
+        distance = 0.0
         for d in range(q):
-            batch.mean[d, start + lane] = _mean_row(lanes, items, d)[lane]
-        batch.log_likelihood[start + lane] = reached
-        batch.rounds[start + lane] = round_number + 1
-        if abs(reached - work.value[lane]) > _ROUND_TOLERANCE:
-            is_active = True
-        else:
+            distance += (_mean_row(lanes, items, d)[lane] - work.mode[d, lane]) ** 2
+        is_plausible = abs(reached - work.evidence[lane]) < _MAX_CORRECTION
+        is_plausible &= reached < _MAX_LOG_LIKELIHOOD and distance < q * _MAX_SHIFT**2
+        if is_plausible or round_number == 0:
+            for s in range(len(batch.triangle)):
+                batch.triangle[s, start + lane] = _gaussian_row(lanes, s)[lane]
+            for d in range(q):
+                mean = _mean_row(lanes, items, d)[lane]
+                batch.mean[d, start + lane] = mean if is_plausible else work.mode[d, lane]
+            batch.log_likelihood[start + lane] = reached if is_plausible else work.evidence[lane]
+            batch.rounds[start + lane] = round_number + 1
+        change = abs(reached - work.value[lane])
+        if not is_plausible or change <= _ROUND_TOLERANCE:
             rate[lane] = 0.0
-        work.value[lane] = reached
+            continue
+        if change > work.gain[lane]:
+            rate[lane] = max(0.5 * rate[lane], _MIN_RATE)
+        is_active = True
+        work.value[lane], work.gain[lane] = reached, change
     return is_active
 
 

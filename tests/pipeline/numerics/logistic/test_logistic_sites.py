@@ -120,3 +120,17 @@ def test_steps_climb_to_where_the_gradient_vanishes() -> None:
     assert np.sqrt(((sign * packed[:, 0] - weights[:, 0]) ** 2).mean()) < 0.15
     tight, _ = em(X, 20, prior_precision=1e6)
     assert np.abs(tight[:, 0]).max() < 0.01
+
+
+@pytest.mark.parametrize(("slope", "base"), [(50.0, 20.0), (1e4, 1e4)])
+def test_items_like_steps_leave_results_finite(slope: float, base: float) -> None:
+    rng = np.random.default_rng(0)
+    weights, offsets = slope * rng.standard_normal((60, 5)), base * rng.standard_normal(60)
+    X = (rng.standard_normal((200, 5)) @ weights.T + offsets > 0).astype(np.uint8)
+    X ^= rng.random(X.shape) < 0.02
+    found, posterior = ep_e_step(X, None, weights, offsets), ep_posterior(X, None, weights, offsets)
+    assert np.isfinite(found.gradient).all()
+    assert np.isfinite(found.curvature).all()
+    assert posterior.log_likelihood.max() < 0.01
+    assert np.abs(posterior.mean).max() < 100
+    assert (np.diagonal(posterior.covariance, axis1=1, axis2=2) <= 1 + 1e-9).all()
