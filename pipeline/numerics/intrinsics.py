@@ -64,6 +64,8 @@ def has_cpu_feature(name: str) -> bool:
     return f"+{name}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
 
 
+COUNT_BY_LOOKUP = has_cpu_feature("avx2") and not has_cpu_feature("avx512vpopcntdq")
+"""Whether `add_lookups` is the fastest way to count: no population count of vectors is there."""
 LOOKUP_ROWS, LOOKUP_COLUMNS = 4, 64
 """Shape of the counts of `add_lookups`, whose sums of bytes stay in registers."""
 

@@ -2,7 +2,8 @@
 
 Run `python -m tests.benchmarks.pair_counts`. The register loop repeats the counting of a word, AND,
 population count and addition, on vectors that stay in registers: its speed is the physical limit of
-counting word by word. NumPy gives `X.T @ X` to BLAS's `syrk`, so all sides compute each pair once.
+counting word by word. Lookups, which count on CPUs without a population count of vectors, may
+exceed it. NumPy gives `X.T @ X` to BLAS's `syrk`, so all sides compute each pair once.
 Which kernels OpenBLAS chose is printed: on a CPU it does not know it falls back to older ones, and
 `OPENBLAS_CORETYPE=SkylakeX` asks for its AVX-512 ones. Seconds are medians of runs that take turns;
 shares of the register loop are medians of the ratios of neighbouring runs, in CPU seconds.

@@ -31,11 +31,11 @@ from pipeline.executors.progress import label_map
 from pipeline.numerics.bits.kernels import allocate_aligned, popcount
 from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.intrinsics import (
+    COUNT_BY_LOOKUP,
     LOOKUP_COLUMNS,
     LOOKUP_ROWS,
     MAX_LOOKUPS,
     add_lookups,
-    has_cpu_feature,
     mark_below,
     wide_vectors,
 )
@@ -300,7 +300,7 @@ def _count_by_lookup(left: Any, i: int, right: Any, counts: Any) -> None:
 
 _prepare_left, _prepare_right, _count_tile = (
     (_split_left, _split_right, _count_by_lookup)
-    if has_cpu_feature("avx2") and not has_cpu_feature("avx512vpopcntdq")
+    if COUNT_BY_LOOKUP
     else (_copy_left, _copy_right, _count_by_popcount)
 )
 

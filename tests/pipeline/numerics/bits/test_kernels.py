@@ -103,6 +103,10 @@ def test_joint_counts_of_two_sides(left: Bits, n_right: int, seed: int) -> None:
         (64 * kernels.STRIP_WORDS, 3, 5),  # one full strip
         (64 * kernels.STRIP_WORDS + 1, 5, 3),
         (3 * 64 * kernels.STRIP_WORDS - 70, 6, 9),
+        (70, 64, kernels.LOOKUP_FEATURES),  # the fewest that are looked up
+        (700, 65, kernels.LOOKUP_FEATURES + 3),  # the last block is too narrow
+        (64 * kernels.LOOKUP_WORDS, 70, kernels.LOOKUP_FEATURES + 40),
+        (64 * kernels.LOOKUP_WORDS + 1, 64, kernels.LOOKUP_FEATURES + 21),
     ],
 )
 def test_counts_across_blocks_and_strips(n_samples: int, n_left: int, n_right: int) -> None:
@@ -113,6 +117,14 @@ def test_counts_across_blocks_and_strips(n_samples: int, n_left: int, n_right: i
     np.testing.assert_array_equal(joint, expected[:n_left, n_left:])
     np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), expected)
     np.testing.assert_array_equal(kernels.popcounts(words), expected.diagonal())
+
+
+def test_lookups_add_to_short_counts_and_count_rows_of_ones() -> None:
+    X = random_bits(64 * kernels.LOOKUP_WORDS, kernels.LOOKUP_FEATURES)
+    X[:, :70] = 1
+    words, counts = packbits(X), np.full((X.shape[1],) * 2, 7, np.uint32)
+    kernels.add_joint_counts(words, words.copy(), counts)
+    np.testing.assert_array_equal(counts, X.astype(np.float64).T @ X + 7)
 
 
 @pytest.mark.parametrize("n_features", [0, 1, 5])
