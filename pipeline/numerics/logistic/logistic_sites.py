@@ -258,8 +258,9 @@ def sum_ep_score_products(
         scores[:, :, q] = residual
         flat = scores.reshape(len(scores), -1).T
         products = ssyrk(1.0, flat, beta=1.0, c=products, overwrite_c=True)
-    upper = np.triu(products).astype(np.float64)
-    return upper + np.triu(upper, 1).T
+    full = np.add(products, products.T, dtype=np.float64)  # below the diagonal, products are 0
+    np.fill_diagonal(full, np.diagonal(products))
+    return full
 
 
 def _iter_batches(n_rows: int, height: int) -> Iterator[slice]:
