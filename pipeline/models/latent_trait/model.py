@@ -641,7 +641,7 @@ def _warn_no_errors(state: FitState, reason: str) -> FitState:
 
 
 def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
-    """Scale sums over a sample of rows to all rows; with quadrature, the curvature is already full.
+    """Scale sums over a sample of rows to all rows.
 
     The inverse of a sample covariance of normal scores is too large by a known factor. The
     correction matters if there are many parameters.
@@ -652,13 +652,11 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
     if is_wide(state.params):
         names: tuple[str, ...] = ("curvature", "item_variance", "shared_variance")
         return {name: sums[name] / share for name in names}
-    scale = np.full(3, 1 / share)
-    if grid_from_working(state.working) is not None:
-        scale[2] = 1.0
+    scale = 1 / share
     if q > MAX_COMPONENTS:
         scale *= n_informing / (n_informing - state.params.free_parameters.size - 1)
     names = ("spread", "products", "curvature")
-    return {name: c * sums[name] for name, c in zip(names, scale, strict=True) if name in sums}
+    return {name: scale * sums[name] for name in names if name in sums}
 
 
 def _difficulties(slopes: Array, offsets: Array) -> Array:

@@ -6,9 +6,10 @@ the inverse of the products of scores, and `sandwich` combines both (H. White, E
 their principal axes, Σ_i w_ia w_ib = 0, and the errors are those under this constraint (R. I.
 Jennrich, Psychometrika 39 (1974)).
 
-With quadrature, likelihood and curvature are summed over all rows. Scores and residuals cost more
-and are summed over at most `MAX_ROWS` rows, a random sample if there are more. Pairs and sum scores
-are counted in the rows without missing values.
+With quadrature, the likelihood is summed over all rows. Scores, curvature and residuals cost more
+and are summed over at most `MAX_ROWS` rows, a random sample if there are more. All of them are of
+the same rows: the information in a direction may be a small difference of two large sums. Pairs and
+sum scores are counted in the rows without missing values.
 """
 
 from __future__ import annotations
@@ -34,18 +35,15 @@ from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     NodePosterior,
     Nodes,
-    node_mass,
     node_posterior,
 )
 from pipeline.numerics.logistic.lattice_nodes import lattice_e_step, list_lattice_nodes
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
-from pipeline.numerics.logistic.newton_step import unpack_triangles
 from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
     count_points,
     sum_block_scores,
-    sum_node_curvature,
     sum_node_scores,
     sum_trait_scores,
 )
@@ -79,7 +77,8 @@ def choose_error_form(errors: str, shape: tuple[int, int]) -> str:
 def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
     """Return the share of rows over which scores are summed.
 
-    `louis` needs few rows for the scores because the curvature is summed over all rows.
+    `louis` needs fewer rows than the products of scores, which determine a matrix of full rank only
+    if rows are many.
     """
     n_features, q = shape
     n_parameters = n_features * (q + 1)
@@ -140,7 +139,7 @@ def summarize_information(
     block: BinaryBlock,
     rng: RowRandom,
 ) -> Sums:
-    """Compute the sums for standard errors and fit statistics; scores over a share of the rows.
+    """Compute the sums for fit statistics, and those for standard errors over a share of the rows.
 
     Without shared nodes, each row has its own.
     """
@@ -148,13 +147,11 @@ def summarize_information(
     weights, offsets = params.weights, params.offsets
     values: dict[str, NDArray[Any]] = {}
     if nodes is None:
-        moments = lattice_e_step(X, observed, weights, offsets)
-        log_likelihood = moments.log_likelihood
-        curvature = unpack_triangles(moments.curvature, weights.shape[1] + 1)
+        log_likelihood = lattice_e_step(X, observed, weights, offsets).log_likelihood
         nodes = list_lattice_nodes(weights, offsets)
     else:
-        mass, log_likelihood = node_mass(X, observed, weights, offsets, nodes)
-        curvature = sum_node_curvature(mass, weights, offsets, nodes)
+        by_row = node_posterior(X, observed, weights, offsets, nodes).log_likelihood
+        log_likelihood = float(by_row.sum())
     if len(offsets) <= MAX_ITEMS:
         values |= _count_complete_rows(block, X, observed)
     X, observed, _ = _select_rows(share, block, rng)
@@ -164,8 +161,6 @@ def summarize_information(
     else:
         posterior = node_posterior(X, observed, weights, offsets, nodes)
         values |= _sum_scores_on_nodes(params, nodes, X, observed, posterior)
-    if not is_wide(params):
-        values["curvature"] = curvature
     values |= _sum_residuals(params, X, observed, posterior)
     return Sums(block.n_samples, log_likelihood, values)
 
@@ -186,10 +181,7 @@ def _sum_scores_on_nodes(
     moments = NodePosterior(*(values[~is_complete] for values in posterior))
     X, observed = X[~is_complete], observed[~is_complete]
     incomplete = sum_trait_scores(X, observed, weights, offsets, moments)
-    return {
-        "spread": complete.spread + incomplete.spread,
-        "products": complete.products + incomplete.products,
-    }
+    return {name: getattr(complete, name) + getattr(incomplete, name) for name in complete._fields}
 
 
 def _sum_residuals(

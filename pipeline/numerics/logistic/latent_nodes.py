@@ -154,21 +154,6 @@ def node_statistics(
     )
 
 
-def node_mass(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
-) -> tuple[Floats, float]:
-    """Return only `mass` and `log_likelihood` of `node_statistics`, in half the time."""
-    n_features, n_nodes = X.shape[1], len(nodes.points)
-    coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
-    sums, log_likelihood = np.zeros_like(coefficients[n_features:]), 0.0
-    for rows, design, scores, log_scale in _iter_batches(X, observed, coefficients):
-        totals = scores.sum(axis=1)
-        sums += (design[:, n_features:] / totals[:, None]).T @ scores
-        log_likelihood += float((log_scale + np.log(totals))[: rows.stop - rows.start].sum())
-    mass = np.tile(sums[-1], (n_features, 1)) if observed is None else sums[:-1]
-    return mass[:, :n_nodes], log_likelihood
-
-
 def node_posterior(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
 ) -> NodePosterior:

@@ -46,7 +46,7 @@ _REACH = {1: 8.0, 2: 8.0, 3: 6.5}  # of the lattice along each axis, by the numb
 # exp(−2π² / 1.4) = 8e-7 for a logistic curve, whose poles are π / slope away from the axis.
 _SPACING, SLOPE_SPACING = 1.15, 1.4  # in standard deviations; times the steepest slope
 _PROBES_PER_AXIS = 9
-MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
+_MAX_LOSS = 17.0  # nats below the maximum where a row's nodes end: 2e-7 of a Gaussian of three axes
 _BATCH_ENTRIES = 2**16  # features and nodes of a table: 512 KiB
 _FIRST_STRIDE = 16
 _MAX_BATCH_ROWS, _MAX_BATCH_VALUES = 4096, 2**20  # 8 MiB
@@ -83,11 +83,10 @@ def choose_lattice(weights: Floats, offsets: Floats, max_nodes: int = _MAX_NODES
     slopes = np.linalg.norm(weights, axis=1)
     factor = limit / np.maximum(slopes, limit)
     w, b = weights * factor[:, None], offsets * factor
-    largest = 0.0
-    for x in gauss_hermite(_PROBES_PER_AXIS, q).points:
-        p = expit(w @ x + b)
-        information = w.T @ (w * (p * (1 - p))[:, None])
-        largest = max(largest, float(np.linalg.eigvalsh(information)[-1]))
+    p = expit(gauss_hermite(_PROBES_PER_AXIS, q).points @ w.T + b)
+    products = (w[:, :, None] * w[:, None]).reshape(len(w), -1)
+    information = ((p * (1 - p)) @ products).reshape(-1, q, q)
+    largest = float(np.linalg.eigvalsh(information)[:, -1].max())
     narrowest = _SPACING / math.sqrt(1.0 + largest)
     if narrowest < finest:
         return None
@@ -240,7 +239,7 @@ def sum_row_nodes(
         for axis in range(3):
             slope[axis] = linear[n, axis] * spacing
         best = climb(slope, log_joint, at)
-        n_lines = collect_lines(slope, log_joint, at, best - MAX_LOSS, lines)
+        n_lines = collect_lines(slope, log_joint, at, best - _MAX_LOSS, lines)
         total += _add_lines(slope, log_joint, lines[:n_lines], values, mean[n], mass)
         # Places along an axis are counted from its first node, not from the origin.
         total += linear[n, 3]

@@ -29,7 +29,6 @@ from pipeline.numerics.logistic.centred_points import (
 )
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 from pipeline.numerics.logistic.lattice_nodes import (
-    MAX_LOSS,
     SLOPE_SPACING,
     Lattice,
     choose_lattice,
@@ -49,6 +48,7 @@ _MAX_TABLE_WORK = 2**28  # curves at the nodes of a table for codes: about a sec
 _N_KEPT_TABLES = 2
 _FACTORS = 512  # of at most 2 per logarithm: 2**512 does not overflow
 _TABLE_STRETCH = {1: 0.5, 2: 0.7, 3: 0.75}  # of the spacing, if the table may have as many nodes
+_MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
 _MAX_ERROR = 1e-4  # nats; rows above it are integrated otherwise
 _BOX_REACH = 8.0  # of the nodes of a row with missing values, in standard deviations at its mode
 # Curves of missing values at these nodes that cost as much as points of a row's own: for up to two
@@ -192,7 +192,7 @@ def fill_row_posteriors(
             slope[axis] *= spacing
             at[axis] = box.shape[axis] // 2  # whatever the row before
         best = climb(slope, box, at)
-        n_lines = collect_lines(slope, box, at, best - MAX_LOSS, lines)
+        n_lines = collect_lines(slope, box, at, best - _MAX_LOSS, lines)
         largest = _sum_lines(slope, box, lines[:n_lines], at, values, sums)
         total, entry = sums[0], 4
         for j in range(3):

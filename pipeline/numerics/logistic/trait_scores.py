@@ -49,18 +49,11 @@ class HasMoments(Protocol):
         """Covariances, (n_samples, q, q)."""
 
 
-class TraitScoreSums(NamedTuple):
+class TraitScores(NamedTuple):
     """Sums over rows; parameters are ordered by item, its weights first, then its offset."""
 
     spread: Floats  # Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1)
     products: Floats  # Σ_n s_n s_nᵀ, (p, p)
-
-
-class TraitScores(NamedTuple):
-    """The sums of `TraitScoreSums`, with the curvature."""
-
-    spread: Floats
-    products: Floats
     curvature: Floats  # Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1)
 
 
@@ -136,7 +129,7 @@ def sum_block_scores(
     return sums
 
 
-def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> TraitScoreSums:
+def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> TraitScores:
     """Sum scores of rows without missing values, by their responsibilities R_nl.
 
     E[s sᵀ] then separates into a part of the rows and a part of the nodes,
@@ -175,7 +168,8 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
     for (a, b), total, square in zip(pairs, moments, squares.T, strict=True):
         half = ((0.5 * mass * sigma.T - ones) * square) @ sigma
         spread[:, a, :, b] = spread[:, b, :, a] = total + half + half.T
-    return TraitScoreSums(spread.reshape(products.shape), products)
+    curvature = _sum_node_curvature(mass, sigma, z)
+    return TraitScores(spread.reshape(products.shape), products, curvature)
 
 
 class _PosteriorPoints(NamedTuple):
@@ -220,17 +214,11 @@ def _point_rule(n_features: int, q: int) -> Nodes:
     )
 
 
-def sum_node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
-    """Return Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1).
-
-    `mass` is `latent_nodes.NodeStatistics.mass`, (n_features, n_nodes).
-    """
-    sigma = scipy.special.expit(weights @ nodes.points.T + offsets[:, None])
-    z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
-    curvature = mass * sigma * (1 - sigma)
-    width = z.shape[1]
+def _sum_node_curvature(mass: Floats, sigma: Floats, z: Floats) -> Floats:
+    """Return Σ_l m_l σ(1 − σ) z zᵀ of each feature, (n_features, q + 1, q + 1)."""
+    curvature = mass * (sigma * (1 - sigma)).T
     products = (z[:, :, None] * z[:, None]).reshape(len(z), -1)
-    return np.asarray((curvature @ products).reshape(-1, width, width))
+    return np.asarray((curvature @ products).reshape(-1, z.shape[1], z.shape[1]))
 
 
 def _iter_batches(n_rows: int, row_entries: int) -> Iterator[slice]:

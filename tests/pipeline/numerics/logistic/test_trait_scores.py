@@ -17,7 +17,6 @@ from pipeline.numerics.logistic.latent_nodes import (
 )
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
 from pipeline.numerics.logistic.trait_scores import (
-    sum_node_curvature,
     sum_node_scores,
     sum_trait_scores,
 )
@@ -72,13 +71,16 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
     found = sum_trait_scores(X, observed, weights, offsets, posterior)
     np.testing.assert_allclose(found.products, scores.T @ scores, rtol=0, atol=0.01)
     mass = node_statistics(X, observed, weights, offsets, nodes).mass
-    curvature = sum_node_curvature(mass, weights, offsets, nodes)
+    z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    sigma = expit(weights @ nodes.points.T + offsets[:, None])
+    curvature = np.einsum("il,la,lb->iab", mass * sigma * (1 - sigma), z, z)
     np.testing.assert_allclose(found.curvature, curvature, rtol=0, atol=0.01 * curvature.max())
     louis = block_diag(*curvature) - found.spread + found.products
     np.testing.assert_allclose(louis, -hessian, rtol=0, atol=0.01 * abs(hessian).max())
     if not masked:
         on_nodes = sum_node_scores(X, weights, offsets, nodes)
         np.testing.assert_allclose(on_nodes.products, scores.T @ scores, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(on_nodes.curvature, curvature, rtol=1e-10, atol=1e-10)
         louis = block_diag(*curvature) - on_nodes.spread + on_nodes.products
         np.testing.assert_allclose(louis, -hessian, rtol=0, atol=1e-3 * abs(hessian).max())
 
