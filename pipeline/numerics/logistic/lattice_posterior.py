@@ -103,9 +103,9 @@ class _Table(NamedTuple):
 @lru_cache(_N_KEPT_TABLES)
 def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _Table | None:
     """Compute the table of items once for all calls; None if codes should do without."""
-    weights = np.frombuffer(weight_bytes).reshape(n_features, -1)
-    offsets, q = np.frombuffer(offset_bytes), weights.shape[1]
-    if q > MAX_COMPONENTS:
+    weights, offsets = np.frombuffer(weight_bytes).copy(), np.frombuffer(offset_bytes).copy()
+    weights = weights.reshape(n_features, -1)  # copied because kernels compile anew for constants
+    if (q := weights.shape[1]) > MAX_COMPONENTS:
         return None
     lattice = choose_lattice(weights, offsets, _MAX_TABLE_NODES)
     if lattice is None:
@@ -159,9 +159,8 @@ def fill_row_posteriors(
     """Compute the moments of x given each row, log P(t_n) and its error.
 
     `mean` is (n_rows, 3) and `covariance` (n_rows, 3, 3); unused axes come first. `log_likelihood`
-    is without the volume of a node and the constant of the prior. `boxes`, (n_rows, 2, 3), are the
-    first and last places along each axis of the nodes of a row with missing values. Rows with too
-    many missing values keep their error.
+    is without the volume of a node and the constant of the prior. `boxes` are those of
+    `_find_boxes`. Rows with too many missing values keep their error.
     """
     wide_vectors()
     shape = log_joint.shape
