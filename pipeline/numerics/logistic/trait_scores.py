@@ -246,12 +246,16 @@ def _posterior_shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
 def _add_scores(sums: TraitScores, points: _PosteriorPoints) -> None:
     n_rows, n_points, _ = points.x.shape
     z = np.concatenate([points.x, np.ones((n_rows, n_points, 1))], axis=2)
-    scores = (points.residual[:, :, :, None] * z[:, :, None]).reshape(n_rows, n_points, -1)
-    mean = (points.share[:, None] @ scores)[:, 0]
-    sums.products[:] += mean.T @ mean
-    scores *= np.sqrt(points.share)[:, :, None]
-    weighted = scores.reshape(n_rows * n_points, -1)
-    sums.spread[:] += weighted.T @ weighted
+    scores = points.residual[:, :, :, None].astype(np.float32) * z[:, :, None].astype(np.float32)
+    scores = scores.reshape(n_rows, n_points, -1)
+    share = points.share.astype(np.float32)
+    mean = (share[:, None] @ scores)[:, 0]
+    products = mean.T @ mean
+    scores -= mean[:, None]
+    scores *= np.sqrt(share)[:, :, None]
+    centred = scores.reshape(n_rows * n_points, -1)
+    sums.products[:] += products
+    sums.spread[:] += products + centred.T @ centred
     curvature = points.share[:, :, None] * points.mask * points.sigma * (1 - points.sigma)
     squares = (z[:, :, :, None] * z[:, :, None]).reshape(n_rows * n_points, -1)
     total = curvature.reshape(n_rows * n_points, -1).T @ squares
