@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -157,7 +158,7 @@ def _sum_on_lattice(
 ) -> NewtonStatistics:
     (n_features, q), shape = weights.shape, lattice.shape
     points = lattice.list_points()
-    log_joint = sum_curves(weights, offsets, points) - 0.5 * (points**2).sum(axis=0)
+    log_joint = tabulate_nodes(weights.tobytes(), offsets.tobytes(), lattice)
     free = pad_axes(weights, offsets)
     gradient, mass, log_likelihood = np.zeros((n_features, q + 1)), np.zeros(len(log_joint)), 0.0
     n_rows = max(min(_MAX_BATCH_ROWS, _MAX_BATCH_VALUES // n_features), 1)
@@ -202,7 +203,17 @@ def _add_curves(
     sums.moments[k, j] = sums.moments[j, k]
 
 
-def sum_curves(weights: Floats, offsets: Floats, points: Floats) -> Floats:
+@lru_cache(1)  # all tasks of a pass need the same
+def tabulate_nodes(weight_bytes: bytes, offset_bytes: bytes, lattice: Lattice) -> Floats:
+    """Return −A(x) − ½ xᵀx at the nodes, (n_nodes,), for the bytes of weights and offsets."""
+    offsets = np.frombuffer(offset_bytes).copy()  # kernels would compile anew for constants
+    weights = np.frombuffer(weight_bytes).reshape(len(offsets), -1).copy()
+    points = lattice.list_points()
+    log_joint: Floats = _sum_curves(weights, offsets, points) - 0.5 * (points**2).sum(axis=0)
+    return log_joint
+
+
+def _sum_curves(weights: Floats, offsets: Floats, points: Floats) -> Floats:
     """Return −A(x) at points, (q, n_points)."""
     total = np.empty(points.shape[1])
     for part in _iter_tables(weights, len(total)):

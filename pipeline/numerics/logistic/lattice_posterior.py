@@ -35,7 +35,7 @@ from pipeline.numerics.logistic.lattice_nodes import (
     climb,
     collect_lines,
     pad_axes,
-    sum_curves,
+    tabulate_nodes,
 )
 from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, inlined
 
@@ -103,8 +103,8 @@ class _Table(NamedTuple):
 @lru_cache(_N_KEPT_TABLES)
 def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _Table | None:
     """Compute the table of items once for all calls; None if codes should do without."""
-    weights, offsets = np.frombuffer(weight_bytes).copy(), np.frombuffer(offset_bytes).copy()
-    weights = weights.reshape(n_features, -1)  # copied because kernels compile anew for constants
+    weights, offsets = np.frombuffer(weight_bytes), np.frombuffer(offset_bytes)
+    weights = weights.reshape(n_features, -1)
     if (q := weights.shape[1]) > MAX_COMPONENTS:
         return None
     lattice = choose_lattice(weights, offsets, _MAX_TABLE_NODES)
@@ -119,8 +119,7 @@ def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _T
     if spacing > lattice.spacing:
         return None
     lattice = Lattice(spacing, math.floor(reach / spacing), q)
-    points = lattice.list_points()
-    log_joint = sum_curves(weights, offsets, points) - 0.5 * (points**2).sum(axis=0)
+    log_joint = tabulate_nodes(weight_bytes, offset_bytes, lattice)
     return _Table(pad_axes(weights, offsets), log_joint.reshape(lattice.shape), lattice.spacing)
 
 
