@@ -123,12 +123,15 @@ class DaskExecutor:
 
     def _get_result(self, future: Future) -> Any:
         """Return the result of a task, or raise its error; without workers, do not wait forever."""
+        seconds = _POLL_SECONDS
         while True:
             try:
-                return future.result(_POLL_SECONDS)
+                return future.result(seconds)
             except TimeoutError:
-                if future.done():  # meanwhile, or the task itself raised this error
+                if future.status == "error":  # meanwhile, or the task itself raised this error
                     return future.result()
+                if future.status == "finished":  # a large result, or one whose worker is lost
+                    seconds *= 2
             if not self.client.scheduler_info(n_workers=0)["n_workers"]:
                 self._wait_for_any_worker()
 

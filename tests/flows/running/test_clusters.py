@@ -181,17 +181,31 @@ def test_a_worker_without_latentbits(refused, plain, tmp_path):
     _wait_until_gone(plain)
 
 
-def kill_in_first_pass(worker: subprocess.Popen[bytes], address: str) -> None:
-    """Let the scheduler kill a worker once it has counted the first chunks of a fit."""
+def kill_in_first_pass(
+    worker: subprocess.Popen[bytes], address: str, frozen_seconds: float = 0.0
+) -> None:
+    """Let the scheduler kill a worker once it has counted the first chunks of a fit.
+
+    Before it is killed, the worker may be frozen, so that nobody can fetch what it has counted.
+    """
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=60)
-        kill = partial(os.kill, worker.pid, signal.SIGKILL)
+        kill = partial(_kill_process, worker.pid, frozen_seconds)
         install_trap(client, SchedulerTrap("reduce_group", 1, 0, kill))
 
 
-def test_a_fit_ends_if_all_workers_are_lost(cli, dataset, plain):
+def _kill_process(pid: int, frozen_seconds: float) -> None:
+    if frozen_seconds:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(frozen_seconds, os.kill, (pid, signal.SIGKILL)).start()
+    else:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("frozen_seconds", [0.0, 4.0])
+def test_a_fit_ends_if_all_workers_are_lost(cli, dataset, plain, frozen_seconds):
     with start_worker(plain) as worker:
-        kill_in_first_pass(worker, plain)
+        kill_in_first_pass(worker, plain, frozen_seconds)
         done = cli("fit", "--dataset", dataset, "--cluster", plain, "--worker-timeout", 1)
     assert (done.code, done.message) == (
         1,
