@@ -2,9 +2,10 @@
 
 python -m tests.benchmarks.neighbours [ROWS]
 
-ROWS are those of the search on two cores. faiss takes part where it is installed (`pip install
-faiss-cpu`). Seconds on one core are medians of CPU time, those of workers the least. On one core,
-rows are compared with themselves, each pair once, unless the line names another block.
+ROWS is the number of rows of the search on two cores. faiss takes part if it is installed (`pip
+install faiss-cpu`). On one core, the table shows the median CPU time; on workers, the least elapsed
+time. On one core, rows are compared with themselves, each pair once, unless the line names another
+block.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Moments of the traits of each row on a fine lattice of nodes, in microseconds per row.
 
-Model, lattice and the cost of a row are those of `lattice_nodes`. A missing value i multiplies the
-likelihood of a row by 1 + exp(η_i), so that a row with missing values costs as many curves as it
-has missing values, at the nodes near its mode. The lattice is finer than that of a pass, because a
-single row can have a larger error than the mean of all rows.
+Model and lattice are described in `lattice_nodes`. A missing value i multiplies the likelihood of a
+row by 1 + exp(η_i). This curve is computed for each missing value, at the nodes near the row's
+mode. The lattice is finer than in a pass, because a single row can have a larger error than the
+mean of all rows.
 
 The error of a row is estimated from halves of its nodes: every second one along an axis, or as on a
 chessboard. If a half is off by a share ε, all nodes are off by less than ε², because the error
@@ -158,8 +158,8 @@ def fill_row_posteriors(
     """Compute the moments of x given each row, log P(t_n) and its error.
 
     `mean` is (n_rows, 3) and `covariance` (n_rows, 3, 3); unused axes come first. `log_likelihood`
-    is without the volume of a node and the constant of the prior. `boxes` are those of
-    `_find_boxes`. Rows with too many missing values keep their error.
+    is without the volume of a node and the constant of the prior. `_find_boxes` computes `boxes`.
+    Rows with too many missing values keep their error.
     """
     wide_vectors()
     shape = log_joint.shape

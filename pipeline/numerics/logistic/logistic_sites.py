@@ -369,7 +369,7 @@ def _match_lanes(signs: Signs, items: _LaneItems, batch: _Batch) -> None:
 
 @kernel
 def _find_modes(signs: Signs, items: _LaneItems, work: _Workspace) -> None:
-    """Set the sites to those of Laplace's approximation, and solve for their Gaussian.
+    """Set the sites to Laplace's approximation, and solve for its Gaussian.
 
     A step of Newton's method is the mean of that Gaussian. The first step is from x = 0.
     """
@@ -589,7 +589,7 @@ def _match_site(lanes: Floats, width: int) -> None:
         inverse = 1.0 / (share * spread)
         of_share, of_spread = inverse * spread, inverse * share
         gap = first - tilt * of_share
-        # By Stein's lemma, the moments of y give those of t − σ(z).
+        # By Stein's lemma, the moments of t − σ(z) follow from the moments of y.
         residual = sign * (gap * share * (root * of_variance))
         excess = share * fma(gap, gap, spread) - 1.0
         covariance = present * of_variance * fma(gap, tilt, excess)
