@@ -17,9 +17,9 @@ from pipeline.data.blocks import RowSource, iter_blocks
 from pipeline.executors.base import Executor, SerialExecutor, limit_blas_threads
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.statistics.sums import Sums
-from tests.benchmarks.workers import worker_processes
 from tests.models.coder import Coder, gradient
 from tests.support.data import write_arrays
+from tests.support.worker_processes import worker_processes
 
 N_ROWS, N_FEATURES, N_HIDDEN, BATCH = 1 << 14, 256, 64, 128
 N_BATCHES = N_ROWS // BATCH

@@ -22,8 +22,8 @@ from pipeline.models.state import FitState
 from pipeline.numerics.bits.kernels import symmetric_joint_counts
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch, make_test_row_source
+from tests.support.worker_processes import worker_processes
 
 N_ROWS, N_FEATURES, REPEATS = 2_000_000, 512, 5
 

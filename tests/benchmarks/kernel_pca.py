@@ -24,9 +24,9 @@ from pipeline.models.kernel_pca import KernelPCA
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.neighbours import alternate
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch, make_test_row_source
 from tests.support.strategies import DenseData, make_memory_rows
+from tests.support.worker_processes import worker_processes
 
 N_EXACT, N_ROWS, N_COMPONENTS, WIDTH = 5000, 50_000, 10, 6.0
 

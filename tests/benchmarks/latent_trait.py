@@ -28,9 +28,9 @@ from pipeline.statistics.sums import Sums
 from storage.dataset.chunks import clear_chunk_cache
 from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.dataset.writer import create_dataset
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch, make_test_row_source
 from tests.support.strategies import DenseData, make_memory_rows
+from tests.support.worker_processes import worker_processes
 
 N_ROWS, N_FEATURES, REPEATS, STEP = 2_000_000, 128, 3, 50_000
 FORCED, RESTED = {"tol": 0.0, "max_rounds": 3}, {"tol": 1e-4, "max_rounds": 20}

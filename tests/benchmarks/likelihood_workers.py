@@ -23,8 +23,8 @@ from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
 from tests.benchmarks.blica import Shape, written
 from tests.benchmarks.flow_pass import median_seconds
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import make_test_row_source
+from tests.support.worker_processes import worker_processes
 
 
 def main() -> None:

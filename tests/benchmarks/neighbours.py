@@ -29,8 +29,8 @@ from pipeline.fitting.pair_work import RowPairJob, run_in_memory
 from pipeline.numerics.graphs.neighbours import Metric
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch, make_test_row_source, write_arrays
+from tests.support.worker_processes import worker_processes
 
 N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 5
 MANY_ROWS, MANY_FEATURES = 100_000, 1024

@@ -17,8 +17,8 @@ from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
+from tests.support.worker_processes import worker_processes
 
 N_CHUNKS, N_FEATURES = 10_000, 16
 

@@ -22,8 +22,8 @@ from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.flow_pass import median_seconds
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch, make_test_row_source
+from tests.support.worker_processes import worker_processes
 
 N_FEATURES, N_CHUNKS = 256, 16
 MODEL = RestrictedBoltzmannMachine(64)

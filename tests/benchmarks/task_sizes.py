@@ -37,8 +37,8 @@ from pipeline.numerics.bits.kernels import pack_rows
 from pipeline.random import RowRandom
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
-from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch
+from tests.support.worker_processes import worker_processes
 
 OVERHEAD, AHEAD = 2e-3, 2
 PASSES = 3
