@@ -120,7 +120,7 @@ def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
             f"{small.name}, so the fit is not at its maximum. Fit it again with another {{seed}}."
         )
     chi2 = max(2 * gain, 0.0)
-    p = float(scipy.stats.chi2.sf(chi2, df))
+    p = float(scipy.special.chdtrc(df, chi2))
     return {"smaller": small.name, "larger": large.name, "chi2": chi2, "df": df, "p": p}
 
 

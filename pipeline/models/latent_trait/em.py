@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,8 @@ def make_params(weights: Array, offsets: Array) -> LatentTraitParams:
 def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
     """Compute the sums of the M-step by the estimator of the stage."""
     if "has_own_nodes" in working:
-        return _e_step_with_gradient(lattice_e_step, params, block)
+        stretch = float(working.get("stretch", 1.0))
+        return _e_step_with_gradient(partial(lattice_e_step, stretch=stretch), params, block)
     if "by_sites" in working:
         return _e_step_with_gradient(ep_e_step, params, block)
     if (nodes := nodes_from_working(working)) is not None:
@@ -465,6 +467,8 @@ def begin_finer_stage(state: FitState, statistics: Sums) -> FitState | None:
 
     Steep items are scaled back to what the nodes of this stage resolve.
     """
+    if "stretch" in state.working:
+        return use_whole_lattice(state)
     grid = grid_from_working(state.working)
     if grid is None or "has_own_nodes" in state.working:
         return None
@@ -476,6 +480,12 @@ def begin_finer_stage(state: FitState, statistics: Sums) -> FitState | None:
     weights, offsets = grid.limit_slopes(state.params.weights, state.params.offsets)
     params = replace(state.params, weights=weights, offsets=offsets)
     return replace(state, params=params, working={**state.working, **finer.make_working_state()})
+
+
+def use_whole_lattice(state: FitState) -> FitState:
+    """Use all nodes of the lattice, if there is one."""
+    working = {name: value for name, value in state.working.items() if name != "stretch"}
+    return replace(state, working=working)
 
 
 def nodes_from_working(working: Arrays) -> Nodes | None:

@@ -19,9 +19,6 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
-_MAX_EXACT_CHI2 = (
-    1e5  # above it, a normal approximation replaces SciPy's noncentral χ², which fails
-)
 _MIN_ITEMS = 3  # fewer items have no informative sum scores
 _MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
 _MIN_PAIR_VARIANCE = 1e-12
@@ -115,7 +112,7 @@ def _fit_indices(
     return {
         "m2": m2,
         "m2_df": df,
-        "m2_p": float(scipy.stats.chi2.sf(m2, df)),
+        "m2_p": float(scipy.special.chdtrc(df, m2)),
         "rmsea": float(np.sqrt(excess / (df * (n_rows - 1)))),
         "rmsea_interval": [float(np.sqrt(b / (df * (n_rows - 1)))) for b in bounds],
         "srmsr": srmsr,
@@ -127,19 +124,8 @@ def _fit_indices(
 
 def _noncentrality(value: float, df: int, level: float) -> float:
     """Return the noncentrality (at least 0) for which P(χ² < value) is `level`."""
-    if scipy.stats.chi2.cdf(value, df) <= level:
-        return 0.0
-    if value > _MAX_EXACT_CHI2:
-        spread = np.sqrt(2 * (2 * value - df))
-        return float(max(value - df - scipy.special.ndtri(level) * spread, 0.0))
-
-    def excess_probability(size: float) -> float:
-        return float(scipy.stats.ncx2.cdf(value, df, size)) - level
-
-    upper = max(value, 1.0)
-    while excess_probability(upper) > 0:
-        upper *= 2
-    return float(scipy.optimize.brentq(excess_probability, 1e-12, upper))
+    is_central = scipy.special.chdtr(df, value) <= level
+    return 0.0 if is_central else float(scipy.special.chndtrinc(value, df, level))
 
 
 def compute_item_statistics(
@@ -242,7 +228,7 @@ def item_fit_statistics(
             n, o, e = cells.T
             s_x2[i] = (n * (o - e) ** 2 / (e * (n - e))).sum()
             df[i] = len(cells) - share * (weights.shape[1] + 1)
-    return ItemFit(s_x2, df, np.asarray(scipy.stats.chi2.sf(s_x2, df)))
+    return ItemFit(s_x2, df, scipy.special.chdtrc(df, s_x2))
 
 
 def item_probabilities_by_score(weights: Array, offsets: Array, nodes: Nodes) -> Array:

@@ -81,6 +81,7 @@ from pipeline.models.latent_trait.em import (
     represents_all_scales,
     rotate_weights,
     turn_to_principal_axes,
+    use_whole_lattice,
     variational_posterior,
 )
 from pipeline.models.latent_trait.fit_statistics import (
@@ -116,6 +117,7 @@ Array = NDArray[np.float64]
 
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
+_STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the stage on a lattice with fewer nodes
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
@@ -155,11 +157,13 @@ class LatentTrait(Model):
         model is wrong), or `none`. With more than 3,000 parameters they are always `louis`. The
         variational and sampling fits have none, because their own error is larger.
     max_iter
-        Maximum number of passes, for each number of components and each estimator.
+        Maximum number of passes of a stage. There is a stage for each number of components,
+        estimator and density of nodes.
     tol
         Stop once the objective per row has changed by less than this in the last three passes and
         is predicted to change by less in total, nats. The limit for all rows together is 10,000
-        times this. The first stage of `auto` stops at 1e-3.
+        times this. The variational stage of `auto` stops at 1e-3, a lattice with fewer nodes at
+        1e-4.
     """
 
     name: ClassVar[str] = "latent-trait"
@@ -303,6 +307,8 @@ class LatentTrait(Model):
             if not self.nodes and needs_own_nodes(weights, state.params.offsets, is_complete):
                 grid = NodeGrid(NODES_PER_AXIS_LIMITS[q], q)
                 working["has_own_nodes"] = np.array(1)
+                if is_complete and held_out == 0:
+                    working["stretch"] = np.array(_STRETCH)
             working |= grid.make_working_state()
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
@@ -317,7 +323,8 @@ class LatentTrait(Model):
         weights, offsets = params.weights @ params.axes.T, params.offsets.copy()
         weights[constant], offsets[constant] = 0.0, margins[constant]
         state = replace(state, params=replace(params, offsets=offsets))
-        return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
+        estimator = self._last_estimator(weights.shape[1])
+        return use_whole_lattice(self._begin_stage(state, weights, 0.0, estimator))
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -332,9 +339,11 @@ class LatentTrait(Model):
         return (statistics.objective - penalty) / statistics.n_samples
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Stop on the change of the objective, sooner in the variational stage of `auto`."""
+        """Stop on the change of the objective, sooner in the first stages."""
         is_first = self.estimator == "auto" and is_variational(state.working)
         tol = max(self.tol, is_first * _FIRST_STAGE_TOL)
+        if "stretch" in state.working:
+            tol = max(tol, _STRETCHED_TOL)
         return ObjectiveCriterion(self.max_iter, tol, int(state.auxiliary.get("n_rows", 1)))
 
     def update(

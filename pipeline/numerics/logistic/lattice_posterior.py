@@ -30,14 +30,14 @@ from pipeline.numerics.logistic.centred_points import (
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 from pipeline.numerics.logistic.lattice_nodes import (
     SLOPE_SPACING,
-    Lattice,
     choose_lattice,
     climb,
-    collect_lines,
+    collect_chunks,
+    exponentiate,
     pad_axes,
     tabulate_nodes,
 )
-from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, inlined
+from pipeline.numerics.logistic.logistic_lanes import VECTOR, exp_minus, fill, inlined
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -118,7 +118,7 @@ def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _T
     spacing = max(_TABLE_STRETCH[q] * lattice.spacing, 2 * reach / (most ** (1 / q) - 1))
     if spacing > lattice.spacing:
         return None
-    lattice = Lattice(spacing, math.floor(reach / spacing), q)
+    lattice = lattice.stretch(spacing / lattice.spacing)
     log_joint = tabulate_nodes(weight_bytes, offset_bytes, lattice)
     return _Table(pad_axes(weights, offsets), log_joint.reshape(lattice.shape), lattice.spacing)
 
@@ -126,11 +126,12 @@ def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _T
 def _find_boxes(X: Bits, mask: Bits, items: TraitItems, table: _Table) -> Integers:
     """Return the first nodes of rows along three axes, and those after the last, (n_rows, 2, 3).
 
-    Rows with missing values get the nodes near their mode, all others the whole lattice.
+    Rows with missing values get the chunks of nodes near their mode, all others the whole lattice.
     """
     shape, q = np.array(table.log_joint.shape), items.weights.shape[1]
     boxes = np.zeros((len(X), 2, 3), np.int64)
     boxes[:, 1] = shape
+    chunk = np.array([1, 1, VECTOR])[3 - q :]
     rows = np.flatnonzero(~mask.all(axis=1))
     if rows.size:
         near = find_posterior_modes(X[rows], mask[rows], items)
@@ -138,7 +139,9 @@ def _find_boxes(X: Bits, mask: Bits, items: TraitItems, table: _Table) -> Intege
         ends = np.stack([near.mean - reach, near.mean + reach], axis=1) / table.spacing
         size = shape[3 - q :]
         ends += np.array([[0.0], [2.0]]) + size // 2
-        boxes[rows, :, 3 - q :] = np.clip(np.floor(ends), [[0], [1]], [size - 1, size])
+        ends = np.clip(np.floor(ends), [[0], [1]], [size - 1, size])
+        boxes[rows, 0, 3 - q :] = ends[:, 0] // chunk * chunk
+        boxes[rows, 1, 3 - q :] = -(-ends[:, 1] // chunk) * chunk
     return boxes
 
 
@@ -163,7 +166,7 @@ def fill_row_posteriors(
     """
     wide_vectors()
     shape = log_joint.shape
-    lines, values = np.empty((shape[0] * shape[1], 4), np.int64), np.empty(log_joint.size)
+    chunks, values = np.empty((log_joint.size // VECTOR, 3), np.int64), np.empty(log_joint.size)
     at, middle = np.empty(3, np.int64), np.empty(3)
     slope, sums, missing = np.empty(3), np.empty(_N_SUMS), np.empty(len(free), np.int64)
     max_work = _MAX_BOX_WORK_OF_3 if shape[0] > 1 else _MAX_BOX_WORK * len(free)
@@ -190,8 +193,9 @@ def fill_row_posteriors(
             slope[axis] *= spacing
             at[axis] = box.shape[axis] // 2  # whatever the row before
         best = climb(slope, box, at)
-        n_lines = collect_lines(slope, box, at, best - _MAX_LOSS, lines)
-        largest = _sum_lines(slope, box, lines[:n_lines], at, values, sums)
+        n_chunks = collect_chunks(slope, box, at, best - _MAX_LOSS, chunks, values)
+        exponentiate(values[: VECTOR * n_chunks], best)
+        _sum_chunks(box.shape, chunks[:n_chunks], at, values, sums)
         total, entry = sums[0], 4
         for j in range(3):
             sums[1 + j] /= total
@@ -200,7 +204,7 @@ def fill_row_posteriors(
                 moment = sums[entry] / total - sums[1 + j] * sums[1 + k]
                 covariance[n, j, k] = covariance[n, k, j] = spacing**2 * moment
                 entry += 1
-        log_likelihood[n] = constant + largest + math.log(total)
+        log_likelihood[n] = constant + best + math.log(total)
         error[n] = sums[_FACE] / total
         for parity in range(4 if shape[0] > 1 else 3 if shape[1] > 1 else 1):
             half = sums[_HALVES + parity]
@@ -244,50 +248,34 @@ def _fill_box(
 
 
 @inlined
-def _sum_lines(
-    slope: Floats,
-    log_joint: Floats,
-    lines: Integers,
-    at: Integers,
-    values: Floats,
-    sums: Floats,
-) -> float:
-    """Sum a row's nodes with powers of their places relative to `at`; return their largest value.
+def _sum_chunks(
+    shape: tuple[int, int, int], chunks: Integers, at: Integers, values: Floats, sums: Floats
+) -> None:
+    """Sum the values of a row's nodes with powers of their places relative to `at`.
 
     The sums are: of all nodes, with three first and six second powers; of the nodes on the faces of
-    the lattice; of the even places along the last axis, along all axes together (as on a
-    chessboard), and along the other two axes. All are divided by exp(largest).
+    the lattice; of the odd places along the last axis, along all axes together (as on a
+    chessboard), and along the other two axes.
     """
-    shape, largest, stop = log_joint.shape, -np.inf, 0
-    for n in range(len(lines)):
-        a, b, first, last = lines[n]
-        row, base = log_joint[a, b], slope[0] * a + slope[1] * b
-        for c in range(first, last):
-            values[stop] = base + slope[2] * c + row[c]
-            largest = max(largest, values[stop])
-            stop += 1
-    for k in range(stop):
-        values[k] = exp_minus(largest - values[k])
     fill(sums, 0.0)
-    k = 0
-    for n in range(len(lines)):
-        a, b, first, last = lines[n]
-        total, power_1, power_2, even = 0.0, 0.0, 0.0, 0.0
-        for c in range(first, last):
-            share, place = values[k], float(c - at[2])
-            total += share
-            power_1 += share * place
-            power_2 += share * place * place
-            even += share * (c & 1)
-            k += 1
+    for n in range(len(chunks)):
+        a, b, c = chunks[n, 0], chunks[n, 1], chunks[n, 2]
+        shares = values[VECTOR * n : VECTOR * (n + 1)]
+        total, power_1, power_2, odd = 0.0, 0.0, 0.0, 0.0
+        for k in range(VECTOR):
+            place = float(c + k - at[2])
+            total += shares[k]
+            power_1 += shares[k] * place
+            power_2 += shares[k] * place * place
+            odd += shares[k] * (k & 1)
         is_face = (shape[0] > 1 and (a == 0 or a == shape[0] - 1)) or (
             shape[1] > 1 and (b == 0 or b == shape[1] - 1)
         )
         if is_face:
             sums[_FACE] += total
         else:
-            sums[_FACE] += values[k - last + first] if first == 0 else 0.0
-            sums[_FACE] += values[k - 1] if last == shape[2] else 0.0
+            sums[_FACE] += shares[0] if c == 0 else 0.0
+            sums[_FACE] += shares[VECTOR - 1] if c + VECTOR == shape[2] else 0.0
         x, y = float(a - at[0]), float(b - at[1])
         sums[0] += total
         sums[1] += total * x
@@ -299,8 +287,7 @@ def _sum_lines(
         sums[7] += power_1 * x
         sums[8] += power_1 * y
         sums[9] += power_2
-        sums[_HALVES] += even
-        sums[_HALVES + 1] += total - even if (a + b) & 1 else even
+        sums[_HALVES] += odd
+        sums[_HALVES + 1] += total - odd if (a + b) & 1 else odd
         sums[_HALVES + 2] += total if b & 1 else 0.0
         sums[_HALVES + 3] += total if a & 1 else 0.0
-    return float(largest)

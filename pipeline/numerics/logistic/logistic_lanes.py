@@ -213,7 +213,7 @@ def expm1_minus(xi: float) -> float:
 
 @inlined
 def exp_minus(xi: float) -> float:
-    """Return exp(−ξ) for ξ >= 0, and exp(−700) beyond."""
+    """Return exp(−ξ) for ξ >= −700, and exp(−700) if ξ > 700."""
     scale, change = _split_exp(xi)
     return float(fma(scale, change, scale))
 
