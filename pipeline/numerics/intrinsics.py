@@ -1,14 +1,18 @@
-"""LLVM instructions that Numba does not offer."""
+"""LLVM instructions that Numba does not offer, and aligned memory for vectors."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+LINE_WORDS = 8  # words of a cache line
 
 
 def make_fma(kind: Any) -> Any:
@@ -44,6 +48,19 @@ def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
     return intrinsic(define)
 
 
+def _generate_popcount(typing_context: Any, word: Any) -> Any:
+    """Generate LLVM's population count, which is vectorized in loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+popcount: Any = intrinsic(_generate_popcount)
+"""Counts the ones of a word."""
+
+
 def _generate_wide_vectors(typing_context: Any) -> Any:
     """Generate no code, but set an attribute of the function."""
 
@@ -62,83 +79,6 @@ wide_vectors: Any = intrinsic(_generate_wide_vectors)
 def has_cpu_feature(name: str) -> bool:
     """Return whether Numba compiles for a CPU with this feature, named as by LLVM."""
     return f"+{name}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-
-
-COUNT_BY_LOOKUP = has_cpu_feature("avx2") and not has_cpu_feature("avx512vpopcntdq")
-"""Whether `add_lookups` is the fastest way to count: no population count of vectors is there."""
-LOOKUP_ROWS, LOOKUP_COLUMNS = 4, 64
-"""Shape of the counts of `add_lookups`, whose sums of bytes stay in registers."""
-
-
-def _generate_lookups(
-    typing_context: Any,
-    table: Any,
-    left: Any,
-    first: Any,
-    right: Any,
-    start: Any,
-    stop: Any,
-    counts: Any,
-) -> Any:
-    """Generate a loop over digits that adds bytes, and the addition of the sums to `counts`."""
-    byte, short, word = (ir.IntType(n_bits) for n_bits in (8, 16, 64))
-    width = 32
-    byte_vector, short_vector = ir.VectorType(byte, width), ir.VectorType(short, width)
-    places = [(row, v) for row in range(LOOKUP_ROWS) for v in range(LOOKUP_COLUMNS // width)]
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def find(place: int, kind: Any, *indices: Any) -> Any:
-            array_type = signature.args[place]
-            array = context.make_array(array_type)(context, builder, arguments[place])
-            item = cgutils.get_item_pointer(context, builder, array_type, array, indices)
-            return builder.bitcast(item, kind.as_pointer())
-
-        def load(pointer: Any) -> Any:
-            loaded = builder.load(pointer)
-            loaded.align = width
-            return loaded
-
-        _, _, first, _, start, stop, _ = arguments
-        shuffle = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(byte_vector, [byte_vector] * 2), "llvm.x86.avx2.pshuf.b"
-        )
-        zeros = ir.Constant(byte_vector, [0] * width)
-        sums = {place: cgutils.alloca_once(builder, byte_vector) for place in places}
-        for total in sums.values():
-            builder.store(zeros, total)
-        with cgutils.for_range_slice(builder, start, stop, word(1), word) as (digit, _):
-            columns = [
-                load(find(3, byte_vector, digit, word(v))) for v in range(0, LOOKUP_COLUMNS, width)
-            ]
-            entries = []
-            for row in range(LOOKUP_ROWS):
-                own = builder.load(find(1, byte, builder.add(first, word(row)), digit))
-                entries.append(load(find(0, byte_vector, builder.zext(own, word))))
-            for (row, v), total in sums.items():
-                found = builder.call(shuffle, [entries[row], columns[v]])
-                builder.store(builder.add(builder.load(total), found), total)
-        for (row, v), total in sums.items():
-            target = find(6, short_vector, word(row), word(width * v))
-            added = builder.add(load(target), builder.zext(builder.load(total), short_vector))
-            builder.store(added, target).align = width
-        return context.get_dummy_value()
-
-    integer = types.int64
-    return types.none(table, left, integer, right, integer, integer, counts), generate
-
-
-add_lookups: Any = intrinsic(_generate_lookups)
-"""Look up pairs of 4-bit digits in a table, and add the entries to `counts`; for CPUs with AVX2.
-
-The arguments are arrays in C order. All but `left` begin at a multiple of 32 bytes:
-
-* `table`, uint16, (256,): for each left digit, the entries of all right digits as bytes, twice.
-* `left`, uint8, (n_left, n_digits): digits times 16. `LOOKUP_ROWS` rows from `first` are used.
-* `right`, uint8, (n_digits, `LOOKUP_COLUMNS`). Digits `start` to `stop` are used.
-* `counts`, uint16, (`LOOKUP_ROWS`, `LOOKUP_COLUMNS`).
-"""
-MAX_LOOKUPS = 63
-"""Entries of at most 4 that a byte can add up."""
 
 
 def _generate_comparison(
@@ -174,3 +114,11 @@ mark_below: Any = intrinsic(_generate_comparison)
 The keys are a row of `keys`, uint16, (n_rows, 64). Their own limits are 64 items of `limits`,
 uint16, from `start` on.
 """
+
+
+@njit(nogil=True, cache=True)
+def allocate_aligned(n_words: int) -> NDArray[np.uint64]:
+    """Allocate memory that begins at a cache line: vectors that cross one load half as fast."""
+    memory = np.empty(n_words + LINE_WORDS, np.uint64)
+    start = -(memory.ctypes.data // 8) % LINE_WORDS
+    return memory[start : start + n_words]

@@ -408,12 +408,12 @@ def _add_chunks(counts: StripCounts, features: slice, chunks: Sequence[PackedChu
     row_mask = np.concatenate([_make_row_mask(chunk) for chunk in chunks])
     words = _concatenate_words([chunk.words[right] for chunk in chunks])
     left = words[:height] & row_mask
-    kernels.add_joint_counts(left, words, counts["joint"])
+    kernels.add_joint_counts(left, words, counts["joint"], is_strip=True)
     if "pair_rows" not in counts:
         return
     masks = _concatenate_words([_get_mask(chunk)[right] for chunk in chunks])
     left_mask = masks[:height] & row_mask
-    kernels.add_joint_counts(left_mask, masks, counts["pair_rows"])
+    kernels.add_joint_counts(left_mask, masks, counts["pair_rows"], is_strip=True)
     kernels.add_joint_counts(left, masks, counts["ones_left"])
     kernels.add_joint_counts(left_mask, words, counts["ones_right"])
 

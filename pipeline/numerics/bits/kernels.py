@@ -16,20 +16,22 @@ release the GIL and start no threads. Counts are exact.
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.numerics.intrinsics import (
+from pipeline.numerics.bits.lookups import (
     COUNT_BY_LOOKUP,
     LOOKUP_COLUMNS,
     LOOKUP_ROWS,
-    MAX_LOOKUPS,
-    add_lookups,
-    wide_vectors,
+    Digits,
+    count_by_lookup,
+    make_lookup_table,
+    split_left,
+    split_right,
 )
+from pipeline.numerics.intrinsics import allocate_aligned, popcount, wide_vectors
 
 Words = NDArray[np.uint64]
 Bits = NDArray[np.uint8]
@@ -40,14 +42,11 @@ TILE = 4  # features per side; the 16 counters of a tile stay in registers
 BLOCK_FEATURES = 64  # with STRIP_WORDS: 256 KiB, which fit in the L2 cache
 STRIP_WORDS = 512  # 8 rows of a tile: 32 KiB, which fit in the L1 cache
 LOOKUP_WORDS = 128  # of a strip whose pairs are looked up; its digits take twice its memory
-LOOKUP_FEATURES = 256  # with fewer features, splitting words into digits takes too long
-LOW_DIGITS = np.uint64(0x0F0F0F0F0F0F0F0F)
-LINE_WORDS = 8  # words of a cache line
+LOOKUP_FEATURES = 192  # with fewer features, splitting words into digits takes too long
 PACK_FEATURES = 256
 PACK_BYTES = 64  # with PACK_FEATURES: 16 KiB, which fit in the L1 cache
 
 _kernel = njit(nogil=True, cache=True)
-_inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
 
 
 def popcounts(words: Words) -> Counts:
@@ -68,18 +67,24 @@ def joint_counts(left: Words, right: Words) -> Counts:
     return counts
 
 
-def add_joint_counts(left: Words, right: Words, counts: NDArray[Any]) -> None:
+def add_joint_counts(
+    left: Words, right: Words, counts: NDArray[Any], *, is_strip: bool = False
+) -> None:
     """Add `joint_counts` to `counts`, (n_left, n_right), in C order, in place.
 
     `counts` are int64 or, if they can hold the sums, uint32. If both sides are the same array,
-    counting takes half the time.
+    counting takes half the time. So does counting the leading square of a strip: with `is_strip`,
+    the first features of `right` are those of `left`, and one of the sides may be masked. Counts of
+    the square must be symmetric already.
     """
     if left.shape[1] != right.shape[1]:
         raise FitError(
             f"Left has {left.shape[1]} words per feature, but right has {right.shape[1]}. Pass the "
             "same samples on both sides."
         )
-    _add_joint_counts(_memory(left), _memory(right), left.shape[1], left is right, counts)
+    same = left is right
+    symmetric = same or is_strip
+    _add_joint_counts(_memory(left), _memory(right), left.shape[1], same, symmetric, counts)
 
 
 def symmetric_joint_counts(words: Words) -> Counts:
@@ -147,27 +152,6 @@ def _row(memory: Memory, i: int, start: int, stop: int) -> NDArray[Any]:
     return flat[i * row_stride + start : i * row_stride + stop]
 
 
-def _generate_popcount(typing_context: Any, word: Any) -> Any:
-    """Generate LLVM's population count, which is vectorized in loops."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-popcount: Any = intrinsic(_generate_popcount)
-"""Counts the ones of a word."""
-
-
-@_kernel
-def allocate_aligned(n_words: int) -> Words:
-    """Allocate memory that begins at a cache line: vectors that cross one load half as fast."""
-    memory = np.empty(n_words + LINE_WORDS, np.uint64)
-    start = -(memory.ctypes.data // 8) % LINE_WORDS
-    return memory[start : start + n_words]
-
-
 @_kernel
 def _popcounts(words: Memory, n_words: int, counts: Counts) -> None:
     for i in range(len(counts)):
@@ -180,19 +164,22 @@ def _popcounts(words: Memory, n_words: int, counts: Counts) -> None:
 
 @_kernel
 def _add_joint_counts(
-    left: Memory, right: Memory, n_words: int, symmetric: bool, counts: Counts
+    left: Memory, right: Memory, n_words: int, same: bool, symmetric: bool, counts: Counts
 ) -> None:
-    """Add the joint counts of left and right, one strip of words at a time."""
+    """Add the joint counts of left and right, one strip of words at a time.
+
+    If symmetric, each pair of the leading square is counted once.
+    """
     n_left, n_right = counts.shape
     by_lookup = COUNT_BY_LOOKUP and min(4 * n_left, n_right) >= LOOKUP_FEATURES
     n_strips = max(1, -(-n_words // (LOOKUP_WORDS if by_lookup else STRIP_WORDS)))
     width = max(8, -(-n_words // (8 * n_strips)) * 8)  # equal strips of whole vectors
     left_strip = _empty_strip(n_left, width)
-    right_strip = left_strip if symmetric else _empty_strip(n_right, width)
+    right_strip = left_strip if same else _empty_strip(n_right, width)
     for start in range(0, n_words, width):
         stop = min(start + width, n_words)
         _copy_strip(left, n_left, start, stop, left_strip)
-        if not symmetric:
+        if not same:
             _copy_strip(right, n_right, start, stop, right_strip)
         _add_strip(left_strip, right_strip, symmetric, by_lookup, counts)
     if symmetric:
@@ -201,7 +188,7 @@ def _add_joint_counts(
 
 @_kernel
 def _mirror(counts: Counts) -> None:
-    """Copy the upper triangle to the lower one, in blocks that fit in the cache."""
+    """Copy the upper triangle of the leading square to the lower one, in blocks for the cache."""
     n = len(counts)
     for first in range(0, n, BLOCK_FEATURES):
         for left in range(0, first + 1, BLOCK_FEATURES):
@@ -230,98 +217,17 @@ def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Wo
 
 
 @_kernel
-def _split_left(strip: Words) -> Any:
-    """Split words into 4-bit digits for `_look_up_block`; also return the table to look up."""
-    table = allocate_aligned(64).view(np.uint8)
-    for left in range(16):
-        for right in range(32):
-            table[32 * left + right] = popcount(np.uint64(left & right & 15))
-    n_rows, n_words = strip.shape
-    digits = np.empty((n_rows, 2 * n_words), np.uint64)  # low ones, high ones
-    for i in range(n_rows):
-        for w in range(n_words):
-            digits[i, w] = (strip[i, w] & LOW_DIGITS) << np.uint64(4)
-            digits[i, n_words + w] = strip[i, w] & ~LOW_DIGITS
-    return table.view(np.uint16), digits.view(np.uint8)
-
-
-@_kernel
-def _split_right(block: Words) -> Bits:
-    """Split at most `LOOKUP_COLUMNS` rows of words into digits, (n_digits, `LOOKUP_COLUMNS`)."""
-    n_rows, n_words = block.shape
-    n_bytes, n_columns = 8 * n_words, LOOKUP_COLUMNS // 8
-    digits = allocate_aligned(2 * n_bytes * n_columns).reshape(2 * n_bytes, n_columns)
-    bytes_of_rows = np.zeros(8, np.uint64)
-    for column in range(n_columns):
-        for w in range(n_words):
-            for i in range(8):
-                row = 8 * column + i
-                bytes_of_rows[i] = block[row, w] if row < n_rows else np.uint64(0)
-            _transpose_bytes(bytes_of_rows)
-            for b in range(8):
-                digits[8 * w + b, column] = bytes_of_rows[b] & LOW_DIGITS
-                digits[n_bytes + 8 * w + b, column] = (
-                    bytes_of_rows[b] >> np.uint64(4)
-                ) & LOW_DIGITS
-    return digits.view(np.uint8)
-
-
-@_inlined
-def _transpose_bytes(words: Words) -> None:
-    """Transpose 8 × 8 bytes by halves, as `packed_rows` transposes bits."""
-    for half, mask in ((4, 0x00000000FFFFFFFF), (2, 0x0000FFFF0000FFFF), (1, 0x00FF00FF00FF00FF)):
-        shift = np.uint64(8 * half)
-        for i in range(8):
-            if i & half == 0:
-                change = ((words[i] >> shift) ^ words[i + half]) & np.uint64(mask)
-                words[i] ^= change << shift
-                words[i + half] ^= change
-
-
-@_kernel
-def _look_up_block(prepared: Any, right: Words, block: int, n_rows: int, counts: Counts) -> None:
-    """Add the joint counts of a block of right features with `n_rows` left ones, by lookup."""
-    table, digits = prepared
-    others = _split_right(right[block : block + LOOKUP_COLUMNS])
-    n_columns = min(LOOKUP_COLUMNS, counts.shape[1] - block)
-    sums = allocate_aligned(LOOKUP_ROWS * LOOKUP_COLUMNS // 4).view(np.uint16)
-    sums_by_row = sums.reshape(LOOKUP_ROWS, LOOKUP_COLUMNS)
-    for first in range(0, n_rows, LOOKUP_ROWS):
-        sums[:] = 0
-        for start in range(0, len(others), MAX_LOOKUPS):
-            stop = min(start + MAX_LOOKUPS, len(others))
-            add_lookups(table, digits, first, others, start, stop, sums_by_row)
-        for i in range(first, min(first + LOOKUP_ROWS, n_rows)):
-            for j in range(n_columns):
-                counts[i, block + j] += np.int64(sums_by_row[i - first, j])
-
-
-@_kernel
-def _cannot_prepare(strip: Words) -> Words:
-    """Stand for `_split_left` where lookups cannot be compiled."""
-    return strip
-
-
-@_kernel
-def _cannot_look_up(prepared: Any, right: Words, block: int, n_rows: int, counts: Counts) -> None:
-    """Stand for `_look_up_block` where lookups cannot be compiled."""
-
-
-_prepare_left, _add_block = (
-    (_split_left, _look_up_block) if COUNT_BY_LOOKUP else (_cannot_prepare, _cannot_look_up)
-)
-
-
-@_kernel
 def _add_strip(left: Words, right: Words, symmetric: bool, by_lookup: bool, counts: Counts) -> None:
     """Add one strip's joint counts; if symmetric, those on and above the diagonal are complete."""
     n_left, n_right = counts.shape
-    prepared = _prepare_left(left if by_lookup else left[:0])
+    if COUNT_BY_LOOKUP and by_lookup:  # Numba compiles no branch whose condition is always false
+        table, digits = make_lookup_table(False), split_left(left)
     for block in range(0, n_right, BLOCK_FEATURES):
         stop = min(block + BLOCK_FEATURES, n_right)
-        n_rows = stop if symmetric else n_left
-        if by_lookup and stop - block >= BLOCK_FEATURES // 3:  # narrow ones are faster as tiles
-            _add_block(prepared, right, block, n_rows, counts)
+        n_rows = min(stop, n_left) if symmetric else n_left
+        # Narrow blocks are faster as tiles.
+        if COUNT_BY_LOOKUP and by_lookup and stop - block >= BLOCK_FEATURES // 3:
+            _look_up_block(table, digits, right[block:stop], n_rows, counts[:, block:stop])
             continue
         for i in range(0, n_rows, TILE):
             for j in range(max(i, block) if symmetric else block, stop, TILE):
@@ -329,6 +235,19 @@ def _add_strip(left: Words, right: Words, symmetric: bool, by_lookup: bool, coun
                 for a in range(min(TILE, n_left - i)):
                     for b in range(min(TILE, n_right - j)):
                         counts[i + a, j + b] += np.int64(tile[a][b])
+
+
+@_kernel
+def _look_up_block(table: Bits, digits: Digits, right: Words, n_rows: int, counts: Counts) -> None:
+    """Add the joint counts of `n_rows` left features with a block of right ones, by lookup."""
+    others = split_right(right)
+    tile = allocate_aligned(LOOKUP_ROWS * LOOKUP_COLUMNS // 4).view(np.uint16)
+    tile = tile.reshape(LOOKUP_ROWS, LOOKUP_COLUMNS)
+    for first in range(0, n_rows, LOOKUP_ROWS):
+        count_by_lookup(table, digits, first, others, tile)
+        for i in range(first, min(first + LOOKUP_ROWS, n_rows)):
+            for j in range(counts.shape[1]):
+                counts[i, j] += np.int64(tile[i - first, j])
 
 
 @_kernel

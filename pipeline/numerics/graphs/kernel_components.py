@@ -25,7 +25,6 @@ from scipy.linalg.blas import dsyrk
 
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
-from pipeline.numerics.bits.kernels import allocate_aligned
 from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.neighbours import (
     STRIP,
@@ -34,6 +33,7 @@ from pipeline.numerics.graphs.neighbours import (
     divide_counts,
     pad_rows,
 )
+from pipeline.numerics.intrinsics import allocate_aligned
 from pipeline.numerics.spectra.linalg import FULL_SOLVER, fix_signs, leading_eigenpairs
 
 Array = NDArray[np.float64]

@@ -28,17 +28,17 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.progress import label_map
-from pipeline.numerics.bits.kernels import allocate_aligned, popcount
-from pipeline.numerics.bits.packed_rows import BitRows
-from pipeline.numerics.intrinsics import (
+from pipeline.numerics.bits.lookups import (
     COUNT_BY_LOOKUP,
     LOOKUP_COLUMNS,
     LOOKUP_ROWS,
-    MAX_LOOKUPS,
-    add_lookups,
-    mark_below,
-    wide_vectors,
+    count_by_lookup,
+    make_lookup_table,
+    split_left,
+    split_right,
 )
+from pipeline.numerics.bits.packed_rows import BitRows
+from pipeline.numerics.intrinsics import allocate_aligned, mark_below, popcount, wide_vectors
 from pipeline.numerics.spectra.lanczos import leading_eigenpairs_except
 from pipeline.numerics.spectra.linalg import fix_signs
 
@@ -61,7 +61,6 @@ _FAR = int(np.iinfo(np.uint16).max)  # count of a pair that must not enter a lis
 _ONE = np.uint64(1)
 _TILE, _WIDTH = LOOKUP_ROWS, LOOKUP_COLUMNS
 _BLOCK = 2048  # left rows of a block, a multiple of `_WIDTH`
-_WORD_DIGITS = 16
 _NUMBER_BITS = np.uint64(48)
 _NUMBER_MASK = np.uint64((1 << 48) - 1)
 _inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
@@ -228,14 +227,19 @@ def merge_nearest(
 
 
 @_kernel
-def _copy_left(words: Words, start: int, stop: int) -> Any:
-    """Copy rows for `_count_by_popcount`, zero-padded to whole tiles and quads of words."""
-    n_rows, n_words = -(-(stop - start) // _TILE) * _TILE, -(-len(words) // _QUAD) * _QUAD
-    rows = np.zeros((n_rows, n_words), np.uint64)
+def _copy_rows(words: Words, start: int, stop: int, n_words: int) -> Words:
+    """Copy rows so that the words of a row are contiguous, zero-padded to whole tiles of rows."""
+    rows = np.zeros((-(-(stop - start) // _TILE) * _TILE, n_words), np.uint64)
     for w in range(len(words)):
         for i in range(stop - start):
             rows[i, w] = words[w, start + i]
     return rows
+
+
+@_kernel
+def _copy_left(words: Words, start: int, stop: int) -> Any:
+    """Copy rows for `_count_by_popcount`, zero-padded to whole quads of words."""
+    return _copy_rows(words, start, stop, -(-len(words) // _QUAD) * _QUAD)
 
 
 @_kernel
@@ -259,43 +263,20 @@ def _count_by_popcount(left: Any, i: int, right: Any, counts: Any) -> None:
 
 @_kernel
 def _split_left(words: Words, start: int, stop: int) -> Any:
-    """Split rows into 4-bit digits for `_count_by_lookup`; also return the table to look up."""
-    table = allocate_aligned(64).view(np.uint8)
-    for left in range(16):
-        for right in range(32):
-            table[32 * left + right] = popcount(np.uint64(left ^ (right & 15)))
-    n_rows, n_digits = -(-(stop - start) // _TILE) * _TILE, _WORD_DIGITS * len(words)
-    digits = np.zeros((n_rows, n_digits), np.uint8)
-    for w in range(len(words)):
-        for i in range(stop - start):
-            for d in range(_WORD_DIGITS):
-                digit = (words[w, start + i] >> np.uint64(4 * d)) & np.uint64(15)
-                digits[i, _WORD_DIGITS * w + d] = digit << np.uint64(4)
-    return table.view(np.uint16), digits
+    """Split rows into digits for `_count_by_lookup`; also return the table to look up."""
+    return make_lookup_table(True), split_left(_copy_rows(words, start, stop, len(words)))
 
 
 @_kernel
 def _split_right(words: Words, start: int, stop: int) -> Any:
-    """Split at most `_WIDTH` rows into 4-bit digits for `_count_by_lookup`."""
-    n_digits = _WORD_DIGITS * len(words)
-    digits = allocate_aligned(n_digits * _WIDTH // 8).view(np.uint8).reshape(n_digits, _WIDTH)
-    digits[:, stop - start :] = 0
-    for w in range(len(words)):
-        for d in range(_WORD_DIGITS):
-            for j in range(stop - start):
-                digit = (words[w, start + j] >> np.uint64(4 * d)) & np.uint64(15)
-                digits[_WORD_DIGITS * w + d, j] = digit
-    return digits
+    """Split at most `_WIDTH` rows into digits for `_count_by_lookup`."""
+    return split_right(_copy_rows(words, start, stop, len(words)))
 
 
 @_inlined
 def _count_by_lookup(left: Any, i: int, right: Any, counts: Any) -> None:
     """Count the features that differ between each of `_TILE` rows from i and all right rows."""
-    table, digits = left
-    counts[:] = 0
-    for start in range(0, len(right), MAX_LOOKUPS):
-        stop = min(start + MAX_LOOKUPS, len(right))
-        add_lookups(table, digits, i, right, start, stop, counts)
+    count_by_lookup(left[0], left[1], i, right, counts)
 
 
 _prepare_left, _prepare_right, _count_tile = (

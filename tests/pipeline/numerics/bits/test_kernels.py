@@ -127,6 +127,22 @@ def test_lookups_add_to_short_counts_and_count_rows_of_ones() -> None:
     np.testing.assert_array_equal(counts, X.astype(np.float64).T @ X + 7)
 
 
+@pytest.mark.parametrize(
+    ("n_left", "n_right"),
+    [(1, 1), (3, 9), (70, 70), (67, kernels.LOOKUP_FEATURES + 40), (kernels.LOOKUP_FEATURES, 333)],
+)
+def test_a_strip_with_masked_samples_adds_to_the_counts_of_earlier_ones(
+    n_left: int, n_right: int
+) -> None:
+    X = random_bits(64 * kernels.LOOKUP_WORDS + 99, n_right)
+    words, mask = packbits(X), packbits(random_bits(len(X), 1, 1))
+    counts = np.zeros((n_left, n_right), np.uint32)
+    for _ in range(2):
+        kernels.add_joint_counts(words[:n_left] & mask, words, counts, is_strip=True)
+    kept = X[random_bits(len(X), 1, 1)[:, 0] == 1]
+    np.testing.assert_array_equal(counts, 2 * dense_joint_counts(kept[:, :n_left], kept))
+
+
 @pytest.mark.parametrize("n_features", [0, 1, 5])
 def test_no_words_count_nothing(n_features: int) -> None:
     words = np.zeros((n_features, 0), np.uint64)
