@@ -6,7 +6,8 @@ A pass of the latent-trait model by quadrature on one worker process and on two,
 CPU seconds of each worker, and the load of the machine, without which the seconds mean little. Then
 the CPU time of each task of a pass, and the schedule that these times give on more workers, if the
 process that started the pass needs the time for each task that `task_sizes` assumes. 400,000 rows
-of 64 features and 2 traits unless given. Last, the measured work of models over the estimated work.
+of 64 features and 2 traits unless given. Last, the measured work of models over the estimated work,
+without and with missing values.
 """
 
 import heapq
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from pipeline.executors.usage import measure_usage
 from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.capabilities import HasInformationPass
 from pipeline.models.kernel_pca import KernelPCA
 from pipeline.models.latent_trait import LatentTrait
 from pipeline.models.state import FitState
@@ -130,8 +132,22 @@ def print_schedule(model: Model, state: FitState, rows: RowSource) -> None:
         print(f"simulated on {n} workers: efficiency {efficiency:.2f}")
 
 
+def compare_estimate(
+    model: Model, summarize: Callable[..., Any], state: FitState, block: BinaryBlock
+) -> str:
+    """Return the CPU time of a block per row, and its ratio to the estimate."""
+    run = partial(summarize, state.params, state.working, block, RowRandom(0))
+    spent = []
+    for _ in range(3):
+        start = time.process_time()
+        run()
+        spent.append(1e9 * (time.process_time() - start) / block.n_samples)
+    work = model.estimate_work(state.params, state.working, block.n_features, block.n_samples)
+    return f"{min(spent):8.0f} ns ({min(spent) / work.nanoseconds:.2f})"
+
+
 def print_estimates() -> None:
-    """Print measured over estimated work."""
+    """Print measured work and its ratio to the estimate, also for the pass for errors."""
     shapes = [(16, 1), (64, 2), (64, 3), (400, 2)]
     cases: list[tuple[Model, int, int]] = [
         (LatentTrait(q, estimator=name), f, q)
@@ -140,23 +156,23 @@ def print_estimates() -> None:
     ]
     cases += [(BernoulliMixture(k, starts=1), f, 2) for f in (16, 400) for k in (2, 50)]
     cases += [(KernelPCA(landmarks=n), 64, 2) for n in (100, 1000)]
+    print("CPU time per row (times the estimate) of a pass, and of the pass for errors if any")
     for model, n_features, q in cases:
-        X = draw_rows(4000, n_features, q)
-        block = BinaryBlock(pack_rows(X), None, len(X), rows=np.arange(len(X)))
-        rng = RowRandom(0)
-        state = initialize_fit(model, model.summarize_first(block, rng), 0)
-        run = partial(model.summarize, state.params, state.working, block, rng)
-        spent = []
-        for _ in range(4):
-            start = time.process_time()
-            run()
-            spent.append(1e9 * (time.process_time() - start) / len(X))
-        work = model.estimate_work(state.params, state.working, n_features, len(X))
-        kind = getattr(model, "estimator", "")
-        print(
-            f"{model.name:18s} {kind:12s} {n_features:4d} features"
-            f": {min(spent):9.0f} ns a row, {min(spent) / work.nanoseconds:.2f} times the estimate"
-        )
+        X = draw_rows(1000, n_features, q)
+        mask = np.random.default_rng(2).random(X.shape) < 0.9
+        for observed in (None, mask):
+            words = pack_rows(X if observed is None else X * observed)
+            observed_words = None if observed is None else pack_rows(observed.astype(np.uint8))
+            block = BinaryBlock(words, observed_words, len(X), rows=np.arange(len(X)))
+            state = initialize_fit(model, model.summarize_first(block, RowRandom(0)), 0)
+            texts = [compare_estimate(model, model.summarize, state, block)]
+            if isinstance(model, HasInformationPass) and (w := model.begin_information_pass(state)):
+                after = replace(state, working=w)
+                texts.append(compare_estimate(model, model.summarize_information, after, block))
+            kind = getattr(model, "estimator", "")
+            missing = "complete" if observed is None else "10 % missing"
+            name = f"{model.name:17s} {kind:11s} {n_features:3d} features, {missing:12s}"
+            print(f"{name}: {', '.join(texts)}")
 
 
 def main() -> None:

@@ -93,6 +93,7 @@ from pipeline.models.latent_trait.standard_errors import (
     choose_error_form,
     choose_row_share,
     count_parameters,
+    estimate_information,
     is_wide,
     standard_errors,
     summarize_information,
@@ -106,6 +107,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
     draw_nodes,
 )
+from pipeline.numerics.logistic.lattice_nodes import estimate_lattice_e_step
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.passes.task_sizes import WorkEstimate
@@ -227,22 +229,24 @@ class LatentTrait(Model):
     def estimate_work(
         self, params: LatentTraitParams, working: Arrays, n_features: int, n_rows: int
     ) -> WorkEstimate:
-        """Return the work of the E-step; the pass for errors also returns products of scores."""
-        q = params.weights.shape[1]
+        """Return the work of the E-step, and of the scores in the pass for errors."""
+        weights, is_complete = params.weights, bool(working.get("is_complete", False))
+        q = weights.shape[1]
         width = (q + 1) * (q + 2)
-        if "has_own_nodes" in working:  # rows with missing values take up to four times as long
-            per_feature = 2.5 * 5**q + 500 / n_features
+        if "has_own_nodes" in working:
+            nanoseconds = estimate_lattice_e_step(weights, params.offsets, is_complete, n_rows)
         elif "by_sites" in working:
-            per_feature = 60 + q**2
+            nanoseconds = (110 + q**2) * n_features + 1500
         elif (nodes := nodes_from_working(working)) is not None:
             n_nodes = len(nodes.points)
-            per_feature, width = (0.3 + 8 / n_features) * n_nodes, 2 * n_nodes
+            nanoseconds, width = (20 + 0.3 * n_nodes) * n_features + 8 * n_nodes + 500, 2 * n_nodes
         else:
-            per_feature = 20 + 1.1 * q**2
+            nanoseconds = (20 + 1.1 * q**2) * n_features
         n_sums = n_features * width
         if "share" in working:
+            nanoseconds += estimate_information(params, float(working["share"]), is_complete)
             n_sums += 3 * min(n_features * (q + 1), MAX_PARAMETERS) ** 2
-        return WorkEstimate(per_feature * n_features, 8 * n_sums)
+        return WorkEstimate(nanoseconds, 8 * n_sums)
 
     def _n_nodes(self, n_components: int) -> int:
         if self.estimator == "sampling":
@@ -304,6 +308,7 @@ class LatentTrait(Model):
         if estimator == "quadrature":
             grid = NodeGrid(self.nodes, q) if self.nodes else choose_first_grid(weights)
             is_complete = bool(state.auxiliary["is_complete"])
+            working["is_complete"] = np.array(is_complete)
             if not self.nodes and needs_own_nodes(weights, state.params.offsets, is_complete):
                 grid = NodeGrid(NODES_PER_AXIS_LIMITS[q], q)
                 working["has_own_nodes"] = np.array(1)

@@ -84,10 +84,32 @@ def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
     n_parameters = n_features * (q + 1)
     if n_parameters > MAX_PARAMETERS:
         return min(1.0, MAX_ROWS / max(n_rows, 1))
-    points = count_points(n_features, q) if q <= MAX_COMPONENTS else 1
-    affordable = min(_MAX_WORK / (points * n_parameters**2), MAX_ROWS)
+    affordable = min(_MAX_WORK / (_count_points(shape) * n_parameters**2), MAX_ROWS)
     required = _MIN_ROWS_PER_PARAMETER[choose_error_form(errors, shape)] * n_parameters
     return min(1.0, max(affordable, required) / max(n_rows, 1))
+
+
+def _count_points(shape: tuple[int, int]) -> int:
+    """Return the number of points per row at which scores are computed."""
+    return count_points(*shape) if shape[1] <= MAX_COMPONENTS else 1
+
+
+def estimate_information(params: LatentTraitParams, share: float, has_shared_nodes: bool) -> float:
+    """Return the nanoseconds per row of the pass, beyond those of an E-step.
+
+    `has_shared_nodes` tells whether all rows may have the same nodes. This needs quadrature, and no
+    missing values.
+    """
+    weights, n_parameters = params.weights, params.free_parameters.size
+    n_features, n_points = len(weights), _count_points(weights.shape)
+    nodes = list_lattice_nodes(weights, params.offsets) if has_shared_nodes else None
+    if is_wide(params):
+        scores = 60.0 * n_points * n_features
+    elif nodes is not None:
+        scores = 0.4 * len(nodes.points) * n_features + 0.3 * n_parameters**2
+    else:
+        scores = n_points * (60 * n_features + 0.05 * n_parameters**2)
+    return share * scores + 80 * n_features
 
 
 def summarize_scores(

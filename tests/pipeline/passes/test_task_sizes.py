@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from pipeline.data.blocks import ChunkPart, RowSource, iter_blocks
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
-from pipeline.fitting.loop import fit_model
+from pipeline.fitting.loop import fit_model, initialize_fit
 from pipeline.models.latent_trait import LatentTrait
+from pipeline.models.latent_trait.em import make_params
 from pipeline.passes.map_reduce import collect_statistics, split_chunks_into_groups
 from pipeline.passes.task_sizes import WorkEstimate, choose_rows_per_task, split_group
-from pipeline.statistics.counts import PairCounts
+from pipeline.statistics.counts import FeatureCounts, PairCounts
 from tests.support.strategies import DenseData, make_memory_rows
 
 TWO_TRAITS = LatentTrait(2, estimator="quadrature")
@@ -113,6 +114,21 @@ def test_a_thousand_workers_do_not_wait_for_the_results_of_a_long_pass() -> None
     result_bytes = 2 * 8 * 1000 * 441
     assert len(seconds) * result_bytes / 5e8 < 1.5 * sum(seconds) / 1000
     assert len(seconds) >= 5000
+
+
+@pytest.mark.parametrize("share_of_missing", [0.0, 0.1])
+def test_long_passes_of_many_items_have_many_tasks(share_of_missing: float) -> None:
+    n_rows, n_features = 50_000, 400
+    observed = np.full((1, n_features), round(n_rows * (1 - share_of_missing)))
+    counts = FeatureCounts(np.zeros(1, np.int64), np.array([n_rows]), observed, observed // 2)
+    weights = np.random.default_rng(0).standard_normal((n_features, 2))
+    params = make_params(weights, np.zeros(n_features))
+    state = TWO_TRAITS.warm_start(initialize_fit(TWO_TRAITS, counts, 0), params)
+    errors = TWO_TRAITS.begin_information_pass(state)
+    assert errors is not None
+    for working in (state.working, errors) if share_of_missing else (errors,):
+        work = TWO_TRAITS.estimate_work(state.params, working, n_features, n_rows)
+        assert n_rows / choose_rows_per_task(work, [n_rows]) >= 10
 
 
 WRONG = [0.0, -1.0, float("nan"), float("inf"), 1e-9, 1e3, 1e15]
