@@ -1,0 +1,76 @@
+"""Evaluation of a latent-trait fit, by stage, against the fit and one pass that unpacks the rows.
+
+python -m tests.benchmarks evaluate [ROWS [FEATURES]]
+
+CPU seconds of one thread, of the second run in a process; 100,000 rows of 100 features and 2 traits
+unless given. Two simple models are fitted and evaluated for comparison, as the command does.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.cli.options import ExecutorOptions
+from flows.data.datasets import make_row_source
+from flows.evaluating.stages import EvaluateOptions, prepare_evaluation, run_evaluation_stages
+from flows.fitting.job import prepare_fit
+from flows.fitting.options import FitOptions
+from flows.fitting.stages import run_fit
+from flows.running.flow import StageRunner
+from pipeline.data.blocks import BinaryBlock
+from pipeline.executors.base import SerialExecutor, limit_blas_threads
+from pipeline.executors.progress import ignore_progress
+from pipeline.fitting.loop import fit_model
+from pipeline.models.latent_trait import LatentTrait
+from pipeline.passes.map_reduce import collect_statistics
+from pipeline.statistics.sums import Sums
+from tests.benchmarks.task_sizes import write_dataset
+
+SERIAL = ExecutorOptions(name="serial")
+
+
+def measure(work: Callable[[], Any]) -> float:
+    """Return the CPU seconds of the second run."""
+    work()
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def unpack(block: BinaryBlock) -> Sums:
+    """Unpack a block, and count its ones."""
+    return Sums(block.n_samples, float(block.unpack_values().sum()), {})
+
+
+def main() -> None:
+    """Print the seconds of fit, pass and stages."""
+    n_rows, n_features = (*map(int, sys.argv[1:3]), *(100_000, 100)[len(sys.argv[1:3]) :])
+    with tempfile.TemporaryDirectory() as folder, limit_blas_threads():
+        dataset = write_dataset(Path(folder) / "data.zarr", n_rows, n_features, 2)
+        name, output = str(dataset.path), f"{folder}/runs"
+        options = FitOptions(
+            name, "latent-trait", settings=("errors=none",), output=output, where=SERIAL
+        )
+        run_fit(prepare_fit(options))
+        rows = make_row_source(dataset, memory=1 << 30)
+        model, executor = LatentTrait(errors="none"), SerialExecutor()
+        fit = measure(lambda: fit_model(model, rows, executor, 0))
+        one_pass = measure(lambda: collect_statistics(unpack, rows, executor, "unpack"))
+        plan = prepare_evaluation(EvaluateOptions(name, (output,), where=SERIAL))
+        for _ in range(2):
+            stages = StageRunner(executor, dataset.feature_names, dataset.segment_names)
+            run_evaluation_stages(plan, stages, ignore_progress)
+    seconds_by_stage = {name: usage["cpu_seconds"] for name, usage in stages.usage.items()}
+    total = sum(seconds_by_stage.values())
+    parts = [("fit", fit), ("unpacking all rows", one_pass), ("evaluate", total)]
+    parts += [(f"  {stage}", seconds) for stage, seconds in seconds_by_stage.items()]
+    for part, seconds in parts:
+        print(f"{part:40} {seconds:6.2f} CPU s, {seconds / fit:6.3f} fits")
+    print(f"evaluate takes {total / one_pass:.0f} times as long as unpacking all rows")
+
+
+if __name__ == "__main__":
+    main()
