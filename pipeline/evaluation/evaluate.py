@@ -302,17 +302,18 @@ def _compute_losses(
     """
     if not isinstance(subject.model, CanReconstruct):
         return {}, None, None
-    observed = np.ones((block.n_samples, block.n_features), np.bool_)
-    if (mask := block.unpack_mask()) is not None:
-        observed = mask.astype(np.bool_)
     codes = subject.model.transform(subject.params, block, rng)["mean"]
     segments = np.full(block.n_samples, block.segment)
     probabilities = subject.model.reconstruct(subject.params, codes, segments)
     wrong, nats = compute_bit_losses(block.unpack_values(), probabilities)
-    wrong_bits, n_observed = (wrong & observed).sum(axis=1), observed.sum(axis=1)
+    n_observed = np.full(block.n_samples, block.n_features)
+    if (mask := block.unpack_mask()) is not None:
+        wrong, nats = wrong & (mask == 1), nats * mask
+        n_observed = mask.sum(axis=1, dtype=np.int64)
+    wrong_bits = wrong.sum(axis=1)
     sums = {
         "wrong_bits": wrong_bits.sum(),
-        "nll_per_bit": nats[observed].sum(),
+        "nll_per_bit": nats.sum(),
         "observed": n_observed.sum(),
     }
     return {name: np.asarray(value) for name, value in sums.items()}, wrong_bits, n_observed

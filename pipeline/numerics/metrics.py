@@ -37,9 +37,10 @@ def compute_bit_losses(
     X: NDArray[np.uint8], probabilities: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return whether each bit is on the wrong side of ½, and its loss in nats; shapes as for X."""
-    certain = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-    nats = -np.log(np.where(X == 1, certain, 1 - certain))
-    return (probabilities > 0.5) != (X == 1), nats
+    is_one = X == 1
+    likelihoods = np.abs(probabilities - ~is_one)  # P(x)
+    nats = np.log(np.clip(likelihoods, MIN_PROBABILITY, 1 - MIN_PROBABILITY, out=likelihoods))
+    return (probabilities > 0.5) != is_one, np.negative(nats, out=nats)
 
 
 def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
