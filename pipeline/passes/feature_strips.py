@@ -22,7 +22,7 @@ from pipeline.passes.row_ranges import ArrayDescriptions, Arrays, RowRange
 MIN_STRIP_HEIGHT = 16
 _MAX_STRIP_HEIGHT, _STRIP_CELLS = 512, 1 << 21
 _CELL_BYTES = 32
-"""Memory per pair in a task: counts, the estimate in float64 and as stored, and its status."""
+"""Memory per pair in a task: counts, the estimate, its status, and all of them as stored."""
 _CONCATENATED_BYTES = 128 << 20
 """Memory of concatenated small chunks, their masks, and the kernel's copies."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ def estimate_tetrachoric(
 ) -> tuple[Array, Statuses]:
     """Estimate correlations by pairwise maximum likelihood, with the thresholds of each table."""
     result = tetrachoric(*table, empty_cells=empty_cells)
-    return np.nan_to_num(result.correlation, nan=0.0), result.status
+    return np.nan_to_num(result.correlation, copy=False, nan=0.0), result.status
 
 
 def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
@@ -236,7 +236,7 @@ def _copy_tables(counts: PairTables, segments: slice, rows: slice) -> PairTable:
     return PairTable(*stacks)
 
 
-def mirror_upper_triangle(correlation: Array, status: Statuses) -> None:
+def mirror_upper_triangle(correlation: NDArray[np.floating[Any]], status: Statuses) -> None:
     """Copy the upper triangle to the lower one, in place; set the diagonal to 1 and `PLAIN`."""
     lower = np.tri(len(correlation), k=-1, dtype=np.bool_)
     np.copyto(correlation, correlation.T, where=lower)

@@ -104,6 +104,7 @@ MIN_NOISE = 1e-3
 MAX_SQUARE_FEATURES = 2000
 """Maximum number of features of one square matrix; wider data use strips."""
 _MAX_PARTS = 32
+_ROWS_AT_ONCE = 64  # of a strip, so that arrays of float64 stay small
 _N_LEADING = 64
 _MAX_NEGATIVE_SHARE = 0.02
 _MAX_NULL_RATIO = 2.0
@@ -563,10 +564,15 @@ def estimate_strip(
     n_samples, ones = int(margins["n_samples"]), margins["ones"]
     masked = bool((margins["observed"] < n_samples).any())
     counts = count_strip(features, len(ones), n_samples, masked, chunks, earlier)
-    correlation, status = estimate(make_strip_table(counts, features, n_samples, ones))
-    n_strip = len(status)
-    mirror_upper_triangle(correlation[:, :n_strip], status[:, :n_strip])
-    return {"correlation": correlation.astype(np.float32), "status": status, **counts}
+    shape = counts["joint"].shape
+    correlation, status = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
+    for first in range(0, shape[0], _ROWS_AT_ONCE):
+        pairs = slice(first, first + _ROWS_AT_ONCE), slice(first, None)
+        rows = slice(features.start + first, min(features.start + pairs[0].stop, features.stop))
+        part = {name: values[pairs] for name, values in counts.items()}
+        correlation[pairs], status[pairs] = estimate(make_strip_table(part, rows, n_samples, ones))
+    mirror_upper_triangle(correlation[:, : shape[0]], status[:, : shape[0]])
+    return {"correlation": correlation, "status": status, **counts}
 
 
 def find_strip_spectrum(
@@ -603,8 +609,9 @@ def _make_product(
     parts = _deal_strips(results.n_ranges)
 
     def multiply(vectors: Array) -> Array:
-        multiply_part = partial(_multiply_strips, results.read, vectors)
-        product: Array = reduce(np.add, map_items(multiply_part, parts))
+        product = np.zeros_like(vectors)
+        for part in map_items(partial(_multiply_strips, results.read, vectors), parts):
+            product[len(product) - len(part) :] += part
         product[constant] -= vectors[constant]  # with 1, a feature could appear as a component
         return product
 
@@ -628,14 +635,21 @@ def _deal_strips(n_strips: int) -> list[range]:
 
 
 def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
-    """Multiply vectors by some strips of the square and by their mirror image."""
-    product = np.zeros_like(vectors)
+    """Multiply vectors by some strips of the square and by their mirror image.
+
+    Return the product from the first row of the first strip on; rows before it are zero.
+    """
+    product, n_rows = np.zeros_like(vectors), 0
     for key in keys:
-        strip = read(key, ["correlation"])["correlation"].astype(np.float64)
-        n_strip, first = len(strip), len(vectors) - strip.shape[1]
-        product[first : first + n_strip] += strip @ vectors[first:]
-        product[first + n_strip :] += strip[:, n_strip:].T @ vectors[first : first + n_strip]
-    return product
+        strip = read(key, ["correlation"])["correlation"]
+        n_strip, n_right = strip.shape
+        n_rows, first = max(n_rows, n_right), len(vectors) - n_right
+        for row in range(0, n_strip, _ROWS_AT_ONCE):
+            part = strip[row : row + _ROWS_AT_ONCE].astype(np.float64)
+            own = slice(first + row, first + row + len(part))
+            product[own] += part @ vectors[first:]
+            product[first + n_strip :] += part[:, n_strip:].T @ vectors[own]
+    return product[len(product) - n_rows :]
 
 
 def _count_strip_statuses(

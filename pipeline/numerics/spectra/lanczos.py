@@ -31,8 +31,8 @@ _EXTRA_VECTORS = 12
 _MAX_BASIS_BLOCKS, _MAX_BASIS_BYTES = 24, 1 << 30
 _TOLERANCE, _SMALL_EIGENVALUE_SHARE = 1e-8, 1e-3
 _MAX_PRODUCTS = 500
-_CHECK_INTERVAL = 2
-"""Products between checks: eigenpairs of a large projection take as long as a product."""
+_SMALL_PROJECTION, _CHECK_INTERVAL = 256, 2
+"""Products between checks of a larger projection, whose eigenpairs take as long as a product."""
 _FILTER_ROUNDS = 2
 _EXTRA_PAIRS = 8  # in these rounds: the bound must lie well below the requested eigenvalues
 # Relative to eigenvalues of the polynomials; the fine one leaves errors of 1e-13.
@@ -109,7 +109,8 @@ def compute_leading_spectrum(
         inner = _extend_projection(inner, products)
         block, coupling = _orthonormalize(basis, image - basis @ products)
         is_full = len(inner) + len(coupling) > max_basis_columns(n, n_leading)
-        if n_products % _CHECK_INTERVAL and not is_full:
+        is_small = len(inner) <= _SMALL_PROJECTION
+        if n_products % _CHECK_INTERVAL and not (is_small or is_full):
             continue
         ritz, turns = scipy.linalg.eigh(inner)
         negative = min(negative, float(ritz[ritz < 0].sum()))
