@@ -42,7 +42,8 @@ from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
 from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
-    count_points,
+    count_score_vectors,
+    estimate_trait_scores,
     sum_block_scores,
     sum_node_scores,
     sum_trait_scores,
@@ -84,14 +85,10 @@ def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
     n_parameters = n_features * (q + 1)
     if n_parameters > MAX_PARAMETERS:
         return min(1.0, MAX_ROWS / max(n_rows, 1))
-    affordable = min(_MAX_WORK / (_count_points(shape) * n_parameters**2), MAX_ROWS)
+    n_vectors = count_score_vectors(n_features, q) if q <= MAX_COMPONENTS else 1
+    affordable = min(_MAX_WORK / (n_vectors * n_parameters**2), MAX_ROWS)
     required = _MIN_ROWS_PER_PARAMETER[choose_error_form(errors, shape)] * n_parameters
     return min(1.0, max(affordable, required) / max(n_rows, 1))
-
-
-def _count_points(shape: tuple[int, int]) -> int:
-    """Return the number of points per row at which scores are computed."""
-    return count_points(*shape) if shape[1] <= MAX_COMPONENTS else 1
 
 
 def estimate_information(params: LatentTraitParams, share: float, has_shared_nodes: bool) -> float:
@@ -100,15 +97,14 @@ def estimate_information(params: LatentTraitParams, share: float, has_shared_nod
     `has_shared_nodes` tells whether all rows may have the same nodes. This needs quadrature, and no
     missing values.
     """
-    weights, n_parameters = params.weights, params.free_parameters.size
-    n_features, n_points = len(weights), _count_points(weights.shape)
-    nodes = list_lattice_nodes(weights, params.offsets) if has_shared_nodes else None
-    if is_wide(params):
-        scores = 60.0 * n_points * n_features
-    elif nodes is not None:
+    (n_features, q), n_parameters = params.weights.shape, params.free_parameters.size
+    nodes = list_lattice_nodes(params.weights, params.offsets) if has_shared_nodes else None
+    if nodes is not None and not is_wide(params):
         scores = 0.4 * len(nodes.points) * n_features + 0.3 * n_parameters**2
+    elif q <= MAX_COMPONENTS:
+        scores = estimate_trait_scores(n_features, q, not is_wide(params))
     else:
-        scores = n_points * (60 * n_features + 0.05 * n_parameters**2)
+        scores = 60.0 * n_features + 0.05 * n_parameters**2
     return share * scores + 80 * n_features
 
 

@@ -75,7 +75,7 @@ def posterior_on_lattice(X: Bits, observed: Bits | None, items: TraitItems) -> R
     if table is None:
         return posterior_by_quadrature(X, observed, items)
     (n, q), first = (len(X), weights.shape[1]), 3 - weights.shape[1]  # the first axis in use
-    mean, log_likelihood, error = np.empty((n, 3)), np.empty(n), np.full(n, np.inf)
+    mean, log_likelihood, error = np.empty((n, 3)), np.zeros(n), np.full(n, np.inf)
     covariance = np.empty((n, 3, 3))
     mask = np.ones_like(X) if observed is None else observed
     boxes = _find_boxes(X, mask, items, table)

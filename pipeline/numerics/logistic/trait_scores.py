@@ -8,8 +8,15 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
 (T. A. Louis, JRSS B 44 (1982), eq. 3.2). For a fit on nodes, the first expectation follows from the
 mass of rows at each node; for rows without missing values, all sums do (`sum_node_scores`). Other
 expectations are over the row's posterior, on the points of a Gauss–Hermite rule, placed by its mean
-and covariance and weighted by their likelihood. A row costs n_points (n_features (q + 1))²
-multiplications. This is for up to 3 components; `logistic_sites` computes s_n for any number.
+and covariance and weighted by their likelihood.
+
+With many features, posteriors are so narrow that scores are nearly polynomials of degree 3 where
+they have mass. With polynomials Q_k that are orthonormal under the posterior, and Q_0 = 1,
+
+    Cov[s(x) | t_n] ≈ Σ_{k>0} c_k c_kᵀ,   c_k = E[Q_k(x) s(x) | t_n].
+
+So a row costs (n_features (q + 1))² multiplications per polynomial, or per point with few features.
+This is for up to 3 components; `logistic_sites` computes s_n for any number.
 """
 
 from __future__ import annotations
@@ -20,20 +27,27 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy
+from numba import njit
+from numpy.polynomial.hermite_e import hermevander
 from numpy.typing import NDArray
+from scipy.special import factorial
 
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.logistic.centred_nodes import fill_node_curves
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite, iter_responsibilities
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 
 # Points per axis, by the number of components, for few, some and many features. Compared with many
 # more points, and with weights up to 5, standard errors differ by at most 2 % and by 0.2 % in the
 # median; with many features, by 10 % and 1 %.
 _POINTS_PER_AXIS = {1: (11, 7, 5), 2: (7, 9, 7), 3: (5, 7, 5)}
 _FEW_ITEMS, _SOME_ITEMS = 10, 100
-_BATCH_ENTRIES = 2**20
+_DEGREE = 3  # of polynomials, for many features
+_MIN_VECTORS = 1024  # multiplied at a time
+_BATCH_ENTRIES = 2**17  # points and features of rows: 1 MiB
 _MIN_VARIANCE = 1e-6  # added to the variance, in case a posterior has all mass on one node
 
 
@@ -69,11 +83,29 @@ def sum_trait_scores(
     size = n_features * (q + 1)
     spread, products = np.zeros((2, size, size))
     sums = TraitScores(spread, products, np.zeros((n_features, q + 1, q + 1)))
-    rule = _point_rule(n_features, q)
-    for rows in _iter_batches(len(X), len(rule.points) * size):
-        points = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
-        _add_scores(sums, points)
+    means: list[Singles] = []
+    deviations: list[Singles] = []
+    for part in _iter_scores(X, observed, weights, offsets, posterior):
+        sums.curvature[:] += part.curvature
+        means.append(part.mean.reshape(-1, size))
+        deviations.append(part.deviations.reshape(-1, size))
+        if sum(map(len, deviations)) >= _MIN_VECTORS:
+            _add_products(means, products)
+            _add_products(deviations, spread)
+    _add_products(means, products)
+    _add_products(deviations, spread)
+    spread += products
     return sums
+
+
+def _add_products(vectors: list[Singles], total: Floats) -> None:
+    """Add v vᵀ of all vectors to the total, and empty the list.
+
+    Matrix products of many vectors at a time are faster, if the matrix is large.
+    """
+    stacked = np.concatenate(vectors) if vectors else np.empty((0, len(total)), np.float32)
+    total += stacked.T @ stacked
+    vectors.clear()
 
 
 class BlockScores(NamedTuple):
@@ -105,27 +137,19 @@ def sum_block_scores(
     """Sum the information of each item, and along directions V that all items share.
 
     `directions` are V, (n_features, q + 1, n_directions). Other parameters are as for
-    `sum_trait_scores`. A row costs n_points n_features q n_directions multiplications.
+    `sum_trait_scores`. A row costs n_features q n_directions multiplications per polynomial.
     """
     (n_features, q), n_directions = weights.shape, directions.shape[2]
     shape = (n_features, q + 1, q + 1)
     sums = BlockScores(np.zeros(shape), np.zeros(shape), np.zeros((n_directions, n_directions)))
-    rule = _point_rule(n_features, q)
-    flat = directions.reshape(n_features, -1)
-    for rows in _iter_batches(len(X), len(rule.points) * n_features):
-        points = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
-        share, residual = points.share[:, :, None], points.residual
-        z = np.concatenate([points.x, np.ones((*points.x.shape[:2], 1))], axis=2)
-        squares = (z[:, :, :, None] * z[:, :, None]).reshape(-1, (q + 1) ** 2)
-        slope = share * points.mask * points.sigma * (1 - points.sigma)
-        sums.curvature[:] += (slope.reshape(-1, n_features).T @ squares).reshape(shape)
-        spread = (share * residual**2).reshape(-1, n_features).T @ squares
-        mean = np.swapaxes(share * residual, 1, 2) @ z
-        sums.item_variance[:] += spread.reshape(shape) - np.einsum("nia,nib->iab", mean, mean)
-        along = (residual @ flat).reshape(*z.shape, n_directions)
-        along = (along * z[:, :, :, None]).sum(axis=2)
-        along -= (share * along).sum(axis=1, keepdims=True)
-        sums.shared_variance[:] += np.einsum("nlk,nlm->km", share * along, along)
+    flat = directions.reshape(-1, n_directions)
+    for part in _iter_scores(X, observed, weights, offsets, posterior):
+        deviations = part.deviations.reshape(-1, n_features, q + 1)
+        by_item = deviations.transpose(1, 2, 0)
+        sums.item_variance[:] += by_item @ np.swapaxes(by_item, 1, 2)
+        along = deviations.reshape(len(deviations), -1) @ flat
+        sums.shared_variance[:] += along.T @ along
+        sums.curvature[:] += part.curvature
     return sums
 
 
@@ -172,46 +196,123 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
     return TraitScores(spread.reshape(products.shape), products, curvature)
 
 
-class _PosteriorPoints(NamedTuple):
-    """Rows at the points of their posteriors, all (n_rows, n_points, …)."""
+class _RowScores(NamedTuple):
+    """Scores of some rows, and their sum of curvatures.
 
-    x: Floats
-    share: Floats
-    mask: Floats
-    sigma: Floats
-    residual: Floats
+    Attributes
+    ----------
+    mean
+        s_n, (n_rows, n_features, q + 1).
+    deviations
+        Vectors whose products sum to Cov[s(x) | t_n], (n_rows, n_vectors, n_features, q + 1).
+    curvature
+        (n_features, q + 1, q + 1).
+    """
 
-
-def _evaluate_at_points(
-    rule: Nodes,
-    rows: slice,
-    X: Bits,
-    observed: Bits | None,
-    weights: Floats,
-    offsets: Floats,
-    posterior: HasMoments,
-) -> _PosteriorPoints:
-    bits = X[rows][:, None]
-    mask = np.ones(bits.shape) if observed is None else observed[rows][:, None].astype(np.float64)
-    x = _place_points(rule, posterior.mean[rows], posterior.covariance[rows])
-    eta = x @ weights.T + offsets
-    e = np.exp(-abs(eta))
-    denominator = 1 + e
-    log_joint = (mask * (bits * eta - np.maximum(eta, 0) - np.log(denominator))).sum(axis=2)
-    sigma = np.where(eta >= 0, 1, e) / denominator
-    share = _posterior_shares(log_joint, x, rule)
-    return _PosteriorPoints(x, share, mask, sigma, mask * (bits - sigma))
+    mean: Singles
+    deviations: Singles
+    curvature: Floats
 
 
-def count_points(n_features: int, q: int) -> int:
-    """Return the number of points that represent a row's posterior."""
-    return len(_point_rule(n_features, q).points)
+def _iter_scores(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: HasMoments
+) -> Iterator[_RowScores]:
+    """Compute the scores of some rows at a time at the points of their posteriors."""
+    (n_features, q), mask = weights.shape, np.ones_like(X) if observed is None else observed
+    rule, free = _point_rule(n_features, q), np.column_stack([weights, offsets])
+    polynomials = _evaluate_polynomials(rule.points) if n_features > _SOME_ITEMS else None
+    n_rows = max(1, _BATCH_ENTRIES // (len(rule.points) * n_features))
+    for start in range(0, len(X), n_rows):
+        check_cancelled()
+        rows = slice(start, start + n_rows)
+        ones, present = (X[rows] & mask[rows]).astype(np.float64), mask[rows].astype(np.float64)
+        x = _place_points(rule, posterior.mean[rows], posterior.covariance[rows])
+        z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
+        sigma, log_joint = np.empty((len(x), n_features, x.shape[1])), np.empty(x.shape[:2])
+        fill_row_curves(present, weights, offsets, np.swapaxes(x, 1, 2).copy(), sigma, log_joint)
+        log_joint += (z @ (ones @ free)[:, :, None])[:, :, 0]
+        share = _posterior_shares(log_joint, x, rule)
+        residual = ones[:, :, None] - sigma
+        mean = residual @ (share[:, :, None] * z)
+        if polynomials is None:
+            deviations = _centre_scores(residual, z, mean, share)
+        else:
+            deviations = _project_scores(residual, z, share, polynomials)
+        squares = (share[:, :, None, None] * z[:, :, :, None] * z[:, :, None]).reshape(
+            *share.shape, -1
+        )
+        slopes = sigma * (1 - sigma)
+        curvature = (slopes @ squares).sum(axis=0).reshape(n_features, q + 1, q + 1)
+        yield _RowScores(mean.astype(np.float32), deviations, curvature)
+
+
+def _centre_scores(residual: Floats, z: Floats, mean: Floats, share: Floats) -> Singles:
+    """Return (s(x) − s_n) √share of each point."""
+    scores = np.swapaxes(residual, 1, 2)[:, :, :, None].astype(np.float32)
+    scores = scores * z[:, :, None].astype(np.float32)
+    scores -= mean[:, None].astype(np.float32)
+    scores *= np.sqrt(share).astype(np.float32)[:, :, None, None]
+    return scores
+
+
+def _project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
+    """Return c_k of each polynomial but the constant one."""
+    weighted = share[:, :, None] * polynomials
+    root = np.linalg.cholesky(np.swapaxes(weighted, 1, 2) @ polynomials)
+    orthonormal = weighted @ np.swapaxes(np.linalg.inv(root), 1, 2)
+    factors = orthonormal[:, :, 1:, None] * z[:, :, None]
+    scores = residual @ factors.reshape(*share.shape, -1)
+    by_polynomial = scores.reshape(*residual.shape[:2], -1, z.shape[2]).swapaxes(1, 2)
+    return np.ascontiguousarray(by_polynomial, np.float32)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def fill_row_curves(
+    mask: Floats, weights: Floats, offsets: Floats, points: Floats, sigma: Floats, reached: Floats
+) -> None:
+    """Compute σ(η_i), (n_rows, n_features, n_points), and −Σ_i log(1 + exp(η_i)) of each row.
+
+    Each row has its own points, (n_rows, q, n_points).
+    """
+    for n in range(len(mask)):
+        own = mask[n].reshape(-1, 1)
+        fill_node_curves(own, weights, offsets, points[n], sigma[n], reached[n])
+
+
+def count_score_vectors(n_features: int, q: int) -> int:
+    """Return the number of vectors that represent the distribution of a row's scores."""
+    return len(_list_degrees(q)) if n_features > _SOME_ITEMS else len(_point_rule(n_features, q)[0])
+
+
+def estimate_trait_scores(n_features: int, q: int, are_multiplied: bool) -> float:
+    """Return the nanoseconds per row of scores, and of their products if they are multiplied."""
+    values = 30.0 * len(_point_rule(n_features, q).points) * n_features
+    products = 0.03 * count_score_vectors(n_features, q) * (n_features * (q + 1)) ** 2
+    return values + are_multiplied * products
+
+
+def _list_degrees(q: int) -> NDArray[np.int64]:
+    """Return the degree of each polynomial in each component, (n_polynomials, q), 0 first."""
+    degrees = np.array([d for d in np.ndindex(*[_DEGREE + 1] * q) if sum(d) <= _DEGREE])
+    return degrees[np.argsort(degrees.sum(axis=1), kind="stable")]
+
+
+def _evaluate_polynomials(points: Floats) -> Floats:
+    """Return products of Hermite polynomials, (n_points, n_polynomials).
+
+    They are orthonormal under N(0, I), so nearly orthonormal under a row's posterior at its points.
+    """
+    degrees = _list_degrees(points.shape[1])
+    by_axis = hermevander(points, _DEGREE) / np.sqrt(factorial(np.arange(_DEGREE + 1)))
+    product = np.ones((len(points), len(degrees)))
+    for axis, degree in enumerate(degrees.T):
+        product *= by_axis[:, axis, degree]
+    return product
 
 
 def _point_rule(n_features: int, q: int) -> Nodes:
-    return gauss_hermite(
-        _POINTS_PER_AXIS[q][(n_features > _FEW_ITEMS) + (n_features > _SOME_ITEMS)], q
-    )
+    size = (n_features > _FEW_ITEMS) + (n_features > _SOME_ITEMS)
+    return gauss_hermite(_POINTS_PER_AXIS[q][size], q)
 
 
 def _sum_node_curvature(mass: Floats, sigma: Floats, z: Floats) -> Floats:
@@ -219,13 +320,6 @@ def _sum_node_curvature(mass: Floats, sigma: Floats, z: Floats) -> Floats:
     curvature = mass * (sigma * (1 - sigma)).T
     products = (z[:, :, None] * z[:, None]).reshape(len(z), -1)
     return np.asarray((curvature @ products).reshape(-1, z.shape[1], z.shape[1]))
-
-
-def _iter_batches(n_rows: int, row_entries: int) -> Iterator[slice]:
-    height = max(1, _BATCH_ENTRIES // row_entries)
-    for start in range(0, n_rows, height):
-        check_cancelled()
-        yield slice(start, start + height)
 
 
 def _place_points(rule: Nodes, mean: Floats, covariance: Floats) -> Floats:
@@ -241,22 +335,3 @@ def _posterior_shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
     log_shares += rule.log_weights + 0.5 * (rule.points**2).sum(axis=1)
     shares: Floats = scipy.special.softmax(log_shares, axis=1)
     return shares
-
-
-def _add_scores(sums: TraitScores, points: _PosteriorPoints) -> None:
-    n_rows, n_points, _ = points.x.shape
-    z = np.concatenate([points.x, np.ones((n_rows, n_points, 1))], axis=2)
-    scores = points.residual[:, :, :, None].astype(np.float32) * z[:, :, None].astype(np.float32)
-    scores = scores.reshape(n_rows, n_points, -1)
-    share = points.share.astype(np.float32)
-    mean = (share[:, None] @ scores)[:, 0]
-    products = mean.T @ mean
-    scores -= mean[:, None]
-    scores *= np.sqrt(share)[:, :, None]
-    centred = scores.reshape(n_rows * n_points, -1)
-    sums.products[:] += products
-    sums.spread[:] += products + centred.T @ centred
-    curvature = points.share[:, :, None] * points.mask * points.sigma * (1 - points.sigma)
-    squares = (z[:, :, :, None] * z[:, :, None]).reshape(n_rows * n_points, -1)
-    total = curvature.reshape(n_rows * n_points, -1).T @ squares
-    sums.curvature[:] += total.reshape(sums.curvature.shape)
