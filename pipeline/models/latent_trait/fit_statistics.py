@@ -23,7 +23,7 @@ _MIN_ITEMS = 3  # fewer items have no informative sum scores
 _MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
 _MIN_PAIR_VARIANCE = 1e-12
 _MAX_STEPS = 2000
-_RESIDUAL_TOLERANCE = 1e-6  # relative norm of the residual; the relative error of M₂ is its square
+_RESIDUAL_TOLERANCE = 1e-4  # relative norm of the residual; the relative error of M₂ is near 1e-7
 _RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
 
 
