@@ -288,7 +288,7 @@ def estimate_trait_scores(n_features: int, q: int, are_multiplied: bool) -> floa
     """Return the nanoseconds per row of scores, and of their products if they are multiplied."""
     values = 30.0 * len(_point_rule(n_features, q).points) * n_features
     products = 0.03 * count_score_vectors(n_features, q) * (n_features * (q + 1)) ** 2
-    return values + are_multiplied * products
+    return float(values + are_multiplied * products)
 
 
 def _list_degrees(q: int) -> NDArray[np.int64]:
