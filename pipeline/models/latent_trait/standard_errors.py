@@ -105,7 +105,7 @@ def estimate_information(params: LatentTraitParams, share: float, has_shared_nod
         scores = estimate_trait_scores(n_features, q, not is_wide(params))
     else:
         scores = 60.0 * n_features + 0.05 * n_parameters**2
-    return share * scores + 80 * n_features
+    return float(share * scores + 80 * n_features)
 
 
 def summarize_scores(
