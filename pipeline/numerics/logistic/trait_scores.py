@@ -48,7 +48,9 @@ _FEW_ITEMS, _SOME_ITEMS = 10, 100
 _DEGREE = 3  # of polynomials, for many features
 _MIN_VECTORS = 1024  # multiplied at a time
 _BATCH_ENTRIES = 2**17  # points and features of rows: 1 MiB
-_MIN_VARIANCE = 1e-6  # added to the variance, in case a posterior has all mass on one node
+# In case a posterior has all mass on few points, added to its variance and to the products of
+# polynomials.
+_MIN_VARIANCE, _RIDGE = 1e-6, 1e-10
 
 
 class HasMoments(Protocol):
@@ -258,7 +260,8 @@ def _centre_scores(residual: Floats, z: Floats, mean: Floats, share: Floats) -> 
 def _project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
     """Return c_k of each polynomial but the constant one."""
     weighted = share[:, :, None] * polynomials
-    root = np.linalg.cholesky(np.swapaxes(weighted, 1, 2) @ polynomials)
+    gram = np.swapaxes(weighted, 1, 2) @ polynomials
+    root = np.linalg.cholesky(gram + _RIDGE * np.eye(gram.shape[1]))
     orthonormal = weighted @ np.swapaxes(np.linalg.inv(root), 1, 2)
     factors = orthonormal[:, :, 1:, None] * z[:, :, None]
     scores = residual @ factors.reshape(*share.shape, -1)

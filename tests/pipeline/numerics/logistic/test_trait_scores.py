@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
-from scipy.special import expit
+from scipy.special import expit, logsumexp
 
+from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
     gauss_hermite,
@@ -15,6 +16,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     node_posterior,
     node_statistics,
 )
+from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
 from pipeline.numerics.logistic.trait_scores import (
     sum_node_scores,
@@ -99,6 +101,43 @@ def test_rows_on_nodes_have_the_spread_of_their_responsibilities(q: int) -> None
     mean = np.einsum("nl,nlp->np", shares, scores)
     np.testing.assert_allclose(found.spread, spread, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(found.products, mean.T @ mean, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_scores_of_many_features_are_those_of_a_dense_grid(q: int) -> None:
+    rng = np.random.default_rng(q)
+    n_features = 120
+    weights, offsets = rng.standard_normal((n_features, q)), rng.normal(0, 0.7, n_features)
+    X = (rng.random((4, n_features)) < expit(rng.normal(size=(4, q)) @ weights.T + offsets)) * 1
+    X = X.astype(np.uint8)
+    observed = (rng.random(X.shape) < 0.8).astype(np.uint8)
+    axis = np.arange(-4, 4, 0.08)
+    points = np.stack(np.meshgrid(*[axis] * q, indexing="ij"), axis=-1).reshape(-1, q)
+    log_density = -0.5 * (points**2).sum(axis=1)
+    nodes = Nodes(points, log_density - logsumexp(log_density))
+    posterior = node_posterior(X, observed, weights, offsets, nodes)
+    found = sum_trait_scores(X, observed, weights, offsets, posterior)
+    z, sigma = np.column_stack([points, np.ones(len(points))]), expit(points @ weights.T + offsets)
+    spread = np.zeros_like(found.spread)
+    for row, mask in zip(X, observed, strict=True):
+        eta = points @ weights.T + offsets
+        log_shares = nodes.log_weights + (mask * (row * eta - np.logaddexp(0, eta))).sum(axis=1)
+        shares = np.exp(log_shares - logsumexp(log_shares))
+        scores = ((mask * (row - sigma))[:, :, None] * z[:, None]).reshape(len(z), -1)
+        spread += (shares[:, None] * scores).T @ scores
+    np.testing.assert_allclose(found.spread, spread, rtol=0, atol=2e-3 * abs(spread).max())
+    deviation, expected = found.spread - found.products, spread - found.products
+    np.testing.assert_allclose(deviation, expected, rtol=0, atol=1e-2 * abs(expected).max())
+
+
+def test_a_posterior_with_all_mass_on_one_point_has_finite_scores() -> None:
+    rng = np.random.default_rng(0)
+    weights, offsets = rng.standard_normal((120, 2)), np.zeros(120)
+    X = (rng.random((10, 120)) < 0.5).astype(np.uint8)
+    posterior = posterior_on_lattice(X, None, TraitItems(weights, offsets))
+    posterior.covariance[:] = 1e4 * np.eye(2)  # so that the other points are far away
+    found = sum_trait_scores(X, None, weights, offsets, posterior)
+    assert all(np.isfinite(values).all() for values in found)
 
 
 def crossed(nodes: Nodes, times: int) -> Nodes:
