@@ -27,7 +27,15 @@ from numpy.typing import NDArray
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
-from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, fma, inlined
+from pipeline.numerics.logistic.logistic_lanes import (
+    FACTORS_PER_LOG,
+    add_multiple,
+    exp_minus,
+    fill,
+    fma,
+    inlined,
+    subtract_logarithms,
+)
 from pipeline.numerics.logistic.newton_step import NewtonStatistics
 
 Bits = NDArray[np.uint8]
@@ -37,7 +45,6 @@ CENTRED_NODES_PER_AXIS = {1: 7, 2: 5, 3: 5}
 """Number of nodes per axis, by the number of components."""
 _BATCH_ENTRIES = 2**16  # items, rows and nodes: 512 KiB, half of a usual L2 cache
 _LANES, _MAX_LANES = 8, 64  # multiples of the widest vectors
-_FACTORS = 512  # factors of at most 2 per logarithm: 2**512 does not overflow
 _MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
 _MAX_DISTANCE = 1.0  # of the last step of Newton's method, in standard deviations
 
@@ -208,20 +215,14 @@ def _fill_derivatives(
     for i in range(len(weights)):
         fill(eta, offsets[i])
         for d in range(q):
-            _add_multiple(weights[i, d], x[d], eta)
+            add_multiple(weights[i, d], x[d], eta)
         _fill_curve(mask[i], eta, excess, reached, product)
         for d in range(q):
-            _add_multiple(-weights[i, d], eta, slope[d])
+            add_multiple(-weights[i, d], eta, slope[d])
             for a in range(d + 1):
-                _add_multiple(weights[i, d] * weights[i, a], excess, precision[d, a])
-        if i % _FACTORS == _FACTORS - 1 or i == len(weights) - 1:
-            _take_logarithms(product, reached)
-
-
-@inlined
-def _add_multiple(factor: float, values: Floats, out: Floats) -> None:
-    for lane in range(len(out)):
-        out[lane] = fma(factor, values[lane], out[lane])
+                add_multiple(weights[i, d] * weights[i, a], excess, precision[d, a])
+        if i % FACTORS_PER_LOG == FACTORS_PER_LOG - 1 or i == len(weights) - 1:
+            subtract_logarithms(product, reached)
 
 
 @inlined
@@ -237,13 +238,6 @@ def _fill_curve(
         product[lane] *= fma(present, e, 1.0)
         eta[lane] = present * (inverse if eta[lane] > 0 else e * inverse)
         slopes[lane] = present * e * inverse * inverse
-
-
-@inlined
-def _take_logarithms(product: Floats, reached: Floats) -> None:
-    for lane in range(len(product)):
-        reached[lane] -= math.log(product[lane])
-        product[lane] = 1.0
 
 
 @inlined
@@ -301,10 +295,10 @@ def fill_node_curves(
         eta = sigma[i]
         fill(eta, offsets[i])
         for d in range(len(points)):
-            _add_multiple(weights[i, d], points[d], eta)
+            add_multiple(weights[i, d], points[d], eta)
         _fill_node_curve(present, eta, reached, product)
-        if i % _FACTORS == _FACTORS - 1 or i == len(weights) - 1:
-            _take_logarithms(product, reached)
+        if i % FACTORS_PER_LOG == FACTORS_PER_LOG - 1 or i == len(weights) - 1:
+            subtract_logarithms(product, reached)
 
 
 @inlined

@@ -30,7 +30,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
-from pipeline.numerics.logistic.logistic_lanes import copy, expm1_minus, fill, fma, inlined, kernel
+from pipeline.numerics.logistic.logistic_lanes import (
+    FACTORS_PER_LOG,
+    add_multiple,
+    copy,
+    expm1_minus,
+    fill,
+    inlined,
+    kernel,
+    subtract_logarithms,
+)
 from pipeline.random import RowRandom
 
 Bits = NDArray[np.uint8]
@@ -54,7 +63,6 @@ _HERMITE_ERROR_POWER, _TRAPEZOID_ERROR_POWER = 2.0, 1.5
 _PROPOSAL_STRETCH, _PRIOR_SHARE = 1.2, 0.1  # of the Gaussian; share of draws from the prior
 _POINT_SPREAD, _MAX_POINT_SPREAD = 3.0, 3.0  # c β, and the largest c
 _BATCH_ENTRIES = 2**19  # coordinates of points: 4 MiB
-_FACTORS = 512  # factors of at most 2 per logarithm: 2**512 does not overflow
 EDGE_REACH = 5.0  # standard deviations within which an edge matters
 _MAX_STEPS, _MIN_GAIN = 50, 1e-8  # of Newton's method; nats
 
@@ -524,19 +532,13 @@ def _add_log_conditionals(
             sign = 1.0 if t[i] else -1.0
             fill(eta, sign * offsets[i])
             for k in range(x.shape[1]):
-                _add_multiple(sign * weights[i, k], scratch[k], eta)
+                add_multiple(sign * weights[i, k], scratch[k], eta)
             _multiply_factors(eta, scores, product)
             n_factors += 1
-            if n_factors == _FACTORS:
-                _take_logarithms(product, scores)
+            if n_factors == FACTORS_PER_LOG:
+                subtract_logarithms(product, scores)
                 n_factors = 0
-    _take_logarithms(product, scores)
-
-
-@inlined
-def _add_multiple(factor: float, source: Floats, out: Floats) -> None:
-    for point in range(len(out)):
-        out[point] = fma(factor, source[point], out[point])
+    subtract_logarithms(product, scores)
 
 
 @inlined
@@ -545,13 +547,6 @@ def _multiply_factors(eta: Floats, scores: Floats, product: Floats) -> None:
     for point in range(len(eta)):
         scores[point] += min(eta[point], 0.0)
         product[point] *= 2.0 + expm1_minus(abs(eta[point]))
-
-
-@inlined
-def _take_logarithms(product: Floats, scores: Floats) -> None:
-    for point in range(len(scores)):
-        scores[point] -= math.log(product[point])
-        product[point] = 1.0
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

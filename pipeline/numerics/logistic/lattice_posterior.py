@@ -37,7 +37,13 @@ from pipeline.numerics.logistic.lattice_nodes import (
     pad_axes,
     tabulate_nodes,
 )
-from pipeline.numerics.logistic.logistic_lanes import VECTOR, exp_minus, fill, inlined
+from pipeline.numerics.logistic.logistic_lanes import (
+    FACTORS_PER_LOG,
+    VECTOR,
+    exp_minus,
+    fill,
+    inlined,
+)
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -46,7 +52,6 @@ Integers = NDArray[np.int64]
 _MAX_TABLE_NODES = 2**20
 _MAX_TABLE_WORK = 2**28  # curves at the nodes of a table for codes: about a second
 _N_KEPT_TABLES = 2
-_FACTORS = 512  # of at most 2 per logarithm: 2**512 does not overflow
 _TABLE_STRETCH = {1: 0.5, 2: 0.7, 3: 0.75}  # of the spacing, if the table may have as many nodes
 _MAX_LOSS = 20.0  # nats below the maximum where a row's nodes end
 _MAX_ERROR = 1e-4  # nats; rows above it are integrated otherwise
@@ -241,7 +246,7 @@ def _fill_box(
                     eta = base + step * c
                     row[c] += max(eta, 0.0)
                     product[c] *= 1.0 + exp_minus(abs(eta))
-                if m % _FACTORS == _FACTORS - 1 or m == len(missing) - 1:
+                if m % FACTORS_PER_LOG == FACTORS_PER_LOG - 1 or m == len(missing) - 1:
                     for c in range(width):
                         row[c] += math.log(product[c])
                         product[c] = 1.0

@@ -27,6 +27,7 @@ Words = NDArray[np.uint64]
 LANES = 64
 TILE = 6  # all entries for one or two components
 VECTOR = 8  # lanes of the widest vectors
+FACTORS_PER_LOG = 512  # factors of at most 2: 2**512 does not overflow
 
 # Rows in the memory of the lanes: first the rows that all features share,
 PRODUCT = 0  # product of 1 + exp(−ξ) since the last logarithm
@@ -216,6 +217,21 @@ def exp_minus(xi: float) -> float:
     """Return exp(−ξ) for ξ >= −700, and exp(−700) if ξ > 700."""
     scale, change = _split_exp(xi)
     return float(fma(scale, change, scale))
+
+
+@inlined
+def add_multiple(factor: float, values: Floats, out: Floats) -> None:
+    """Add a multiple of a row to another."""
+    for lane in range(len(out)):
+        out[lane] = fma(factor, values[lane], out[lane])
+
+
+@inlined
+def subtract_logarithms(product: Floats, out: Floats) -> None:
+    """Subtract the logarithms of products of factors, and begin new products."""
+    for lane in range(len(product)):
+        out[lane] -= math.log(product[lane])
+        product[lane] = 1.0
 
 
 @inlined

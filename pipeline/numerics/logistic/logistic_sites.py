@@ -47,6 +47,7 @@ from scipy.special import expit, log_expit
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.logistic_lanes import (
+    FACTORS_PER_LOG,
     LANE_KERNEL_OPTIONS,
     Floats,
     Integers,
@@ -80,7 +81,7 @@ _MIN_SHARE = 1e-9  # smallest share of the precision from the prior and other it
 _MIN_SPREAD = 1e-9  # smallest variance of an item and a cavity, over v
 # Longest logits at the mean, and between nodes. Only items that count as diverging reach them.
 _MAX_LOGIT, _MAX_NODE_LOGIT = 300.0, 16.0
-_FEW_FACTORS, _FACTORS = 8, 512  # per logarithm; in Newton's method, they are at most 2
+_FEW_FACTORS = 8  # per logarithm, outside Newton's method
 
 # Rows of the current item: its sign, mean and variance of y, and its site,
 _SIGN, _MEAN, _VARIANCE, _PRECISION, _SHIFT = range(5)
@@ -385,7 +386,7 @@ def _find_modes(signs: Signs, items: _LaneItems, work: _Workspace) -> None:
             _add_linear(items, i, work.lanes, width)
             copy(_row(work.lanes, _PRECISION), work.sites[i, 0])
             copy(_row(work.lanes, _SHIFT), work.sites[i, 1])
-            if i % _FACTORS == _FACTORS - 1 or i == len(signs) - 1:
+            if i % FACTORS_PER_LOG == FACTORS_PER_LOG - 1 or i == len(signs) - 1:
                 _take_logarithms(-1.0, work.lanes, width)
         _solve(items, work, width)
         is_active = False
