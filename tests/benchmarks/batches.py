@@ -1,6 +1,10 @@
-"""What a batch costs beside its gradient: steps of tasks, and rounds that every update waits for.
+"""Mini-batch updates inside one task and through an executor, against a plain loop.
 
-python -m tests.benchmarks.batches
+python -m tests.benchmarks batches
+
+Prints the median milliseconds per batch of an autoencoder, and the ratio to a NumPy loop over rows
+in memory. "one task" makes all updates inside a single task; "one map per batch" sends every batch
+through the executor.
 """
 
 import statistics
@@ -23,11 +27,11 @@ from tests.support.worker_processes import worker_processes
 
 N_ROWS, N_FEATURES, N_HIDDEN, BATCH = 1 << 14, 256, 64, 128
 N_BATCHES = N_ROWS // BATCH
-_ROUNDS = 7
+REPEATS = 7
 
 
-def plain(X: np.ndarray, layer: Any, rate: float) -> None:
-    """A loop as one would write it for rows in memory."""
+def train_plain(X: np.ndarray, layer: Any, rate: float) -> None:
+    """Train for one epoch with a plain NumPy loop over rows in memory."""
     order = np.random.default_rng(0).permutation(len(X))
     for first in range(0, len(X), BATCH):
         rows = X[order[first : first + BATCH]].astype(np.float64)
@@ -35,60 +39,61 @@ def plain(X: np.ndarray, layer: Any, rate: float) -> None:
         layer = tuple(a + rate / BATCH * g for a, g in zip(layer, slope, strict=True))
 
 
-def _slope(layer: Any, rows: RowSource, key: int) -> Sums:
-    """One round's work: the gradient of the rows of one range."""
+def _batch_gradient(layer: Any, rows: RowSource, key: int) -> Sums:
+    """Return the gradient for the rows of one range."""
     (block,) = iter_blocks(rows.read(key))
     dense = block.unpack_values().astype(np.float64)
-    gained, slope = gradient(layer, dense, dense)
-    return Sums(len(dense), gained, {str(k): g for k, g in enumerate(slope)})
+    log_likelihood, slope = gradient(layer, dense, dense)
+    return Sums(len(dense), log_likelihood, {str(k): g for k, g in enumerate(slope)})
 
 
-def rounds(rows: RowSource, layer: Any, rate: float, executor: Executor) -> None:
-    """One map over the executor for every update."""
+def train_by_maps(rows: RowSource, layer: Any, rate: float, executor: Executor) -> None:
+    """Train for one epoch with one `executor.map` call per update."""
     for key in range(rows.n_chunks):
-        (found,) = executor.map(partial(_slope, layer, rows), [key])
-        slope = [found.values[str(k)] for k in range(3)]
+        (result,) = executor.map(partial(_batch_gradient, layer, rows), [key])
+        slope = [result.values[str(k)] for k in range(3)]
         layer = tuple(a + rate / BATCH * g for a, g in zip(layer, slope, strict=True))
 
 
-def rows_in(folder: Path, X: np.ndarray, words_per_chunk: int) -> RowSource:
-    """Rows on disk that every process keeps once it has read them."""
+def write_rows(folder: Path, X: np.ndarray, words_per_chunk: int) -> RowSource:
+    """Write rows to disk and return a source that caches chunks in every process."""
     dataset = write_arrays(folder / f"{words_per_chunk}.zarr", X, words_per_chunk=words_per_chunk)
     return RowSource(dataset.make_reader(memory=1 << 30), dataset.rows_per_chunk, N_FEATURES, 1)
 
 
 def main() -> None:
-    """Print milliseconds a batch, and their ratios to the plain loop."""
+    """Print milliseconds per batch, and their ratios to the plain loop."""
     X = (np.random.default_rng(1).random((N_ROWS, N_FEATURES)) < 0.3).astype(np.uint8)
     model = Coder(n_components=N_HIDDEN, batch=BATCH)
-    print(f"{N_ROWS:,} rows x {N_FEATURES}, {N_HIDDEN} units, batches of {BATCH}, one chunk")
+    print(f"{N_ROWS:,} rows x {N_FEATURES} features, {N_HIDDEN} hidden units, batch size {BATCH}")
+    print(f"{'method':26s} {'ms per batch':>12} {'ratio to plain loop':>19}")
     with (
         tempfile.TemporaryDirectory() as folder,
         limit_blas_threads(),
         worker_processes(1) as dask,
     ):
-        whole, ranges = (rows_in(Path(folder), X, n // 64) for n in (N_ROWS, BATCH))
+        whole, ranges = (write_rows(Path(folder), X, n // 64) for n in (N_ROWS, BATCH))
         state = initialize_fit(
             model, collect_first_statistics(model, whole, SerialExecutor(), 0), 0
         )
         layer, rate = state.params.layer(0), model.rate
-        ways: dict[str, Callable[[], object]] = {
-            "plain loop": lambda: plain(X, layer, rate),
-            "steps of a task": lambda: collect_pass_statistics(
-                model, state, whole, SerialExecutor(), 0
+        methods: dict[str, Callable[[], object]] = {
+            "plain loop": lambda: train_plain(X, layer, rate),
+            "one task": lambda: collect_pass_statistics(model, state, whole, SerialExecutor(), 0),
+            "one map per batch, serial": lambda: train_by_maps(
+                ranges, layer, rate, SerialExecutor()
             ),
-            "rounds, serial": lambda: rounds(ranges, layer, rate, SerialExecutor()),
-            "rounds, one Dask worker": lambda: rounds(ranges, layer, rate, dask),
+            "one map per batch, Dask": lambda: train_by_maps(ranges, layer, rate, dask),
         }
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        for name in [*ways] * _ROUNDS:
-            begun = time.perf_counter()
-            ways[name]()
-            taken[name].append(time.perf_counter() - begun)
-    base = statistics.median(taken["plain loop"])
-    for name, seconds in taken.items():
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        for name in [*methods] * REPEATS:
+            start = time.perf_counter()
+            methods[name]()
+            times[name].append(time.perf_counter() - start)
+    base = statistics.median(times["plain loop"])
+    for name, seconds in times.items():
         median = statistics.median(seconds)
-        print(f"{name:26s} {1e3 * median / N_BATCHES:.2f} ms a batch, {median / base:.2f} times")
+        print(f"{name:26s} {1e3 * median / N_BATCHES:12.2f} {median / base:19.2f}")
 
 
 if __name__ == "__main__":

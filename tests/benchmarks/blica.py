@@ -1,12 +1,21 @@
-"""CPU and wall seconds of BLICA's central step against the shape of the data, and its memory.
+"""Time, memory and accuracy of BLICA fits for data of different shapes.
 
-python -m tests.benchmarks.blica [--large | --wide]
+python -m tests.benchmarks blica [--large | --wide]
 
-`correlations` are the tetrachoric ones of all segments and `starts` three maximisations; both are
-parts of `fit`, which takes a given regularization and has the wall seconds beside it. `auto` is the
-fit that chooses the regularization, 2 halves at a time. `peak` is the largest size of the process
-until then, counting included, and `stated` what the latter fit says that it takes, in GB. `--large`
-adds 1000 features: some minutes and 3 GB; `--wide` has 3000 features alone.
+Times are seconds on two threads, after the pair counts are known; memory is in GB.
+
+| column | meaning |
+|---|---|
+| `correlations` | CPU time of the tetrachoric correlations of all segments |
+| `starts` | CPU time of maximising the likelihood from three starting points |
+| `fit`, `fit wall` | CPU and wall time of a fit with fixed regularization, both parts included |
+| `auto`, `auto wall` | CPU and wall time of a fit that chooses the regularization |
+| `chosen` | the regularization that the latter fit chose |
+| `fit MCS`, `auto MCS` | mean cosine similarity between estimated and true mixing |
+| `peak` | peak memory of the process so far |
+| `estimate` | memory that the model estimates for the `auto` fit |
+
+`--large` adds 1,000 features (some minutes, 3 GB); `--wide` runs 3,000 features only.
 """
 
 import resource
@@ -56,20 +65,20 @@ SHAPES = {
 LARGE, WIDE = Shape(1000, 10), Shape(3000, 10, 5)
 
 
-class Spent(NamedTuple):
+class Times(NamedTuple):
     cpu: float
     wall: float
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, Spent]:
-    """Seconds of all threads, and on the clock."""
+def measure_times(work: Callable[[], Any]) -> tuple[Any, Times]:
+    """Call a function; return its result, its CPU time and its wall time."""
     cpu, wall = time.process_time(), time.perf_counter()
     with limit_blas_threads():
         result = work()
-    return result, Spent(time.process_time() - cpu, time.perf_counter() - wall)
+    return result, Times(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def written(path: Path, shape: Shape) -> tuple[BinaryDataset, NonstationaryTruth]:
+def write_dataset(path: Path, shape: Shape) -> tuple[BinaryDataset, NonstationaryTruth]:
     truth = draw_nonstationary_truth(shape.n_features, shape.n_components, shape.n_segments, seed=0)
     batches = list(draw_nonstationary_rows(truth, shape.rows_per_segment, seed=0))
     X = np.concatenate([batch.X for batch in batches])
@@ -77,7 +86,7 @@ def written(path: Path, shape: Shape) -> tuple[BinaryDataset, NonstationaryTruth
     return write_arrays(path, X, segments=segments), truth
 
 
-def counted(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]:
+def count_pairs(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]:
     rows = make_test_row_source(dataset)
     state = initialize_fit(model, collect_first_statistics(model, rows, THREADS, 0), seed=0)
     counts = collect_pass_statistics(model, state, rows, THREADS, seed=0)
@@ -85,50 +94,60 @@ def counted(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]
     return state, counts
 
 
-def in_parts(model: BLICA, dataset: BinaryDataset, n_components: int) -> tuple[Any, list[Spent]]:
-    """Fit with all given, after parts of it alone; the state, and what each took."""
-    state, counts = counted(model, dataset)
-    segments, correlations = timed(lambda: estimate_segments(counts, model.min_rows, THREADS.map))
+def measure_parts(
+    model: BLICA, dataset: BinaryDataset, n_components: int
+) -> tuple[Any, list[Times]]:
+    """Time the two main parts of a fit, then the fit with a fixed regularization."""
+    state, counts = count_pairs(model, dataset)
+    segments, correlations = measure_times(
+        lambda: estimate_segments(counts, model.min_rows, THREADS.map)
+    )
     moments, seeds = segments.moments(REGULARIZATION), state.auxiliary["starts"].tolist()
-    _, starts = timed(lambda: maximise_from_seeds(moments, n_components, seeds, THREADS.map))
-    fitted, whole = timed(lambda: model.update(state, counts, THREADS.map, RNG))
-    return fitted, [correlations, starts, whole]
+    _, starts = measure_times(
+        lambda: maximise_from_seeds(moments, n_components, seeds, THREADS.map)
+    )
+    fixed_state, fit_times = measure_times(lambda: model.update(state, counts, THREADS.map, RNG))
+    return fixed_state, [correlations, starts, fit_times]
 
 
-def measure(shape: Shape) -> str:
-    """Fit one shape, part by part; give its line."""
-    given = BLICA(n_components=shape.n_components, regularization=REGULARIZATION)
+def measure_shape(shape: Shape) -> str:
+    """Measure one shape; return its line of the table."""
+    fixed = BLICA(n_components=shape.n_components, regularization=REGULARIZATION)
     auto = BLICA(n_components=shape.n_components)
     with tempfile.TemporaryDirectory() as folder:
-        dataset, truth = written(Path(folder, "d.zarr"), shape)
-        fitted, (correlations, starts, whole) = in_parts(given, dataset, shape.n_components)
-        halves = counted(auto, dataset)
-    chosen, choosing = timed(lambda: auto.update(*halves, THREADS.map, RNG))
-    similar = [mean_cosine_similarity(f.params.mixing, truth.mixing) for f in (fitted, chosen)]
+        dataset, truth = write_dataset(Path(folder, "d.zarr"), shape)
+        fixed_state, (correlations, starts, fit_times) = measure_parts(
+            fixed, dataset, shape.n_components
+        )
+        auto_inputs = count_pairs(auto, dataset)
+    auto_state, auto_times = measure_times(lambda: auto.update(*auto_inputs, THREADS.map, RNG))
+    similarities = [
+        mean_cosine_similarity(f.params.mixing, truth.mixing) for f in (fixed_state, auto_state)
+    ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    stated = auto.estimate_memory(shape.n_features, shape.n_segments, THREADS.n_threads)
+    estimate = auto.estimate_memory(shape.n_features, shape.n_segments, THREADS.n_threads)
     return (
         f"{shape.n_features:8d} {shape.n_components:10d} {shape.n_segments:8d} "
-        f"{correlations.cpu:12.2f} {starts.cpu:7.2f} {whole.cpu:7.2f} {whole.wall:7.2f} "
-        f"{choosing.cpu:7.2f} {choosing.wall:7.2f} "
-        f"{chosen.diagnostics['regularization']:8g} {similar[0]:7.4f} {similar[1]:7.4f} "
-        f"{peak / 1e9:6.2f} {stated / 1e9:7.2f}"
+        f"{correlations.cpu:12.2f} {starts.cpu:7.2f} {fit_times.cpu:7.2f} {fit_times.wall:8.2f} "
+        f"{auto_times.cpu:7.2f} {auto_times.wall:9.2f} "
+        f"{auto_state.diagnostics['regularization']:8g} "
+        f"{similarities[0]:7.4f} {similarities[1]:8.4f} {peak / 1e9:7.2f} {estimate / 1e9:11.2f}"
     )
 
 
 def main() -> None:
-    """Print a table for each way to grow."""
+    """Print one table for each dimension that varies."""
     shapes = {**SHAPES, **({"large": [LARGE]} if "--large" in sys.argv[1:] else {})}
     shapes = {"wide": [WIDE]} if "--wide" in sys.argv[1:] else shapes
-    measure(Shape(6, 2, 4, 100))  # compiles
-    for growing, cases in shapes.items():
-        print(f"\n{growing}")
+    measure_shape(Shape(6, 2, 4, 100))  # compile the kernels
+    for dimension, shapes_of_table in shapes.items():
+        print(f"\n{dimension}")
         print(
-            "features components segments correlations  starts     fit   clock    auto   clock   "
-            "chosen     mcs    auto   peak  stated"
+            "features components segments correlations  starts     fit fit wall    auto auto wall "
+            "  chosen fit MCS auto MCS peak GB estimate GB"
         )
-        for shape in cases:
-            print(measure(shape), flush=True)
+        for shape in shapes_of_table:
+            print(measure_shape(shape), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Posterior rows a second on one core, and against the same rounds in NumPy and BLAS.
+"""Posteriors by expectation propagation against the same iterations in NumPy.
 
-The rounds in NumPy leave out the skewness correction, which at 50 components is most of the work.
+python -m tests.benchmarks expectation_propagation
 
-python -m tests.benchmarks.expectation_propagation
+Prints rows per second on one core, the speed relative to NumPy with BLAS, and the iterations per
+row. The NumPy version omits the skewness correction, which is most of the work at 50 components.
 """
 
 import time
@@ -13,11 +14,11 @@ from scipy.special import log_ndtr
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 
 SIZES = ((64, 5), (256, 10), (256, 30), (2000, 50))
-ROWS_OF_NUMPY = 20
+N_NUMPY_ROWS = 20
 
 
-def data(rng, n_features, n_components, n_rows):
-    """Rows and parameters of a model with communalities from 0.3 to 0.9."""
+def draw_problem(rng, n_features, n_components, n_rows):
+    """Return rows and parameters of a model with communalities from 0.3 to 0.9."""
     directions = rng.normal(size=(n_features, n_components))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     communality = rng.uniform(0.3, 0.9, n_features)
@@ -29,8 +30,8 @@ def data(rng, n_features, n_components, n_rows):
     return X.astype(np.uint8), weights, offsets, np.zeros(n_components), np.ones(n_components)
 
 
-def numpy_rounds(x, weights, offsets, tol=1e-5):
-    """Mean and variance of one row with a standard prior, without the skewness correction."""
+def numpy_posterior(x, weights, offsets, tol=1e-5):
+    """Return the posterior mean and variance of one row, without the skewness correction."""
     sign = 2.0 * x - 1
     w, b = weights * sign[:, None], offsets * sign
     precision, shift = np.zeros((2, len(w)))
@@ -51,8 +52,8 @@ def numpy_rounds(x, weights, offsets, tol=1e-5):
     return mean, np.diag(covariance)
 
 
-def seconds(function):
-    """The best of three runs."""
+def measure_seconds(function):
+    """Return the wall time of the fastest of three runs."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -62,20 +63,25 @@ def seconds(function):
 
 
 def main():
+    """Print one line per model size."""
     rng = np.random.default_rng(0)
-    probit_posterior(*data(rng, 2, 1, 1))
+    probit_posterior(*draw_problem(rng, 2, 1, 1))
+    print(
+        f"{'features':>8} {'components':>10} {'rows/s':>9} {'speed vs NumPy':>14} "
+        f"{'mean iterations':>15} {'max iterations':>14}"
+    )
     for n_features, n_components in SIZES:
         n_rows = min(5000, 40_000_000 // (n_features * n_components**2))
-        X, *parameters = data(rng, n_features, n_components, n_rows)
-        rate = n_rows / seconds(lambda: probit_posterior(X, *parameters))  # noqa: B023
-        rows = X[:ROWS_OF_NUMPY]
-        baseline = len(rows) / seconds(
-            lambda: [numpy_rounds(x, *parameters[:2]) for x in rows]  # noqa: B023
+        X, *parameters = draw_problem(rng, n_features, n_components, n_rows)
+        rate = n_rows / measure_seconds(lambda: probit_posterior(X, *parameters))  # noqa: B023
+        rows = X[:N_NUMPY_ROWS]
+        baseline = len(rows) / measure_seconds(
+            lambda: [numpy_posterior(x, *parameters[:2]) for x in rows]  # noqa: B023
         )
         rounds = probit_posterior(X, *parameters).rounds
         print(
-            f"{n_features:5d} features {n_components:3d} components  {rate:9.0f} rows/s  "
-            f"{rate / baseline:5.1f} x NumPy  {rounds.mean():.1f} rounds, at most {rounds.max()}"
+            f"{n_features:8d} {n_components:10d} {rate:9.0f} {rate / baseline:14.1f} "
+            f"{rounds.mean():15.1f} {rounds.max():14}"
         )
 
 

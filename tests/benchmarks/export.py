@@ -1,6 +1,10 @@
-"""Codes to CSV and Parquet against pyarrow alone, which writes the same table from memory.
+"""Export of codes to CSV and Parquet against writing the same table with pyarrow.
 
-python -m tests.benchmarks.export [ROWS]
+python -m tests.benchmarks export [ROWS]
+
+Prints wall seconds, the best of several runs, and speeds relative to pyarrow. `export` includes
+reading the codes; `write-only` writes a table that is already in memory, as pyarrow does. Default:
+1,000,000 rows.
 """
 
 import sys
@@ -23,11 +27,11 @@ from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.support.data import ArrayBatch
 
-N_ROWS, N_COMPONENTS, TIMES = 1_000_000, 5, 3
+N_ROWS, N_COMPONENTS, REPEATS = 1_000_000, 5, 3
 
 
-def dataset_of(folder: Path, n_rows: int, rng: np.random.Generator) -> BinaryDataset:
-    """Rows with an id each, a group, and segments."""
+def write_dataset(folder: Path, n_rows: int, rng: np.random.Generator) -> BinaryDataset:
+    """Write rows with an id, a group and a segment each."""
     X = rng.integers(0, 2, (n_rows, 16), np.uint8)
     ids = np.char.add("id", np.arange(n_rows).astype(str))
     columns = {"id": ids, "group": rng.choice(["a", "b", "c"], n_rows)}
@@ -38,8 +42,8 @@ def dataset_of(folder: Path, n_rows: int, rng: np.random.Generator) -> BinaryDat
     return open_dataset(path)
 
 
-def codes_of(folder: Path, dataset: BinaryDataset, rng: np.random.Generator) -> Codes:
-    """Codes as the transform command writes them."""
+def write_codes(folder: Path, dataset: BinaryDataset, rng: np.random.Generator) -> Codes:
+    """Write codes as the transform command does."""
     n_rows = dataset.n_rows
     values = {
         "mean": rng.standard_normal((n_rows, N_COMPONENTS)).astype(np.float32),
@@ -58,35 +62,43 @@ def codes_of(folder: Path, dataset: BinaryDataset, rng: np.random.Generator) -> 
     return open_codes(folder / "codes.zarr")
 
 
-def least(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of several times."""
-    found = []
-    for _ in range(TIMES):
-        begun = time.perf_counter()
+def measure_seconds(work: Callable[[], object]) -> float:
+    """Return the wall time of the fastest of several runs."""
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
         work()
-        found.append(time.perf_counter() - begun)
-    return min(found)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def main() -> None:
-    """Print seconds and ratios."""
+    """Print one line per file format."""
     n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else N_ROWS
     with tempfile.TemporaryDirectory() as name:
         folder, rng = Path(name), np.random.default_rng(0)
-        dataset = dataset_of(folder, n_rows, rng)
-        codes = codes_of(folder, dataset, rng)
-        made = make_code_table(codes, dataset)
-        whole = pa.Table.from_batches(list(made.batches), made.schema)
+        dataset = write_dataset(folder, n_rows, rng)
+        codes = write_codes(folder, dataset, rng)
+        code_table = make_code_table(codes, dataset)
+        whole = pa.Table.from_batches(list(code_table.batches), code_table.schema)
         print(f"{n_rows:,} rows, {N_COMPONENTS} components, {whole.nbytes / 1e6:,.0f} MB in memory")
-        bare = {".csv": pa.csv.write_csv, ".parquet": pa.parquet.write_table}
-        for suffix, write in bare.items():
+        print(
+            f"{'format':8} {'pyarrow s':>9} {'export s':>9} {'export speed':>12} "
+            f"{'write-only speed':>16}"
+        )
+        pyarrow_writers = {".csv": pa.csv.write_csv, ".parquet": pa.parquet.write_table}
+        for suffix, write in pyarrow_writers.items():
             own, other = folder / f"own{suffix}", folder / f"other{suffix}"
-            alone = least(lambda write=write, other=other: write(whole, other))
-            took = least(lambda own=own: write_table(make_code_table(codes, dataset), own, True))
+            pyarrow_seconds = measure_seconds(lambda write=write, other=other: write(whole, other))
+            export_seconds = measure_seconds(
+                lambda own=own: write_table(make_code_table(codes, dataset), own, True)
+            )
             in_memory = BatchedTable(whole.schema, n_rows, whole.to_batches())
-            writing = least(lambda own=own, t=in_memory: write_table(t, own, True))
-            print(f"  {suffix[1:]:8} pyarrow {alone:6.2f} s, export {took:6.2f} s", end=", ")
-            print(f"{alone / took:.0%} of its speed; writing alone {alone / writing:.0%}")
+            write_seconds = measure_seconds(lambda own=own, t=in_memory: write_table(t, own, True))
+            print(
+                f"{suffix[1:]:8} {pyarrow_seconds:9.2f} {export_seconds:9.2f} "
+                f"{pyarrow_seconds / export_seconds:12.0%} {pyarrow_seconds / write_seconds:16.0%}"
+            )
 
 
 if __name__ == "__main__":

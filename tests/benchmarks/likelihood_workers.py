@@ -21,7 +21,7 @@ from pipeline.fitting.loop import (
 )
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
-from tests.benchmarks.blica import Shape, written
+from tests.benchmarks.blica import Shape, write_dataset
 from tests.benchmarks.flow_pass import median_seconds
 from tests.support.data import make_test_row_source
 from tests.support.worker_processes import worker_processes
@@ -32,7 +32,7 @@ def main() -> None:
     n_features, n_components = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (10, 10)
     model = BinaryICALikelihood(n_components)
     with tempfile.TemporaryDirectory() as folder:
-        dataset, truth = written(Path(folder) / "data.zarr", Shape(n_features, n_components))
+        dataset, truth = write_dataset(Path(folder) / "data.zarr", Shape(n_features, n_components))
         rows = make_test_row_source(dataset)
         rows = replace(rows, read=replace(rows.read, memory=1 << 28))  # as fits keep chunks
         state = initialize_fit(model, collect_first_statistics(model, rows, SerialExecutor(), 0), 0)

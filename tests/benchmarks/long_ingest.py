@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
-from tests.benchmarks.csv_ingest import REPEATS, seconds
+from tests.benchmarks.csv_ingest import REPEATS, measure_seconds
 
 N_FEATURES = 100
 ROLES = ColumnRoles(long="row=voter,feature=item,value=vote")
@@ -59,7 +59,7 @@ def measure(action: Callable[[], object]) -> Times:
     runs = []
     for _ in range(REPEATS):
         begun = time.process_time()
-        wall = seconds(action)
+        wall = measure_seconds(action)
         runs.append((wall, time.process_time() - begun))
     return Times(*map(min, zip(*runs, strict=True)))
 
