@@ -1,6 +1,9 @@
-"""The flow's pass over a stored dataset against reading its chunks plus the bare kernel.
+"""A pass over a stored dataset against reading it and running the kernel.
 
-python -m tests.benchmarks.flow_pass
+python -m tests.benchmarks flow_pass
+
+Prints median wall seconds of a pass with each executor, and the ratio to a loop on one thread that
+reads every chunk and counts its pairs.
 """
 
 import statistics
@@ -29,7 +32,7 @@ N_ROWS, N_FEATURES, REPEATS = 2_000_000, 512, 5
 
 
 def write_dataset(path: Path) -> BinaryDataset:
-    """Independent bits of different margins: they compress as badly as any."""
+    """Write independent bits with different margins, which hardly compress."""
     rng = np.random.default_rng(0)
     shares = rng.uniform(0.05, 0.95, N_FEATURES)
     names = [f"f{i}" for i in range(N_FEATURES)]
@@ -41,7 +44,7 @@ def write_dataset(path: Path) -> BinaryDataset:
 
 
 def read_and_count(dataset: BinaryDataset) -> None:
-    """What no pass can do without: read every chunk, count its pairs, one after the other."""
+    """Read every chunk and count its pairs, without an executor: the lower bound of a pass."""
     for key in range(dataset.n_chunks):
         symmetric_joint_counts(dataset.read_chunk(key).words)
 
@@ -63,29 +66,30 @@ def pass_seconds(rows: RowSource, executor: Executor) -> float:
 
 
 def main() -> None:
-    """Print a line for each executor; the bare run is on one thread."""
+    """Print one line per executor."""
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "d.zarr")
         rows = make_test_row_source(dataset)
-        bare = median_seconds(lambda: read_and_count(dataset))
+        baseline = median_seconds(lambda: read_and_count(dataset))
         print(f"{N_ROWS:,} rows x {N_FEATURES} features, {dataset.n_chunks} chunks")
-        print(f"read and bare kernel, one thread       {bare:.3f} s")
+        print(f"{'method':32} {'seconds':>8} {'ratio':>6}")
+        print(f"{'read and count, one thread':32} {baseline:8.3f} {1:6.2f}")
 
-        def show(name: str, executor: Executor) -> float:
-            own = pass_seconds(rows, executor)
-            print(f"pass, {name:32s} {own:.3f} s, ratio {own / bare:.2f}")
-            return own
+        def measure_executor(name: str, executor: Executor) -> float:
+            seconds = pass_seconds(rows, executor)
+            print(f"{name:32} {seconds:8.3f} {seconds / baseline:6.2f}")
+            return seconds
 
-        show("serial", SerialExecutor())
-        show("threads, 1", ThreadsExecutor(1))
-        show(f"threads, {CPU_COUNT}", ThreadsExecutor(CPU_COUNT))
+        measure_executor("pass, serial", SerialExecutor())
+        measure_executor("pass, 1 thread", ThreadsExecutor(1))
+        measure_executor(f"pass, {CPU_COUNT} threads", ThreadsExecutor(CPU_COUNT))
         cluster = LocalCluster(processes=False, threads_per_worker=1, dashboard_address=None)
         with cluster, Client(cluster) as client:
-            show("dask in process, 1 thread", DaskExecutor(client))
+            measure_executor("pass, Dask, 1 thread in process", DaskExecutor(client))
         with worker_processes(1) as one, worker_processes(2) as two:
-            alone = show("dask, 1 worker process", one)
-            both = show("dask, 2 worker processes", two)
-        print(f"2 worker processes against 1: {alone / both:.2f} times as fast")
+            one_worker = measure_executor("pass, Dask, 1 worker process", one)
+            two_workers = measure_executor("pass, Dask, 2 worker processes", two)
+        print(f"speed-up of 2 worker processes over 1: {one_worker / two_workers:.2f}")
 
 
 if __name__ == "__main__":

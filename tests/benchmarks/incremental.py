@@ -1,6 +1,10 @@
-"""The statistics of a refit after appending 1 % against those of the fit before.
+"""Counting in a refit after 1 % more rows against counting in the first fit.
 
-python -m tests.benchmarks.incremental [MILLIONS OF ROWS]
+python -m tests.benchmarks incremental [MILLIONS_OF_ROWS]
+
+Prints the wall seconds that the counting stages take in the first fit and in the refit. `start-up`
+is their time for a small dataset, which is mostly spent before the first compiled function runs;
+`net ratio` excludes it. Default: 8 million rows.
 """
 
 import json
@@ -27,20 +31,20 @@ MODELS = {
 }
 
 
-def add(writer: DatasetWriter, n_rows: int, seed: int) -> None:
-    """Independent bits of different margins: they compress as badly as any."""
+def add_rows(writer: DatasetWriter, n_rows: int, seed: int) -> None:
+    """Add independent bits with different margins, which hardly compress."""
     rng = np.random.default_rng(seed)
     shares = rng.uniform(0.1, 0.9, N_FEATURES)
     for first in range(0, n_rows, BATCH):
         size = min(BATCH, n_rows - first)
-        drawn = np.frombuffer(rng.bytes(size * N_FEATURES), np.uint8).reshape(size, N_FEATURES)
+        levels = np.frombuffer(rng.bytes(size * N_FEATURES), np.uint8).reshape(size, N_FEATURES)
         segments = np.array([f"s{k}" for k in range(N_SEGMENTS)])
         labels = segments[np.arange(size) * N_SEGMENTS // size]
-        writer.add(ArrayBatch((drawn < 256 * shares).view(np.uint8)), labels)
+        writer.add(ArrayBatch((levels < 256 * shares).view(np.uint8)), labels)
 
 
-def fitted(folder: Path, model: str) -> dict[str, float]:
-    """Fit by the command, in a process of its own; give the seconds of its stages."""
+def fit(folder: Path, model: str) -> dict[str, float]:
+    """Run the fit command in a new process; return the wall seconds of its stages."""
     arguments = ["--dataset", str(folder / "d.zarr"), "--output", str(folder / model)]
     command = [sys.executable, "-m", "flows.fit", *arguments, "--model", model, *MODELS[model]]
     options = ["--no-report", "--json"]
@@ -51,45 +55,46 @@ def fitted(folder: Path, model: str) -> dict[str, float]:
     return seconds
 
 
-def each_fitted(folder: Path) -> dict[str, dict[str, float]]:
-    return {model: fitted(folder, model) for model in MODELS}
+def fit_all(folder: Path) -> dict[str, dict[str, float]]:
+    return {model: fit(folder, model) for model in MODELS}
 
 
 def write(folder: Path, open_writer: Callable[..., Any], n_rows: int, seed: int) -> None:
     with open_writer(folder / "d.zarr", NAMES, expected_rows=n_rows) as writer:
-        add(writer, n_rows, seed)
+        add_rows(writer, n_rows, seed)
 
 
-def counting(run: dict[str, dict[str, float]], model: str) -> float:
+def counting_seconds(run: dict[str, dict[str, float]], model: str) -> float:
     return sum(run[model][stage] for stage in STAGES)
 
 
 def main() -> None:
-    """Print the seconds of both fits of each model, and their ratio.
-
-    A process needs some time before its first compiled function runs, however few the rows: the
-    statistics of a small dataset show it, and the last ratio is without it.
-    """
+    """Print one line per model."""
     n_rows = int(float(sys.argv[1] if len(sys.argv) > 1 else MILLIONS) * 1e6)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "small").mkdir()
         write(folder / "small", create_dataset, BATCH, 0)
-        each_fitted(folder / "small")  # compiles what is to be compiled
-        small = each_fitted(folder / "small")
+        fit_all(folder / "small")  # compile the kernels
+        small_fit = fit_all(folder / "small")
         write(folder, create_dataset, n_rows, 1)
-        full = each_fitted(folder)
+        first_fit = fit_all(folder)
         with append_dataset(folder / "d.zarr", NAMES) as writer:
-            add(writer, n_rows // 100, 2)
-        again = each_fitted(folder)
-    print(f"{n_rows:,} rows x {N_FEATURES} features, then 1 % more")
+            add_rows(writer, n_rows // 100, 2)
+        refit = fit_all(folder)
+    print(f"{n_rows:,} rows x {N_FEATURES} features, then 1 % more; wall seconds of counting")
+    print(
+        f"{'model':12s} {'first fit s':>11} {'refit s':>8} {'ratio':>6} {'start-up s':>10} "
+        f"{'net ratio':>9} {'drift s':>8}"
+    )
     for model in MODELS:
-        first, second, start = (counting(run, model) for run in (full, again, small))
-        net = (second - start) / (first - start)
+        first, second, startup = (
+            counting_seconds(run, model) for run in (first_fit, refit, small_fit)
+        )
+        net = (second - startup) / (first - startup)
         print(
-            f"{model:12s} statistics {first:.2f} s, then {second:.2f} s, ratio "
-            f"{second / first:.3f}; small data {start:.2f} s, ratio beyond {net:.3f}; "
-            f"drift {again[model]['drift']:.2f} s"
+            f"{model:12s} {first:11.2f} {second:8.2f} {second / first:6.3f} {startup:10.2f} "
+            f"{net:9.3f} {refit[model]['drift']:8.2f}"
         )
 
 

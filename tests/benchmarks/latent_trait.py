@@ -1,7 +1,10 @@
-"""Passes of the latent-trait model over a stored dataset, against the bare E-step in memory.
+"""Latent-trait passes over a stored dataset against the E-step in memory.
 
-`python -m tests.benchmarks.latent_trait`: 2 million rows of 128 features, two components. Then the
-recovery of two factors behind 20 items by quadrature and by the bound: CPU seconds and errors.
+python -m tests.benchmarks latent_trait
+
+Prints the shortest wall seconds of a pass over 2 million rows of 128 features with two components,
+with a fixed number of three rounds and with rounds until each row converges. Then, for 20 items and
+two factors, CPU seconds and errors of the slopes for each estimator.
 """
 
 import os
@@ -33,19 +36,19 @@ from tests.support.strategies import DenseData, make_memory_rows
 from tests.support.worker_processes import worker_processes
 
 N_ROWS, N_FEATURES, REPEATS, STEP = 2_000_000, 128, 3, 50_000
-FORCED, RESTED = {"tol": 0.0, "max_rounds": 3}, {"tol": 1e-4, "max_rounds": 20}
+THREE_ROUNDS, UNTIL_CONVERGED = {"tol": 0.0, "max_rounds": 3}, {"tol": 1e-4, "max_rounds": 20}
 
 
-def truth(n_features: int, rng: np.random.Generator) -> LatentTraitParams:
-    """Two components that explain about half of the logits."""
+def draw_params(n_features: int, rng: np.random.Generator) -> LatentTraitParams:
+    """Draw parameters of two components that explain about half of the logits' variance."""
     weights = 1.5 / np.sqrt(2) * rng.standard_normal((n_features, 2))
     return make_params(weights, rng.standard_normal(n_features))
 
 
-def drawn(params: LatentTraitParams, n_rows: int, rng: np.random.Generator) -> np.ndarray:
+def draw_rows(params: LatentTraitParams, n_rows: int, rng: np.random.Generator) -> np.ndarray:
     x = rng.standard_normal((n_rows, 2))
-    chances = expit(x @ params.weights.T + params.offsets)
-    return (rng.random(chances.shape) < chances).astype(np.uint8)
+    probabilities = expit(x @ params.weights.T + params.offsets)
+    return (rng.random(probabilities.shape) < probabilities).astype(np.uint8)
 
 
 def write_dataset(path: Path, params: LatentTraitParams, n_rows: int) -> BinaryDataset:
@@ -53,21 +56,21 @@ def write_dataset(path: Path, params: LatentTraitParams, n_rows: int) -> BinaryD
     names = [f"f{i}" for i in range(len(params.weights))]
     with create_dataset(path, names, expected_rows=n_rows) as writer:
         for _ in range(0, n_rows, STEP):
-            writer.add(ArrayBatch(drawn(params, STEP, rng)))
+            writer.add(ArrayBatch(draw_rows(params, STEP, rng)))
     return open_dataset(path)
 
 
 def e_step(params: LatentTraitParams, rounds: dict[str, float], block: BinaryBlock) -> Sums:
-    """The model's own E-step with rounds of our choice."""
-    found = variational_e_step(
+    """Run the E-step of the model with given limits on its rounds."""
+    step = variational_e_step(
         block.words, None, block.n_samples, params.weights, params.offsets, **rounds
     )
-    values = {"curvature": found.curvature, "target": found.target}
-    return Sums(block.n_samples, found.bound, values)
+    values = {"curvature": step.curvature, "target": step.target}
+    return Sums(block.n_samples, step.bound, values)
 
 
-def seconds(work: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The least of some runs, the first left out."""
+def measure_seconds(work: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Return the wall time of the fastest run after one that is not counted."""
     work()
     times = []
     for _ in range(repeats):
@@ -78,79 +81,89 @@ def seconds(work: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def time_passes(folder: Path) -> None:
-    """Print seconds of passes, and their ratios."""
-    params = truth(N_FEATURES, np.random.default_rng(0))
+    """Print the seconds of passes, and their ratios."""
+    params = draw_params(N_FEATURES, np.random.default_rng(0))
     half = write_dataset(folder / "half.zarr", params, N_ROWS // 2)
     whole = write_dataset(folder / "whole.zarr", params, N_ROWS)
     chunks = [whole.read_chunk(key) for key in range(whole.n_chunks)]
 
-    def bare(rounds: dict[str, float]) -> None:
+    def run_kernel(rounds: dict[str, float]) -> None:
         for chunk in chunks:
             args = (chunk.words, None, len(chunk.rows), params.weights, params.offsets)
             variational_e_step(*args, **rounds)
 
-    def one_pass(dataset: BinaryDataset, executor: Executor, rounds: dict[str, float]) -> Sums:
+    def run_pass(dataset: BinaryDataset, executor: Executor, rounds: dict[str, float]) -> Sums:
         read = ChunkReader(str(dataset.path), dataset.digest, memory=1 << 30)
         rows = replace(make_test_row_source(dataset), read=read)
         return collect_statistics(partial(e_step, params, rounds), rows, executor, "pass")
 
     kernel = {
-        name: seconds(partial(bare, r)) for name, r in (("forced", FORCED), ("rested", RESTED))
+        name: measure_seconds(partial(run_kernel, r))
+        for name, r in (("three rounds", THREE_ROUNDS), ("until converged", UNTIL_CONVERGED))
     }
     print(
-        f"bare kernel, one thread: three rounds {kernel['forced']:.2f} s, "
-        f"until rows rest {kernel['rested']:.2f} s"
+        f"kernel in memory, one thread: three rounds {kernel['three rounds']:.2f} s, "
+        f"until converged {kernel['until converged']:.2f} s"
     )
     threads = ThreadsExecutor(CPU_COUNT)
-    for name, rounds in (("forced", FORCED), ("rested", RESTED)):
-        short, long = (seconds(partial(one_pass, d, threads, rounds)) for d in (half, whole))
-        serial = seconds(partial(one_pass, whole, SerialExecutor(), rounds))
+    for name, rounds in (("three rounds", THREE_ROUNDS), ("until converged", UNTIL_CONVERGED)):
+        short, long = (
+            measure_seconds(partial(run_pass, d, threads, rounds)) for d in (half, whole)
+        )
+        serial = measure_seconds(partial(run_pass, whole, SerialExecutor(), rounds))
         print(
-            f"{name}: pass on {CPU_COUNT} threads {long:.2f} s, {long / short:.2f} times that of "
-            f"half the rows; on one {serial:.2f} s, {serial / kernel[name]:.2f} times the kernel"
+            f"{name}: pass on {CPU_COUNT} threads {long:.2f} s, ratio to half the rows "
+            f"{long / short:.2f}; serial pass {serial:.2f} s, ratio to kernel "
+            f"{serial / kernel[name]:.2f}"
         )
     with worker_processes(1) as one, worker_processes(2) as two:
-        # By turns, so that a neighbour's work does not fall on one of them alone.
-        turns = [
-            [seconds(partial(one_pass, whole, executor, RESTED), 1) for executor in (one, two)]
+        # Alternate, so that both share the same machine load.
+        runs = [
+            [
+                measure_seconds(partial(run_pass, whole, executor, UNTIL_CONVERGED), 1)
+                for executor in (one, two)
+            ]
             for _ in range(2 * REPEATS)
         ]
-    times = np.min(turns, axis=0)
+    times = np.min(runs, axis=0)
     print(
-        f"worker processes, until rows rest: {times[0]:.2f} s on one, {times[1]:.2f} s on two, "
-        f"{times[0] / times[1]:.2f} times as fast"
+        f"until converged: 1 worker process {times[0]:.2f} s, 2 worker processes {times[1]:.2f} s, "
+        f"speed-up {times[0] / times[1]:.2f}"
     )
     clear_chunk_cache()
 
 
-def recover() -> None:
-    """Print what it costs to find two factors behind 20 items in 10^5 rows, and the errors."""
+def measure_recovery() -> None:
+    """Print CPU seconds and errors of fits to 20 items in 100,000 rows, per estimator."""
     rng = np.random.default_rng(0)
-    params = truth(20, rng)
-    rows = make_memory_rows(DenseData(drawn(params, 100_000, rng)), [5000] * 20)
+    params = draw_params(20, rng)
+    rows = make_memory_rows(DenseData(draw_rows(params, 100_000, rng)), [5000] * 20)
+    print(
+        f"{'estimator':11} {'CPU s':>8} {'passes':>8} {'RMSE of slopes':>14} "
+        f"{'norm relative to truth':>22}"
+    )
     for estimator in ("quadrature", "variational", "ep", "auto"):
         settings: dict[str, Any] = {"estimator": estimator}
         model = LatentTrait(**settings)
         fit_model(LatentTrait(**{**settings, "max_iter": 2}), rows, SerialExecutor())
         start = time.process_time()
-        found = fit_model(model, rows, SerialExecutor())
-        spent = time.process_time() - start
-        left, _, right = np.linalg.svd(found.params.weights.T @ params.weights)
-        gaps = found.params.weights @ left @ right - params.weights
-        shrunk = np.linalg.norm(found.params.weights) / np.linalg.norm(params.weights)
+        state = fit_model(model, rows, SerialExecutor())
+        cpu_seconds = time.process_time() - start
+        left, _, right = np.linalg.svd(state.params.weights.T @ params.weights)
+        errors = state.params.weights @ left @ right - params.weights
+        relative_size = np.linalg.norm(state.params.weights) / np.linalg.norm(params.weights)
         print(
-            f"{estimator}: {spent:.2f} CPU seconds, {found.iteration} passes, "
-            f"root mean square error of slopes {np.sqrt((gaps**2).mean()):.4f}, "
-            f"their size {shrunk:.3f} of the true"
+            f"{estimator:11} {cpu_seconds:8.2f} {state.iteration:8} "
+            f"{np.sqrt((errors**2).mean()):14.4f} {relative_size:22.3f}"
         )
 
 
 def main() -> None:
-    """Print all of it."""
+    """Print pass times, then the recovery of known parameters."""
     print(f"{N_ROWS:,} rows x {N_FEATURES} features on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as folder:
         time_passes(Path(folder))
-    recover()
+    measure_recovery()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The logistic bound: core nanoseconds per row, feature and round, against the same in NumPy.
+"""The variational bound of logistic models against the same rounds in NumPy.
 
-`python -m tests.benchmarks.logistic_bound`. The last lines are the size that the kernels were made
-for: rounds until the bound rests, and three rounds, each with the sums for the M-step.
+python -m tests.benchmarks logistic_bound
+
+Prints CPU nanoseconds per row and feature, and the speed relative to NumPy. `three rounds + sums`
+adds the sums for the M-step. The last line shows CPU seconds for 2 million rows of 128 features.
 """
 
 import time
@@ -13,11 +15,11 @@ from pipeline.numerics.bits.kernels import pack_rows, unpack_rows
 from pipeline.numerics.logistic.logistic_bound import variational_e_step, variational_row_posterior
 
 REPEATS = 5
-VALUES = 2_000_000  # bits of a measurement at one or two components
+VALUES = 2_000_000  # values per measurement with one or two components
 
 
-def problem(rng, n_samples, n_features, q):
-    """Rows of a model whose components explain about half of the logits, and its parameters."""
+def draw_problem(rng, n_samples, n_features, q):
+    """Draw rows and parameters of components that explain about half of the logits' variance."""
     weights = 1.5 / np.sqrt(q) * rng.normal(size=(n_features, q))
     offsets = rng.normal(size=n_features)
     x = rng.normal(size=(n_samples, q))
@@ -25,8 +27,8 @@ def problem(rng, n_samples, n_features, q):
     return pack_rows(T.astype(np.uint8)), None, n_samples, weights, offsets
 
 
-def numpy_rounds(words, observed_words, n_samples, weights, offsets, n_rounds):
-    """Means, covariances and bounds, all rows at once."""
+def run_numpy_rounds(words, observed_words, n_samples, weights, offsets, n_rounds):
+    """Return means, covariances and bounds, computed for all rows at once."""
     signs = unpack_rows(words, n_samples) - 0.5
     q = weights.shape[1]
     mean, covariance = np.zeros((n_samples, q)), np.tile(np.eye(q), (n_samples, 1, 1))
@@ -45,8 +47,8 @@ def numpy_rounds(words, observed_words, n_samples, weights, offsets, n_rounds):
     return mean, covariance, bound
 
 
-def core_seconds(function, repeats=REPEATS):
-    """The least of some runs; neighbours on the same cores do not count."""
+def measure_cpu(function, repeats=REPEATS):
+    """Return the CPU time of the fastest of several runs."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -56,45 +58,50 @@ def core_seconds(function, repeats=REPEATS):
 
 
 def compare(rng, n_features, q):
-    """Print one line of nanoseconds and ratios."""
+    """Print one line of the table."""
     n_samples = 64 * max(1, int(VALUES / n_features / 64 * 6 / max(6, (q + 1) * (q + 2))))
-    rows = problem(rng, n_samples, n_features, q)
+    rows = draw_problem(rng, n_samples, n_features, q)
     one, three, nine = (
-        core_seconds(lambda: variational_row_posterior(*rows, tol=0, max_rounds=n))  # noqa: B023
+        measure_cpu(lambda: variational_row_posterior(*rows, tol=0, max_rounds=n))  # noqa: B023
         for n in (1, 3, 9)
     )
-    sums = core_seconds(lambda: variational_e_step(*rows, tol=0, max_rounds=3))
-    naive = core_seconds(lambda: numpy_rounds(*rows, 3), 2)
-    mean, _, bound = numpy_rounds(*rows, 3)
+    sums = measure_cpu(lambda: variational_e_step(*rows, tol=0, max_rounds=3))
+    numpy_seconds = measure_cpu(lambda: run_numpy_rounds(*rows, 3), 2)
+    mean, _, bound = run_numpy_rounds(*rows, 3)
     posterior = variational_row_posterior(*rows, tol=0, max_rounds=3)
     np.testing.assert_allclose(posterior.mean, mean, atol=1e-10)
     np.testing.assert_allclose(posterior.bound, bound, atol=1e-9)
     unit = 1e9 / (n_samples * n_features)
     print(
-        f"{q:3d} components {n_features:4d} features: {(nine - one) / 8 * unit:6.2f} ns a round, "
-        f"{three * unit:6.2f} for three, {sums * unit:6.2f} with sums; "
-        f"NumPy {naive * unit:6.1f} for three, {naive / three:.1f} x",
+        f"{q:10d} {n_features:8d} {(nine - one) / 8 * unit:9.2f} {three * unit:12.2f} "
+        f"{sums * unit:19.2f} {numpy_seconds * unit:18.1f} {numpy_seconds / three:14.1f}",
         flush=True,
     )
 
 
 def extrapolate(rng, n_features=128, q=2, n_samples=2**16):
-    """Print core seconds for two million rows."""
-    rows = problem(rng, n_samples, n_features, q)
+    """Print CPU seconds for two million rows, extrapolated from a sample."""
+    rows = draw_problem(rng, n_samples, n_features, q)
     scale = 2e6 / n_samples
-    forced = core_seconds(lambda: variational_e_step(*rows, tol=0, max_rounds=3), 3)
-    rested = core_seconds(lambda: variational_e_step(*rows), 3)
+    three_rounds = measure_cpu(lambda: variational_e_step(*rows, tol=0, max_rounds=3), 3)
+    until_converged = measure_cpu(lambda: variational_e_step(*rows), 3)
     rounds = variational_row_posterior(*rows).rounds
     print(
         f"2 million rows of {n_features} features, {q} components: "
-        f"{forced * scale:.1f} core seconds for three rounds and sums, {rested * scale:.1f} until "
-        f"the bound rests ({rounds.mean():.1f} rounds, at most {rounds.max()})"
+        f"three rounds + sums {three_rounds * scale:.1f} CPU s, until convergence "
+        f"{until_converged * scale:.1f} CPU s ({rounds.mean():.1f} rounds, at most {rounds.max()})"
     )
 
 
 def main():
+    """Print the table and the extrapolation."""
     rng = np.random.default_rng(0)
-    variational_e_step(*problem(rng, 64, 4, 1))
+    variational_e_step(*draw_problem(rng, 64, 4, 1))
+    print("CPU nanoseconds per row and feature")
+    print(
+        f"{'components':>10} {'features':>8} {'per round':>9} {'three rounds':>12} "
+        f"{'three rounds + sums':>19} {'NumPy three rounds':>18} {'speed vs NumPy':>14}"
+    )
     for q in (1, 2, 3, 5, 10):
         for n_features in (16, 128, 256):
             compare(rng, n_features, q)

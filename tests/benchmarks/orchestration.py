@@ -1,6 +1,9 @@
-"""What a chunk costs beside its work: a pass over 10,000 tiny chunks, in every executor.
+"""Overhead per chunk: a pass over many tiny chunks against reading them.
 
-python -m tests.benchmarks.orchestration [N_CHUNKS]
+python -m tests.benchmarks orchestration [N_CHUNKS]
+
+Prints wall milliseconds per chunk for each executor, and the memory of the client process in MB at
+10 % and at 100 % of a pass. Default: 10,000 chunks.
 """
 
 import sys
@@ -23,7 +26,9 @@ from tests.support.worker_processes import worker_processes
 N_CHUNKS, N_FEATURES = 10_000, 16
 
 
-def sweep(dataset: BinaryDataset, executor: Executor, progress: Progress = ignore_progress) -> None:
+def run_pass(
+    dataset: BinaryDataset, executor: Executor, progress: Progress = ignore_progress
+) -> None:
     collect_pass_statistics(
         ClippedPCA(),
         FitState(None),
@@ -34,51 +39,52 @@ def sweep(dataset: BinaryDataset, executor: Executor, progress: Progress = ignor
     )
 
 
-def read(dataset: BinaryDataset) -> None:
+def read_chunks(dataset: BinaryDataset) -> None:
     for key in range(dataset.n_chunks):
         dataset.read_chunk(key)
 
 
-def seconds(work: Callable[..., object], *arguments: object) -> float:
-    begun = time.perf_counter()
+def measure_seconds(work: Callable[..., object], *arguments: object) -> float:
+    start = time.perf_counter()
     work(*arguments)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-class Memory:
-    """Notes the memory of this process at 10 % and 100 % of a pass."""
+class MemoryRecorder:
+    """Progress callback that records the memory of this process at 10 % and 100 %, in MB."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self.at: dict[int, float] = {}
+        self.megabytes: dict[int, float] = {}
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         for percent in (10, 100):
-            if percent not in self.at and 100 * done >= percent * total:
-                self.at[percent] = self._process.memory_info().rss / 1e6
+            if percent not in self.megabytes and 100 * done >= percent * total:
+                self.megabytes[percent] = self._process.memory_info().rss / 1e6
 
 
 def main() -> None:
-    """Print milliseconds a chunk, and the client's memory."""
+    """Print milliseconds per chunk, and the memory of the client."""
     n_chunks = int(sys.argv[1]) if len(sys.argv) > 1 else N_CHUNKS
     with tempfile.TemporaryDirectory() as folder:
         X, _ = draw_probit_rows(n_chunks * 64, N_FEATURES, 2, seed=1)
         dataset = write_arrays(Path(folder) / "d.zarr", X, words_per_chunk=1)
         print(f"{dataset.n_chunks:,} chunks of 64 rows x {N_FEATURES} features")
 
-        def show(name: str, taken: float, more: str = "") -> None:
-            print(f"{name:28s} {1e3 * taken / dataset.n_chunks:.2f} ms a chunk{more}")
+        def print_line(name: str, seconds: float, memory_text: str = "") -> None:
+            print(f"{name:30s} {1e3 * seconds / dataset.n_chunks:.2f} ms per chunk{memory_text}")
 
-        sweep(dataset, SerialExecutor())  # compiles
-        show("reading alone", seconds(read, dataset))
-        show("serial", seconds(sweep, dataset, SerialExecutor()))
+        run_pass(dataset, SerialExecutor())  # compile the kernels
+        print_line("reading only", measure_seconds(read_chunks, dataset))
+        print_line("serial", measure_seconds(run_pass, dataset, SerialExecutor()))
         for n_workers in (1, 2):
             with worker_processes(n_workers) as executor:
-                sweep(dataset, executor)
-                memory = Memory()
-                taken = seconds(sweep, dataset, executor, memory)
-            grown = f", client {memory.at[10]:.0f} MB at 10 %, {memory.at[100]:.0f} MB at 100 %"
-            show(f"dask, worker processes: {n_workers}", taken, grown)
+                run_pass(dataset, executor)
+                memory = MemoryRecorder()
+                seconds = measure_seconds(run_pass, dataset, executor, memory)
+            first, last = memory.megabytes[10], memory.megabytes[100]
+            memory_text = f", client {first:.0f} MB at 10 %, {last:.0f} MB at 100 %"
+            print_line(f"Dask, {n_workers} worker process(es)", seconds, memory_text)
 
 
 if __name__ == "__main__":
