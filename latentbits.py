@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +39,20 @@ _MODULES = {
     **dict.fromkeys(("load_artifact", "open_codes", "open_dataset"), "storage"),
     **dict.fromkeys(("evaluate", "fit", "transform"), "pipeline.api.functions"),
 }
+
+
+def _refuse_hidden_packages() -> None:
+    """Raise ImportError if the current folder, say, has other packages with the names of ours."""
+    for name in ("pipeline", "storage"):
+        spec, own = find_spec(name), Path(__file__).with_name(name) / "__init__.py"
+        if spec and spec.origin and Path(spec.origin).resolve() != own.resolve():
+            raise ImportError(
+                f"{spec.origin} hides the package {name!r} of latentbits. "
+                "Rename it, or start Python in another folder."
+            )
+
+
+_refuse_hidden_packages()
 
 
 def from_numpy(

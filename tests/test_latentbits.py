@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -322,3 +324,21 @@ def test_threshold() -> None:
 def test_meanings_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(FitError, match=message):
         lb.from_dataframe(pd.DataFrame(CALLS), **options)
+
+
+@pytest.mark.parametrize("path", ["storage.py", "pipeline/__init__.py"])
+def test_the_import_names_a_local_package_that_hides_ours(tmp_path: Path, path: str) -> None:
+    other = tmp_path / path
+    other.parent.mkdir(exist_ok=True)
+    other.touch()
+    name = other.relative_to(tmp_path).parts[0].removesuffix(".py")
+    done = subprocess.run(
+        [sys.executable, "-c", "import latentbits"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert f"ImportError: {other} hides the package {name!r}" in done.stderr
+    assert done.returncode == 1
+
+
+def test_a_local_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "storage").mkdir()
+    subprocess.run([sys.executable, "-c", "import latentbits"], cwd=tmp_path, check=True)
