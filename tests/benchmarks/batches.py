@@ -1,4 +1,4 @@
-"""Mini-batch updates in one task and through an executor against a plain loop.
+"""Mini-batch updates in one task and over an executor against a plain loop.
 
 python -m tests.benchmarks batches
 

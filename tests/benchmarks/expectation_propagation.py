@@ -1,4 +1,4 @@
-"""Posteriors by expectation propagation against the same iterations in NumPy.
+"""Posteriors by expectation propagation against the same rounds in NumPy.
 
 python -m tests.benchmarks expectation_propagation
 

@@ -1,4 +1,4 @@
-"""Export of codes to CSV and Parquet against writing the same table with pyarrow.
+"""Export of codes to CSV and Parquet against pyarrow writing the same table.
 
 python -m tests.benchmarks export [ROWS]
 

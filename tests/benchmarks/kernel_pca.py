@@ -1,4 +1,4 @@
-"""Kernel PCA, exact and with landmarks, against scikit-learn, and on two workers.
+"""Exact and landmark kernel PCA against scikit-learn, and on two workers.
 
 python -m tests.benchmarks kernel_pca [ROWS]
 

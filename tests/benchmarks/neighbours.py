@@ -1,4 +1,4 @@
-"""Exact nearest neighbours against scikit-learn and faiss, and on two workers.
+"""Nearest neighbours against scikit-learn and faiss, and on two workers.
 
 python -m tests.benchmarks neighbours [ROWS]
 

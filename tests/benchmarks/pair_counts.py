@@ -1,12 +1,15 @@
-"""Joint counts of all pairs of features: packed bits against a register loop and float32 BLAS.
+"""Pair counts from packed bits against float32 BLAS and the CPU's limit.
 
-Run `python -m tests.benchmarks.pair_counts`. The register loop repeats the counting of a word, AND,
-population count and addition, on vectors that stay in registers: its speed is the physical limit of
-counting word by word. Lookups, which count on CPUs without a population count of vectors, may
-exceed it. NumPy gives `X.T @ X` to BLAS's `syrk`, so all sides compute each pair once.
-Which kernels OpenBLAS chose is printed: on a CPU it does not know it falls back to older ones, and
-`OPENBLAS_CORETYPE=SkylakeX` asks for its AVX-512 ones. Seconds are medians of runs that take turns;
-shares of the register loop are medians of the ratios of neighbouring runs, in CPU seconds.
+python -m tests.benchmarks pair_counts
+
+The first line compares speeds on one core, in billions of pair-samples per CPU second, with a loop
+that does the same operations (AND, population count, addition) on vectors that stay in registers.
+That is the limit of counting word by word; the lookup tables used on CPUs without a vector
+population count may exceed it. The following lines compare median wall milliseconds with NumPy's
+`X.T @ X`, which calls BLAS's `syrk`, so both compute each pair once.
+
+The OpenBLAS kernels in use are printed first. On a CPU that OpenBLAS does not know it falls back to
+older kernels; `OPENBLAS_CORETYPE=SkylakeX` selects those for AVX-512.
 """
 
 import time
@@ -37,7 +40,7 @@ WORDS_PER_VECTOR = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") 
 def generate_register_loop(typing_context: Any, n_steps: Any) -> Any:
     """Generate a loop that adds the joint ones of two vectors to each of `LOOP_COUNTERS` vectors.
 
-    An empty line of assembly hides from the compiler that the vectors do not change.
+    Empty inline assembly keeps the compiler from noticing that the vectors do not change.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -73,7 +76,7 @@ def run_register_loop(n_steps: int) -> int:
 
 
 def count_packed(words: NDArray[np.uint64], n_threads: int) -> NDArray[np.int64]:
-    """Count each thread's share of the words apart and add up."""
+    """Split the words among threads, count each share and add up the counts."""
     shares = np.array_split(words, n_threads, axis=1)
     with ThreadPoolExecutor(n_threads) as threads:
         counts: NDArray[np.int64] = np.sum(
@@ -83,14 +86,14 @@ def count_packed(words: NDArray[np.uint64], n_threads: int) -> NDArray[np.int64]
 
 
 def alternate(*calls: Callable[[], object]) -> list[float]:
-    """Return each call's median seconds; taking turns, they meet the same neighbours."""
+    """Return the median seconds of each call; calls alternate, so that all meet the same load."""
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(REPEATS):
-        for call, own in zip(calls, seconds, strict=True):
+        for call, runs in zip(calls, seconds, strict=True):
             start = time.perf_counter()
             call()
-            own.append(time.perf_counter() - start)
-    return [median(own) for own in seconds]
+            runs.append(time.perf_counter() - start)
+    return [median(runs) for runs in seconds]
 
 
 def compare_with_register_loop(words: NDArray[np.uint64]) -> None:
@@ -110,15 +113,16 @@ def compare_with_register_loop(words: NDArray[np.uint64]) -> None:
             start = time.thread_time()
             call()
             speeds[-1].append(1e-9 * work / (time.thread_time() - start))
-    loop, packed = (median(own) for own in zip(*speeds, strict=True))
-    share = median(own[1] / own[0] for own in speeds)
+    loop, packed = (median(column) for column in zip(*speeds, strict=True))
+    ratio = median(pair[1] / pair[0] for pair in speeds)
     print(
-        f"1 core: packed {packed:.0f} G pair-samples/s, register loop of "
-        f"{64 * WORDS_PER_VECTOR}-bit vectors {loop:.0f} G, share {share:.2f}"
+        f"1 core: packed {packed:.0f} G pair-samples/s, register loop with "
+        f"{64 * WORDS_PER_VECTOR}-bit vectors {loop:.0f} G pair-samples/s, ratio {ratio:.2f}"
     )
 
 
 def main() -> None:
+    """Print the comparisons with the register loop and with BLAS."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**64, (N_FEATURES, N_SAMPLES // 64), dtype=np.uint64)
     X = unpack_rows(words, N_SAMPLES).astype(np.float32)
@@ -133,7 +137,7 @@ def main() -> None:
             np.testing.assert_array_equal(count_packed(words, n_threads), X.T @ X)
             packed, blas = alternate(partial(count_packed, words, n_threads), lambda: X.T @ X)
         print(
-            f"{n_threads} thread(s), {N_FEATURES} features x {N_SAMPLES} rows: "
+            f"{n_threads} thread(s), {N_FEATURES} features x {N_SAMPLES:,} rows: "
             f"packed {1e3 * packed:.1f} ms, float32 BLAS {1e3 * blas:.1f} ms, "
             f"ratio {blas / packed:.1f}, {n_pairs * N_SAMPLES / packed / 1e9:.0f} G pair-samples/s"
         )

@@ -1,9 +1,11 @@
-"""Passes and codes by quadrature on a lattice, against other nodes.
+"""Lattice quadrature for latent traits against other quadrature rules.
 
-`python -m tests.benchmarks.quadrature` prints two tables. Passes: CPU microseconds per row, and the
-mean error of log P(t) over 300 rows, nats, against integration around each row's posterior. Codes:
-CPU microseconds per row on the lattice and by that integration, for several shares of missing
-values, and the largest difference of a mean, in standard deviations.
+python -m tests.benchmarks quadrature
+
+The first table shows CPU microseconds per row of an E-step and the mean error of log P(x) in nats,
+over 300 rows, relative to integration around each row's posterior. The second table shows CPU
+microseconds per row of codes on the lattice and by that integration (`centred`), for several shares
+of missing values, and the largest difference between the posterior means, in standard deviations.
 """
 
 import time
@@ -28,7 +30,7 @@ NODES_PER_AXIS, REPEATS, N_CHECKED = {1: 60, 2: 61, 3: 21}, 3, 300
 
 
 def draw_rows(n_rows: int, n_features: int, q: int) -> tuple[np.ndarray, TraitItems]:
-    """Items whose slopes are 1.5 in root mean square."""
+    """Draw rows of items whose slopes have a root mean square of 1.5 per item."""
     rng = np.random.default_rng(1)
     weights = 1.5 / np.sqrt(q) * rng.standard_normal((n_features, q))
     offsets = rng.standard_normal(n_features)
@@ -37,7 +39,7 @@ def draw_rows(n_rows: int, n_features: int, q: int) -> tuple[np.ndarray, TraitIt
 
 
 def measure_cpu(work: Callable[[], object]) -> float:
-    """Return the least CPU seconds of some runs."""
+    """Return the CPU time of the fastest of several runs."""
     times = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -48,7 +50,7 @@ def measure_cpu(work: Callable[[], object]) -> float:
 
 def print_passes() -> None:
     """Print the table of passes."""
-    print(f"{'rows x items, traits':>22}{'nodes':>10}{'us per row':>12}{'error':>10}")
+    print(f"{'rows x items, traits':>22}{'rule':>10}{'CPU us/row':>12}{'error, nats':>13}")
     for n_rows, n_features, q in SHAPES:
         X, items = draw_rows(n_rows, n_features, q)
         nodes: Nodes = drop_light_nodes(gauss_hermite(NODES_PER_AXIS[q], q))
@@ -65,26 +67,28 @@ def print_passes() -> None:
             error = method(checked) / len(checked) - exact
             seconds = measure_cpu(lambda method=method, X=X: method(X))
             shape = f"{n_rows:,} x {n_features}, {q}"
-            print(f"{shape:>22}{name:>10}{1e6 * seconds / n_rows:>12.2f}{error:>10.0e}", flush=True)
+            print(f"{shape:>22}{name:>10}{1e6 * seconds / n_rows:>12.2f}{error:>13.0e}", flush=True)
 
 
 def print_codes() -> None:
     """Print the table of codes."""
-    print(f"{'items, traits, missing':>24}{'lattice':>10}{'own points':>12}{'difference':>12}")
+    print(
+        f"{'items, traits, missing':>24}{'lattice us':>12}{'centred us':>12}{'difference, SD':>16}"
+    )
     for n_features, q in ((20, 1), (200, 1), (20, 2), (200, 2), (20, 3), (200, 3)):
         X, items = draw_rows(N_CHECKED, n_features, q)
         for share in (0.0, 0.05, 0.3):
             observed = (np.random.default_rng(0).random(X.shape) >= share).astype(np.uint8)
             arguments = (X, observed, items)
-            found, exact = posterior_on_lattice(*arguments), posterior_by_quadrature(*arguments)
+            lattice, exact = posterior_on_lattice(*arguments), posterior_by_quadrature(*arguments)
             deviations = np.sqrt(np.diagonal(exact.covariance, axis1=1, axis2=2))
-            difference = abs((found.mean - exact.mean) / deviations).max()
+            difference = abs((lattice.mean - exact.mean) / deviations).max()
             times = [
                 1e6 * measure_cpu(lambda f=f, arguments=arguments: f(*arguments)) / N_CHECKED
                 for f in (posterior_on_lattice, posterior_by_quadrature)
             ]
             shape = f"{n_features}, {q}, {share:.0%}"
-            print(f"{shape:>24}{times[0]:>10.1f}{times[1]:>12.1f}{difference:>12.0e}", flush=True)
+            print(f"{shape:>24}{times[0]:>12.1f}{times[1]:>12.1f}{difference:>16.0e}", flush=True)
 
 
 def main() -> None:

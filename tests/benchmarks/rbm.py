@@ -1,7 +1,10 @@
-"""A pass of the restricted Boltzmann machine, against an epoch of scikit-learn's.
+"""A pass of the restricted Boltzmann machine against an epoch of scikit-learn.
 
-`python -m tests.benchmarks rbm`. Both take the same batches of one step of persistent chains over
-rows in memory. Ours are packed; a twentieth of them is held out, takes no steps and is scored.
+python -m tests.benchmarks rbm
+
+Prints median CPU seconds for rows in memory; the ratio is scikit-learn's time divided by ours. Both
+use the same batch sizes and one step of persistent chains. Our model holds out a twentieth of the
+rows, which it scores instead of training on them.
 """
 
 from __future__ import annotations
@@ -18,43 +21,46 @@ from pipeline.models.rbm import RestrictedBoltzmannMachine
 from tests.support.strategies import DenseData, make_memory_rows
 
 N_ROWS, N_FEATURES, N_HIDDEN, BATCHES = 100_000, 200, 50, (10, 100, 1000)
-_ROUNDS = 5
+REPEATS = 5
 
 
-def rows_of_factors(rng: np.random.Generator) -> np.ndarray:
-    """Rows that depend on ten factors."""
+def draw_rows(rng: np.random.Generator) -> np.ndarray:
+    """Draw rows that depend on ten factors."""
     z = rng.standard_normal((N_ROWS, 10)).astype(np.float32)
     noise = rng.standard_normal((N_ROWS, N_FEATURES), dtype=np.float32)
     mixing = rng.standard_normal((10, N_FEATURES)).astype(np.float32)
     return (0.5 * z @ mixing + noise > 0.7).astype(np.uint8)
 
 
-def core_seconds(function: Callable[[], object]) -> float:
-    """Take the time of one call."""
-    begun = time.process_time()
+def measure_cpu(function: Callable[[], object]) -> float:
+    """Return the CPU seconds of one call."""
+    start = time.process_time()
     function()
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def main() -> None:
-    """Print core seconds of an epoch, medians of some rounds, and their ratio."""
-    X, serial = rows_of_factors(np.random.default_rng(0)), SerialExecutor()
+    """Print one line per batch size."""
+    X, serial = draw_rows(np.random.default_rng(0)), SerialExecutor()
     rows, floats = make_memory_rows(DenseData(X), [N_ROWS // 10] * 10), X.astype(np.float32)
-    print("batch  scikit-learn  rbm   ratio")
+    print(f"{'batch size':>10} {'scikit-learn CPU s':>18} {'rbm CPU s':>9} {'ratio':>6}")
     with limit_blas_threads():
         for batch in BATCHES:
             model = RestrictedBoltzmannMachine(n_components=N_HIDDEN, batch=batch)
             state = initialize_fit(model, collect_first_statistics(model, rows, serial, 0), 0)
-            theirs = BernoulliRBM(N_HIDDEN, batch_size=batch, n_iter=1, random_state=0)
+            sklearn_model = BernoulliRBM(N_HIDDEN, batch_size=batch, n_iter=1, random_state=0)
             pairs = []
-            for _ in range(_ROUNDS):
-                peer = core_seconds(lambda peer=theirs: peer.fit(floats))
-                own = core_seconds(
+            for _ in range(REPEATS):
+                sklearn_seconds = measure_cpu(lambda m=sklearn_model: m.fit(floats))
+                pass_seconds = measure_cpu(
                     lambda m=model, s=state: collect_pass_statistics(m, s, rows, serial, 0)
                 )
-                pairs.append((peer, own))
-            peer, own = np.median(pairs, axis=0)
-            print(f"{batch:5d}  {peer:12.2f}  {own:.2f}  {peer / own:5.2f}", flush=True)
+                pairs.append((sklearn_seconds, pass_seconds))
+            sklearn_seconds, pass_seconds = np.median(pairs, axis=0)
+            ratio = sklearn_seconds / pass_seconds
+            print(
+                f"{batch:10d} {sklearn_seconds:18.2f} {pass_seconds:9.2f} {ratio:6.2f}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A pass of the restricted Boltzmann machine over stored rows: on workers, and against reading.
+"""RBM passes on two workers against one, and against reading the dataset.
 
-python -m tests.benchmarks.rbm_workers [ROWS]
+python -m tests.benchmarks rbm_workers [ROWS]
 
-Reading is that of all chunks, each unpacked to a byte a value, on the same two worker processes.
+Prints median wall seconds of a pass and the largest memory of a worker after it. `read and unpack`
+reads all chunks and unpacks them to one byte per value on two worker processes. Default: 1,000,000
+rows.
 """
 
 import sys
@@ -30,7 +32,7 @@ MODEL = RestrictedBoltzmannMachine(64)
 
 
 def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
-    """Rows that depend on ten factors."""
+    """Write rows that depend on ten factors."""
     rng = np.random.default_rng(0)
     mixing = rng.standard_normal((10, N_FEATURES), np.float32)
     words = -(-n_rows // (64 * N_CHUNKS))
@@ -44,37 +46,36 @@ def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
     return open_dataset(path)
 
 
-def ones_of_chunk(dataset: BinaryDataset, key: int) -> int:
-    """Read a chunk and unpack it."""
+def count_ones(dataset: BinaryDataset, key: int) -> int:
+    """Read a chunk, unpack it and count its ones."""
     return int(dataset.dense(key)[0].sum())
 
 
 def read_all(dataset: BinaryDataset, executor: DaskExecutor) -> None:
-    """Read all chunks."""
-    for _ in executor.map(partial(ones_of_chunk, dataset), range(dataset.n_chunks)):
+    """Read and unpack all chunks."""
+    for _ in executor.map(partial(count_ones, dataset), range(dataset.n_chunks)):
         pass
 
 
 def main() -> None:
-    """Print seconds and ratios, and the memory of the workers after a pass."""
+    """Print seconds, ratios and the memory of the workers after a pass."""
     n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data.zarr", n_rows)
         rows = make_test_row_source(dataset)
         state = initialize_fit(MODEL, collect_first_statistics(MODEL, rows, SerialExecutor(), 0), 0)
-        taken = {n: pass_seconds(rows, state, n) for n in (1, 2)}
+        passes = {n: pass_seconds(rows, state, n) for n in (1, 2)}
         with worker_processes(2) as executor:
-            reading = median_seconds(partial(read_all, dataset, executor))
-    for n, (seconds, megabytes) in taken.items():
-        print(f"{n} worker processes: {seconds:.2f} s a pass, at most {megabytes:.0f} MB each")
-    print(f"two against one: {taken[1][0] / taken[2][0]:.2f} times as fast")
-    print(
-        f"reading and unpacking on two: {reading:.2f} s; a pass {taken[2][0] / reading:.2f} times"
-    )
+            read_seconds = median_seconds(partial(read_all, dataset, executor))
+    for n, (seconds, megabytes) in passes.items():
+        print(f"worker processes: {n}, pass {seconds:.2f} s, largest worker {megabytes:.0f} MB")
+    print(f"speed-up of 2 over 1: {passes[1][0] / passes[2][0]:.2f}")
+    ratio = passes[2][0] / read_seconds
+    print(f"read and unpack on 2: {read_seconds:.2f} s, ratio of a pass to it: {ratio:.2f}")
 
 
 def pass_seconds(rows: RowSource, state: FitState, n_workers: int) -> tuple[float, float]:
-    """Time passes, and give the largest resident memory of the workers then."""
+    """Return the median seconds of a pass, and the largest memory of a worker after it in MB."""
     with worker_processes(n_workers) as executor:
         seconds = median_seconds(partial(collect_pass_statistics, MODEL, state, rows, executor, 0))
         workers = psutil.Process().children(recursive=True)

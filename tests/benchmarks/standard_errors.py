@@ -1,8 +1,11 @@
-"""What standard errors and fit statistics of the latent-trait model cost, in passes of its fit.
+"""Standard errors of latent-trait models against one pass of the fit.
 
-`python -m tests.benchmarks.standard_errors`: rows in memory, CPU seconds; a pass is one E-step and
-M-step. The fits by quadrature come first, then those by expectation propagation, with a variational
-pass for comparison.
+python -m tests.benchmarks standard_errors
+
+Prints CPU seconds for rows in memory, on two threads. A pass is one E-step and M-step. `errors`
+covers everything after the last pass: standard errors and fit statistics. The first table shows
+fits by quadrature; the second shows fits by expectation propagation (EP), and also how long an EP
+pass takes relative to a variational pass.
 """
 
 from __future__ import annotations
@@ -27,52 +30,63 @@ from tests.support.strategies import DenseData, make_memory_rows
 
 SIZES = ((20, 1, 200_000), (24, 3, 100_000), (100, 1, 200_000), (250, 2, 100_000))
 LARGEST = (500, 1, 1_000_000)
-BY_SITES = ((100, 5, 20_000), (500, 5, 20_000))
+EP_SIZES = ((100, 5, 20_000), (500, 5, 20_000))
 
 
-def measured(
+def measure(
     n_features: int, q: int, n_rows: int, estimator: str = "quadrature"
 ) -> tuple[float, float]:
-    """CPU seconds of a pass, and of all that follows the last."""
+    """Return the CPU seconds of one pass, and of everything after the last pass."""
     rng = np.random.default_rng(0)
     weights, offsets = rng.uniform(0.5, 1.5, (n_features, q)), rng.uniform(-1.5, 1.5, n_features)
     X = np.empty((n_rows, n_features), np.uint8)
     for at in np.array_split(np.arange(n_rows), max(1, n_rows // 50_000)):
-        chances = expit(rng.standard_normal((len(at), q)) @ weights.T + offsets)
-        X[at] = rng.random(chances.shape, np.float32) < chances
+        probabilities = expit(rng.standard_normal((len(at), q)) @ weights.T + offsets)
+        X[at] = rng.random(probabilities.shape, np.float32) < probabilities
     rows = make_memory_rows(DenseData(X), [n_rows // 20] * 20)
     settings: dict[str, Any] = {"estimator": estimator}
     model, executor = LatentTrait(n_components=q, **settings), ThreadsExecutor(2)
-    begun = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
-    state = model.warm_start(begun, replace(begun.params, weights=weights, offsets=offsets))
-    for _ in range(2):  # the first compiles
+    initial_state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
+    state = model.warm_start(
+        initial_state, replace(initial_state.params, weights=weights, offsets=offsets)
+    )
+    for _ in range(2):  # the first pass compiles the kernels
         clock = time.process_time()
         statistics = collect_pass_statistics(model, state, rows, executor, 0)
-        moved = fit_pass(model, state, rows, executor, 0, statistics)
-        a_pass = time.process_time() - clock
-    done = replace(model.finish(replace(state, auxiliary=moved.auxiliary), statistics), done=True)
+        next_state = fit_pass(model, state, rows, executor, 0, statistics)
+        pass_seconds = time.process_time() - clock
+    final_state = replace(
+        model.finish(replace(state, auxiliary=next_state.auxiliary), statistics), done=True
+    )
     clock = time.process_time()
-    fit_model(model, rows, executor, 0, state=done)
-    return a_pass, time.process_time() - clock
+    fit_model(model, rows, executor, 0, state=final_state)
+    return pass_seconds, time.process_time() - clock
 
 
 def main() -> None:
-    """Print a line a size."""
-    measured(5, 1, 2000)  # imports
+    """Print both tables."""
+    measure(5, 1, 2000)  # import and compile
+    header = (
+        f"{'items':>5} {'traits':>6} {'rows':>10} {'pass CPU s':>10} {'errors CPU s':>12} "
+        f"{'errors / pass':>13}"
+    )
+    print("quadrature")
+    print(header)
     for size in (*SIZES, LARGEST):
-        a_pass, after = measured(*size)
+        pass_seconds, error_seconds = measure(*size)
         n_features, q, n_rows = size
         print(
-            f"{n_features} items, {q} traits, {n_rows:,} rows: a pass {a_pass:.2f} CPU s, errors "
-            f"and fit statistics {after:.2f} CPU s, {after / a_pass:.1f} passes"
+            f"{n_features:5d} {q:6d} {n_rows:10,d} {pass_seconds:10.2f} {error_seconds:12.2f} "
+            f"{error_seconds / pass_seconds:13.1f}"
         )
-    for n_features, q, n_rows in BY_SITES:
-        peer, _ = measured(n_features, q, n_rows, "variational")
-        a_pass, after = measured(n_features, q, n_rows, "ep")
+    print("expectation propagation")
+    print(f"{header} {'EP / variational':>16}")
+    for n_features, q, n_rows in EP_SIZES:
+        variational_seconds, _ = measure(n_features, q, n_rows, "variational")
+        pass_seconds, error_seconds = measure(n_features, q, n_rows, "ep")
         print(
-            f"{n_features} items, {q} traits, {n_rows:,} rows, by expectation propagation: a pass "
-            f"{a_pass:.2f} CPU s, {a_pass / peer:.1f} variational passes; errors {after:.2f} CPU "
-            f"s, {after / a_pass:.1f} passes"
+            f"{n_features:5d} {q:6d} {n_rows:10,d} {pass_seconds:10.2f} {error_seconds:12.2f} "
+            f"{error_seconds / pass_seconds:13.1f} {pass_seconds / variational_seconds:16.1f}"
         )
 
 

@@ -1,10 +1,12 @@
-"""Start-up of a command, against importing the libraries that it needs.
+"""Start-up time of a command against importing the libraries that it needs.
 
-`python -m tests.benchmarks startup`: CPU seconds of child processes with their own children, the
-least of three runs after one that fills the caches. The command is `python -m flows.fit --dataset
-example:digits` with an executor of the process, once without Prefect and once recorded by a server
-inside the command. The work is that of a second fit in the same process. The imports are the sum
-over all modules that `python -X importtime` reports.
+python -m tests.benchmarks startup
+
+Prints CPU seconds of child processes including their own children: the shortest of three runs after
+one that fills the caches. The command is `python -m flows.fit --dataset example:digits --executor
+serial`, once without Prefect and once recorded by a Prefect server that it starts. `work` is a
+second fit in the same process. `imports` is the sum over all modules that `python -X importtime`
+reports.
 """
 
 import os
@@ -40,12 +42,12 @@ run_flow("fit", FitOptions("example:digits"), dict)
 def run(
     *arguments: str, is_recorded: bool = False
 ) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """Run Python, and return its CPU seconds and those of its children, and its output."""
-    allowed = {"PREFECT_SERVER_EPHEMERAL_ENABLED": "true" if is_recorded else "false"}
+    """Run Python; return the CPU seconds of it and its children, and the completed process."""
+    environment = {"PREFECT_SERVER_EPHEMERAL_ENABLED": "true" if is_recorded else "false"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, **allowed},
+        env={**os.environ, **environment},
         capture_output=True,
         check=True,
         text=True,
@@ -55,22 +57,22 @@ def run(
 
 
 def measure(*arguments: str, is_recorded: bool = False) -> float:
-    """Return the least CPU seconds of some runs, the first left out."""
+    """Return the shortest CPU time of several runs after one that is not counted."""
     return min([run(*arguments, is_recorded=is_recorded)[0] for _ in range(1 + REPEATS)][1:])
 
 
 def sum_imports(*arguments: str) -> float:
-    """Return the seconds of all imports, by the times of single modules."""
+    """Return the seconds that all imports take, summed over modules."""
     lines = run("-X", "importtime", *arguments)[1].stderr.splitlines()
     fields = [line.removeprefix("import time:").split("|")[0].strip() for line in lines]
     return 1e-6 * sum(int(field) for field in fields if field.isdigit())
 
 
 def main() -> None:
-    """Print the seconds of each part, and their ratios to the imports of the libraries."""
+    """Print the seconds of each part, and their ratios to importing the libraries."""
     with tempfile.TemporaryDirectory() as folder:
         command = (*COMMAND, "--output", folder)
-        limit = measure("-c", LIBRARIES)
+        library_seconds = measure("-c", LIBRARIES)
         total = measure(*command)
         work = float(run("-c", FIT_TWICE, folder)[1].stdout)
         recorded = measure(*command, is_recorded=True)
@@ -79,9 +81,9 @@ def main() -> None:
     server = measure("-c", RUN_SERVER, is_recorded=True)
     flow = measure("-c", RUN_FLOW, is_recorded=True)
     rows = [
-        (f"limit: {LIBRARIES}", limit),
+        (LIBRARIES, library_seconds),
         ("whole command", total),
-        ("  its work, repeated in one process", work),
+        ("  work", work),
         ("  start-up", total - work),
         ("    imports", imports),
         ("whole command, recorded by Prefect", recorded),
@@ -90,8 +92,9 @@ def main() -> None:
         ("    server", server - prefect),
         ("    flow", flow - server),
     ]
+    print(f"{'part':46} {'CPU s':>6} {'ratio to libraries':>18}")
     for name, seconds in rows:
-        print(f"{name:46} {seconds:5.2f} CPU s, {seconds / limit:4.1f} times the limit")
+        print(f"{name:46} {seconds:6.2f} {seconds / library_seconds:18.1f}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
-"""Tasks of a pass: how evenly they spread over workers, and how near the estimated work comes.
+"""CPU time of tasks against estimated work, and their balance across workers.
 
 python -m tests.benchmarks task_sizes [ROWS FEATURES TRAITS]
 
-A pass of the latent-trait model by quadrature on one worker process and on two, in turn: seconds,
-CPU seconds of each worker, and the load of the machine, without which the seconds mean little. Then
-the CPU time of each task of a pass, and the schedule that these times give on more workers, if the
-process that started the pass needs the time for each task that `task_sizes` assumes. 400,000 rows
-of 64 features and 2 traits unless given. Last, the measured work of models over the estimated work,
-without and with missing values.
+Three parts:
+
+* CPU seconds of each task in a pass of the latent-trait model by quadrature, and the efficiency
+  that these times allow on 2, 16 and 64 workers. The simulation assumes that the scheduling process
+  needs 2 ms per task.
+* Median wall seconds of a pass on one and on two worker processes, the CPU seconds of each worker,
+  and the load average, because wall times mean little on a busy machine.
+* CPU nanoseconds per row of several models, with the ratio to `estimate_work` in parentheses,
+  without and with missing values.
+
+Defaults: 400,000 rows, 64 features, 2 traits.
 """
 
 import heapq
@@ -42,12 +47,12 @@ from storage.dataset.writer import create_dataset
 from tests.support.data import ArrayBatch
 from tests.support.worker_processes import worker_processes
 
-OVERHEAD, AHEAD = 2e-3, 2
-PASSES = 3
+SECONDS_PER_TASK, TASKS_AHEAD = 2e-3, 2
+REPEATS = 3
 
 
 def draw_rows(n_rows: int, n_features: int, n_traits: int, seed: int = 0) -> np.ndarray:
-    """Rows of items that depend on normal traits."""
+    """Draw rows of items that depend on normal traits."""
     rng = np.random.default_rng(seed)
     items = np.random.default_rng(1).standard_normal((n_traits, n_features), np.float32)
     traits = rng.standard_normal((n_rows, n_traits), np.float32)
@@ -56,7 +61,7 @@ def draw_rows(n_rows: int, n_features: int, n_traits: int, seed: int = 0) -> np.
 
 
 def write_dataset(path: Path, n_rows: int, n_features: int, n_traits: int) -> BinaryDataset:
-    """Rows in chunks as `ingest` chooses them."""
+    """Write rows in chunks of the size that `ingest` chooses."""
     names = [f"f{i}" for i in range(n_features)]
     with create_dataset(path, names, expected_rows=n_rows) as writer:
         for first in range(0, n_rows, 100_000):
@@ -66,34 +71,36 @@ def write_dataset(path: Path, n_rows: int, n_features: int, n_traits: int) -> Bi
 
 
 def measure_cpu(executor: DaskExecutor) -> dict[str, float]:
-    """CPU seconds of each worker so far."""
+    """Return the CPU seconds of each worker so far."""
     return {a: usage.cpu_seconds for a, usage in executor.run_on_workers(measure_usage).items()}
 
 
 def compare_workers(model: Model, state: FitState, rows: RowSource) -> None:
-    """Time passes on one worker and on two, in turn."""
+    """Print times of passes on one worker and on two, measured alternately."""
     run = partial(collect_pass_statistics, model, state, rows, seed=0)
     seconds: dict[int, list[float]] = {1: [], 2: []}
     with worker_processes(1) as one, worker_processes(2) as two:
         executors = {1: one, 2: two}
         for executor in executors.values():
-            run(executor=executor)  # imports, and compiles
-        begun = {n: measure_cpu(executor) for n, executor in executors.items()}
-        for n in [1, 2] * PASSES:
+            run(executor=executor)  # import and compile
+        cpu_before = {n: measure_cpu(executor) for n, executor in executors.items()}
+        for n in [1, 2] * REPEATS:
             start = time.perf_counter()
             run(executor=executors[n])
             seconds[n].append(time.perf_counter() - start)
         for n, executor in executors.items():
-            cpu = [spent - begun[n][a] for a, spent in measure_cpu(executor).items()]
-            shares = ", ".join(f"{spent / PASSES:.2f}" for spent in cpu)
-            print(f"{n} workers: {np.median(seconds[n]):.2f} s a pass, CPU seconds {shares}")
+            cpu = [
+                cpu_seconds - cpu_before[n][a] for a, cpu_seconds in measure_cpu(executor).items()
+            ]
+            shares = ", ".join(f"{cpu_seconds / REPEATS:.2f}" for cpu_seconds in cpu)
+            print(f"{n} worker(s): pass {np.median(seconds[n]):.2f} s, CPU s per worker {shares}")
     ratio = np.median(seconds[1]) / np.median(seconds[2])
-    print(f"two against one: {ratio:.2f} times as fast, load average {os.getloadavg()[0]:.1f}")
+    print(f"speed-up of 2 over 1: {ratio:.2f}, load average {os.getloadavg()[0]:.1f}")
 
 
 @dataclass
 class TimingExecutor:
-    """Serial executor that notes the CPU seconds of each task."""
+    """Serial executor that records the CPU seconds of each task."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -108,25 +115,28 @@ class TimingExecutor:
 
 
 def simulate(seconds: Sequence[float], n_workers: int) -> float:
-    """Seconds that a pass takes if tasks are sent and received in order, as executors do."""
+    """Return the seconds of a pass if tasks are sent and received in order, as executors do."""
     free, ends, clock = [0.0] * n_workers, [], 0.0
     for k, task in enumerate(seconds):
-        if k >= AHEAD * n_workers:  # wait for the oldest task
-            clock = max(clock, ends[k - AHEAD * n_workers])
-        clock += OVERHEAD
+        if k >= TASKS_AHEAD * n_workers:  # wait for the oldest task
+            clock = max(clock, ends[k - TASKS_AHEAD * n_workers])
+        clock += SECONDS_PER_TASK
         ends.append(max(clock, heapq.heappop(free)) + task)
         heapq.heappush(free, ends[-1])
     return max(ends)
 
 
 def print_schedule(model: Model, state: FitState, rows: RowSource) -> None:
-    """Measure the tasks of a pass, and simulate it on more workers."""
+    """Print the CPU seconds of the tasks of a pass, and its simulated efficiency."""
     collect_pass_statistics(model, state, rows, SerialExecutor(), 0)
     executor = TimingExecutor()
     collect_pass_statistics(model, state, rows, executor, 0)  # type: ignore[arg-type]
     tasks = np.array(executor.seconds)
     spread = np.quantile(tasks, [0.05, 0.5, 0.95])
-    print(f"{len(tasks)} tasks, {tasks.sum():.1f} s; 5, 50 and 95 %: {spread.round(3)} s")
+    print(
+        f"{len(tasks)} tasks, {tasks.sum():.1f} CPU s in total; "
+        f"5, 50 and 95 % quantiles per task: {spread.round(3)} CPU s"
+    )
     for n in (2, 16, 64):
         efficiency = tasks.sum() / n / simulate(tasks, n)
         print(f"simulated on {n} workers: efficiency {efficiency:.2f}")
@@ -135,19 +145,19 @@ def print_schedule(model: Model, state: FitState, rows: RowSource) -> None:
 def compare_estimate(
     model: Model, summarize: Callable[..., Any], state: FitState, block: BinaryBlock
 ) -> str:
-    """Return the CPU time of a block per row, and its ratio to the estimate."""
+    """Format the CPU time per row of a block, and its ratio to the estimate."""
     run = partial(summarize, state.params, state.working, block, RowRandom(0))
-    spent = []
+    nanoseconds = []
     for _ in range(3):
         start = time.process_time()
         run()
-        spent.append(1e9 * (time.process_time() - start) / block.n_samples)
+        nanoseconds.append(1e9 * (time.process_time() - start) / block.n_samples)
     work = model.estimate_work(state.params, state.working, block.n_features, block.n_samples)
-    return f"{min(spent):8.0f} ns ({min(spent) / work.nanoseconds:.2f})"
+    return f"{min(nanoseconds):8.0f} ns ({min(nanoseconds) / work.nanoseconds:.2f})"
 
 
 def print_estimates() -> None:
-    """Print measured work and its ratio to the estimate, also for the pass for errors."""
+    """Print measured work per model, and its ratio to the estimate."""
     shapes = [(16, 1), (64, 2), (64, 3), (400, 2)]
     cases: list[tuple[Model, int, int]] = [
         (LatentTrait(q, estimator=name), f, q)
@@ -156,7 +166,7 @@ def print_estimates() -> None:
     ]
     cases += [(BernoulliMixture(k, starts=1), f, 2) for f in (16, 400) for k in (2, 50)]
     cases += [(KernelPCA(landmarks=n), 64, 2) for n in (100, 1000)]
-    print("CPU time per row (times the estimate) of a pass, and of the pass for errors if any")
+    print("CPU ns per row (ratio to estimate): a pass, and the pass for standard errors if any")
     for model, n_features, q in cases:
         X = draw_rows(1000, n_features, q)
         mask = np.random.default_rng(2).random(X.shape) < 0.9
@@ -176,7 +186,7 @@ def print_estimates() -> None:
 
 
 def main() -> None:
-    """Print all of it."""
+    """Run all three parts."""
     n_rows, n_features, n_traits = (
         map(int, sys.argv[1:4]) if len(sys.argv) > 3 else (400_000, 64, 2)
     )

@@ -1,6 +1,8 @@
-"""Pairs a second on one core, and against one root found by SciPy.
+"""Tetrachoric correlations of feature pairs against a root finder from SciPy.
 
-python -m tests.benchmarks.tetrachoric
+python -m tests.benchmarks tetrachoric
+
+Prints millions of pairs per second on one core, and the speed relative to SciPy solving one pair.
 """
 
 import time
@@ -17,8 +19,8 @@ N_ROWS = 100_000
 TILE = (256, 4000)
 
 
-def tile(rng, mean, spread):
-    """Counts of a tile of pairs whose features have thresholds around `mean`."""
+def draw_counts(rng, mean, spread):
+    """Draw the counts of pairs whose features have thresholds around `mean`."""
     h = rng.normal(mean, 0.7, (TILE[0], 1))
     k = rng.normal(mean, 0.7, TILE[1])
     rho = np.tanh(rng.normal(0, spread, TILE))
@@ -28,8 +30,8 @@ def tile(rng, mean, spread):
     return N_ROWS, ones_i, ones_j, np.maximum(joint, ones_i + ones_j - N_ROWS)
 
 
-def scipy_root(n, ones_i, ones_j, joint):
-    """The same root by SciPy's distribution function and Brent's method."""
+def solve_with_scipy(n, ones_i, ones_j, joint):
+    """Return the correlation by SciPy's distribution function and Brent's method."""
     limits = ndtri([ones_i / n, ones_j / n])
 
     def difference(rho):
@@ -38,8 +40,8 @@ def scipy_root(n, ones_i, ones_j, joint):
     return brentq(difference, -0.99, 0.99)
 
 
-def seconds(function, *arguments):
-    """The best of three runs."""
+def measure_seconds(function, *arguments):
+    """Return the wall time of the fastest of three runs."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -49,19 +51,20 @@ def seconds(function, *arguments):
 
 
 def main():
-    """Print one line for each kind of data."""
+    """Print one line per kind of data."""
     rng = np.random.default_rng(0)
     tetrachoric(10, 5, 5, 2)
     example = (N_ROWS, 40_000, 30_000, 15_000)
-    baseline = seconds(scipy_root, *example)
+    baseline = measure_seconds(solve_with_scipy, *example)
+    print(f"{'data':30s} {'M pairs/s':>9} {'speed vs SciPy':>14}")
     for name, mean, spread in (
         ("balanced, weakly correlated", 0.0, 0.2),
         ("balanced, strongly correlated", 0.0, 1.0),
         ("rare ones", 1.8, 0.2),
     ):
-        counts = tile(rng, mean, spread)
-        pair = seconds(tetrachoric, *counts) / (TILE[0] * TILE[1])
-        print(f"{name:30s} {1e-6 / pair:5.2f} M pairs/s   {baseline / pair:6.0f} x SciPy")
+        counts = draw_counts(rng, mean, spread)
+        pair = measure_seconds(tetrachoric, *counts) / (TILE[0] * TILE[1])
+        print(f"{name:30s} {1e-6 / pair:9.2f} {baseline / pair:14.0f}")
 
 
 if __name__ == "__main__":
