@@ -1,4 +1,4 @@
-"""Noisy-OR networks: what eq. 9 climbs, what is found again, and what is told."""
+"""Noisy-OR networks: EM updates, recovery of known causes, and warnings."""
 
 from __future__ import annotations
 
@@ -24,100 +24,103 @@ from tests.support.strategies import DenseData, make_memory_blocks, make_memory_
 QUICK = {"starts": 2, "epochs": 10}
 
 
-def fitted(X: np.ndarray, **settings: object) -> FitState:
+def fit(X: np.ndarray, **settings: object) -> FitState:
     return fit_model(
         NoisyOr(**{**QUICK, **settings}), make_memory_rows(DenseData(X)), SerialExecutor(), 0
     )
 
 
-def bars(rng: np.random.Generator, n_rows: int, n_units: int = 4) -> np.ndarray:
-    """Units that turn six features on each, with f of 0.9."""
+def draw_bars(rng: np.random.Generator, n_rows: int, n_units: int = 4) -> np.ndarray:
+    """Draw rows of units that each turn on six features with probability 0.9."""
     f = np.eye(n_units).repeat(6, axis=1) * 0.9
     off = np.exp((rng.random((n_rows, n_units)) < 0.3) @ np.log1p(-f)) * (1 - 0.01)
     return (rng.random(off.shape) > off).astype(np.uint8)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.5), (2.0, 3.0)])
-def test_eq_9_climbs_to_the_maximum_that_it_is_said_to(alpha: float, beta: float) -> None:
-    """Units given, log P and the prior rise in every step, and have no slope at the end."""
+def test_updates_converge_to_maximum_of_penalised_likelihood(alpha: float, beta: float) -> None:
+    """With fixed units, log P plus log prior rises in every step and ends with zero gradient."""
     rng = np.random.default_rng(0)
-    X, states = bars(rng, 300), (rng.random((300, 7)) < 0.4).astype(np.uint8)
+    X, states = draw_bars(rng, 300), (rng.random((300, 7)) < 0.4).astype(np.uint8)
     X[:40, 2] = 2  # not observed
     f = [rng.uniform(0.1, 0.6, shape) for shape in ((24, 4), (4, 3))]
     params = NoisyOrParams.from_probabilities(
         f, [np.full(24, 0.05), np.full(4, 0.05), np.full(3, 0.2)]
     )
 
-    def penalised(at: NoisyOrParams) -> float:
+    def penalised_likelihood(at: NoisyOrParams) -> float:
         return float(sum_unit_statistics(at, X, states)[0].sum()) + log_prior(
             at, alpha, beta, learns_leaks=False
         )
 
-    values = [penalised(params)]
+    values = [penalised_likelihood(params)]
     for _ in range(400):
         _, sums = sum_unit_statistics(params, X, states)
         params = reestimate(params, sums, alpha, beta, range(2), learns_leaks=False)
-        values.append(penalised(params))
+        values.append(penalised_likelihood(params))
     assert np.diff(values).min() > -1e-8
     for k in range(2):
         for i in range(4):
-            moved = [w.copy() for w in params.weights]
-            moved[k][i, i % 3] += 1e-5
-            slope = (penalised(NoisyOrParams(tuple(moved), params.leaks)) - values[-1]) / 1e-5
-            # At a bound f cannot fall further.
+            changed_weights = [w.copy() for w in params.weights]
+            changed_weights[k][i, i % 3] += 1e-5
+            slope = (
+                penalised_likelihood(NoisyOrParams(tuple(changed_weights), params.leaks))
+                - values[-1]
+            ) / 1e-5
+            # At its lower bound f cannot decrease.
             assert slope < 0.01 if params.weights[k][i, i % 3] < 1e-6 else abs(slope) < 0.01
 
 
-def test_known_causes_are_found_again() -> None:
-    X = bars(np.random.default_rng(1), 8000)
-    state = fitted(X, n_components=4, starts=3, max_iter=20)
+def test_known_causes_are_recovered() -> None:
+    X = draw_bars(np.random.default_rng(1), 8000)
+    state = fit(X, n_components=4, starts=3, max_iter=20)
     f = state.params.f[0]
     _, order = linear_sum_assignment(-np.eye(4).repeat(6, axis=1) @ f)
     np.testing.assert_allclose(f[:, order], np.eye(4).repeat(6, axis=1).T * 0.9, atol=0.04)
     np.testing.assert_allclose(state.params.f_of_leaks[1], 0.3, atol=0.03)
     np.testing.assert_allclose(state.params.activity, 0.3, atol=0.03)
-    assert state.iteration > 2  # rows beyond the sample were learnt from
+    assert state.iteration > 2  # later passes also used rows outside the sample
 
 
 @pytest.mark.matrix
-def test_layers_by_rows_held_out_are_as_many_as_there_are_causes() -> None:
-    state = fitted(bars(np.random.default_rng(2), 1500), leaks="learned")
+def test_held_out_rows_select_true_number_of_units() -> None:
+    state = fit(draw_bars(np.random.default_rng(2), 1500), leaks="learned")
     assert state.diagnostics["layers"][0] == 4
     scores = state.diagnostics["held_out_scores"]
     assert max(scores) > scores[0] + 1
 
 
-def test_units_without_use_are_told_and_pruned() -> None:
-    X = bars(np.random.default_rng(3), 1000, n_units=2)
-    told = fitted(X, layers=(6,), leaks="learned")
-    assert "hardly ever on, or turn nothing on: 1." in told.warnings[0].text
-    pruned = fitted(X, layers=(6,), leaks="learned", prune=True)
+def test_unused_units_are_reported_and_pruned() -> None:
+    X = draw_bars(np.random.default_rng(3), 1000, n_units=2)
+    warned = fit(X, layers=(6,), leaks="learned")
+    assert "hardly ever on, or turn nothing on: 1." in warned.warnings[0].text
+    pruned = fit(X, layers=(6,), leaks="learned", prune=True)
     n_left = pruned.diagnostics["n_components"]
     assert 2 <= n_left < 6
     assert pruned.params.weights[0].shape == (12, n_left)
     assert not pruned.warnings
 
 
-def test_a_unit_taken_away_leaves_both_layers_beside_it() -> None:
+def test_removing_units_updates_both_adjacent_layers() -> None:
     rng = np.random.default_rng(4)
     f = [rng.random(shape) for shape in ((5, 3), (3, 2))]
     params = NoisyOrParams.from_probabilities(
         f, [np.full(n, 0.1) for n in (5, 3, 2)], np.arange(5.0)
     )
-    left = remove_units(params, np.array([False, True, False, True, True]))
-    assert left.sizes == (5, 2, 1)
-    np.testing.assert_allclose(left.f[0], f[0][:, [0, 2]])
-    np.testing.assert_allclose(left.f[1], f[1][[0, 2]][:, :1])
-    np.testing.assert_array_equal(left.activity, [0, 2, 3])
+    remaining = remove_units(params, np.array([False, True, False, True, True]))
+    assert remaining.sizes == (5, 2, 1)
+    np.testing.assert_allclose(remaining.f[0], f[0][:, [0, 2]])
+    np.testing.assert_allclose(remaining.f[1], f[1][[0, 2]][:, :1])
+    np.testing.assert_array_equal(remaining.activity, [0, 2, 3])
 
 
-def test_chains_that_disagree_are_told() -> None:
-    """Two causes of the same features: whichever is on holds the other off."""
+def test_disagreeing_chains_are_reported() -> None:
+    """If two units cause the same features, a chain stays with the unit that is on first."""
     X = np.repeat(np.arange(200)[:, None] % 2, 40, axis=1).astype(np.uint8)
     twins = NoisyOrParams.from_probabilities(
         [np.full((40, 2), 0.999)], [np.full(40, 1e-4), np.full(2, 0.002)]
     )
-    assert 0.3 < compute_unmixed_share(twins, X) <= 0.5  # rows of zeros are clear
+    assert 0.3 < compute_unmixed_share(twins, X) <= 0.5  # chains agree on rows of zeros
     assert "for 40% of rows, two chains" in warn_about_unmixed_chains(0.4)[0].text
     one = NoisyOrParams.from_probabilities(
         [twins.f[0][:, :1]], [twins.f_of_leaks[0], np.array([0.5])]
@@ -128,32 +131,33 @@ def test_chains_that_disagree_are_told() -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("schedule", ["paper", "stability"])
-def test_upper_units_gather_what_comes_together(schedule: str) -> None:
-    """One unit above turns on two bars at once; each bar also comes alone."""
+def test_upper_units_group_cooccurring_units(schedule: str) -> None:
+    """Each upper unit turns on two bars at once; each bar also occurs alone."""
     rng = np.random.default_rng(6)
     both, alone = rng.random((1500, 1)) < 0.3, rng.random((1500, 4)) < 0.15
     on = np.repeat(alone | (both & np.array([True, True, False, False])), 6, axis=1)
     on |= np.repeat((rng.random((1500, 1)) < 0.3) & np.array([False, False, True, True]), 6, axis=1)
     X = (on & (rng.random(on.shape) < 0.95)).astype(np.uint8)
-    state = fitted(X, layers=(4, 2), schedule=schedule, epochs=20, starts=4)
+    state = fit(X, layers=(4, 2), schedule=schedule, epochs=20, starts=4)
     (block,) = make_memory_blocks(DenseData(X[:200]))
     top = NoisyOr(layers=(4, 2)).transform(state.params, block, RowRandom(1))["mean"][:, 4:]
     agreement = np.abs(np.corrcoef(np.column_stack([both[:200], top]).T.astype(float))[0, 1:])
-    assert agreement.max() > 0.6  # of 0.15 x 0.15 of the rows, two bars that came alone look alike
+    # In 0.15 x 0.15 of the rows, two bars that occur alone look like an upper unit.
+    assert agreement.max() > 0.6
     assert agreement.min() < 0.2
 
 
-def test_rows_held_out_are_not_searched_with() -> None:
-    """Else the first pass would look better than those that follow."""
-    state = fitted(bars(np.random.default_rng(9), 1500), n_components=4)
+def test_held_out_rows_are_excluded_from_search() -> None:
+    """Otherwise the first pass would look better than later ones."""
+    state = fit(draw_bars(np.random.default_rng(9), 1500), n_components=4)
     assert len(state.auxiliary["sample"]) == pytest.approx(1350, abs=40)
     assert state.diagnostics["objective_is"] == "log-likelihood of rows held out"
 
 
-def test_rows_and_features_without_ones_are_fitted() -> None:
-    X = bars(np.random.default_rng(7), 600)
+def test_rows_and_features_without_ones_can_be_fitted() -> None:
+    X = draw_bars(np.random.default_rng(7), 600)
     X[:300], X[:, 5] = 0, 0
-    state = fitted(X, n_components=4)
+    state = fit(X, n_components=4)
     assert "constant" in state.warnings[0].text
     (block,) = make_memory_blocks(DenseData(X))
     nats = NoisyOr(n_components=4).log_likelihood(state.params, block, RowRandom(0)).nats
@@ -162,7 +166,7 @@ def test_rows_and_features_without_ones_are_fitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"layers": (3, 0)}, "layers must be at least 1, but is (3, 0)"),
         ({"layers": (-1,)}, "layers must be at least 1, but is (-1,)"),
@@ -174,12 +178,12 @@ def test_rows_and_features_without_ones_are_fitted() -> None:
         ({"tempering": 0.0}, "tempering must be above 0"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(FitError) as refused:
+def test_settings_out_of_range_raise(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(FitError) as error:
         NoisyOr(**settings)
-    assert said in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_too_few_rows_to_choose_layers_by_are_refused() -> None:
+def test_too_few_rows_to_choose_layers_raise() -> None:
     with pytest.raises(FitError, match="has only 50 rows; choosing the layers needs at least 100"):
-        fitted(bars(np.random.default_rng(8), 50))
+        fit(draw_bars(np.random.default_rng(8), 50))

@@ -1,4 +1,4 @@
-"""Models of known truth, and what they show: exactly, or in rows drawn from them."""
+"""Solutions with known parameters, their exact moments, and rows drawn from them."""
 
 from __future__ import annotations
 
@@ -27,33 +27,35 @@ from tests.support.strategies import DenseData, make_memory_blocks, make_memory_
 Floats = NDArray[np.float64]
 
 
-def planted(n_features: int, n_components: int, n_segments: int, seed: int = 0) -> MatchSolution:
-    """Mixing of about unit entries, standard deviations of the sources from ½ to 2."""
+def draw_solution(
+    n_features: int, n_components: int, n_segments: int, seed: int = 0
+) -> MatchSolution:
+    """Draw mixing entries from (-1, 1) and standard deviations of the sources from (½, 2)."""
     rng = np.random.default_rng(seed)
     mixing = rng.uniform(-1, 1, (n_features, n_components))
-    return solution_of(mixing, rng.uniform(0.5, 2, (n_segments, n_components)) ** 2)
+    return make_solution(mixing, rng.uniform(0.5, 2, (n_segments, n_components)) ** 2)
 
 
-def solution_of(mixing: Floats, variances: Floats) -> MatchSolution:
-    """The scales are those of unit diagonals."""
+def make_solution(mixing: Floats, variances: Floats) -> MatchSolution:
+    """Make a solution whose scales give correlation matrices with unit diagonals."""
     return MatchSolution(mixing, np.log(variances), 0.5 * np.log1p(variances @ mixing.T**2))
 
 
-def correlations_of(solution: MatchSolution) -> Floats:
-    """Correlations of signal plus unit noise in every segment."""
+def compute_correlations(solution: MatchSolution) -> Floats:
+    """Return the correlations of signal plus unit noise in every segment."""
     mixing, variances = solution.mixing, np.exp(solution.log_variances)
     covariance = np.eye(len(mixing)) + np.einsum("ik,uk,jk->uij", mixing, variances, mixing)
     deviations = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
     return covariance / deviations[:, :, None] / deviations[:, None, :]
 
 
-def moments_of(
+def make_moments(
     solution: MatchSolution, ridge: float = 0.0, model_ridge: float = 0.0
 ) -> SegmentMoments:
-    """Moments with exact correlations, in segments of equal weight."""
+    """Return moments with exact correlations and segments of equal weight."""
     n_segments, n_features = solution.log_precisions.shape
     return SegmentMoments(
-        correlations_of(solution),
+        compute_correlations(solution),
         np.ones((n_segments, n_features), np.bool_),
         np.full(n_segments, 1 / n_segments),
         np.full(n_segments, ridge),
@@ -61,10 +63,10 @@ def moments_of(
     )
 
 
-def segments_of_truth(solution: MatchSolution, n_rows: int = 1000) -> SegmentCorrelations:
-    """What segments of so many rows would be without sampling error, all of them used."""
+def make_exact_segments(solution: MatchSolution, n_rows: int = 1000) -> SegmentCorrelations:
+    """Return segments with `n_rows` rows each, without sampling error and all in use."""
     shape = solution.log_precisions.shape
-    correlation = correlations_of(solution)
+    correlation = compute_correlations(solution)
     rows = np.full(len(correlation), n_rows)
     return SegmentCorrelations(
         np.full(len(rows), SegmentStatus.USED, np.uint8),
@@ -79,10 +81,10 @@ def segments_of_truth(solution: MatchSolution, n_rows: int = 1000) -> SegmentCor
     )
 
 
-def drawn(
+def draw_rows(
     solution: MatchSolution, n_rows: int, rng: np.random.Generator, share: float = 0.5
 ) -> DenseData:
-    """So many rows of every segment, each feature 1 with this probability."""
+    """Draw `n_rows` rows per segment; each feature is 1 with probability `share`."""
     deviations = np.exp(0.5 * solution.log_variances)
     n_segments, n_components = deviations.shape
     segments = np.repeat(np.arange(n_segments), n_rows)
@@ -93,29 +95,29 @@ def drawn(
     return DenseData((output > norm.isf(share) * scales[segments]).astype(np.uint8), None, segments)
 
 
-def counts_of(data: DenseData, n_groups: int = 1) -> PairCounts:
+def count_pairs(data: DenseData, n_groups: int = 1) -> PairCounts:
     parts = (PairCounts.from_groups(block, n_groups) for block in make_memory_blocks(data))
     return reduce(lambda a, b: a.merge(b), parts)
 
 
-def fitted(data: DenseData, seed: int = 0, **more: Any) -> FitState:
+def fit_blica(data: DenseData, seed: int = 0, **more: Any) -> FitState:
     return fit_model(BLICA(**more), make_memory_rows(data), SerialExecutor(), seed)
 
 
-def nonstationary(truth: NonstationaryTruth, n_rows: int, seed: int = 1) -> DenseData:
+def draw_nonstationary_data(truth: NonstationaryTruth, n_rows: int, seed: int = 1) -> DenseData:
     X = np.vstack([batch.X for batch in draw_nonstationary_rows(truth, n_rows, seed)])
     return DenseData(X, None, np.arange(len(X)) // n_rows)
 
 
 @lru_cache
-def truth_and_data(
+def draw_truth_and_data(
     n_features: int, n_components: int, n_segments: int, n_rows: int
 ) -> tuple[NonstationaryTruth, DenseData]:
     truth = draw_nonstationary_truth(n_features, n_components, n_segments, seed=1)
-    return truth, nonstationary(truth, n_rows)
+    return truth, draw_nonstationary_data(truth, n_rows)
 
 
-def small(n_rows: int = 200) -> DenseData:
-    """Rows of 5 features, 2 sources and 6 segments, which tests may spoil."""
-    data = truth_and_data(5, 2, 6, n_rows)[1]
+def draw_small_data(n_rows: int = 200) -> DenseData:
+    """Return rows of 5 features, 2 sources and 6 segments in arrays that a test may modify."""
+    data = draw_truth_and_data(5, 2, 6, n_rows)[1]
     return DenseData(data.X.copy(), None, data.segments)

@@ -1,4 +1,4 @@
-"""One BLAS thread, as in every fit: with more, sums have other last bits."""
+"""Limit BLAS to one thread, as fits do: more threads change the last bits of sums."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ from pipeline.models.binary_ica.gaussian_likelihood import (
 from pipeline.numerics.metrics import mean_cosine_similarity
 from tests.pipeline.models.binary_ica import (
     Floats,
-    correlations_of,
-    moments_of,
-    planted,
-    solution_of,
+    compute_correlations,
+    draw_solution,
+    make_moments,
+    make_solution,
 )
 
 RIDGES = (0.0, 0.3, 4.0)
@@ -51,7 +51,7 @@ def anything(
     shape: tuple[int, int, int], rng: np.random.Generator, ridges: tuple[float, float]
 ) -> SegmentMoments:
     """Correlations of another model, weights and masks at random."""
-    moments = moments_of(planted(*shape, seed=int(rng.integers(99))), *ridges)
+    moments = make_moments(draw_solution(*shape, seed=int(rng.integers(99))), *ridges)
     n_segments, weights = shape[2], rng.uniform(0.1, 1, shape[2])
     return replace(
         moments,
@@ -66,7 +66,7 @@ def dense_likelihood(moments: SegmentMoments, at: MatchSolution) -> float:
     """½ Σ_u w_u (−log det Σ − tr(C Σ⁻¹)) over the features that vary, by n × n inverses."""
     total = 0.0
     for u, seen in enumerate(moments.varies):
-        model = correlations_of(at._replace(mixing=at.mixing[seen]))[u]
+        model = compute_correlations(at._replace(mixing=at.mixing[seen]))[u]
         identity = np.eye(seen.sum())
         ridge, model_ridge = moments.ridge[u], moments.model_ridge[u]
         C = (moments.correlation[u][np.ix_(seen, seen)] + ridge * identity) / (1 + ridge)
@@ -127,24 +127,24 @@ def test_the_gradient_is_that_of_finite_differences(
 @pytest.mark.parametrize("ridge", RIDGES)
 def test_the_truth_is_at_rest_with_the_same_ridge_on_both_sides(ridge: float) -> None:
     """The ridged model of the true variances is the ridged correlation, up to known scales."""
-    truth = planted(5, 2, 4)
+    truth = draw_solution(5, 2, 4)
     power = np.exp(truth.log_variances) @ truth.mixing.T**2
     scales = 0.5 * np.log((1 + ridge) * (1 + power) / (1 + ridge * (1 + power)))
     _, gradient = likelihood_and_gradient(
-        moments_of(truth, ridge, ridge), truth._replace(log_precisions=scales)
+        make_moments(truth, ridge, ridge), truth._replace(log_precisions=scales)
     )
     np.testing.assert_allclose(gradient.to_vector(), 0.0, atol=1e-12)
 
 
 def test_a_ridge_on_the_data_alone_pulls_at_the_variances() -> None:
-    truth = planted(5, 2, 4)
-    _, gradient = likelihood_and_gradient(moments_of(truth, 1.0), truth)
+    truth = draw_solution(5, 2, 4)
+    _, gradient = likelihood_and_gradient(make_moments(truth, 1.0), truth)
     assert gradient.log_variances.max() < -1e-3
 
 
 def test_a_feature_that_does_not_count_leaves_no_trace() -> None:
     rng = np.random.default_rng(0)
-    moments, at = moments_of(planted(5, 2, 3), 0.3, 0.3), somewhere((5, 2, 3), rng)
+    moments, at = make_moments(draw_solution(5, 2, 3), 0.3, 0.3), somewhere((5, 2, 3), rng)
     moments.varies[:, 3] = False
     value, gradient = likelihood_and_gradient(moments, at)
     changed = [part.copy() for part in at]
@@ -182,25 +182,25 @@ def test_unknowns_survive_as_one_vector(shape: tuple[int, int, int], seed: int) 
 
 def test_implied_correlations_are_those_of_the_model() -> None:
     rng = np.random.default_rng(2)
-    at = solution_of(rng.standard_normal((5, 3)), rng.uniform(0.1, 9, (4, 3)))
-    for u, expected in enumerate(correlations_of(at)):
+    at = make_solution(rng.standard_normal((5, 3)), rng.uniform(0.1, 9, (4, 3)))
+    for u, expected in enumerate(compute_correlations(at)):
         np.testing.assert_allclose(at.model_correlation(u), expected, rtol=1e-12)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(6, 2, 8), (5, 3, 12), (4, 4, 16), (6, 1, 3)])
 def test_planted_solutions_are_recovered(shape: tuple[int, int, int]) -> None:
-    truth = planted(*shape)
-    moments = moments_of(truth)
+    truth = draw_solution(*shape)
+    moments = make_moments(truth)
     best, *_ = maximise_from_seeds(moments, shape[1], range(2), map, tol=1e-10)
     assert best.converged
     assert mean_cosine_similarity(best.solution.mixing, truth.mixing) > 1 - 1e-4
     assert best.objective == pytest.approx(likelihood_and_gradient(moments, truth)[0], abs=1e-6)
-    np.testing.assert_allclose(correlations_of(best.solution), moments.correlation, atol=3e-3)
+    np.testing.assert_allclose(compute_correlations(best.solution), moments.correlation, atol=3e-3)
 
 
 def test_the_default_rule_stops_near_the_optimum() -> None:
-    moments = moments_of(planted(6, 2, 8))
+    moments = make_moments(draw_solution(6, 2, 8))
     loose, strict = (maximise(moments, draw_start(moments, 2, 0), tol=tol) for tol in (1e-7, 1e-12))
     assert loose.converged
     assert loose.iterations < strict.iterations
@@ -209,14 +209,14 @@ def test_the_default_rule_stops_near_the_optimum() -> None:
 
 
 def test_running_out_of_iterations_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = moments_of(planted(6, 2, 8))
+    moments = make_moments(draw_solution(6, 2, 8))
     monkeypatch.setattr(gaussian_likelihood, "_MAX_ITERATIONS", 7)
     cut = maximise(moments, draw_start(moments, 2, 0))
     assert (cut.iterations, cut.converged) == (7, False)
 
 
 def test_the_objective_is_that_of_the_solution() -> None:
-    moments = moments_of(planted(6, 2, 8), 0.2)
+    moments = make_moments(draw_solution(6, 2, 8), 0.2)
     found = maximise(moments, draw_start(moments, 2, 0))
     assert found.objective == pytest.approx(
         likelihood_and_gradient(moments, found.solution)[0], rel=1e-12
@@ -224,13 +224,13 @@ def test_the_objective_is_that_of_the_solution() -> None:
 
 
 def test_a_better_optimum_comes_first_and_a_diverged_start_is_left_out() -> None:
-    nothing = planted(2, 1, 1)
+    nothing = draw_solution(2, 1, 1)
 
     def pretend(function: Any, items: Iterable[Any]) -> Iterator[Optimum]:
         ends = zip(items, (1.0, np.nan, 3.0, -np.inf, 2.0), strict=True)
         return (Optimum(nothing, value, 1, True) for _, value in ends)
 
-    found = maximise_from_seeds(moments_of(nothing), 1, range(5), pretend)
+    found = maximise_from_seeds(make_moments(nothing), 1, range(5), pretend)
     assert [optimum.objective for optimum in found] == [3.0, 2.0, 1.0]
 
 
@@ -248,7 +248,7 @@ def test_a_start_that_is_not_finite_is_dropped(
             getattr(start, part)[:] = bad
         return start
 
-    moments = moments_of(planted(6, 2, 8))
+    moments = make_moments(draw_solution(6, 2, 8))
     monkeypatch.setattr(gaussian_likelihood, "draw_start", spoilt)
     found = maximise_from_seeds(moments, 2, range(4), map)
     assert len(found) == 2
@@ -260,7 +260,7 @@ def test_a_start_that_is_not_finite_is_dropped(
 
 
 def test_starts_have_the_same_bytes_wherever_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = moments_of(planted(6, 3, 8), 0.1)
+    moments = make_moments(draw_solution(6, 3, 8), 0.1)
     here = maximise_from_seeds(moments, 3, range(3), map)
     there = maximise_from_seeds(moments, 3, range(3), ThreadsExecutor(3).map)
     monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
@@ -276,7 +276,7 @@ def test_starts_have_the_same_bytes_wherever_they_run(monkeypatch: pytest.Monkey
 
 
 def test_a_start_hangs_on_its_seed_alone() -> None:
-    moments = moments_of(planted(6, 3, 8))
+    moments = make_moments(draw_solution(6, 3, 8))
     a, b, other = (draw_start(moments, 3, seed).to_vector() for seed in (4, 4, 5))
     assert a.tobytes() == b.tobytes()
     assert np.abs(a - other).max() > 0.1
@@ -285,7 +285,7 @@ def test_a_start_hangs_on_its_seed_alone() -> None:
 @pytest.mark.parametrize("n_components", [1, 5])
 def test_correlations_of_one_stay_within_the_bounds(n_components: int) -> None:
     """The likelihood of features that are all the same has no maximum."""
-    moments = replace(moments_of(planted(5, 1, 4)), correlation=np.ones((4, 5, 5)))
+    moments = replace(make_moments(draw_solution(5, 1, 4)), correlation=np.ones((4, 5, 5)))
     found = maximise(moments, draw_start(moments, n_components, 0))
     assert np.isfinite(found.objective)
     assert np.isfinite(found.solution.to_vector()).all()
@@ -302,8 +302,8 @@ def log_posterior(moments: SegmentMoments, n_rows: float, at: MatchSolution) -> 
 
 
 def test_variances_are_those_of_the_largest_posterior_and_the_mixing_stays() -> None:
-    truth = planted(5, 2, 6)
-    moments, n_rows = moments_of(truth, 0.4, 0.4), 30.0
+    truth = draw_solution(5, 2, 6)
+    moments, n_rows = make_moments(truth, 0.4, 0.4), 30.0
     found = maximise_variances(moments, n_rows, truth)
     assert found.converged
     assert found.solution.mixing.tobytes() == truth.mixing.tobytes()
@@ -320,10 +320,10 @@ def test_variances_are_those_of_the_largest_posterior_and_the_mixing_stays() -> 
 
 
 def test_the_prior_fades_with_the_rows() -> None:
-    truth = planted(5, 2, 6)
+    truth = draw_solution(5, 2, 6)
     start = truth._replace(log_variances=np.zeros_like(truth.log_variances))
     spreads = [
-        maximise_variances(moments_of(truth), n_rows, start).solution.log_variances.std(axis=0)
+        maximise_variances(make_moments(truth), n_rows, start).solution.log_variances.std(axis=0)
         for n_rows in (1e-3, 1e1, 1e9)
     ]
     assert (spreads[0] < 0.01).all()

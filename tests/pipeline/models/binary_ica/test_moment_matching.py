@@ -38,15 +38,15 @@ from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from tests.pipeline.models.binary_ica import (
     Floats,
-    correlations_of,
-    counts_of,
-    drawn,
-    planted,
-    segments_of_truth,
-    solution_of,
+    compute_correlations,
+    count_pairs,
+    draw_rows,
+    draw_solution,
+    make_exact_segments,
+    make_solution,
 )
 
-TRUTH = planted(6, 2, 8)
+TRUTH = draw_solution(6, 2, 8)
 LOOSE = 1e6
 """A condition number that no segment has, so that nothing is ridged."""
 
@@ -56,7 +56,7 @@ LOOSE = 1e6
 
 def with_gaps(*gaps: tuple[int, int, int]) -> SegmentCorrelations:
     """Exact segments whose pairs (segment, i, j) are unknown and set to the mean of the others."""
-    segments = segments_of_truth(TRUTH)
+    segments = make_exact_segments(TRUTH)
     correlation, status = segments.correlation.copy(), segments.pair_status.copy()
     for u, i, j in gaps:
         others = np.delete(segments.correlation[:, i, j], u)
@@ -75,7 +75,7 @@ def test_gaps_are_filled_by_what_the_model_says() -> None:
     first = best_of(segments, LOOSE)
     optimum, filled, n_rounds = fill_gaps(first, segments, LOOSE, map)
     assert 1 < n_rounds < MAX_ROUNDS
-    truth = correlations_of(TRUTH)
+    truth = compute_correlations(TRUTH)
     for u, i, j in gaps:
         implied = optimum.solution.model_correlation(u)[i, j]
         assert filled.correlation[u, j, i] == pytest.approx(filled.correlation[u, i, j])
@@ -103,7 +103,7 @@ def test_what_the_ridge_took_is_given_back_to_the_gaps() -> None:
 
 
 def test_without_gaps_nothing_is_fitted() -> None:
-    segments = segments_of_truth(TRUTH)
+    segments = make_exact_segments(TRUTH)
     optimum = best_of(segments, LOOSE)
     same, untouched, n_rounds = fill_gaps(optimum, segments, LOOSE, map)
     assert (same, untouched, n_rounds) == (optimum, segments, 0)
@@ -117,7 +117,7 @@ def test_gaps_of_segments_left_out_stay() -> None:
     optimum, filled, _ = fill_gaps(best_of(segments, LOOSE), segments, LOOSE, map)
     assert optimum.solution.log_variances.shape == (7, 2)
     np.testing.assert_array_equal(filled.correlation[2], segments.correlation[2])
-    expected = correlations_of(TRUTH)[5, 2, 3]
+    expected = compute_correlations(TRUTH)[5, 2, 3]
     assert filled.correlation[5, 2, 3] == pytest.approx(expected, abs=0.02)
 
 
@@ -127,9 +127,9 @@ def test_gaps_of_segments_left_out_stay() -> None:
 @pytest.mark.parametrize("regularization", [1.5, 4.0, LOOSE])
 def test_variances_and_scales_come_back_whatever_the_ridge(regularization: float) -> None:
     """Started at half of the size, with the true directions in columns of any length."""
-    segments = segments_of_truth(TRUTH, 10**9)
+    segments = make_exact_segments(TRUTH, 10**9)
     lengths = np.array([3.0, 0.4])
-    start = solution_of(TRUTH.mixing * lengths, 0.5 * np.exp(TRUTH.log_variances) / lengths**2)
+    start = make_solution(TRUTH.mixing * lengths, 0.5 * np.exp(TRUTH.log_variances) / lengths**2)
     found = calibrate_variances(start, segments, regularization, map)
     np.testing.assert_array_equal(found.mixing, start.mixing)
     variances = np.exp(found.log_variances) * lengths**2
@@ -138,7 +138,7 @@ def test_variances_and_scales_come_back_whatever_the_ridge(regularization: float
 
 
 def test_the_ridge_alone_makes_variances_too_small() -> None:
-    segments = segments_of_truth(TRUTH, 10**9)
+    segments = make_exact_segments(TRUTH, 10**9)
     fitted = normalize_solution(best_of(segments, 2.0).solution, segments)
     again = normalize_solution(calibrate_variances(fitted, segments, 2.0, map), segments)
     truth = normalize_solution(TRUTH, segments)
@@ -170,19 +170,21 @@ def test_refinements_have_the_same_bytes_wherever_they_run(
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_columns_have_length_one_in_order_of_what_they_explain(k: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    solution = planted(5, k, 6, seed)
+    solution = draw_solution(5, k, 6, seed)
     lengths = rng.choice([-1.0, 1.0], k) * rng.uniform(0.1, 9, k)
     solution = solution._replace(mixing=solution.mixing * lengths)
-    solution = solution_of(solution.mixing, np.exp(solution.log_variances))
+    solution = make_solution(solution.mixing, np.exp(solution.log_variances))
     weights = rng.integers(10, 500, 6).astype(np.float64)
-    segments = replace(segments_of_truth(solution), pair_rows=weights)
+    segments = replace(make_exact_segments(solution), pair_rows=weights)
     found = normalize_solution(solution, segments)
     np.testing.assert_allclose((found.mixing**2).sum(axis=0), 1.0)
     largest = np.abs(found.mixing).argmax(axis=0)
     assert (found.mixing[largest, range(k)] > 0).all()
     explained = weights @ np.exp(found.log_variances)
     assert (np.diff(explained) <= 1e-9 * explained[0]).all()
-    np.testing.assert_allclose(correlations_of(found), correlations_of(solution), atol=1e-9)
+    np.testing.assert_allclose(
+        compute_correlations(found), compute_correlations(solution), atol=1e-9
+    )
     np.testing.assert_array_equal(found.log_precisions, solution.log_precisions)
 
 
@@ -190,7 +192,7 @@ def test_segments_left_out_have_the_weighted_mean_variances() -> None:
     status = np.zeros(8, np.uint8)
     status[[1, 4]] = SegmentStatus.TOO_SMALL
     weights = np.arange(1.0, 9.0)
-    segments = replace(segments_of_truth(TRUTH), status=status, pair_rows=weights)
+    segments = replace(make_exact_segments(TRUTH), status=status, pair_rows=weights)
     used = segments.is_used
     inner = MatchSolution(TRUTH.mixing, TRUTH.log_variances[used], TRUTH.log_precisions[used])
     found = normalize_solution(inner, segments)
@@ -241,7 +243,7 @@ def test_a_segment_that_knows_nothing_has_means_of_zero() -> None:
 
 N_SEGMENTS, N_ROWS, REGULARIZATION = 10, 400, 20.0
 N_DATA_SETS = 3
-BOOTSTRAP_TRUTH = planted(5, 2, N_SEGMENTS, seed=1)
+BOOTSTRAP_TRUTH = draw_solution(5, 2, N_SEGMENTS, seed=1)
 
 
 def summed(counts: PairCounts, n_groups: int) -> PairCounts:
@@ -261,7 +263,7 @@ def estimate(counts: PairCounts) -> MatchSolution:
 
 
 def data_of(seed: int, n_groups: int, n_rows: int = N_ROWS) -> PairCounts:
-    return counts_of(drawn(BOOTSTRAP_TRUTH, n_rows, np.random.default_rng(seed)), n_groups)
+    return count_pairs(draw_rows(BOOTSTRAP_TRUTH, n_rows, np.random.default_rng(seed)), n_groups)
 
 
 @lru_cache

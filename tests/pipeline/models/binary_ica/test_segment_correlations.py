@@ -22,21 +22,21 @@ from pipeline.models.binary_ica.segment_correlations import (
 from pipeline.numerics.gaussian.pair_tables import PairStatus, tetrachoric
 from tests.pipeline.models.binary_ica import (
     Floats,
-    counts_of,
-    drawn,
-    planted,
-    segments_of_truth,
+    count_pairs,
+    draw_rows,
+    draw_solution,
+    make_exact_segments,
 )
 from tests.support.strategies import Bits, DenseData, count_dense_pairs
 
 N_FEATURES, N_SEGMENTS, N_ROWS = 5, 4, 200
-TRUTH = planted(N_FEATURES, 2, N_SEGMENTS)
+TRUTH = draw_solution(N_FEATURES, 2, N_SEGMENTS)
 Spoil = Callable[[Bits, Bits], None]
 """Changes values and mask of segment 1."""
 
 
 def rows(seed: int = 0, n_rows: int = N_ROWS) -> DenseData:
-    return drawn(TRUTH, n_rows, np.random.default_rng(seed))
+    return draw_rows(TRUTH, n_rows, np.random.default_rng(seed))
 
 
 def spoilt(spoil: Spoil) -> DenseData:
@@ -49,7 +49,7 @@ def spoilt(spoil: Spoil) -> DenseData:
 
 
 def estimated(data: DenseData, min_rows: int = 20) -> SegmentCorrelations:
-    return estimate_segments(counts_of(data), min_rows, map)
+    return estimate_segments(count_pairs(data), min_rows, map)
 
 
 def apart(*pairs: tuple[int, int]) -> Spoil:
@@ -274,7 +274,7 @@ def test_threads_and_tasks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     from pipeline.executors.base import ThreadsExecutor
     from pipeline.models.binary_ica import segment_correlations as module
 
-    counts, here = counts_of(rows()), estimated(rows())
+    counts, here = count_pairs(rows()), estimated(rows())
     monkeypatch.setattr(module, "_MIN_TASK_FEATURES", 1)
     there = estimate_segments(counts, 20, ThreadsExecutor(3).map)
     for name in SegmentCorrelations.__dataclass_fields__:
@@ -310,7 +310,7 @@ def test_the_ridge_brings_any_matrix_to_the_condition_number(
 
 
 def test_matrices_below_the_condition_number_are_untouched() -> None:
-    segments = segments_of_truth(TRUTH)
+    segments = make_exact_segments(TRUTH)
     conditions = segments.extremes[:, 1] / segments.extremes[:, 0]
     regularization = float(np.sort(conditions)[1:3].mean())
     moments = segments.moments(regularization)
@@ -321,7 +321,7 @@ def test_matrices_below_the_condition_number_are_untouched() -> None:
 
 
 def test_filling_computes_the_eigenvalues_anew() -> None:
-    segments = segments_of_truth(TRUTH)
+    segments = make_exact_segments(TRUTH)
     changed = segments.correlation.copy()
     changed[1] = np.eye(N_FEATURES)
     filled = segments.with_correlation(changed, map)
@@ -334,9 +334,9 @@ def test_filling_computes_the_eigenvalues_anew() -> None:
 @pytest.mark.parametrize("n_groups", [1, 4])
 def test_tables_and_margins_are_those_of_the_weighted_counts(n_groups: int, missing: float) -> None:
     rng = np.random.default_rng(0)
-    data = drawn(planted(7, 2, 3), 50, rng)
+    data = draw_rows(draw_solution(7, 2, 3), 50, rng)
     observed = (rng.random(data.X.shape) >= missing).astype(np.uint8) if missing else None
-    counts = counts_of(DenseData(data.X, observed, data.segments), n_groups)
+    counts = count_pairs(DenseData(data.X, observed, data.segments), n_groups)
     weights = rng.integers(0, 3, (3, n_groups))
     weights[1] = 0
     sums, expected = (

@@ -39,19 +39,19 @@ from pipeline.models.binary_ica.selection import (
 from pipeline.statistics.counts import PairCounts
 from tests.pipeline.models.binary_ica import (
     Floats,
-    correlations_of,
-    counts_of,
-    drawn,
-    planted,
+    compute_correlations,
+    count_pairs,
+    draw_rows,
+    draw_solution,
 )
 from tests.support.strategies import DenseData, make_memory_blocks
 
-TRUTH = planted(6, 2, 8)
+TRUTH = draw_solution(6, 2, 8)
 
 
 @lru_cache
 def counted(n_rows: int, n_groups: int = 2) -> PairCounts:
-    return counts_of(drawn(TRUTH, n_rows, np.random.default_rng(0), 0.4), n_groups)
+    return count_pairs(draw_rows(TRUTH, n_rows, np.random.default_rng(0), 0.4), n_groups)
 
 
 @lru_cache
@@ -62,7 +62,7 @@ def folds(n_rows: int) -> list[HeldOutFold]:
 @lru_cache
 def whole(n_rows: int) -> SegmentCorrelations:
     return estimate_segments(
-        counts_of(drawn(TRUTH, n_rows, np.random.default_rng(0), 0.4)), 20, map
+        count_pairs(draw_rows(TRUTH, n_rows, np.random.default_rng(0), 0.4)), 20, map
     )
 
 
@@ -72,10 +72,10 @@ def whole(n_rows: int) -> SegmentCorrelations:
 @pytest.mark.parametrize("n_groups", [2, 4, 16])
 def test_folds_share_the_rows_between_them(n_groups: int) -> None:
     rng = np.random.default_rng(1)
-    data = drawn(TRUTH, 301, rng)
+    data = draw_rows(TRUTH, 301, rng)
     data = DenseData(data.X, (rng.random(data.X.shape) < 0.9).astype(np.uint8), data.segments)
-    everything = counts_of(data)
-    folds = split_into_folds(counts_of(data, n_groups), n_groups, 20, map)
+    everything = count_pairs(data)
+    folds = split_into_folds(count_pairs(data, n_groups), n_groups, 20, map)
     assert len(folds) == (2 if n_groups == 2 else 4)
     i, j = np.triu_indices(data.X.shape[1], 1)
     for first, second in zip(folds[::2], folds[1::2], strict=True):
@@ -123,23 +123,23 @@ def test_splits_share_half_of_every_half() -> None:
 
 
 def test_half_the_rows_are_enough_for_a_half() -> None:
-    data = drawn(TRUTH, 80, np.random.default_rng(0))
+    data = draw_rows(TRUTH, 80, np.random.default_rng(0))
     data = data.take_rows((data.labels < 4) | (np.arange(len(data.X)) % 80 < 40))
     for min_rows, used in ((40, [True] * 8), (60, [True] * 4 + [False] * 4)):
-        for fold in split_into_folds(counts_of(data, 2), 2, min_rows, map):
+        for fold in split_into_folds(count_pairs(data, 2), 2, min_rows, map):
             assert fold.train.is_used.tolist() == used
 
 
 @pytest.mark.parametrize("n_rows", [40, 41])
 def test_segments_that_just_have_enough_rows_are_in_both_folds(n_rows: int) -> None:
-    counts = counts_of(drawn(TRUTH, n_rows, np.random.default_rng(0)), 2)
+    counts = count_pairs(draw_rows(TRUTH, n_rows, np.random.default_rng(0)), 2)
     for fold in split_into_folds(counts, 2, n_rows, map):
         assert fold.train.is_used.all()
 
 
 def test_rows_that_come_in_small_blocks_are_shared_as_well() -> None:
     """Segments in no order, in chunks that hold about one row of each."""
-    data = drawn(TRUTH, 100, np.random.default_rng(0))
+    data = draw_rows(TRUTH, 100, np.random.default_rng(0))
     mixed = data.take_rows(np.random.default_rng(1).permutation(len(data.X)))
     parts = [PairCounts.from_groups(block, 2) for block in make_memory_blocks(mixed, [8] * 100)]
     counts = reduce(lambda a, b: a.merge(b), parts)
@@ -186,7 +186,7 @@ def scored(correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch) -
 def test_a_score_is_the_pairwise_log_likelihood_of_the_other_half(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    correlations = correlations_of(TRUTH)
+    correlations = compute_correlations(TRUTH)
     candidate = scored(correlations, 200, monkeypatch)
     expected = [
         dense_nats(fold, u, correlation)
@@ -199,7 +199,7 @@ def test_a_score_is_the_pairwise_log_likelihood_of_the_other_half(
 
 
 def test_true_correlations_score_higher_than_wrong_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = correlations_of(TRUTH)
+    truth = compute_correlations(TRUTH)
     best = scored(truth, 2000, monkeypatch)
     wrong = {
         "of another segment": np.roll(truth, 1, axis=0),
@@ -274,9 +274,11 @@ def test_components_end_after_two_that_are_no_better(monkeypatch: pytest.MonkeyP
 @pytest.mark.matrix
 def test_a_gain_below_a_standard_error_does_not_prolong_the_search() -> None:
     """Scores of halves creep up long after the last component that is there."""
-    truth = planted(7, 2, 8, seed=2)
-    counts = counts_of(drawn(truth, 2000, np.random.default_rng(0)), 8)
-    segments = estimate_segments(counts_of(drawn(truth, 2000, np.random.default_rng(0))), 20, map)
+    truth = draw_solution(7, 2, 8, seed=2)
+    counts = count_pairs(draw_rows(truth, 2000, np.random.default_rng(0)), 8)
+    segments = estimate_segments(
+        count_pairs(draw_rows(truth, 2000, np.random.default_rng(0))), 20, map
+    )
     found = try_components(
         segments, split_into_folds(counts, 8, 20, map), range(1, 8), [1000.0], map
     )
@@ -296,11 +298,11 @@ def test_folds_begin_where_all_rows_ended_and_go_on_from_ridge_to_ridge(
 
 
 def test_where_nothing_is_ridged_no_weaker_ridge_is_tried() -> None:
-    truth = planted(6, 1, 8)
-    data = drawn(truth, 4000, np.random.default_rng(0))
-    halves = split_into_folds(counts_of(data, 2), 2, 20, map)
+    truth = draw_solution(6, 1, 8)
+    data = draw_rows(truth, 4000, np.random.default_rng(0))
+    halves = split_into_folds(count_pairs(data, 2), 2, 20, map)
     found = choose_setting(
-        estimate_segments(counts_of(data), 20, map), halves, [1], RIDGE_GRID, map
+        estimate_segments(count_pairs(data), 20, map), halves, [1], RIDGE_GRID, map
     )
     tried = [c.regularization for c in found.ridges]
     assert tried[-1] < RIDGE_GRID[-1]
@@ -359,7 +361,7 @@ def test_the_weakest_ridge_within_one_standard_error_is_taken() -> None:
 
 
 def test_a_weaker_ridge_at_which_halves_disagree_is_not_taken() -> None:
-    other = TRUTH._replace(mixing=planted(6, 2, 8, seed=5).mixing)
+    other = TRUTH._replace(mixing=draw_solution(6, 2, 8, seed=5).mixing)
     best = candidate(2, [10.0, 10.0, 10.0, 10.0], 20.0)
     apart = candidate(2, [9.0, 10.9, 9.1, 10.9], 200.0, (TRUTH, other))
     assert choose_ridge([best, apart]).regularization == 20.0
@@ -367,7 +369,7 @@ def test_a_weaker_ridge_at_which_halves_disagree_is_not_taken() -> None:
 
 
 def test_where_halves_disagree_at_every_ridge_the_strongest_within_the_error_is_taken() -> None:
-    other = TRUTH._replace(mixing=planted(6, 2, 8, seed=5).mixing)
+    other = TRUTH._replace(mixing=draw_solution(6, 2, 8, seed=5).mixing)
     halves = {"ends": (TRUTH, other)}
     worse = candidate(2, [8.0, 8.1, 8.0, 8.1], 5.0, **halves)
     strong = candidate(2, [9.0, 10.9, 9.1, 10.8], 20.0, **halves)
@@ -410,11 +412,11 @@ def test_ridges_of_replicates_vary_as_scores_do() -> None:
 @pytest.mark.matrix
 def test_the_true_number_of_components_is_chosen() -> None:
     for n_components in (1, 2, 3):
-        truth = planted(7, n_components, 8, seed=n_components)
-        data = drawn(truth, 2000, np.random.default_rng(0))
-        halves = split_into_folds(counts_of(data, 8), 8, 20, map)
+        truth = draw_solution(7, n_components, 8, seed=n_components)
+        data = draw_rows(truth, 2000, np.random.default_rng(0))
+        halves = split_into_folds(count_pairs(data, 8), 8, 20, map)
         found = choose_setting(
-            estimate_segments(counts_of(data), 20, map), halves, range(1, 6), [10.0, 50.0], map
+            estimate_segments(count_pairs(data), 20, map), halves, range(1, 6), [10.0, 50.0], map
         )
         assert found.candidate.n_components == n_components
 
