@@ -1,4 +1,4 @@
-"""The likelihood against n × n inverses, its gradient against finite differences."""
+"""The Gaussian likelihood against dense inverses, its gradient, and its maximisation."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.pipeline.models.binary_ica import (
 RIDGES = (0.0, 0.3, 4.0)
 
 
-def somewhere(shape: tuple[int, int, int], rng: np.random.Generator) -> MatchSolution:
-    """Unknowns that have nothing to do with any data."""
+def draw_unknowns(shape: tuple[int, int, int], rng: np.random.Generator) -> MatchSolution:
+    """Draw unknowns at random, independent of any data."""
     n_features, n_components, n_segments = shape
     return MatchSolution(
         rng.standard_normal((n_features, n_components)),
@@ -47,10 +47,10 @@ def somewhere(shape: tuple[int, int, int], rng: np.random.Generator) -> MatchSol
     )
 
 
-def anything(
+def draw_moments(
     shape: tuple[int, int, int], rng: np.random.Generator, ridges: tuple[float, float]
 ) -> SegmentMoments:
-    """Correlations of another model, weights and masks at random."""
+    """Draw moments of another model, with random weights and masks."""
     moments = make_moments(draw_solution(*shape, seed=int(rng.integers(99))), *ridges)
     n_segments, weights = shape[2], rng.uniform(0.1, 1, shape[2])
     return replace(
@@ -62,8 +62,8 @@ def anything(
     )
 
 
-def dense_likelihood(moments: SegmentMoments, at: MatchSolution) -> float:
-    """½ Σ_u w_u (−log det Σ − tr(C Σ⁻¹)) over the features that vary, by n × n inverses."""
+def compute_dense_likelihood(moments: SegmentMoments, at: MatchSolution) -> float:
+    """Return ½ Σ_u w_u (−log det Σ − tr(C Σ⁻¹)) over varying features, by dense inverses."""
     total = 0.0
     for u, seen in enumerate(moments.varies):
         model = compute_correlations(at._replace(mixing=at.mixing[seen]))[u]
@@ -71,7 +71,7 @@ def dense_likelihood(moments: SegmentMoments, at: MatchSolution) -> float:
         ridge, model_ridge = moments.ridge[u], moments.model_ridge[u]
         C = (moments.correlation[u][np.ix_(seen, seen)] + ridge * identity) / (1 + ridge)
         ridged = (model + model_ridge * identity) / (1 + model_ridge)
-        # In units of its noise the ridged model is I + L Lᵀ; the scales Q come on top.
+        # In units of its noise the ridged model is I + L Lᵀ, which the scales Q then multiply.
         power = np.exp(at.log_variances[u]) @ at.mixing[seen].T ** 2
         noise = (1 / (1 + power) + model_ridge) / (1 + model_ridge)
         scales = np.exp(-at.log_precisions[u, seen]) / np.sqrt(noise)
@@ -82,7 +82,9 @@ def dense_likelihood(moments: SegmentMoments, at: MatchSolution) -> float:
     return total
 
 
-def finite_differences(moments: SegmentMoments, at: MatchSolution, step: float = 1e-5) -> Floats:
+def compute_finite_differences(
+    moments: SegmentMoments, at: MatchSolution, step: float = 1e-5
+) -> Floats:
     shape = (*at.log_precisions.shape, at.mixing.shape[1])
     flat, slopes = at.to_vector(), []
     for k in range(len(flat)):
@@ -103,30 +105,30 @@ seeds = st.integers(0, 2**32 - 1)
 
 @settings(deadline=None, max_examples=80)
 @given(shapes, ridges, seeds)
-def test_the_value_is_that_of_dense_inverses(
+def test_value_matches_dense_inverses(
     shape: tuple[int, int, int], ridge: tuple[float, float], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    moments, at = anything(shape, rng, ridge), somewhere(shape, rng)
+    moments, at = draw_moments(shape, rng, ridge), draw_unknowns(shape, rng)
     value, _ = likelihood_and_gradient(moments, at)
-    assert value == pytest.approx(dense_likelihood(moments, at), rel=1e-9, abs=1e-9)
+    assert value == pytest.approx(compute_dense_likelihood(moments, at), rel=1e-9, abs=1e-9)
 
 
 @settings(deadline=None, max_examples=25)
 @given(shapes, ridges, seeds)
-def test_the_gradient_is_that_of_finite_differences(
+def test_gradient_matches_finite_differences(
     shape: tuple[int, int, int], ridge: tuple[float, float], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    moments, at = anything(shape, rng, ridge), somewhere(shape, rng)
+    moments, at = draw_moments(shape, rng, ridge), draw_unknowns(shape, rng)
     _, gradient = likelihood_and_gradient(moments, at)
-    slopes = finite_differences(moments, at)
+    slopes = compute_finite_differences(moments, at)
     np.testing.assert_allclose(gradient.to_vector(), slopes, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
-def test_the_truth_is_at_rest_with_the_same_ridge_on_both_sides(ridge: float) -> None:
-    """The ridged model of the true variances is the ridged correlation, up to known scales."""
+def test_gradient_is_zero_at_truth_with_equal_ridges(ridge: float) -> None:
+    """The ridged model at the true variances equals the ridged correlation, up to known scales."""
     truth = draw_solution(5, 2, 4)
     power = np.exp(truth.log_variances) @ truth.mixing.T**2
     scales = 0.5 * np.log((1 + ridge) * (1 + power) / (1 + ridge * (1 + power)))
@@ -136,15 +138,15 @@ def test_the_truth_is_at_rest_with_the_same_ridge_on_both_sides(ridge: float) ->
     np.testing.assert_allclose(gradient.to_vector(), 0.0, atol=1e-12)
 
 
-def test_a_ridge_on_the_data_alone_pulls_at_the_variances() -> None:
+def test_ridge_on_data_only_lowers_variances() -> None:
     truth = draw_solution(5, 2, 4)
     _, gradient = likelihood_and_gradient(make_moments(truth, 1.0), truth)
     assert gradient.log_variances.max() < -1e-3
 
 
-def test_a_feature_that_does_not_count_leaves_no_trace() -> None:
+def test_constant_feature_has_no_influence() -> None:
     rng = np.random.default_rng(0)
-    moments, at = make_moments(draw_solution(5, 2, 3), 0.3, 0.3), somewhere((5, 2, 3), rng)
+    moments, at = make_moments(draw_solution(5, 2, 3), 0.3, 0.3), draw_unknowns((5, 2, 3), rng)
     moments.varies[:, 3] = False
     value, gradient = likelihood_and_gradient(moments, at)
     changed = [part.copy() for part in at]
@@ -154,14 +156,14 @@ def test_a_feature_that_does_not_count_leaves_no_trace() -> None:
     np.testing.assert_array_equal(gradient.log_precisions[:, 3], 0.0)
 
 
-def test_slices_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_and_threads_give_identical_results(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
-    moments, at = anything((6, 3, 11), rng, (0.3, 0.3)), somewhere((6, 3, 11), rng)
+    moments, at = draw_moments((6, 3, 11), rng, (0.3, 0.3)), draw_unknowns((6, 3, 11), rng)
     value, gradient = likelihood_and_gradient(moments, at)
     assert len(list(moments.slices())) == 1
-    for segments_a_slice in (1, 3, 11):
-        monkeypatch.setattr(gaussian_likelihood, "_SLICE_BYTES", 8 * 6**2 * segments_a_slice)
-        assert len(list(moments.slices())) == -(-11 // segments_a_slice)
+    for segments_per_slice in (1, 3, 11):
+        monkeypatch.setattr(gaussian_likelihood, "_SLICE_BYTES", 8 * 6**2 * segments_per_slice)
+        assert len(list(moments.slices())) == -(-11 // segments_per_slice)
         cut, cut_gradient = likelihood_and_gradient(moments, at)
         assert cut == pytest.approx(value, rel=1e-13)
         np.testing.assert_allclose(
@@ -173,14 +175,14 @@ def test_slices_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @given(shapes, seeds)
-def test_unknowns_survive_as_one_vector(shape: tuple[int, int, int], seed: int) -> None:
-    at = somewhere(shape, np.random.default_rng(seed))
+def test_solutions_convert_to_vectors_and_back(shape: tuple[int, int, int], seed: int) -> None:
+    at = draw_unknowns(shape, np.random.default_rng(seed))
     again = solution_from_vector(at.to_vector(), shape[2], shape[0], shape[1])
     for part, restored in zip(at, again, strict=True):
         np.testing.assert_array_equal(part, restored)
 
 
-def test_implied_correlations_are_those_of_the_model() -> None:
+def test_model_correlation_matches_dense_computation() -> None:
     rng = np.random.default_rng(2)
     at = make_solution(rng.standard_normal((5, 3)), rng.uniform(0.1, 9, (4, 3)))
     for u, expected in enumerate(compute_correlations(at)):
@@ -189,7 +191,7 @@ def test_implied_correlations_are_those_of_the_model() -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(6, 2, 8), (5, 3, 12), (4, 4, 16), (6, 1, 3)])
-def test_planted_solutions_are_recovered(shape: tuple[int, int, int]) -> None:
+def test_known_solutions_are_recovered(shape: tuple[int, int, int]) -> None:
     truth = draw_solution(*shape)
     moments = make_moments(truth)
     best, *_ = maximise_from_seeds(moments, shape[1], range(2), map, tol=1e-10)
@@ -199,7 +201,7 @@ def test_planted_solutions_are_recovered(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(compute_correlations(best.solution), moments.correlation, atol=3e-3)
 
 
-def test_the_default_rule_stops_near_the_optimum() -> None:
+def test_default_tolerance_stops_near_optimum() -> None:
     moments = make_moments(draw_solution(6, 2, 8))
     loose, strict = (maximise(moments, draw_start(moments, 2, 0), tol=tol) for tol in (1e-7, 1e-12))
     assert loose.converged
@@ -208,14 +210,14 @@ def test_the_default_rule_stops_near_the_optimum() -> None:
     assert mean_cosine_similarity(loose.solution.mixing, strict.solution.mixing) > 1 - 1e-3
 
 
-def test_running_out_of_iterations_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iteration_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = make_moments(draw_solution(6, 2, 8))
     monkeypatch.setattr(gaussian_likelihood, "_MAX_ITERATIONS", 7)
     cut = maximise(moments, draw_start(moments, 2, 0))
     assert (cut.iterations, cut.converged) == (7, False)
 
 
-def test_the_objective_is_that_of_the_solution() -> None:
+def test_objective_matches_solution() -> None:
     moments = make_moments(draw_solution(6, 2, 8), 0.2)
     found = maximise(moments, draw_start(moments, 2, 0))
     assert found.objective == pytest.approx(
@@ -223,14 +225,14 @@ def test_the_objective_is_that_of_the_solution() -> None:
     )
 
 
-def test_a_better_optimum_comes_first_and_a_diverged_start_is_left_out() -> None:
+def test_optima_are_sorted_and_diverged_starts_dropped() -> None:
     nothing = draw_solution(2, 1, 1)
 
-    def pretend(function: Any, items: Iterable[Any]) -> Iterator[Optimum]:
+    def return_given_optima(function: Any, items: Iterable[Any]) -> Iterator[Optimum]:
         ends = zip(items, (1.0, np.nan, 3.0, -np.inf, 2.0), strict=True)
         return (Optimum(nothing, value, 1, True) for _, value in ends)
 
-    found = maximise_from_seeds(make_moments(nothing), 1, range(5), pretend)
+    found = maximise_from_seeds(make_moments(nothing), 1, range(5), return_given_optima)
     assert [optimum.objective for optimum in found] == [3.0, 2.0, 1.0]
 
 
@@ -239,17 +241,17 @@ def test_a_better_optimum_comes_first_and_a_diverged_start_is_left_out() -> None
     ("part", "bad"),
     [("mixing", np.nan), ("mixing", np.inf), ("log_variances", np.nan), ("log_precisions", np.nan)],
 )
-def test_a_start_that_is_not_finite_is_dropped(
+def test_non_finite_starts_are_dropped(
     part: str, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
+    def draw_invalid_start(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
         start = draw_start(moments, n_components, seed)
         if seed % 2:
             getattr(start, part)[:] = bad
         return start
 
     moments = make_moments(draw_solution(6, 2, 8))
-    monkeypatch.setattr(gaussian_likelihood, "draw_start", spoilt)
+    monkeypatch.setattr(gaussian_likelihood, "draw_start", draw_invalid_start)
     found = maximise_from_seeds(moments, 2, range(4), map)
     assert len(found) == 2
     for optimum in found:
@@ -259,7 +261,7 @@ def test_a_start_that_is_not_finite_is_dropped(
         maximise_from_seeds(moments, 2, [1, 3], map)
 
 
-def test_starts_have_the_same_bytes_wherever_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_are_identical_on_all_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = make_moments(draw_solution(6, 3, 8), 0.1)
     here = maximise_from_seeds(moments, 3, range(3), map)
     there = maximise_from_seeds(moments, 3, range(3), ThreadsExecutor(3).map)
@@ -275,7 +277,7 @@ def test_starts_have_the_same_bytes_wherever_they_run(monkeypatch: pytest.Monkey
             assert a[1:] == b[1:]
 
 
-def test_a_start_hangs_on_its_seed_alone() -> None:
+def test_start_depends_only_on_seed() -> None:
     moments = make_moments(draw_solution(6, 3, 8))
     a, b, other = (draw_start(moments, 3, seed).to_vector() for seed in (4, 4, 5))
     assert a.tobytes() == b.tobytes()
@@ -283,8 +285,8 @@ def test_a_start_hangs_on_its_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("n_components", [1, 5])
-def test_correlations_of_one_stay_within_the_bounds(n_components: int) -> None:
-    """The likelihood of features that are all the same has no maximum."""
+def test_identical_features_give_finite_solution(n_components: int) -> None:
+    """The likelihood of identical features has no maximum."""
     moments = replace(make_moments(draw_solution(5, 1, 4)), correlation=np.ones((4, 5, 5)))
     found = maximise(moments, draw_start(moments, n_components, 0))
     assert np.isfinite(found.objective)
@@ -296,12 +298,12 @@ def test_correlations_of_one_stay_within_the_bounds(n_components: int) -> None:
 
 
 def log_posterior(moments: SegmentMoments, n_rows: float, at: MatchSolution) -> float:
-    """The likelihood, and a normal prior of the logarithms about their mean over segments."""
+    """Return the likelihood plus a normal prior of log variances around their segment mean."""
     prior = -0.5 * len(at.log_variances) * at.log_variances.var(axis=0).sum()
     return likelihood_and_gradient(moments, at)[0] + prior / n_rows
 
 
-def test_variances_are_those_of_the_largest_posterior_and_the_mixing_stays() -> None:
+def test_maximise_variances_finds_posterior_mode_with_fixed_mixing() -> None:
     truth = draw_solution(5, 2, 6)
     moments, n_rows = make_moments(truth, 0.4, 0.4), 30.0
     found = maximise_variances(moments, n_rows, truth)
@@ -319,7 +321,7 @@ def test_variances_are_those_of_the_largest_posterior_and_the_mixing_stays() -> 
         )
 
 
-def test_the_prior_fades_with_the_rows() -> None:
+def test_prior_weakens_with_more_rows() -> None:
     truth = draw_solution(5, 2, 6)
     start = truth._replace(log_variances=np.zeros_like(truth.log_variances))
     spreads = [

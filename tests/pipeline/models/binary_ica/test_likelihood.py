@@ -1,4 +1,4 @@
-"""Binary ICA by likelihood: its scores, its steps, what it finds and what it refuses."""
+"""Binary ICA by maximum likelihood: scores, steps, priors, recovery and errors."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 SEGMENTS = 12
 
 
-def drawn(n_features=6, n_components=2, rows=400, seed=3, segments=SEGMENTS):
-    """A known mixing, and rows drawn from it."""
+def draw_example(n_features=6, n_components=2, rows=400, seed=3, segments=SEGMENTS):
+    """Return true parameters, a row source and the rows drawn with these parameters."""
     truth = draw_nonstationary_truth(n_features, n_components, segments, seed)
     X = np.concatenate([batch.X for batch in draw_nonstationary_rows(truth, rows, seed)])
     return truth, pack_rows_in_memory(X, segments), X
 
 
 @pytest.fixture(scope="module")
-def found():
-    """A fit, with the truth and the rows."""
-    truth, rows, X = drawn()
+def fitted_example():
+    """Return true parameters, a row source, its rows and the fitted state."""
+    truth, rows, X = draw_example()
     return truth, rows, X, fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
 
 
-def log_likelihood(params, X, segments=SEGMENTS):
-    """Of all rows, by quadrature."""
+def compute_log_likelihood(params, X, segments=SEGMENTS):
+    """Return the log-likelihood of all rows, by quadrature."""
     parts = np.split(X, segments)
     blocks = [replace(pack_block(part), segment=u) for u, part in enumerate(parts)]
     return sum(sum_scores(params, block, quadrature_scores).log_likelihood for block in blocks)
 
 
-def at(params, mixing, means, variances):
-    """The same parameters elsewhere, without offsets."""
+def replace_point(params, mixing, means, variances):
+    """Return parameters with another mixing, means and variances, and without offsets."""
     point = ParameterPoint(mixing, np.zeros(len(mixing)), means, np.log(variances))
     return params.with_point(point)
 
 
 def draw_unequal_rows(seed, rows=1000, segments=40):
-    """Rows of six features whose mixing rows have lengths e^N(0, 1)."""
+    """Draw rows of six features whose rows of the mixing have log-normal lengths."""
     rng = np.random.default_rng(seed)
     mixing = rng.standard_normal((6, 2))
     mixing *= np.exp(rng.standard_normal((6, 1))) / np.linalg.norm(mixing, axis=1, keepdims=True)
@@ -78,40 +78,40 @@ def draw_unequal_rows(seed, rows=1000, segments=40):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_fit_never_ends_below_its_start(seed):
+def test_fit_never_ends_below_its_start(seed):
     X = draw_unequal_rows(seed).astype(np.uint8)
     rows, model = pack_rows_in_memory(X, 40), BinaryICALikelihood(2)
     first = collect_first_statistics(model, rows, SerialExecutor(), 0)
     start = initialize_fit(model, first, 0)
     end = fit_model(model, rows, SerialExecutor(), 0)
-    assert log_likelihood(end.params, X, 40) > log_likelihood(start.params, X, 40)
+    assert compute_log_likelihood(end.params, X, 40) > compute_log_likelihood(start.params, X, 40)
 
 
 @pytest.mark.matrix
-def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth():
-    truth, rows, X = drawn(rows=1000, segments=40)
+def test_fit_beats_blica_and_likelihood_of_truth():
+    truth, rows, X = draw_example(rows=1000, segments=40)
     state = fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
     blica = fit_model(BLICA(2, 20.0), rows, SerialExecutor(), 0).params
     similarity = mean_cosine_similarity(state.params.mixing, truth.mixing)
     assert similarity > max(0.999, mean_cosine_similarity(blica.mixing, truth.mixing))
-    reached = log_likelihood(state.params, X, 40)
-    assert reached > log_likelihood(at(state.params, *truth), X, 40)
-    start = at(state.params, blica.mixing, blica.source_means, blica.source_variances)
-    assert reached > log_likelihood(start, X, 40)
+    reached = compute_log_likelihood(state.params, X, 40)
+    assert reached > compute_log_likelihood(replace_point(state.params, *truth), X, 40)
+    start = replace_point(state.params, blica.mixing, blica.source_means, blica.source_variances)
+    assert reached > compute_log_likelihood(start, X, 40)
     assert state.diagnostics["likelihood"] == "exact"
     assert state.diagnostics["likelihood_error"] < 1e-3
     assert not state.warnings
 
 
-def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
-    _, rows, X = drawn(rows=100)
+def test_fit_stopped_early_returns_best_scored_point():
+    _, rows, X = draw_example(rows=100)
     state = fit_model(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
     assert "stopped before converging, after 2 passes; raise {max_iter}" in state.warnings[0].text
-    # The fit ends by sorting the columns of A. Another order turns the lattice of quadrature, whose
-    # error is about 2e-7 here.
+    # The fit sorts the columns of A at its end. Their order rotates the quadrature lattice, which
+    # changes the result by its error of about 2e-7.
     A, offsets, means, log_variances = state.params.point
     likelihoods = [
-        log_likelihood(state.params.with_point(ParameterPoint(*point)), X) / len(X)
+        compute_log_likelihood(state.params.with_point(ParameterPoint(*point)), X) / len(X)
         for order in ([0, 1], [1, 0])
         for point in [(A[:, order], offsets, means[:, order], log_variances[:, order])]
     ]
@@ -119,8 +119,8 @@ def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
 
 
 @pytest.mark.parametrize("variance", [0.0, np.inf])
-def test_where_no_step_leads_higher_a_fit_ends_and_says_so_unless_noise_hides_it(variance):
-    _, rows, _ = drawn(rows=100)
+def test_fit_without_improving_step_ends_and_warns_unless_noise_explains_it(variance):
+    _, rows, _ = draw_example(rows=100)
     model, executor = BinaryICALikelihood(2), SerialExecutor()
     state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
     sums = collect_pass_statistics(model, state, rows, executor, 0)
@@ -138,8 +138,8 @@ def test_where_no_step_leads_higher_a_fit_ends_and_says_so_unless_noise_hides_it
     assert ["no step raised the objective" in text for text in texts] == expected
 
 
-def test_most_true_entries_lie_within_two_standard_errors(found):
-    truth, _, _, state = found
+def test_most_true_entries_are_within_two_standard_errors(fitted_example):
+    truth, _, _, state = fitted_example
     lengths = np.linalg.norm(truth.mixing, axis=0)
     mixing = match_columns(truth.mixing / lengths, state.params.mixing)
     within = np.abs(mixing - state.params.mixing) < 2 * state.params.mixing_error
@@ -148,8 +148,8 @@ def test_most_true_entries_lie_within_two_standard_errors(found):
     assert (state.params.log_variances_error > 0).all()
 
 
-def test_sums_of_scores_are_derivatives_and_their_products_information(found):
-    _, _, X, state = found
+def test_score_sums_match_finite_differences_and_information(fitted_example):
+    _, _, X, state = fitted_example
     block = replace(pack_block(X[:400]), segment=0)
     sums = sum_scores(state.params, block, quadrature_scores)
     point, eps = state.params.point, 1e-4
@@ -157,8 +157,8 @@ def test_sums_of_scores_are_derivatives_and_their_products_information(found):
 
     def total(change):
         mixing = (flat + change)[: point.mixing.size].reshape(point.mixing.shape)
-        moved = point._replace(mixing=mixing, offsets=(flat + change)[point.mixing.size :])
-        return sum_scores(state.params.with_point(moved), block, quadrature_scores).log_likelihood
+        changed = point._replace(mixing=mixing, offsets=(flat + change)[point.mixing.size :])
+        return sum_scores(state.params.with_point(changed), block, quadrature_scores).log_likelihood
 
     slopes = [(total(step) - total(-step)) / (2 * eps) for step in eps * np.eye(len(flat))]
     scale = np.abs(np.array(slopes)).max()
@@ -167,8 +167,8 @@ def test_sums_of_scores_are_derivatives_and_their_products_information(found):
     def total_own(name, k, change):
         values = getattr(point, name).copy()
         values[0, k] += change
-        moved = state.params.with_point(point._replace(**{name: values}))
-        return sum_scores(moved, block, quadrature_scores).log_likelihood
+        changed = state.params.with_point(point._replace(**{name: values}))
+        return sum_scores(changed, block, quadrature_scores).log_likelihood
 
     own = [
         (total_own(name, k, eps) - total_own(name, k, -eps)) / (2 * eps)
@@ -181,22 +181,22 @@ def test_sums_of_scores_are_derivatives_and_their_products_information(found):
     np.testing.assert_allclose(sums.information, expected, atol=1e-9 * np.abs(expected).max())
 
 
-def test_like_rows_are_scored_once():
+def test_equal_rows_are_scored_once():
     X = np.array([[0, 1], [1, 1], [0, 1], [0, 1]], np.uint8)
     patterns = find_patterns(pack_block(X))
     np.testing.assert_array_equal(patterns.X, [[0, 1], [1, 1]])
     np.testing.assert_array_equal(patterns.times, [3, 1])
 
 
-def test_missing_values_set_rows_apart_whatever_stands_there():
+def test_missing_values_distinguish_rows_regardless_of_stored_value():
     X = np.array([[0, 1], [1, 1], [0, 1]], np.uint8)
     patterns = find_patterns(pack_block(X, np.array([[0, 1], [0, 1], [1, 1]], np.uint8)))
     assert sorted(patterns.times.tolist()) == [1, 2]
     assert patterns.observed.sum() == 3
 
 
-def test_scores_that_are_no_numbers_are_refused(found):
-    _, _, X, state = found
+def test_non_finite_scores_raise(fitted_example):
+    _, _, X, state = fitted_example
     block = replace(pack_block(X[:400]), segment=0)
     sums = sum_scores(state.params, block, quadrature_scores)
     broken = replace(sums, gradient=sums.gradient * np.nan)
@@ -208,8 +208,8 @@ def test_scores_that_are_no_numbers_are_refused(found):
         )
 
 
-def test_a_step_is_shortened_to_where_it_is_trusted(found):
-    point = found[3].params.point
+def test_steps_are_limited_to_trust_region(fitted_example):
+    point = fitted_example[3].params.point
     step = ParameterPoint(*(np.full_like(part, 7.0) for part in point))
     short = limit_step(step, point)
     longest = max(1.0, 1 / np.abs(point.mixing).max())
@@ -217,11 +217,12 @@ def test_a_step_is_shortened_to_where_it_is_trusted(found):
     np.testing.assert_allclose(limit_step(short, point).to_vector(), short.to_vector())
 
 
-def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
-    _, _, X, state = found
+def test_prior_updates_converge_to_em_fixed_point(fitted_example):
+    _, _, X, state = fitted_example
     point, n = state.params.point, 3
     logs = point.log_variances[:n] - point.log_variances[:n].mean(axis=0)
-    some = ParameterPoint(*point[:2], 20 * point.means[:n], 10 * logs)  # above the lowest variances
+    # Means and variances are scaled to exceed the lower bounds of the prior variances.
+    some = ParameterPoint(*point[:2], 20 * point.means[:n], 10 * logs)
     blocks = [replace(pack_block(X[400 * u : 400 * (u + 1)]), segment=u) for u in range(n)]
     sums = reduce(ScoreSums.merge, (sum_scores(state.params, b, quadrature_scores) for b in blocks))
     path, priors = make_empty_path(some).add_point(some, sums), make_initial_priors(some)
@@ -234,12 +235,12 @@ def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
 
 
 @pytest.mark.parametrize("shared", [0.0, 100.0])
-def test_the_prior_of_lengths_follows_lengths_that_the_data_determine(found, shared):
-    point = found[3].params.point
+def test_prior_of_lengths_matches_well_determined_lengths(fitted_example, shared):
+    point = fitted_example[3].params.point
     lengths = np.array([0.01, 0.1, 1, 1, 3, 10])
     one = point._replace(mixing=lengths[:, None] * np.array([0.6, 0.8]))
     n_shared, n_segments = 3 * len(lengths), len(point.means)
-    # All lengths may be known except for a common factor, which sources may take up.
+    # All lengths may be known up to a common factor, which the sources can absorb.
     common = np.concatenate([one.mixing.ravel(), np.zeros(len(lengths))])
     known = PosteriorMaximum(
         one,
@@ -255,13 +256,13 @@ def test_the_prior_of_lengths_follows_lengths_that_the_data_determine(found, sha
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
-def test_uniform_entries_have_log_lengths_of_this_variance(n):
+def test_uniform_variance_matches_simulation(n):
     lengths = np.linalg.norm(np.random.default_rng(0).uniform(-1, 1, (100_000, n)), axis=1)
     assert estimate_uniform_variance(n) == pytest.approx(np.log(lengths).var(), rel=0.08)
 
 
-def test_a_fit_that_converges_below_its_start_is_repeated_with_wider_priors():
-    _, rows, _ = drawn(rows=100)
+def test_fit_converging_below_its_start_is_repeated_with_wider_priors():
+    _, rows, _ = draw_example(rows=100)
     model, executor = BinaryICALikelihood(2), SerialExecutor()
     rng = np.random.default_rng(0)
     state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
@@ -283,8 +284,8 @@ def test_a_fit_that_converges_below_its_start_is_repeated_with_wider_priors():
         assert (state.params.point.to_vector() != start).any()
 
 
-def test_a_fit_that_is_cut_short_below_its_start_returns_to_it():
-    _, rows, _ = drawn(rows=100)
+def test_fit_stopped_below_its_start_returns_start():
+    _, rows, _ = draw_example(rows=100)
     model, executor = BinaryICALikelihood(2), SerialExecutor()
     state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
     start = state.params.normalize_columns()
@@ -298,8 +299,8 @@ def test_a_fit_that_is_cut_short_below_its_start_returns_to_it():
     assert state.history == (sums.log_likelihood / sums.n_samples,)
 
 
-def test_the_prior_of_variances_does_not_follow_scales_that_mixing_takes_up(found):
-    _, _, X, state = found
+def test_prior_of_variances_ignores_common_scale(fitted_example):
+    _, _, X, state = fitted_example
     point = state.params.point
     one = ParameterPoint(*point[:2], point.means[:1], point.log_variances[:1])
     sums = sum_scores(state.params, replace(pack_block(X[:400]), segment=0), quadrature_scores)
@@ -310,27 +311,27 @@ def test_the_prior_of_variances_does_not_follow_scales_that_mixing_takes_up(foun
     assert after == pytest.approx(before, rel=1e-12)
 
 
-def test_points_are_laid_flat_and_back(found):
-    point = found[3].params.point
+def test_points_convert_to_vectors_and_back(fitted_example):
+    point = fitted_example[3].params.point
     for part, again in zip(point, point.from_vector(point.to_vector()), strict=True):
         np.testing.assert_array_equal(part, again)
 
 
-def test_a_step_climbs_the_prior_where_no_row_says_anything(found):
-    _, _, X, state = found
+def test_step_without_data_reaches_maximum_of_prior(fitted_example):
+    _, _, X, state = fitted_example
     point = state.params.point
     one = ParameterPoint(*point[:2], point.means[:1] + 1, point.log_variances[:1] + 1)
     sums = sum_scores(state.params, replace(pack_block(X[:400]), segment=0), quadrature_scores)
     nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.to_arrays().items()})
     priors = make_initial_priors(one)
     step = find_maximum(nothing, one, priors, make_empty_path(one).add_point(one, nothing)).step
-    moved = ParameterPoint(*(a + b for a, b in zip(one, step, strict=True)))
-    assert log_prior(moved, priors) > log_prior(one, priors)
-    np.testing.assert_allclose([*moved.means, *moved.log_variances], 0, atol=1e-8)
+    changed = ParameterPoint(*(a + b for a, b in zip(one, step, strict=True)))
+    assert log_prior(changed, priors) > log_prior(one, priors)
+    np.testing.assert_allclose([*changed.means, *changed.log_variances], 0, atol=1e-8)
 
 
-def test_expectation_propagation_serves_more_components():
-    truth, rows, _ = drawn(10, 4, 600, segments=20)
+def test_expectation_propagation_fits_more_components():
+    truth, rows, _ = draw_example(10, 4, 600, segments=20)
     state = fit_model(BinaryICALikelihood(4), rows, SerialExecutor(), 0)
     assert state.diagnostics["likelihood"] == "ep"
     assert 0 < state.diagnostics["likelihood_error"] < 0.2
@@ -338,30 +339,30 @@ def test_expectation_propagation_serves_more_components():
 
 
 @pytest.mark.matrix
-def test_three_components_are_fitted_exactly_to_few_features():
-    truth, rows, _ = drawn(7, 3, 100)
+def test_exact_likelihood_fits_three_components():
+    truth, rows, _ = draw_example(7, 3, 100)
     model = BinaryICALikelihood(3, likelihood="exact", max_iter=4)
     state = fit_model(model, rows, SerialExecutor(), 0)
     assert state.diagnostics["likelihood"] == "exact"
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.9
 
 
-def test_more_parameters_than_rows_are_refused():
-    _, rows, _ = drawn(20, 10, 20, segments=5)
+def test_more_parameters_than_rows_raise():
+    _, rows, _ = draw_example(20, 10, 20, segments=5)
     with pytest.raises(FitError, match="do not determine all 220 entries of the mixing and the"):
         fit_model(BinaryICALikelihood(10, starts=1), rows, SerialExecutor(), 0)
 
 
-def test_an_exact_likelihood_of_many_features_is_refused():
-    _, rows, _ = drawn(21, 3, 50)
+def test_exact_likelihood_of_many_features_raises():
+    _, rows, _ = draw_example(21, 3, 50)
     with pytest.raises(
         FitError, match=r"at most 20 features or 2 components, .* 21 features and 3 comp"
     ):
         fit_model(BinaryICALikelihood(3, likelihood="exact"), rows, SerialExecutor(), 0)
 
 
-def test_one_segment_is_refused():
-    _, rows, _ = drawn(rows=100, segments=1)
+def test_one_segment_raises():
+    _, rows, _ = draw_example(rows=100, segments=1)
     with pytest.raises(FitError, match="at least 3 segments, but there are 1"):
         fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
 
@@ -370,20 +371,20 @@ def test_one_segment_is_refused():
     ("settings", "message"),
     [({"starts": 0}, "starts"), ({"max_iter": 0}, "max_iter"), ({"tol": 0.0}, "tol")],
 )
-def test_settings_are_checked(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(FitError, match=f"^{message} must be "):
         BinaryICALikelihood(2, **settings)
 
 
-def test_what_a_summary_shows_are_numbers(found):
-    diagnostics = found[3].diagnostics
+def test_summary_diagnostics_are_floats(fitted_example):
+    diagnostics = fitted_example[3].diagnostics
     assert all(
         isinstance(diagnostics[name], float) for name in BinaryICALikelihood.summary_diagnostics
     )
 
 
-def test_a_fit_that_came_to_rest_still_counts_as_converged_once_it_is_done(found):
-    state = found[3]
+def test_finished_fit_counts_as_converged(fitted_example):
+    state = fitted_example[3]
     convergence = BinaryICALikelihood(2).get_convergence_criterion(state)
     assert convergence.has_converged(state.history)
     assert len(state.history) < convergence.max_iter

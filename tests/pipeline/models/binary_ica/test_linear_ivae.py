@@ -1,4 +1,4 @@
-"""The linear iVAE: what it finds, what it says of segments, and what it refuses."""
+"""The linear iVAE: recovery of the mixing, lower bounds, gradients and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.strategies import DenseData, make_memory_rows
 SERIAL = SerialExecutor()
 
 
-def drawn(
+def draw_example(
     n_components: int, seed: int, n_rows: int = 500, n_segments: int = 20
 ) -> tuple[DenseData, NonstationaryTruth]:
     truth = draw_nonstationary_truth(6, n_components, n_segments, seed)
@@ -47,12 +47,12 @@ def drawn(
     return DenseData(X, None, np.concatenate(segments)), truth
 
 
-def fitted(data: DenseData, **settings: Any) -> FitState:
+def fit(data: DenseData, **settings: Any) -> FitState:
     return fit_model(LinearIVAE(**{"n_components": 2, **settings}), make_memory_rows(data), SERIAL)
 
 
-def random_state(data: DenseData, **settings: Any) -> FitState:
-    """A state with parameters that differ from segment to segment."""
+def make_random_state(data: DenseData, **settings: Any) -> FitState:
+    """Return a state with random parameters that differ between segments."""
     model = LinearIVAE(2, **settings)
     state = initialize_fit(
         model, collect_first_statistics(model, make_memory_rows(data), SERIAL, 0), 0
@@ -61,32 +61,34 @@ def random_state(data: DenseData, **settings: Any) -> FitState:
     return FitState(state.params.add_change(change), state.working)
 
 
-def bounds_of(params: Any, data: DenseData, segment: int = 1) -> Any:
+def compute_bounds(params: Any, data: DenseData, segment: int = 1) -> Any:
     block = pack_block(data.X[:50], segment=segment)
     return LinearIVAE().lower_bound(params, block, RowRandom(0))
 
 
-def test_the_mixing_is_found_where_features_are_many() -> None:
-    data, truth = drawn(2, seed=2)
-    state = fitted(data, max_iter=15)
+def test_mixing_is_recovered() -> None:
+    data, truth = draw_example(2, seed=2)
+    state = fit(data, max_iter=15)
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.95
 
 
 @pytest.mark.slow
-def test_the_mixing_is_found_for_most_seeds() -> None:
+def test_mixing_is_recovered_for_most_seeds() -> None:
     found = []
     for seed in range(5):
-        data, truth = drawn(2, seed, 1000, 40)
-        found.append(mean_cosine_similarity(fitted(data).params.mixing, truth.mixing))
+        data, truth = draw_example(2, seed, 1000, 40)
+        found.append(mean_cosine_similarity(fit(data).params.mixing, truth.mixing))
     assert np.median(found) >= 0.95, found
 
 
-def test_columns_are_put_in_order_without_changing_the_model() -> None:
-    data, _ = drawn(2, seed=0, n_rows=30)
-    before = random_state(data).params
+def test_normalizing_columns_keeps_the_model() -> None:
+    data, _ = draw_example(2, seed=0, n_rows=30)
+    before = make_random_state(data).params
     after = before.normalize_columns()
     assert not np.allclose(before.mixing, after.mixing)
-    np.testing.assert_allclose(bounds_of(after, data), bounds_of(before, data), rtol=1e-10)
+    np.testing.assert_allclose(
+        compute_bounds(after, data), compute_bounds(before, data), rtol=1e-10
+    )
     np.testing.assert_allclose(np.linalg.norm(after.mixing, axis=0), 1)
     assert (after.mixing[np.abs(after.mixing).argmax(axis=0), [0, 1]] > 0).all()
     shares = after.segment_rows / after.segment_rows.sum()
@@ -94,10 +96,10 @@ def test_columns_are_put_in_order_without_changing_the_model() -> None:
     assert (np.diff(shares @ after.source_variances) < 0).all()
 
 
-def test_a_step_goes_along_the_slope_with_the_draws_of_the_rows() -> None:
-    data, _ = drawn(2, seed=0, n_rows=30)
+def test_step_follows_gradient_with_noise_of_rows() -> None:
+    data, _ = draw_example(2, seed=0, n_rows=30)
     settings = {"batch": len(data.X), "optimizer": "momentum", "momentum": 0.0}
-    model, at = LinearIVAE(2, **settings), random_state(data, **settings)
+    model, at = LinearIVAE(2, **settings), make_random_state(data, **settings)
     steps = collect_pass_statistics(model, at, make_memory_rows(data, [250, 350]), SERIAL, seed=5)
     X, places = data.X.astype(np.float64), data.labels
     rows = VAEBatch(X, X - at.params.means, None, places)
@@ -110,13 +112,13 @@ def test_a_step_goes_along_the_slope_with_the_draws_of_the_rows() -> None:
     assert np.abs(expected).max() > 1e-3
 
 
-def test_missing_values_are_left_out_of_the_bound() -> None:
-    data, _ = drawn(2, seed=0, n_rows=30)
-    params, seen = random_state(data).params, np.ones_like(data.X[:50])
+def test_missing_values_do_not_enter_the_bound() -> None:
+    data, _ = draw_example(2, seed=0, n_rows=30)
+    params, seen = make_random_state(data).params, np.ones_like(data.X[:50])
     seen[:, 3:] = 0
     found = LinearIVAE().lower_bound(params, pack_block(data.X[:50] & seen, seen), RowRandom(0))
     assert len(np.unique(found)) <= 2**3
-    assert (found > bounds_of(params, data, segment=0)).mean() > 0.8
+    assert (found > compute_bounds(params, data, segment=0)).mean() > 0.8
 
 
 @pytest.mark.parametrize(
@@ -130,10 +132,10 @@ def test_missing_values_are_left_out_of_the_bound() -> None:
         ({"n_components": 7}, 20, "components is 7, but there are only 6 features"),
     ],
 )
-def test_what_it_cannot_fit_is_refused(settings: Any, n_segments: int, refusal: str) -> None:
-    data, _ = drawn(2, seed=0, n_rows=30)
+def test_invalid_data_raise(settings: Any, n_segments: int, refusal: str) -> None:
+    data, _ = draw_example(2, seed=0, n_rows=30)
     with pytest.raises(FitError, match=refusal):
-        fitted(DenseData(data.X, None, data.labels % n_segments), **settings)
+        fit(DenseData(data.X, None, data.labels % n_segments), **settings)
 
 
 Floats = NDArray[np.float64]
@@ -141,27 +143,27 @@ N_ROWS, N_FEATURES, N_COMPONENTS, N_SEGMENTS = 9, 6, 2, 3
 MEANS = np.full(N_FEATURES, 0.3)
 
 
-def vae() -> AffineVAE:
+def make_vae() -> AffineVAE:
     rng = np.random.default_rng(1)
     of_features, of_segments = (N_FEATURES, N_COMPONENTS), (N_SEGMENTS, N_COMPONENTS)
     shapes = (of_features, (N_FEATURES,), *[of_features] * 2, *[of_segments] * 4)
     return AffineVAE(*(rng.standard_normal(shape) for shape in shapes))
 
 
-def rows_of(X: Any, segments: Any, seen: Floats | None = None) -> VAEBatch:
+def make_batch(X: Any, segments: Any, seen: Floats | None = None) -> VAEBatch:
     some = 1.0 if seen is None else seen
     return VAEBatch(X * some, (X - MEANS) * some, seen, segments)
 
 
-def some_rows(is_masked: bool = False, n_rows: int = N_ROWS) -> VAEBatch:
+def draw_batch(is_masked: bool = False, n_rows: int = N_ROWS) -> VAEBatch:
     rng = np.random.default_rng(2)
     X = (rng.random((n_rows, N_FEATURES)) < 0.5).astype(np.float64)
     seen = (rng.random(X.shape) < 0.7).astype(np.float64) if is_masked else None
-    return rows_of(X, np.arange(n_rows) % N_SEGMENTS, seen)
+    return make_batch(X, np.arange(n_rows) % N_SEGMENTS, seen)
 
 
-def drawn_bounds(at: AffineVAE, rows: VAEBatch, noise: Floats) -> Floats:
-    """log P(x, z) − log q(z), but for the entropy of q, which is exact."""
+def sample_bounds(at: AffineVAE, rows: VAEBatch, noise: Floats) -> Floats:
+    """Return log P(x | z) at a drawn z, minus the exact divergence of q(z) from the prior."""
     u, seen = rows.segments, 1.0 if rows.mask is None else rows.mask
     mean = rows.inputs @ at.code_weights + at.code_offsets[u]
     log_variance = rows.inputs @ at.spread_weights + at.spread_offsets[u]
@@ -174,12 +176,12 @@ def drawn_bounds(at: AffineVAE, rows: VAEBatch, noise: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_slopes_are_finite_differences_of_the_mean_bound(is_masked: bool) -> None:
-    at, rows = vae(), some_rows(is_masked)
+def test_gradient_matches_finite_differences(is_masked: bool) -> None:
+    at, rows = make_vae(), draw_batch(is_masked)
     noise = np.random.default_rng(3).standard_normal((N_ROWS, N_COMPONENTS))
 
     def bound(flat: Floats) -> float:
-        return float(drawn_bounds(at.unflatten(flat), rows, noise).mean())
+        return float(sample_bounds(at.unflatten(flat), rows, noise).mean())
 
     flat, step = at.flatten(), 1e-6
     expected = [
@@ -191,17 +193,19 @@ def test_slopes_are_finite_differences_of_the_mean_bound(is_masked: bool) -> Non
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_bounds_are_means_over_draws(is_masked: bool) -> None:
-    rows, rng = some_rows(is_masked, 3), np.random.default_rng(4)
-    draws = np.array([drawn_bounds(vae(), rows, rng.standard_normal((3, 2))) for _ in range(2000)])
+def test_bounds_match_monte_carlo_means(is_masked: bool) -> None:
+    rows, rng = draw_batch(is_masked, 3), np.random.default_rng(4)
+    draws = np.array(
+        [sample_bounds(make_vae(), rows, rng.standard_normal((3, 2))) for _ in range(2000)]
+    )
     error = draws.std(axis=0) / np.sqrt(len(draws))
-    assert (np.abs(row_lower_bounds(vae(), rows) - draws.mean(axis=0)) < 4 * error).all()
+    assert (np.abs(row_lower_bounds(make_vae(), rows) - draws.mean(axis=0)) < 4 * error).all()
 
 
-def test_bounds_lie_below_the_likelihood() -> None:
-    at, segment = vae(), 1
+def test_bounds_are_below_the_likelihood() -> None:
+    at, segment = make_vae(), 1
     X = ((np.arange(2**N_FEATURES)[:, None] >> np.arange(N_FEATURES)) & 1).astype(np.float64)
-    found = row_lower_bounds(at, rows_of(X, np.full(len(X), segment)))
+    found = row_lower_bounds(at, make_batch(X, np.full(len(X), segment)))
     nodes, mass = np.polynomial.hermite_e.hermegauss(60)
     z = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, N_COMPONENTS)
     y = (at.source_means[segment] + np.exp(at.log_variances[segment] / 2) * z) @ at.mixing.T

@@ -48,14 +48,14 @@ from tests.pipeline.models.binary_ica import (
 
 TRUTH = draw_solution(6, 2, 8)
 LOOSE = 1e6
-"""A condition number that no segment has, so that nothing is ridged."""
+"""A condition number above that of every segment, so that no ridge is added."""
 
 
 # --- gaps ----------------------------------------------------------------------------------------
 
 
-def with_gaps(*gaps: tuple[int, int, int]) -> SegmentCorrelations:
-    """Exact segments whose pairs (segment, i, j) are unknown and set to the mean of the others."""
+def make_segments_with_gaps(*gaps: tuple[int, int, int]) -> SegmentCorrelations:
+    """Return exact segments in which the given (segment, i, j) are undefined pairs."""
     segments = make_exact_segments(TRUTH)
     correlation, status = segments.correlation.copy(), segments.pair_status.copy()
     for u, i, j in gaps:
@@ -65,14 +65,14 @@ def with_gaps(*gaps: tuple[int, int, int]) -> SegmentCorrelations:
     return replace(segments, pair_status=status).with_correlation(correlation, map)
 
 
-def best_of(segments: SegmentCorrelations, regularization: float) -> Optimum:
+def find_best(segments: SegmentCorrelations, regularization: float) -> Optimum:
     return maximise_from_seeds(segments.moments(regularization), 2, range(2), map)[0]
 
 
-def test_gaps_are_filled_by_what_the_model_says() -> None:
+def test_gaps_are_filled_with_model_correlations() -> None:
     gaps = [(0, 0, 1), (0, 2, 3), (3, 0, 5), (7, 1, 4)]
-    segments = with_gaps(*gaps)
-    first = best_of(segments, LOOSE)
+    segments = make_segments_with_gaps(*gaps)
+    first = find_best(segments, LOOSE)
     optimum, filled, n_rounds = fill_gaps(first, segments, LOOSE, map)
     assert 1 < n_rounds < MAX_ROUNDS
     truth = compute_correlations(TRUTH)
@@ -91,10 +91,10 @@ def test_gaps_are_filled_by_what_the_model_says() -> None:
     )
 
 
-def test_what_the_ridge_took_is_given_back_to_the_gaps() -> None:
+def test_filled_gaps_are_corrected_for_the_ridge() -> None:
     gaps = [(0, 0, 1), (3, 0, 5)]
-    segments = with_gaps(*gaps)
-    optimum, filled, _ = fill_gaps(best_of(segments, 4.0), segments, 4.0, map)
+    segments = make_segments_with_gaps(*gaps)
+    optimum, filled, _ = fill_gaps(find_best(segments, 4.0), segments, 4.0, map)
     ridge = filled.moments(4.0).ridge
     for u, i, j in gaps:
         assert ridge[u] > 0.2
@@ -102,19 +102,19 @@ def test_what_the_ridge_took_is_given_back_to_the_gaps() -> None:
         assert filled.correlation[u, i, j] == pytest.approx(stretched, abs=5e-3)
 
 
-def test_without_gaps_nothing_is_fitted() -> None:
+def test_nothing_changes_without_gaps() -> None:
     segments = make_exact_segments(TRUTH)
-    optimum = best_of(segments, LOOSE)
+    optimum = find_best(segments, LOOSE)
     same, untouched, n_rounds = fill_gaps(optimum, segments, LOOSE, map)
     assert (same, untouched, n_rounds) == (optimum, segments, 0)
 
 
-def test_gaps_of_segments_left_out_stay() -> None:
-    segments = with_gaps((2, 0, 1), (5, 2, 3))
+def test_gaps_of_excluded_segments_are_not_filled() -> None:
+    segments = make_segments_with_gaps((2, 0, 1), (5, 2, 3))
     status = segments.status.copy()
     status[2] = SegmentStatus.UNDEFINED_PAIRS
     segments = replace(segments, status=status)
-    optimum, filled, _ = fill_gaps(best_of(segments, LOOSE), segments, LOOSE, map)
+    optimum, filled, _ = fill_gaps(find_best(segments, LOOSE), segments, LOOSE, map)
     assert optimum.solution.log_variances.shape == (7, 2)
     np.testing.assert_array_equal(filled.correlation[2], segments.correlation[2])
     expected = compute_correlations(TRUTH)[5, 2, 3]
@@ -125,8 +125,8 @@ def test_gaps_of_segments_left_out_stay() -> None:
 
 
 @pytest.mark.parametrize("regularization", [1.5, 4.0, LOOSE])
-def test_variances_and_scales_come_back_whatever_the_ridge(regularization: float) -> None:
-    """Started at half of the size, with the true directions in columns of any length."""
+def test_calibration_recovers_variances_for_any_ridge(regularization: float) -> None:
+    """Start from half the variances and true directions, in columns of arbitrary length."""
     segments = make_exact_segments(TRUTH, 10**9)
     lengths = np.array([3.0, 0.4])
     start = make_solution(TRUTH.mixing * lengths, 0.5 * np.exp(TRUTH.log_variances) / lengths**2)
@@ -137,9 +137,9 @@ def test_variances_and_scales_come_back_whatever_the_ridge(regularization: float
     np.testing.assert_allclose(found.log_precisions, TRUTH.log_precisions, atol=0.02)
 
 
-def test_the_ridge_alone_makes_variances_too_small() -> None:
+def test_calibration_corrects_shrinkage_of_variances() -> None:
     segments = make_exact_segments(TRUTH, 10**9)
-    fitted = normalize_solution(best_of(segments, 2.0).solution, segments)
+    fitted = normalize_solution(find_best(segments, 2.0).solution, segments)
     again = normalize_solution(calibrate_variances(fitted, segments, 2.0, map), segments)
     truth = normalize_solution(TRUTH, segments)
     shrunk, back = (np.median(s.log_variances - truth.log_variances) for s in (fitted, again))
@@ -147,28 +147,28 @@ def test_the_ridge_alone_makes_variances_too_small() -> None:
     assert abs(back) < 0.3 * abs(shrunk)
 
 
-def test_refinements_have_the_same_bytes_wherever_they_run(
+def test_refinements_are_identical_on_all_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    segments = with_gaps((0, 0, 1))
-    optimum = best_of(segments, 4.0)
+    segments = make_segments_with_gaps((0, 0, 1))
+    optimum = find_best(segments, 4.0)
 
-    def refined(map_items: MapFunction) -> bytes:
+    def refine(map_items: MapFunction) -> bytes:
         last, filled, _ = fill_gaps(optimum, segments, 4.0, map_items)
         return calibrate_variances(last.solution, filled, 4.0, map_items).to_vector().tobytes()
 
-    here = refined(map)
-    assert refined(ThreadsExecutor(2).map) == here
+    here = refine(map)
+    assert refine(ThreadsExecutor(2).map) == here
     monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
-    assert refined(map) == here
+    assert refine(map) == here
 
 
-# --- reading -------------------------------------------------------------------------------------
+# --- normalization -------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_columns_have_length_one_in_order_of_what_they_explain(k: int, seed: int) -> None:
+def test_columns_are_normalized_and_sorted_by_explained_variance(k: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     solution = draw_solution(5, k, 6, seed)
     lengths = rng.choice([-1.0, 1.0], k) * rng.uniform(0.1, 9, k)
@@ -188,7 +188,7 @@ def test_columns_have_length_one_in_order_of_what_they_explain(k: int, seed: int
     np.testing.assert_array_equal(found.log_precisions, solution.log_precisions)
 
 
-def test_segments_left_out_have_the_weighted_mean_variances() -> None:
+def test_excluded_segments_get_weighted_mean_variances() -> None:
     status = np.zeros(8, np.uint8)
     status[[1, 4]] = SegmentStatus.TOO_SMALL
     weights = np.arange(1.0, 9.0)
@@ -210,19 +210,19 @@ def test_segments_left_out_have_the_weighted_mean_variances() -> None:
 # --- source means --------------------------------------------------------------------------------
 
 
-def test_means_are_exact_where_the_margins_come_from_them() -> None:
+def test_source_means_are_exact_for_consistent_margins() -> None:
     rng = np.random.default_rng(0)
     means = rng.standard_normal((8, 2))
     errors = rng.uniform(0.01, 2, (8, 6))
     errors[3, [0, 5]] = np.inf
     outputs = means @ TRUTH.mixing.T
-    outputs[3, [0, 5]] = 99.0  # Known to no precision at all.
+    outputs[3, [0, 5]] = 99.0  # infinite error, so not used
     found, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
     np.testing.assert_allclose(found, means, atol=1e-10)
     np.testing.assert_allclose(misfit, 0.0, atol=1e-9)
 
 
-def test_means_are_those_of_weighted_least_squares() -> None:
+def test_source_means_match_weighted_least_squares() -> None:
     rng = np.random.default_rng(1)
     outputs, errors = rng.standard_normal((8, 6)), rng.uniform(0.1, 2, (8, 6))
     found, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
@@ -235,7 +235,7 @@ def test_means_are_those_of_weighted_least_squares() -> None:
         assert misfit[u] == pytest.approx(np.sqrt((residuals**2).mean()))
 
 
-def test_a_segment_that_knows_nothing_has_means_of_zero() -> None:
+def test_segment_without_information_has_zero_means() -> None:
     found, misfit = estimate_source_means(TRUTH.mixing, np.ones((1, 6)), np.full((1, 6), np.inf))
     np.testing.assert_array_equal(found, 0.0)
     np.testing.assert_array_equal(misfit, 0.0)
@@ -246,34 +246,36 @@ N_DATA_SETS = 3
 BOOTSTRAP_TRUTH = draw_solution(5, 2, N_SEGMENTS, seed=1)
 
 
-def summed(counts: PairCounts, n_groups: int) -> PairCounts:
+def sum_groups(counts: PairCounts, n_groups: int) -> PairCounts:
     return counts.sum_weighted_groups(n_groups, np.ones((N_SEGMENTS, n_groups), np.int64))
 
 
-def optimum(counts: PairCounts) -> MatchSolution:
-    """The one next to the truth."""
+def find_optimum(counts: PairCounts) -> MatchSolution:
+    """Return the optimum nearest to the truth."""
     return maximise(
         estimate_segments(counts, 20, map).moments(REGULARIZATION), BOOTSTRAP_TRUTH
     ).solution
 
 
-def estimate(counts: PairCounts) -> MatchSolution:
-    """The same for reading."""
-    return normalize_solution(optimum(counts), estimate_segments(counts, 20, map))
+def estimate_solution(counts: PairCounts) -> MatchSolution:
+    """Return the normalized optimum."""
+    return normalize_solution(find_optimum(counts), estimate_segments(counts, 20, map))
 
 
-def data_of(seed: int, n_groups: int, n_rows: int = N_ROWS) -> PairCounts:
+def draw_counts(seed: int, n_groups: int, n_rows: int = N_ROWS) -> PairCounts:
     return count_pairs(draw_rows(BOOTSTRAP_TRUTH, n_rows, np.random.default_rng(seed)), n_groups)
 
 
 @lru_cache
-def interval_of(seed: int, n_groups: int, replicates: int = 40, n_rows: int = N_ROWS) -> Floats:
-    """Interval of the mixing, in the order and with the signs of the true columns."""
-    counts = data_of(seed, n_groups, n_rows)
-    solution = estimate(summed(counts, n_groups))
-    segments = estimate_segments(summed(counts, n_groups), 20, map)
+def compute_interval(
+    seed: int, n_groups: int, replicates: int = 40, n_rows: int = N_ROWS
+) -> Floats:
+    """Return the interval of the mixing, with the order and signs of the true columns."""
+    counts = draw_counts(seed, n_groups, n_rows)
+    solution = estimate_solution(sum_groups(counts, n_groups))
+    segments = estimate_segments(sum_groups(counts, n_groups), 20, map)
     settings_ = (n_groups, [REGULARIZATION] * replicates)
-    found = (optimum(summed(counts, n_groups)), solution.mixing, segments)
+    found = (find_optimum(sum_groups(counts, n_groups)), solution.mixing, segments)
     lower, upper = bootstrap_mixing_interval(counts, *settings_, *found, range(replicates), map)
     matched = match_columns(solution.mixing, BOOTSTRAP_TRUTH.mixing)
     cosines = solution.mixing.T @ matched
@@ -282,21 +284,23 @@ def interval_of(seed: int, n_groups: int, replicates: int = 40, n_rows: int = N_
     return np.sort(signs * np.array([lower, upper])[:, :, order], axis=0)
 
 
-def implied_deviations(n_groups: int) -> Floats:
-    """Root mean square over data sets of the standard deviations that intervals stand for."""
-    widths = [np.diff(interval_of(seed, n_groups), axis=0)[0] for seed in range(N_DATA_SETS)]
+def compute_implied_deviations(n_groups: int) -> Floats:
+    """Return the standard deviations implied by intervals, root mean square over data sets."""
+    widths = [np.diff(compute_interval(seed, n_groups), axis=0)[0] for seed in range(N_DATA_SETS)]
     return np.sqrt(np.mean(np.square(widths), axis=0)) / (2 * norm.ppf(0.975))
 
 
 @pytest.mark.matrix
-def test_intervals_are_as_wide_as_estimates_scatter() -> None:
+def test_interval_widths_match_scatter_of_estimates() -> None:
     estimates = [
-        match_columns(estimate(data_of(100 + seed, 1)).mixing, BOOTSTRAP_TRUTH.mixing)
+        match_columns(estimate_solution(draw_counts(100 + seed, 1)).mixing, BOOTSTRAP_TRUTH.mixing)
         for seed in range(25)
     ]
     scatter = np.std(estimates, axis=0, ddof=1)
-    ratios = implied_deviations(16) / scatter
-    assert 1 / 1.5 < np.sqrt((implied_deviations(16) ** 2).mean() / (scatter**2).mean()) < 1.5
+    ratios = compute_implied_deviations(16) / scatter
+    assert (
+        1 / 1.5 < np.sqrt((compute_implied_deviations(16) ** 2).mean() / (scatter**2).mean()) < 1.5
+    )
     assert 1 / 1.5 < np.median(ratios) < 1.5
 
 
@@ -305,39 +309,47 @@ def test_intervals_cover_the_truth() -> None:
     truth = BOOTSTRAP_TRUTH.mixing / np.linalg.norm(BOOTSTRAP_TRUTH.mixing, axis=0)
     inside = []
     for seed in range(N_DATA_SETS):
-        # The ridge and the finite sample shift estimates a little, more than 95 % would allow.
-        lower, upper = interval_of(seed, 16)
+        # The ridge and the finite sample bias estimates, so coverage is below 95 %.
+        lower, upper = compute_interval(seed, 16)
         inside.append((lower <= truth) & (truth <= upper))
     assert np.mean(inside) > 0.75
 
 
 @pytest.mark.matrix
-def test_two_groups_and_sixteen_agree() -> None:
-    two, sixteen = implied_deviations(2), implied_deviations(16)
+def test_intervals_agree_for_two_and_sixteen_groups() -> None:
+    two, sixteen = compute_implied_deviations(2), compute_implied_deviations(16)
     assert 1 / 1.3 < np.sqrt((two**2).mean() / (sixteen**2).mean()) < 1.3
 
 
 @pytest.mark.matrix
-def test_more_rows_make_narrower_intervals() -> None:
-    few, many = (np.diff(interval_of(0, 4, n_rows=n), axis=0).mean() for n in (400, 6400))
+def test_intervals_narrow_with_more_rows() -> None:
+    few, many = (np.diff(compute_interval(0, 4, n_rows=n), axis=0).mean() for n in (400, 6400))
     assert 2.5 < few / many < 6.5
 
 
-def test_without_seeds_there_is_no_interval() -> None:
-    counts = data_of(0, 2)
-    segments = estimate_segments(summed(counts, 2), 20, map)
-    found = (optimum(summed(counts, 2)), estimate(summed(counts, 2)).mixing, segments)
+def test_no_interval_without_seeds() -> None:
+    counts = draw_counts(0, 2)
+    segments = estimate_segments(sum_groups(counts, 2), 20, map)
+    found = (
+        find_optimum(sum_groups(counts, 2)),
+        estimate_solution(sum_groups(counts, 2)).mixing,
+        segments,
+    )
     interval = bootstrap_mixing_interval(counts, 2, [], *found, [], map)
     assert interval.shape == (0, 5, 2)
 
 
-def test_intervals_are_percentiles_and_the_same_wherever_they_are_made(
+def test_intervals_are_percentiles_and_identical_on_all_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counts = data_of(0, 4)
-    segments = estimate_segments(summed(counts, 4), 20, map)
+    counts = draw_counts(0, 4)
+    segments = estimate_segments(sum_groups(counts, 4), 20, map)
     ridges = [5.0, 20.0, 20.0, 50.0, 20.0]
-    found = (optimum(summed(counts, 4)), estimate(summed(counts, 4)).mixing, segments)
+    found = (
+        find_optimum(sum_groups(counts, 4)),
+        estimate_solution(sum_groups(counts, 4)).mixing,
+        segments,
+    )
     arguments = (counts, 4, ridges, *found)
     single = [
         bootstrap_mixing_interval(counts, 4, [r], *found, [seed], map)
@@ -360,7 +372,7 @@ def test_intervals_are_percentiles_and_the_same_wherever_they_are_made(
 
 @settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_columns_take_the_order_and_the_signs_of_the_reference(k: int, seed: int) -> None:
+def test_matched_columns_have_order_and_signs_of_reference(k: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     columns, _ = np.linalg.qr(rng.standard_normal((6, k)))
     lengths = rng.uniform(0.1, 9, k)
@@ -369,14 +381,14 @@ def test_columns_take_the_order_and_the_signs_of_the_reference(k: int, seed: int
     np.testing.assert_allclose(match_columns(mixed, columns * lengths), near, rtol=1e-12)
 
 
-def test_the_matching_is_the_best_of_all_not_column_by_column() -> None:
-    """The first column is nearest to both; giving it to the first would leave 0 for the second."""
+def test_matching_is_globally_optimal() -> None:
+    """The first column is nearest to both references; a greedy match would leave the second 0."""
     reference = np.array([[1.0, 0.0], [0.0, 1.0]])
     estimated = np.array([[0.8, 1.0], [0.6, 0.0]])
     np.testing.assert_array_equal(match_columns(estimated, reference), estimated[:, ::-1])
 
 
-def test_lengths_stay_and_zeros_stay_zeros() -> None:
+def test_matching_keeps_lengths_and_zeros() -> None:
     estimated = np.array([[0.0, -3.0], [0.0, 0.0]])
     matched = match_columns(estimated, np.eye(2))
     np.testing.assert_array_equal(matched, [[3.0, 0.0], [0.0, 0.0]])
@@ -393,10 +405,10 @@ TABLE = {
 
 
 @pytest.mark.parametrize("n_segments", TABLE)
-def test_as_many_components_as_features_give_the_table_of_the_paper(n_segments: int) -> None:
+def test_surplus_equations_match_table_1_of_paper(n_segments: int) -> None:
     assert [count_surplus_equations(n, n, n_segments) for n in range(2, 11)] == TABLE[n_segments]
 
 
-def test_fewer_components_leave_more() -> None:
+def test_surplus_equations_with_fewer_components() -> None:
     # 3 segments of 6 correlations against 3 x 2 variances and 4 x 2 entries of the mixing.
     assert count_surplus_equations(4, 2, 3) == 3 * 6 - 3 * 2 - 4 * 2

@@ -1,4 +1,4 @@
-"""The fitted model against brute-force integrals, simulation and SciPy's normal distributions."""
+"""Probit ICA against brute-force integrals, simulation and SciPy's normal distributions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ROWS = np.array([100, 300, 600])
 MODEL = BLICA(n_components=2)
 
 
-def params_of(
+def make_params(
     mixing: Floats = MIXING, thresholds: Floats = THRESHOLDS, status: Sequence[int] = (0, 0, 0)
 ) -> BLICAParams:
-    """Segments 0, 2 and 5; what the fitted model does not use is empty."""
-    given_ = {
+    """Make parameters of segments 0, 2 and 5; arrays that the model does not use are empty."""
+    values = {
         "mixing": mixing,
         "source_variances": VARIANCES,
         "source_means": MEANS,
@@ -43,62 +43,62 @@ def params_of(
         "segment_rows": ROWS,
         "segment_status": np.array(status, np.uint8),
     }
-    rest = (f for f in fields(BLICAParams) if f.name not in given_)
+    rest = (f for f in fields(BLICAParams) if f.name not in values)
     return BLICAParams(
-        **given_,
+        **values,
         **{f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in rest},  # type: ignore[arg-type]
     )
 
 
-PARAMS = params_of()
+PARAMS = make_params()
 PATTERNS = np.array([*product((0, 1), repeat=5)], np.uint8)
-places = pytest.mark.parametrize(("place", "segment"), [(0, 0), (1, 2), (2, 5)])
+all_segments = pytest.mark.parametrize(("place", "segment"), [(0, 0), (1, 2), (2, 5)])
 
 
-def outputs_at(place: int, codes: Floats) -> Floats:
-    """√(π/8) A z, shifted so that the margins are those of thresholds; P(x = 1 | z) is its Φ."""
+def compute_outputs(place: int, codes: Floats) -> Floats:
+    """Return Φ⁻¹(P(x = 1 | z)): √(π/8) A z, shifted so that the thresholds give the margins."""
     power = np.pi / 8 * MIXING**2 @ VARIANCES[place]
     shift = -THRESHOLDS[place] * np.sqrt(1 + power) - SCALE * MIXING @ MEANS[place]
     return SCALE * codes @ MIXING.T + shift
 
 
-def codes_on_a_grid(place: int) -> tuple[Floats, Floats]:
-    """Gauss–Hermite nodes of the sources of a segment, and their log weights."""
+def make_code_grid(place: int) -> tuple[Floats, Floats]:
+    """Return Gauss–Hermite nodes for the sources of a segment, and their log weights."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 2)
     mass = np.outer(weights, weights).ravel()
     return MEANS[place] + np.sqrt(VARIANCES[place]) * grid, np.log(mass / mass.sum())
 
 
-def joint_with_codes(place: int, X: Bits, mask: Bits) -> tuple[Floats, Floats]:
-    """log P(x, z) at the codes of a grid, (n_samples, n_codes), and the codes."""
-    codes, log_mass = codes_on_a_grid(place)
-    outputs = outputs_at(place, codes).T
+def compute_joint(place: int, X: Bits, mask: Bits) -> tuple[Floats, Floats]:
+    """Return log P(x, z) at the codes of a grid, (n_samples, n_codes), and the codes."""
+    codes, log_mass = make_code_grid(place)
+    outputs = compute_outputs(place, codes).T
     ones, zeros = X * mask, (1 - X) * mask
     return ones @ log_ndtr(outputs) + zeros @ log_ndtr(-outputs) + log_mass, codes
 
 
-def correlation_of(place: int) -> Floats:
+def compute_correlation(place: int) -> Floats:
     covariance = np.pi / 8 * (MIXING * VARIANCES[place]) @ MIXING.T + np.eye(5)
     deviations = np.sqrt(np.diag(covariance))
     return covariance / deviations / deviations[:, None]
 
 
-def pair_table(place: int, i: int, j: int) -> Floats:
-    """P(x_i, x_j), (2, 2), by SciPy's bivariate normal."""
-    rho, t = correlation_of(place)[i, j], THRESHOLDS[place]
+def compute_pair_table(place: int, i: int, j: int) -> Floats:
+    """Return P(x_i, x_j), (2, 2), by SciPy's bivariate normal."""
+    rho, t = compute_correlation(place)[i, j], THRESHOLDS[place]
     both = multivariate_normal(cov=[[1, rho], [rho, 1]]).cdf([-t[i], -t[j]])
     p_i, p_j = norm.sf(t[[i, j]])
     return np.array([[1 - p_i - p_j + both, p_j - both], [p_i - both, both]])
 
 
-@places
+@all_segments
 @pytest.mark.parametrize("masked", [False, True])
 def test_codes_are_posterior_moments(place: int, segment: int, masked: bool) -> None:
-    """Against the posterior summed over a grid of codes."""
+    """Compare with the posterior summed over a grid of codes."""
     rng = np.random.default_rng(3)
     mask = rng.integers(0, 2, PATTERNS.shape, dtype=np.uint8) if masked else np.ones_like(PATTERNS)
-    log_joint, grid = joint_with_codes(place, PATTERNS, mask)
+    log_joint, grid = compute_joint(place, PATTERNS, mask)
     posterior = np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))
     mean, second = posterior @ grid, posterior @ grid**2
     block = pack_block(PATTERNS, mask if masked else None, segment)
@@ -109,11 +109,11 @@ def test_codes_are_posterior_moments(place: int, segment: int, masked: bool) -> 
     assert codes["converged"].all()
 
 
-def test_codes_are_the_means_of_the_sources_that_gave_the_same_rows() -> None:
-    """Sources and rows drawn together, gathered by pattern."""
+def test_codes_match_simulated_sources() -> None:
+    """Compare with drawn sources, grouped by the rows that they gave."""
     rng, place = np.random.default_rng(0), 1
     codes = MEANS[place] + np.sqrt(VARIANCES[place]) * rng.standard_normal((400_000, 2))
-    X = (outputs_at(place, codes) + rng.standard_normal((len(codes), 5)) > 0).astype(np.uint8)
+    X = (compute_outputs(place, codes) + rng.standard_normal((len(codes), 5)) > 0).astype(np.uint8)
     found = MODEL.transform(PARAMS, pack_block(PATTERNS, None, 2), RNG)
     pattern = X @ (1 << np.arange(4, -1, -1))
     for k in range(32):
@@ -125,27 +125,27 @@ def test_codes_are_the_means_of_the_sources_that_gave_the_same_rows() -> None:
         )
 
 
-@places
+@all_segments
 def test_likelihoods_of_all_rows_sum_to_one(place: int, segment: int) -> None:
     block = pack_block(PATTERNS, None, segment)
     log_likelihood = MODEL.log_likelihood(PARAMS, block, RNG).nats
     assert np.exp(log_likelihood).sum() == pytest.approx(1, abs=2e-4)
 
 
-@places
+@all_segments
 @pytest.mark.parametrize("masked", [False, True])
-def test_likelihoods_are_integrals_over_the_sources(place: int, segment: int, masked: bool) -> None:
+def test_likelihoods_match_integrals_over_sources(place: int, segment: int, masked: bool) -> None:
     mask = np.ones_like(PATTERNS)
     if masked:
         mask = np.random.default_rng(1).integers(0, 2, PATTERNS.shape, dtype=np.uint8)
         mask[0] = 0
-    log_joint, _ = joint_with_codes(place, PATTERNS, mask)
+    log_joint, _ = compute_joint(place, PATTERNS, mask)
     block = pack_block(PATTERNS, mask if masked else None, segment)
     found = MODEL.log_likelihood(PARAMS, block, RNG).nats
     np.testing.assert_allclose(found, logsumexp(log_joint, axis=1), atol=1e-3)
 
 
-def test_missing_values_are_summed_over() -> None:
+def test_missing_values_are_marginalized() -> None:
     mask = np.ones_like(PATTERNS)
     mask[:, [1, 3]] = 0
     found = MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, mask, 5), RNG).nats
@@ -154,7 +154,7 @@ def test_missing_values_are_summed_over() -> None:
     np.testing.assert_allclose(np.exp(found), same @ whole, rtol=5e-4)
 
 
-@places
+@all_segments
 @pytest.mark.parametrize("masked", [False, True])
 def test_composite_likelihoods_are_sums_over_pairs(place: int, segment: int, masked: bool) -> None:
     mask = np.ones_like(PATTERNS)
@@ -163,14 +163,14 @@ def test_composite_likelihoods_are_sums_over_pairs(place: int, segment: int, mas
         mask[0] = 0
     expected = np.zeros(32)
     for i, j in zip(*np.triu_indices(5, 1), strict=True):
-        log_cells = np.log(pair_table(place, i, j))[PATTERNS[:, i], PATTERNS[:, j]]
+        log_cells = np.log(compute_pair_table(place, i, j))[PATTERNS[:, i], PATTERNS[:, j]]
         expected += log_cells * mask[:, i] * mask[:, j]
     block = pack_block(PATTERNS, mask if masked else None, segment)
     found = MODEL.composite_log_likelihood(PARAMS, block, RNG)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_samples_follow_the_law_of_their_segment() -> None:
+def test_samples_follow_distribution_of_their_segment() -> None:
     segments = np.tile([5, 0, 2], 100_000)
     X = MODEL.sample(PARAMS, len(segments), np.random.default_rng(0), segments)
     for place, segment in enumerate((0, 2, 5)):
@@ -178,27 +178,27 @@ def test_samples_follow_the_law_of_their_segment() -> None:
         np.testing.assert_allclose(here.mean(axis=0), norm.sf(THRESHOLDS[place]), atol=0.008)
         for i, j in zip(*np.triu_indices(5, 1), strict=True):
             share = (here[:, i] * here[:, j]).mean()
-            assert share == pytest.approx(pair_table(place, i, j)[1, 1], abs=0.008)
+            assert share == pytest.approx(compute_pair_table(place, i, j)[1, 1], abs=0.008)
 
 
-def test_samples_have_segments_as_often_as_the_data() -> None:
+def test_samples_use_segment_frequencies_of_data() -> None:
     X = MODEL.sample(PARAMS, 200_000, np.random.default_rng(0))
     expected = ROWS / 1000 @ norm.sf(THRESHOLDS)
     np.testing.assert_allclose(X.mean(axis=0), expected, atol=0.006)
 
 
-def test_reconstruction_is_the_probit_of_the_segment() -> None:
+def test_reconstruction_matches_probit_of_segment() -> None:
     rng = np.random.default_rng(0)
     codes, segments = rng.standard_normal((30, 2)), rng.choice([0, 2, 5], 30)
     expected = [
-        norm.cdf(outputs_at([0, 2, 5].index(segment), code[None])[0])
+        norm.cdf(compute_outputs([0, 2, 5].index(segment), code[None])[0])
         for code, segment in zip(codes, segments, strict=True)
     ]
     np.testing.assert_allclose(MODEL.reconstruct(PARAMS, codes, segments), expected, rtol=1e-9)
 
 
-def mean_params() -> BLICAParams:
-    """One segment that has the mean of the three, by their rows."""
+def make_mean_params() -> BLICAParams:
+    """Make parameters of one segment that has the mean of the three, weighted by rows."""
     shares = ROWS / ROWS.sum()
     rest = {f.name: getattr(PARAMS, f.name) for f in fields(BLICAParams)}
     rest |= {
@@ -212,8 +212,8 @@ def mean_params() -> BLICAParams:
     return BLICAParams(**rest)
 
 
-def answers(params: BLICAParams, segment: int) -> list[Floats]:
-    """All that a fitted model says of rows of a segment."""
+def compute_outcomes(params: BLICAParams, segment: int) -> list[Floats]:
+    """Return all results of a fitted model for rows of a segment."""
     block, codes = pack_block(PATTERNS, None, segment), np.array([[0.3, -1.0], [2.0, 0.5]])
     return [
         *MODEL.transform(params, block, RNG).values(),
@@ -225,26 +225,28 @@ def answers(params: BLICAParams, segment: int) -> list[Floats]:
 
 
 @pytest.mark.parametrize("unseen", [-1, 1, 99])
-def test_an_unseen_segment_has_the_mean_of_the_others(unseen: int) -> None:
-    for found, expected in zip(answers(PARAMS, unseen), answers(mean_params(), 7), strict=True):
+def test_unseen_segment_uses_mean_of_others(unseen: int) -> None:
+    for found, expected in zip(
+        compute_outcomes(PARAMS, unseen), compute_outcomes(make_mean_params(), 7), strict=True
+    ):
         np.testing.assert_allclose(found, expected, atol=1e-9)
     codes = np.array([[0.3, -1.0]])
     np.testing.assert_allclose(
-        MODEL.reconstruct(PARAMS, codes), MODEL.reconstruct(mean_params(), codes), atol=1e-12
+        MODEL.reconstruct(PARAMS, codes), MODEL.reconstruct(make_mean_params(), codes), atol=1e-12
     )
 
 
-def test_segments_left_out_do_not_enter_the_mean() -> None:
-    left_out = params_of(status=(0, SegmentStatus.TOO_SMALL, 0))
+def test_excluded_segments_do_not_enter_the_mean() -> None:
+    left_out = make_params(status=(0, SegmentStatus.TOO_SMALL, 0))
     shares = np.array([100, 0, 600]) / 700
     thresholds = shares @ THRESHOLDS
     X = MODEL.sample(left_out, 100_000, np.random.default_rng(0), np.full(100_000, 1))
     np.testing.assert_allclose(X.mean(axis=0), norm.sf(thresholds), atol=0.008)
 
 
-def test_more_than_twenty_features_have_both_likelihoods() -> None:
+def test_both_likelihoods_support_more_than_twenty_features() -> None:
     rng = np.random.default_rng(0)
-    params = params_of(rng.standard_normal((21, 2)), rng.standard_normal((3, 21)))
+    params = make_params(rng.standard_normal((21, 2)), rng.standard_normal((3, 21)))
     block = pack_block(rng.integers(0, 2, (9, 21), dtype=np.uint8))
     found = MODEL.log_likelihood(params, block, RNG)
     assert (found.nats < 0).all()

@@ -1,4 +1,4 @@
-"""What counts of segments give, against dense tables and formulas of their own."""
+"""Segment correlations, thresholds, weights and ridges against dense computations."""
 
 from __future__ import annotations
 
@@ -31,89 +31,90 @@ from tests.support.strategies import Bits, DenseData, count_dense_pairs
 
 N_FEATURES, N_SEGMENTS, N_ROWS = 5, 4, 200
 TRUTH = draw_solution(N_FEATURES, 2, N_SEGMENTS)
-Spoil = Callable[[Bits, Bits], None]
-"""Changes values and mask of segment 1."""
+Modify = Callable[[Bits, Bits], None]
+"""Function that changes the values and the mask of segment 1 in place."""
 
 
-def rows(seed: int = 0, n_rows: int = N_ROWS) -> DenseData:
+def draw_data(seed: int = 0, n_rows: int = N_ROWS) -> DenseData:
     return draw_rows(TRUTH, n_rows, np.random.default_rng(seed))
 
 
-def spoilt(spoil: Spoil) -> DenseData:
-    data = rows()
+def draw_modified_data(modify: Modify) -> DenseData:
+    data = draw_data()
     X, mask, here = data.X.copy(), np.ones_like(data.X), data.labels == 1
     values, observed = X[here], mask[here]
-    spoil(values, observed)
+    modify(values, observed)
     X[here], mask[here] = values, observed
     return DenseData(X, None if mask.all() else mask, data.segments)
 
 
-def estimated(data: DenseData, min_rows: int = 20) -> SegmentCorrelations:
+def estimate(data: DenseData, min_rows: int = 20) -> SegmentCorrelations:
     return estimate_segments(count_pairs(data), min_rows, map)
 
 
-def apart(*pairs: tuple[int, int]) -> Spoil:
-    """Never observe the two features of a pair in the same row: each pair in rows of its own."""
+def never_observe_together(*pairs: tuple[int, int]) -> Modify:
+    """Return a function that hides one feature of each pair in every row, alternately."""
 
-    def spoil(X: Bits, mask: Bits) -> None:
+    def modify(X: Bits, mask: Bits) -> None:
         for i, j in pairs:
             mask[::2, i] = mask[1::2, j] = 0
 
-    return spoil
+    return modify
 
 
 # --- statuses ------------------------------------------------------------------------------------
 
 
-def all_but_one_constant(X: Bits, mask: Bits) -> None:
+def make_all_but_one_constant(X: Bits, mask: Bits) -> None:
     X[:, 1:] = [0, 1, 0, 1]
 
 
-def all_but_two_constant(X: Bits, mask: Bits) -> None:
+def make_all_but_two_constant(X: Bits, mask: Bits) -> None:
     X[:, 2:] = 1
 
 
-def all_but_one_never_observed(X: Bits, mask: Bits) -> None:
+def hide_all_but_one(X: Bits, mask: Bits) -> None:
     mask[:, 1:] = 0
 
 
-def never_observed(X: Bits, mask: Bits) -> None:
+def hide_all(X: Bits, mask: Bits) -> None:
     mask[:] = 0
 
 
 @pytest.mark.parametrize(
-    ("spoil", "status"),
+    ("modify", "status"),
     [
-        (all_but_one_constant, SegmentStatus.CONSTANT),
-        (all_but_one_never_observed, SegmentStatus.CONSTANT),
-        (never_observed, SegmentStatus.UNOBSERVED),
-        (all_but_two_constant, SegmentStatus.USED),
-        (apart((0, 1)), SegmentStatus.USED),  # 1 of 10 pairs is not more than 10 %.
-        (apart((0, 1), (2, 3)), SegmentStatus.UNDEFINED_PAIRS),
+        (make_all_but_one_constant, SegmentStatus.CONSTANT),
+        (hide_all_but_one, SegmentStatus.CONSTANT),
+        (hide_all, SegmentStatus.UNOBSERVED),
+        (make_all_but_two_constant, SegmentStatus.USED),
+        # 1 of 10 pairs is not more than 10 %.
+        (never_observe_together((0, 1)), SegmentStatus.USED),
+        (never_observe_together((0, 1), (2, 3)), SegmentStatus.UNDEFINED_PAIRS),
     ],
 )
-def test_segments_are_judged(spoil: Spoil, status: SegmentStatus) -> None:
-    segments = estimated(spoilt(spoil))
+def test_segment_status(modify: Modify, status: SegmentStatus) -> None:
+    segments = estimate(draw_modified_data(modify))
     expected = np.full(N_SEGMENTS, SegmentStatus.USED)
     expected[1] = status
     np.testing.assert_array_equal(segments.status, expected)
     np.testing.assert_array_equal(segments.is_used, expected == SegmentStatus.USED)
 
 
-def test_segments_of_too_few_rows_are_left_out() -> None:
-    data = rows()
+def test_segments_with_too_few_rows_are_excluded() -> None:
+    data = draw_data()
     kept = data.take_rows(
         np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 30))
     )
     for min_rows, status in ((30, SegmentStatus.USED), (31, SegmentStatus.TOO_SMALL)):
-        segments = estimated(kept, min_rows)
+        segments = estimate(kept, min_rows)
         assert segments.status.tolist() == [0, 0, status, 0]
         assert segments.rows.tolist() == [N_ROWS, N_ROWS, 30, N_ROWS]
 
 
-def test_segments_left_out_give_no_moments() -> None:
-    data = spoilt(all_but_one_constant)
-    moments, segments = estimated(data).moments(10.0), estimated(data)
+def test_excluded_segments_have_no_moments() -> None:
+    data = draw_modified_data(make_all_but_one_constant)
+    moments, segments = estimate(data).moments(10.0), estimate(data)
     used = segments.correlation[[0, 2, 3]]
     np.testing.assert_array_equal(moments.matrices(slice(0, 3)), used)
     np.testing.assert_array_equal(moments.matrices(slice(1, 3)), used[1:])
@@ -127,27 +128,27 @@ def test_segments_left_out_give_no_moments() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_thresholds_and_their_errors_come_from_the_margins(masked: bool) -> None:
-    data = rows(1)
+def test_thresholds_and_errors_match_margins(masked: bool) -> None:
+    data = draw_data(1)
     mask = np.random.default_rng(0).integers(0, 2, data.X.shape, dtype=np.uint8)
     data = DenseData(data.X, mask if masked else None, data.segments)
-    segments, step = estimated(data), 1e-6
+    segments, step = estimate(data), 1e-6
     for u in range(N_SEGMENTS):
         part = data.take_rows(data.labels == u)
         n = part.mask.sum(axis=0)
         share = (part.X & part.mask).sum(axis=0) / n
         np.testing.assert_allclose(segments.thresholds[u], norm.isf(share), rtol=1e-12)
-        # Delta method, the slope taken numerically.
+        # Delta method with a numerical derivative.
         slope = (norm.isf(share - step) - norm.isf(share + step)) / (2 * step)
         errors = slope * np.sqrt(share * (1 - share) / n)
         np.testing.assert_allclose(segments.threshold_errors[u], errors, rtol=1e-6)
 
 
-def test_thresholds_of_constant_features_are_those_of_half_a_count() -> None:
-    def spoil(X: Bits, mask: Bits) -> None:
+def test_thresholds_of_constant_features_use_half_a_count() -> None:
+    def modify(X: Bits, mask: Bits) -> None:
         X[:, 0], X[:, 1], mask[:, 2], mask[1:, 3] = 0, 1, 0, 0
 
-    segments = estimated(spoilt(spoil))
+    segments = estimate(draw_modified_data(modify))
     np.testing.assert_array_equal(segments.varies[1], [False, False, False, False, True])
     expected = norm.isf([0.5 / N_ROWS, 1 - 0.5 / N_ROWS, 0.5, 0.5])
     np.testing.assert_allclose(segments.thresholds[1, :4], expected, atol=1e-12)
@@ -158,18 +159,18 @@ def test_thresholds_of_constant_features_are_those_of_half_a_count() -> None:
 # --- weights -------------------------------------------------------------------------------------
 
 
-def test_weights_are_rows() -> None:
-    data = rows()
+def test_weights_are_numbers_of_rows() -> None:
+    data = draw_data()
     kept = data.take_rows(
         np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100))
     )
-    segments = estimated(kept)
+    segments = estimate(kept)
     np.testing.assert_array_equal(segments.pair_rows, [200, 200, 100, 200])
     np.testing.assert_allclose(segments.moments(10.0).weights, np.array([2, 2, 1, 2]) / 7)
 
 
-def test_weights_are_pairwise_complete_rows_of_the_features_that_vary() -> None:
-    data = rows()
+def test_weights_are_mean_complete_rows_of_varying_pairs() -> None:
+    data = draw_data()
     rng = np.random.default_rng(3)
     mask = (rng.random(data.X.shape) < rng.uniform(0.3, 1, (1, N_FEATURES))).astype(np.uint8)
     X = data.X.copy()
@@ -181,7 +182,7 @@ def test_weights_are_pairwise_complete_rows_of_the_features_that_vary() -> None:
         n = count_dense_pairs(data.take_rows(data.labels == u))[0][pairs]
         counted = np.ones(len(n), np.bool_) if u != 2 else (pairs[0] != 4) & (pairs[1] != 4)
         expected.append(n[counted].mean())
-    segments = estimated(data)
+    segments = estimate(data)
     np.testing.assert_allclose(segments.pair_rows, expected)
     weights = np.array(expected)[segments.is_used]
     np.testing.assert_allclose(segments.moments(10.0).weights, weights / weights.sum())
@@ -190,8 +191,8 @@ def test_weights_are_pairwise_complete_rows_of_the_features_that_vary() -> None:
 # --- correlations --------------------------------------------------------------------------------
 
 
-def test_correlations_are_tetrachoric_segment_by_segment() -> None:
-    data, segments = rows(), estimated(rows())
+def test_correlations_are_tetrachoric_in_each_segment() -> None:
+    data, segments = draw_data(), estimate(draw_data())
     for u in range(N_SEGMENTS):
         found = tetrachoric(*count_dense_pairs(data.take_rows(data.labels == u)))
         expected = found.correlation.copy()
@@ -201,12 +202,12 @@ def test_correlations_are_tetrachoric_segment_by_segment() -> None:
         np.testing.assert_allclose(segments.extremes[u], values[[0, -1]], atol=1e-12)
 
 
-def test_empty_cells_are_filled_with_half_a_count_and_marked() -> None:
-    def spoil(X: Bits, mask: Bits) -> None:
+def test_empty_cells_get_half_a_count_and_a_status() -> None:
+    def modify(X: Bits, mask: Bits) -> None:
         X[:, 1] &= X[:, 0]  # (0, 1) never occurs.
 
-    data = spoilt(spoil)
-    segments = estimated(data)
+    data = draw_modified_data(modify)
+    segments = estimate(data)
     n, ones_i, ones_j, joint = (
         t[0, 1] for t in count_dense_pairs(data.take_rows(data.labels == 1))
     )
@@ -217,12 +218,12 @@ def test_empty_cells_are_filled_with_half_a_count_and_marked() -> None:
     assert not segments.find_undefined_pairs().any()
 
 
-def test_gaps_are_filled_by_the_other_segments() -> None:
-    data = spoilt(apart((0, 1)))
+def test_gaps_are_filled_with_mean_of_other_segments() -> None:
+    data = draw_modified_data(never_observe_together((0, 1)))
     kept = data.take_rows(
         np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100))
     )
-    segments = estimated(kept)
+    segments = estimate(kept)
     gaps = np.zeros((N_SEGMENTS, N_FEATURES, N_FEATURES), np.bool_)
     gaps[1, [0, 1], [1, 0]] = True
     np.testing.assert_array_equal(segments.find_undefined_pairs(), gaps)
@@ -232,49 +233,49 @@ def test_gaps_are_filled_by_the_other_segments() -> None:
     np.testing.assert_allclose(segments.extremes[1], values[[0, -1]], atol=1e-12)
 
 
-def test_segments_left_out_fill_no_gaps() -> None:
-    data = spoilt(apart((0, 1)))
+def test_excluded_segments_do_not_fill_gaps() -> None:
+    data = draw_modified_data(never_observe_together((0, 1)))
     cut = data.take_rows(
         np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 19))
     )
-    segments = estimated(cut)
+    segments = estimate(cut)
     assert segments.status[2] == SegmentStatus.TOO_SMALL
     others = segments.correlation[[0, 3], 0, 1].mean()
     assert segments.correlation[1, 0, 1] == pytest.approx(others, rel=1e-12)
 
 
-def test_pairs_known_nowhere_are_zero_until_the_model_fills_them() -> None:
-    data = rows()
+def test_pairs_undefined_in_all_segments_start_at_zero() -> None:
+    data = draw_data()
     mask = np.ones_like(data.X)
-    apart((0, 1))(data.X, mask)
-    segments = estimated(DenseData(data.X, mask, data.segments))
+    never_observe_together((0, 1))(data.X, mask)
+    segments = estimate(DenseData(data.X, mask, data.segments))
     assert segments.find_undefined_pairs()[:, 0, 1].all()
     np.testing.assert_array_equal(segments.correlation[:, 0, 1], 0.0)
 
 
-def test_a_pair_that_does_not_vary_where_both_are_observed_is_undefined() -> None:
-    def spoil(X: Bits, mask: Bits) -> None:
+def test_pair_without_variation_in_complete_rows_is_undefined() -> None:
+    def modify(X: Bits, mask: Bits) -> None:
         mask[::2, 0] = 0
         X[1::2, 1] = 1
 
-    segments = estimated(spoilt(spoil))
+    segments = estimate(draw_modified_data(modify))
     assert segments.pair_status[1, 0, 1] == PairStatus.CONSTANT_FEATURE
     assert segments.varies[1].all()
     assert segments.find_undefined_pairs()[1, 0, 1]
 
 
-def test_features_that_do_not_vary_are_uncorrelated_and_no_gaps() -> None:
-    segments = estimated(spoilt(all_but_two_constant))
+def test_constant_features_are_uncorrelated_and_not_gaps() -> None:
+    segments = estimate(draw_modified_data(make_all_but_two_constant))
     assert not segments.find_undefined_pairs().any()
     np.testing.assert_array_equal(segments.correlation[1, 2:, 2:], np.eye(3))
     np.testing.assert_array_equal(segments.correlation[1, :2, 2:], 0.0)
 
 
-def test_threads_and_tasks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_tasks_give_identical_results(monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.executors.base import ThreadsExecutor
     from pipeline.models.binary_ica import segment_correlations as module
 
-    counts, here = count_pairs(rows()), estimated(rows())
+    counts, here = count_pairs(draw_data()), estimate(draw_data())
     monkeypatch.setattr(module, "_MIN_TASK_FEATURES", 1)
     there = estimate_segments(counts, 20, ThreadsExecutor(3).map)
     for name in SegmentCorrelations.__dataclass_fields__:
@@ -291,9 +292,7 @@ def condition_number(correlation: Floats, delta: float) -> float:
 
 @settings(deadline=None)
 @given(st.integers(2, 8), st.integers(0, 2**32 - 1), st.floats(1.01, 1e4))
-def test_the_ridge_brings_any_matrix_to_the_condition_number(
-    n: int, seed: int, regularization: float
-) -> None:
+def test_ridge_limits_condition_number(n: int, seed: int, regularization: float) -> None:
     """Matrices of pairwise estimates may be indefinite."""
     rng = np.random.default_rng(seed)
     correlation = np.triu(rng.uniform(-1, 1, (n, n)), 1)
@@ -309,7 +308,7 @@ def test_the_ridge_brings_any_matrix_to_the_condition_number(
         assert condition_number(correlation, delta) == pytest.approx(regularization, rel=1e-6)
 
 
-def test_matrices_below_the_condition_number_are_untouched() -> None:
+def test_well_conditioned_matrices_get_no_ridge() -> None:
     segments = make_exact_segments(TRUTH)
     conditions = segments.extremes[:, 1] / segments.extremes[:, 0]
     regularization = float(np.sort(conditions)[1:3].mean())
@@ -320,7 +319,7 @@ def test_matrices_below_the_condition_number_are_untouched() -> None:
         assert condition_number(correlation, delta) == pytest.approx(expected)
 
 
-def test_filling_computes_the_eigenvalues_anew() -> None:
+def test_with_correlation_recomputes_eigenvalues() -> None:
     segments = make_exact_segments(TRUTH)
     changed = segments.correlation.copy()
     changed[1] = np.eye(N_FEATURES)
@@ -332,7 +331,7 @@ def test_filling_computes_the_eigenvalues_anew() -> None:
 
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 @pytest.mark.parametrize("n_groups", [1, 4])
-def test_tables_and_margins_are_those_of_the_weighted_counts(n_groups: int, missing: float) -> None:
+def test_group_sums_match_weighted_counts(n_groups: int, missing: float) -> None:
     rng = np.random.default_rng(0)
     data = draw_rows(draw_solution(7, 2, 3), 50, rng)
     observed = (rng.random(data.X.shape) >= missing).astype(np.uint8) if missing else None

@@ -1,4 +1,4 @@
-"""The choice of settings: held-out scores by another method, and rules on made-up scores."""
+"""Choice of settings: folds, held-out scores, the search, and the selection rules."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ TRUTH = draw_solution(6, 2, 8)
 
 
 @lru_cache
-def counted(n_rows: int, n_groups: int = 2) -> PairCounts:
+def draw_counts(n_rows: int, n_groups: int = 2) -> PairCounts:
     return count_pairs(draw_rows(TRUTH, n_rows, np.random.default_rng(0), 0.4), n_groups)
 
 
 @lru_cache
-def folds(n_rows: int) -> list[HeldOutFold]:
-    return split_into_folds(counted(n_rows), 2, 20, map)
+def draw_folds(n_rows: int) -> list[HeldOutFold]:
+    return split_into_folds(draw_counts(n_rows), 2, 20, map)
 
 
 @lru_cache
-def whole(n_rows: int) -> SegmentCorrelations:
+def draw_segments(n_rows: int) -> SegmentCorrelations:
     return estimate_segments(
         count_pairs(draw_rows(TRUTH, n_rows, np.random.default_rng(0), 0.4)), 20, map
     )
@@ -70,7 +70,7 @@ def whole(n_rows: int) -> SegmentCorrelations:
 
 
 @pytest.mark.parametrize("n_groups", [2, 4, 16])
-def test_folds_share_the_rows_between_them(n_groups: int) -> None:
+def test_folds_partition_the_rows(n_groups: int) -> None:
     rng = np.random.default_rng(1)
     data = draw_rows(TRUTH, 301, rng)
     data = DenseData(data.X, (rng.random(data.X.shape) < 0.9).astype(np.uint8), data.segments)
@@ -90,8 +90,8 @@ def test_folds_share_the_rows_between_them(n_groups: int) -> None:
         assert np.abs(fold.train.rows - 150.5).max() <= n_groups
 
 
-def test_a_half_is_scored_by_the_rows_that_the_other_was_fitted_to() -> None:
-    for fold, other in (folds(300), folds(300)[::-1]):
+def test_each_half_is_scored_on_the_other_half() -> None:
+    for fold, other in (draw_folds(300), draw_folds(300)[::-1]):
         for segment, table in enumerate(other.test):
             assert (table.n == fold.train.rows[segment]).all()
             share = np.empty(TRUTH.mixing.shape[0])
@@ -100,14 +100,14 @@ def test_a_half_is_scored_by_the_rows_that_the_other_was_fitted_to() -> None:
             np.testing.assert_allclose(fold.train.thresholds[segment], norm.isf(share))
 
 
-def test_of_many_features_the_same_pairs_are_scored_everywhere(
+def test_all_folds_score_the_same_sample_of_pairs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(selection, "MAX_PAIRS", 4)
-    some = split_into_folds(counted(300), 2, 20, map)
+    some = split_into_folds(draw_counts(300), 2, 20, map)
     i, j = some[0].pairs
     assert len({*zip(i.tolist(), j.tolist(), strict=True)}) == 4
-    for fold, every in zip(some, folds(300), strict=True):
+    for fold, every in zip(some, draw_folds(300), strict=True):
         np.testing.assert_array_equal(fold.pairs, (i, j))
         square = np.zeros((6, 6), np.int64)
         for table, of_all in zip(fold.test, every.test, strict=True):
@@ -116,13 +116,13 @@ def test_of_many_features_the_same_pairs_are_scored_everywhere(
                 np.testing.assert_array_equal(part, square[i, j])
 
 
-def test_splits_share_half_of_every_half() -> None:
-    """Splits that hold out much the same rows would repeat each other."""
+def test_splits_share_half_of_each_half() -> None:
+    """Splits with nearly the same halves would be redundant."""
     first, second = np.array(selection._choose_halves(8))
     assert (first.sum(), second.sum(), (first & second).sum()) == (4, 4, 2)
 
 
-def test_half_the_rows_are_enough_for_a_half() -> None:
+def test_halves_need_half_of_min_rows() -> None:
     data = draw_rows(TRUTH, 80, np.random.default_rng(0))
     data = data.take_rows((data.labels < 4) | (np.arange(len(data.X)) % 80 < 40))
     for min_rows, used in ((40, [True] * 8), (60, [True] * 4 + [False] * 4)):
@@ -131,14 +131,14 @@ def test_half_the_rows_are_enough_for_a_half() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [40, 41])
-def test_segments_that_just_have_enough_rows_are_in_both_folds(n_rows: int) -> None:
+def test_segments_at_min_rows_are_used_in_both_folds(n_rows: int) -> None:
     counts = count_pairs(draw_rows(TRUTH, n_rows, np.random.default_rng(0)), 2)
     for fold in split_into_folds(counts, 2, n_rows, map):
         assert fold.train.is_used.all()
 
 
-def test_rows_that_come_in_small_blocks_are_shared_as_well() -> None:
-    """Segments in no order, in chunks that hold about one row of each."""
+def test_rows_in_small_blocks_are_split_evenly() -> None:
+    """The rows of all segments are shuffled, in chunks with about one row per segment."""
     data = draw_rows(TRUTH, 100, np.random.default_rng(0))
     mixed = data.take_rows(np.random.default_rng(1).permutation(len(data.X)))
     parts = [PairCounts.from_groups(block, 2) for block in make_memory_blocks(mixed, [8] * 100)]
@@ -150,8 +150,8 @@ def test_rows_that_come_in_small_blocks_are_shared_as_well() -> None:
 # --- held-out scores -----------------------------------------------------------------------------
 
 
-def dense_nats(fold: HeldOutFold, segment: int, correlation: Floats) -> float:
-    """Σ count · log P(cell) over the pairs, by SciPy's bivariate normal."""
+def compute_dense_nats(fold: HeldOutFold, segment: int, correlation: Floats) -> float:
+    """Return Σ count · log P(cell) over the pairs, by SciPy's bivariate normal."""
     t, total = fold.train.thresholds[segment], 0.0
     tables = zip(*fold.test[segment], strict=True)
     for i, j, (n, ones_i, ones_j, joint) in zip(*fold.pairs, tables, strict=True):
@@ -164,33 +164,37 @@ def dense_nats(fold: HeldOutFold, segment: int, correlation: Floats) -> float:
     return total
 
 
-class Fixed(MatchSolution):
-    """A solution whose mixing stands for correlations, ridged like the data it was fitted to."""
+class FixedCorrelations(MatchSolution):
+    """Solution that stores its model correlations, already ridged, in `mixing`."""
 
     def model_correlation(self, segment: int) -> Floats:
         return self.mixing[segment]
 
 
-def scored(correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> ScoredSetting:
-    """Score these correlations in place of a fit."""
+def score_correlations(
+    correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> ScoredSetting:
+    """Score the given correlations instead of fitted ones."""
 
     def maximise(moments: SegmentMoments, start: MatchSolution, *_: Any) -> Optimum:
         ridged = correlations / (1 + moments.ridge[:, None, None])
-        return Optimum(Fixed(ridged, start.log_variances, start.log_precisions), 0.0, 1, True)
+        return Optimum(
+            FixedCorrelations(ridged, start.log_variances, start.log_precisions), 0.0, 1, True
+        )
 
     monkeypatch.setattr(selection, "maximise", maximise)
-    starts = make_fold_starts(folds(n_rows), TRUTH, whole(n_rows).is_used)
-    return score_setting(folds(n_rows), 2, 5.0, starts, map)
+    starts = make_fold_starts(draw_folds(n_rows), TRUTH, draw_segments(n_rows).is_used)
+    return score_setting(draw_folds(n_rows), 2, 5.0, starts, map)
 
 
-def test_a_score_is_the_pairwise_log_likelihood_of_the_other_half(
+def test_score_is_pairwise_log_likelihood_of_other_half(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     correlations = compute_correlations(TRUTH)
-    candidate = scored(correlations, 200, monkeypatch)
+    candidate = score_correlations(correlations, 200, monkeypatch)
     expected = [
-        dense_nats(fold, u, correlation)
-        for fold in folds(200)
+        compute_dense_nats(fold, u, correlation)
+        for fold in draw_folds(200)
         for u, correlation in enumerate(correlations)
     ]
     np.testing.assert_allclose(candidate.nats.ravel(), expected, rtol=1e-6)
@@ -200,7 +204,7 @@ def test_a_score_is_the_pairwise_log_likelihood_of_the_other_half(
 
 def test_true_correlations_score_higher_than_wrong_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = compute_correlations(TRUTH)
-    best = scored(truth, 2000, monkeypatch)
+    best = score_correlations(truth, 2000, monkeypatch)
     wrong = {
         "of another segment": np.roll(truth, 1, axis=0),
         "mean": np.tile(truth.mean(axis=0), (8, 1, 1)),
@@ -210,70 +214,74 @@ def test_true_correlations_score_higher_than_wrong_ones(monkeypatch: pytest.Monk
         "stretched": np.clip(1.2 * truth, -0.99, 0.99),
     }
     for name, correlations in wrong.items():
-        worse = scored(correlations, 2000, monkeypatch)
+        worse = score_correlations(correlations, 2000, monkeypatch)
         assert best.score > worse.score, name
         lost = best.nats - worse.nats
         assert lost.sum() > 3 * np.sqrt(lost.size) * lost.std(), name
 
 
-# --- the climb -----------------------------------------------------------------------------------
+# --- the search ----------------------------------------------------------------------------------
 
 
-def scripted(score: Callable[[int, float], float], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Give scores in place of fits, all segments alike; note the settings tried, and the starts."""
-    seen: list[Any] = []
+def replace_scores(
+    score: Callable[[int, float], float], monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
+    """Replace fits by given scores; return a list that records the settings and starts tried."""
+    calls: list[Any] = []
 
-    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> ScoredSetting:
-        seen.append((k, r, starts))
+    def score_setting_stub(
+        folds: Any, k: int, r: float, starts: Any, map_items: Any
+    ) -> ScoredSetting:
+        calls.append((k, r, starts))
         return ScoredSetting(k, r, np.full((2, 4), score(k, r)), 8.0, [TRUTH, TRUTH])
 
-    monkeypatch.setattr(selection, "score_setting", tried)
+    monkeypatch.setattr(selection, "score_setting", score_setting_stub)
     monkeypatch.setattr(selection, "has_ridge", lambda folds, r: True)
-    return seen
+    return calls
 
 
-def trials(components: Any, grid: Any = RIDGE_GRID) -> list[ComponentsTrial]:
-    return try_components(whole(200), folds(200), components, grid, map)
+def run_trials(components: Any, grid: Any = RIDGE_GRID) -> list[ComponentsTrial]:
+    return try_components(draw_segments(200), draw_folds(200), components, grid, map)
 
 
-def chosen(components: Any, grid: Any = RIDGE_GRID) -> SettingChoice:
-    return choose_setting(whole(200), folds(200), components, grid, map)
+def choose(components: Any, grid: Any = RIDGE_GRID) -> SettingChoice:
+    return choose_setting(draw_segments(200), draw_folds(200), components, grid, map)
 
 
 @pytest.mark.parametrize("peak", range(len(RIDGE_GRID)))
-def test_the_climb_ends_at_the_peak_of_a_unimodal_score(
-    peak: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted(lambda k, r: -float(abs(RIDGE_GRID.index(r) - peak)), monkeypatch)
-    (trial,) = trials([1])
+def test_search_finds_peak_of_unimodal_score(peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_scores(lambda k, r: -float(abs(RIDGE_GRID.index(r) - peak)), monkeypatch)
+    (trial,) = run_trials([1])
     assert trial.best.regularization == RIDGE_GRID[peak]
     visited = [RIDGE_GRID.index(candidate.regularization) for candidate in trial.candidates]
     assert visited == sorted(set(visited))
-    # No further than one beyond the peak.
+    # The search goes at most one step beyond the peak.
     assert min(peak, RIDGE_GRID.index(10.0)) - 1 <= min(visited)
     assert max(visited) <= max(peak, RIDGE_GRID.index(10.0)) + 1
 
 
-def test_the_next_number_of_components_begins_at_the_best_ridge(
+def test_next_number_of_components_starts_at_best_ridge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peak = RIDGE_GRID.index(1000.0)
-    seen = scripted(lambda k, r: k - float(abs(RIDGE_GRID.index(r) - peak)), monkeypatch)
-    trials([1, 2])
-    assert [r for k, r, _ in seen if k == 2] == [1000.0, 1e4, 500.0]
+    calls = replace_scores(lambda k, r: k - float(abs(RIDGE_GRID.index(r) - peak)), monkeypatch)
+    run_trials([1, 2])
+    assert [r for k, r, _ in calls if k == 2] == [1000.0, 1e4, 500.0]
 
 
-def test_components_end_after_two_that_are_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_stops_after_two_numbers_without_improvement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scores = {1: 0.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 1.5, 6: 2.0, 7: 9.0}
-    scripted(lambda k, r: scores[k], monkeypatch)
-    found = trials(range(1, 7), [10.0])
+    replace_scores(lambda k, r: scores[k], monkeypatch)
+    found = run_trials(range(1, 7), [10.0])
     assert [trial.best.n_components for trial in found] == [1, 2, 3, 4, 5, 6]
     assert choose_components(found).best.n_components == 4
 
 
 @pytest.mark.matrix
-def test_a_gain_below_a_standard_error_does_not_prolong_the_search() -> None:
-    """Scores of halves creep up long after the last component that is there."""
+def test_gain_below_standard_error_does_not_extend_search() -> None:
+    """Scores keep rising slightly beyond the true number of components."""
     truth = draw_solution(7, 2, 8, seed=2)
     counts = count_pairs(draw_rows(truth, 2000, np.random.default_rng(0)), 8)
     segments = estimate_segments(
@@ -285,19 +293,19 @@ def test_a_gain_below_a_standard_error_does_not_prolong_the_search() -> None:
     assert [trial.best.n_components for trial in found] == [1, 2, 3, 4]
 
 
-def test_folds_begin_where_all_rows_ended_and_go_on_from_ridge_to_ridge(
+def test_folds_start_from_full_fit_then_from_previous_ridge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = scripted(lambda k, r: r, monkeypatch)
-    (trial,) = trials([2], [2.0, 5.0, 10.0, 20.0])
-    assert [r for _, r, _ in seen] == [10.0, 20.0]
-    first, second = (starts for _, _, starts in seen)
+    calls = replace_scores(lambda k, r: r, monkeypatch)
+    (trial,) = run_trials([2], [2.0, 5.0, 10.0, 20.0])
+    assert [r for _, r, _ in calls] == [10.0, 20.0]
+    first, second = (starts for _, _, starts in calls)
     for start in first:
         np.testing.assert_array_equal(start.mixing, trial.solution.mixing)
     assert second == [TRUTH, TRUTH]
 
 
-def test_where_nothing_is_ridged_no_weaker_ridge_is_tried() -> None:
+def test_no_weaker_ridge_is_tried_once_none_is_needed() -> None:
     truth = draw_solution(6, 1, 8)
     data = draw_rows(truth, 4000, np.random.default_rng(0))
     halves = split_into_folds(count_pairs(data, 2), 2, 20, map)
@@ -309,108 +317,115 @@ def test_where_nothing_is_ridged_no_weaker_ridge_is_tried() -> None:
     assert found.candidate.regularization == tried[-1]
 
 
-# --- the choice ----------------------------------------------------------------------------------
+# --- the rules -----------------------------------------------------------------------------------
 
 
-def candidate(
+def make_candidate(
     n_components: int, nats: list[float], r: float = 10.0, ends: Any = (TRUTH, TRUTH)
 ) -> ScoredSetting:
-    """Nats by segment, in one fold."""
+    """Make a candidate with the given nats per segment, in one fold."""
     return ScoredSetting(n_components, r, np.array([nats]), 10.0, ends)
 
 
-def trial_of(*candidates: ScoredSetting) -> ComponentsTrial:
+def make_trial(*candidates: ScoredSetting) -> ComponentsTrial:
     return ComponentsTrial(TRUTH, candidates)
 
 
-def test_fewer_components_are_taken_within_the_error() -> None:
-    best = candidate(3, [10.0, 10.0, 10.0, 10.0])
+def test_fewer_components_within_one_error_are_chosen() -> None:
+    best = make_candidate(3, [10.0, 10.0, 10.0, 10.0])
     # Differences 1 ± s of four terms: their sum is 4, its standard error 2 · s √(4 / 3).
     for s, expected in ((0.64, 3), (0.65, 2)):
-        fewer = candidate(2, [9 - s, 9 + s, 9 - s, 9 + s])
-        assert choose_components([trial_of(fewer), trial_of(best)]).best.n_components == expected
+        fewer = make_candidate(2, [9 - s, 9 + s, 9 - s, 9 + s])
+        assert (
+            choose_components([make_trial(fewer), make_trial(best)]).best.n_components == expected
+        )
 
 
-def test_folds_of_a_segment_count_as_one_term_of_the_standard_error() -> None:
+def test_standard_error_sums_folds_of_each_segment() -> None:
     best = ScoredSetting(3, 10.0, np.full((2, 4), 10.0), 10.0)
     for s, expected in ((0.64, 3), (0.65, 2)):
         fewer = best._replace(n_components=2, nats=np.full((2, 4), 9.0) + s * np.array([1, -1] * 2))
-        assert choose_components([trial_of(fewer), trial_of(best)]).best.n_components == expected
+        assert (
+            choose_components([make_trial(fewer), make_trial(best)]).best.n_components == expected
+        )
 
 
-def test_the_fewest_within_the_error_win_each_at_its_best_ridge() -> None:
+def test_fewest_components_within_error_use_their_best_ridge() -> None:
     tried = [
-        trial_of(candidate(1, [0.0, 0.0, 0.0, 0.0])),
-        trial_of(
-            candidate(2, [3.0, 17.0, 5.0, 13.0], 5.0), candidate(2, [4.0, 17.0, 5.0, 13.0], 20.0)
+        make_trial(make_candidate(1, [0.0, 0.0, 0.0, 0.0])),
+        make_trial(
+            make_candidate(2, [3.0, 17.0, 5.0, 13.0], 5.0),
+            make_candidate(2, [4.0, 17.0, 5.0, 13.0], 20.0),
         ),
-        trial_of(candidate(3, [9.0, 9.5, 10.0, 10.0])),
-        trial_of(candidate(4, [10.0, 10.0, 10.0, 10.0])),
+        make_trial(make_candidate(3, [9.0, 9.5, 10.0, 10.0])),
+        make_trial(make_candidate(4, [10.0, 10.0, 10.0, 10.0])),
     ]
     best = choose_components(tried).best
     assert (best.n_components, best.regularization) == (2, 20.0)
 
 
-def test_the_weakest_ridge_within_one_standard_error_is_taken() -> None:
-    strong = candidate(2, [10.0, 10.0, 10.0, 10.0], 2.0)
-    near = candidate(2, [9.0, 10.9, 9.1, 10.8], 5.0)
-    far = candidate(2, [8.0, 8.1, 8.0, 8.1], 20.0)
+def test_weakest_ridge_within_one_standard_error_is_chosen() -> None:
+    strong = make_candidate(2, [10.0, 10.0, 10.0, 10.0], 2.0)
+    near = make_candidate(2, [9.0, 10.9, 9.1, 10.8], 5.0)
+    far = make_candidate(2, [8.0, 8.1, 8.0, 8.1], 20.0)
     assert choose_ridge([strong, near]).regularization == 5.0
     assert choose_ridge([strong, near, far]).regularization == 5.0
     assert choose_ridge([strong, far]).regularization == 2.0
 
 
-def test_a_weaker_ridge_at_which_halves_disagree_is_not_taken() -> None:
+def test_weaker_ridge_with_disagreeing_halves_is_not_chosen() -> None:
     other = TRUTH._replace(mixing=draw_solution(6, 2, 8, seed=5).mixing)
-    best = candidate(2, [10.0, 10.0, 10.0, 10.0], 20.0)
-    apart = candidate(2, [9.0, 10.9, 9.1, 10.9], 200.0, (TRUTH, other))
+    best = make_candidate(2, [10.0, 10.0, 10.0, 10.0], 20.0)
+    apart = make_candidate(2, [9.0, 10.9, 9.1, 10.9], 200.0, (TRUTH, other))
     assert choose_ridge([best, apart]).regularization == 20.0
     assert choose_ridge([best, apart._replace(solutions=best.solutions)]).regularization == 200.0
 
 
-def test_where_halves_disagree_at_every_ridge_the_strongest_within_the_error_is_taken() -> None:
+def test_strongest_ridge_within_error_is_chosen_if_halves_always_disagree() -> None:
     other = TRUTH._replace(mixing=draw_solution(6, 2, 8, seed=5).mixing)
     halves = {"ends": (TRUTH, other)}
-    worse = candidate(2, [8.0, 8.1, 8.0, 8.1], 5.0, **halves)
-    strong = candidate(2, [9.0, 10.9, 9.1, 10.8], 20.0, **halves)
-    best = candidate(2, [10.0, 10.0, 10.0, 10.0], 50.0, **halves)
+    worse = make_candidate(2, [8.0, 8.1, 8.0, 8.1], 5.0, **halves)
+    strong = make_candidate(2, [9.0, 10.9, 9.1, 10.8], 20.0, **halves)
+    best = make_candidate(2, [10.0, 10.0, 10.0, 10.0], 50.0, **halves)
     weak = strong._replace(regularization=200.0)
     assert choose_ridge([worse, strong, best, weak]).regularization == 20.0
 
 
-def test_the_weaker_ridges_within_the_error_are_tried_at_the_chosen_number_alone(
+def test_weaker_ridges_are_tried_only_for_chosen_number_of_components(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     noise = np.array([1.0, -1.0, 1.0, -1.0])
 
-    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> ScoredSetting:
+    def score_setting_stub(
+        folds: Any, k: int, r: float, starts: Any, map_items: Any
+    ) -> ScoredSetting:
         place = RIDGE_GRID.index(r)
         nats = 10.0 * (k > 1) - 0.1 * abs(place - 2) + (place % 2) * noise
         return ScoredSetting(k, r, nats[None], 4.0, [TRUTH, TRUTH])
 
-    monkeypatch.setattr(selection, "score_setting", tried)
+    monkeypatch.setattr(selection, "score_setting", score_setting_stub)
     monkeypatch.setattr(selection, "has_ridge", lambda folds, r: True)
-    found = chosen([1, 2, 3])
+    found = choose([1, 2, 3])
     assert found.candidate.n_components == 2
     assert found.candidate.regularization > 10.0
     weakest_tried = {c.n_components: c.regularization for c in found.candidates}
     assert weakest_tried[2] > weakest_tried[1] == weakest_tried[3] == 20.0
 
 
-def test_ridges_of_replicates_vary_as_scores_do() -> None:
+def test_resampled_ridges_vary_with_scores() -> None:
     rng = np.random.default_rng(0)
-    sure = [candidate(2, [10.0] * 12, 5.0), candidate(2, [0.0] * 12, 20.0)]
+    sure = [make_candidate(2, [10.0] * 12, 5.0), make_candidate(2, [0.0] * 12, 20.0)]
     assert set(resample_ridges(sure, range(40))) == {5.0}
     close = [
-        candidate(2, (10 + rng.standard_normal(12)).tolist(), 5.0),
-        candidate(2, (9.5 + rng.standard_normal(12)).tolist(), 20.0),
+        make_candidate(2, (10 + rng.standard_normal(12)).tolist(), 5.0),
+        make_candidate(2, (9.5 + rng.standard_normal(12)).tolist(), 20.0),
     ]
     assert set(resample_ridges(close, range(40))) == {5.0, 20.0}
     assert resample_ridges(close, range(40)) == resample_ridges(close, range(40))
 
 
 @pytest.mark.matrix
-def test_the_true_number_of_components_is_chosen() -> None:
+def test_true_number_of_components_is_chosen() -> None:
     for n_components in (1, 2, 3):
         truth = draw_solution(7, n_components, 8, seed=n_components)
         data = draw_rows(truth, 2000, np.random.default_rng(0))
@@ -422,11 +437,11 @@ def test_the_true_number_of_components_is_chosen() -> None:
 
 
 @pytest.mark.matrix
-def test_scores_have_the_same_bytes_wherever_they_are_made(
+def test_scores_are_identical_on_all_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def scores(map_items: Any) -> list[tuple[Any, ...]]:
-        found = choose_setting(whole(200), folds(200), [1, 2], [5.0, 10.0], map_items)
+        found = choose_setting(draw_segments(200), draw_folds(200), [1, 2], [5.0, 10.0], map_items)
         return [(c.n_components, c.regularization, c.nats.tobytes()) for c in found.candidates]
 
     here = scores(map)
