@@ -1,4 +1,4 @@
-"""The command that runs benchmarks lists them, and refuses unknown names."""
+"""`python -m tests.benchmarks` lists the benchmarks and rejects unknown names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_help_lists_every_benchmark() -> None:
         assert re.search(rf"^{path.stem} +{re.escape(summary)}$", done.stdout, flags=re.MULTILINE)
 
 
-def test_an_unknown_name_is_refused_in_one_line() -> None:
+def test_unknown_name_gives_one_line_error() -> None:
     done = run_benchmarks("no_such_benchmark")
     assert done.returncode == 2
     assert done.stderr == "unknown benchmark: no_such_benchmark; --help lists all\n"

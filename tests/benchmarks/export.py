@@ -88,13 +88,17 @@ def main() -> None:
         )
         pyarrow_writers = {".csv": pa.csv.write_csv, ".parquet": pa.parquet.write_table}
         for suffix, write in pyarrow_writers.items():
-            own, other = folder / f"own{suffix}", folder / f"other{suffix}"
-            pyarrow_seconds = measure_seconds(lambda write=write, other=other: write(whole, other))
+            export_path, pyarrow_path = folder / f"export{suffix}", folder / f"pyarrow{suffix}"
+            pyarrow_seconds = measure_seconds(
+                lambda write=write, path=pyarrow_path: write(whole, path)
+            )
             export_seconds = measure_seconds(
-                lambda own=own: write_table(make_code_table(codes, dataset), own, True)
+                lambda path=export_path: write_table(make_code_table(codes, dataset), path, True)
             )
             in_memory = BatchedTable(whole.schema, n_rows, whole.to_batches())
-            write_seconds = measure_seconds(lambda own=own, t=in_memory: write_table(t, own, True))
+            write_seconds = measure_seconds(
+                lambda path=export_path, t=in_memory: write_table(t, path, True)
+            )
             print(
                 f"{suffix[1:]:8} {pyarrow_seconds:9.2f} {export_seconds:9.2f} "
                 f"{pyarrow_seconds / export_seconds:12.0%} {pyarrow_seconds / write_seconds:16.0%}"

@@ -4,7 +4,8 @@ python -m tests.benchmarks transform [ROWS [LARGE]]
 python -m tests.benchmarks transform wide
 
 Prints rows per second of wall time. ROWS (default 20,000) is the number of rows transformed in
-memory; LARGE (default 32 times ROWS) that of the comparison of threads and worker processes.
+memory. LARGE (default 32 times ROWS) is the number of rows transformed by threads and worker
+processes.
 
 `wide` compares the codes of wide rows with expectation propagation run to convergence: CPU seconds
 per 1,000 rows, and the differences of posterior means and variances.
@@ -105,7 +106,7 @@ def compare(folder: Path, fitted: LoadedModel, n_rows: int) -> float:
 
 
 def write_repeated_rows(fitted: LoadedModel, n_rows: int, path: Path) -> None:
-    """Write many rows, repeating at most a million drawn ones."""
+    """Write many rows: up to a million drawn rows, repeated as needed."""
     X = fitted.model.sample(fitted.params, min(n_rows, 1_000_000), np.random.default_rng(1))
     with create_dataset(path, fitted.feature_names, expected_rows=n_rows) as writer:
         for first in range(0, n_rows, len(X)):

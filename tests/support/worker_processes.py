@@ -1,4 +1,4 @@
-"""Worker processes of one thread each, as benchmarks compare them."""
+"""Dask worker processes with one thread each, for benchmarks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from pipeline.executors.dask import DaskExecutor
 
 @contextmanager
 def worker_processes(n_workers: int) -> Iterator[DaskExecutor]:
-    """Start workers, and a client of them that is not the default one."""
+    """Start workers and yield an executor; its client is not the default client."""
     options = {"threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with (
         LocalCluster(n_workers=n_workers, **options) as cluster,

@@ -144,8 +144,8 @@ def match_to_truth(truth: NonstationaryTruth, params: BLICAParams) -> tuple[Floa
     """Return lengths, signs and order that map the true columns to the estimated ones."""
     lengths = np.linalg.norm(truth.mixing, axis=0)
     cosines = (truth.mixing / lengths).T @ params.mixing
-    here, order = linear_sum_assignment(-np.abs(cosines))
-    return lengths, np.sign(cosines[here, order]), order
+    rows, order = linear_sum_assignment(-np.abs(cosines))
+    return lengths, np.sign(cosines[rows, order]), order
 
 
 def test_source_variances_are_recovered() -> None:
@@ -200,9 +200,11 @@ def test_mixing_is_recovered_with_missing_values() -> None:
 def test_threads_give_identical_fits() -> None:
     rows = make_memory_rows(draw_small_data(), [400] * 3)
     model = BLICA(n_components=2, regularization=20.0, bootstrap=20)
-    here, there = (fit_model(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
-    for name, values in get_arrays(here.params).items():
-        assert values.tobytes() == get_arrays(there.params)[name].tobytes(), name
+    serial, threaded = (
+        fit_model(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3))
+    )
+    for name, values in get_arrays(serial.params).items():
+        assert values.tobytes() == get_arrays(threaded.params)[name].tobytes(), name
 
 
 @pytest.mark.matrix
@@ -237,14 +239,14 @@ def test_codes_approximate_true_sources() -> None:
     state = fit_blica(DenseData(X, None, segments), n_components=2)
     lengths, signs, order = match_to_truth(truth, state.params)
     for u in range(4):
-        here = segments == u
-        codes = MODEL.transform(state.params, pack_block(X[here], None, u), RNG)
-        errors = signs * codes["mean"][:, order] - lengths * sources[here]
+        in_segment = segments == u
+        codes = MODEL.transform(state.params, pack_block(X[in_segment], None, u), RNG)
+        errors = signs * codes["mean"][:, order] - lengths * sources[in_segment]
         share = errors.var(axis=0) / (lengths**2 * truth.source_variances[u])
         assert share.max() < 0.35
         # The variances predict the size of the errors.
-        said = codes["variance"][:, order].mean(axis=0)
-        np.testing.assert_allclose((errors**2).mean(axis=0), said, rtol=0.35)
+        predicted = codes["variance"][:, order].mean(axis=0)
+        np.testing.assert_allclose((errors**2).mean(axis=0), predicted, rtol=0.35)
 
 
 def test_samples_reproduce_pair_frequencies() -> None:
@@ -284,15 +286,15 @@ def test_unobserved_features_do_not_change_likelihood(n_components: int, segment
     X = np.random.default_rng(0).integers(0, 2, (50, 24)).astype(np.uint8)
     observed = np.zeros_like(X)
     observed[:, [1, 6, 8, 9, 17, 22]] = 1
-    found = MODEL.log_likelihood(wide, pack_block(X, observed, segment), RNG)
+    result = MODEL.log_likelihood(wide, pack_block(X, observed, segment), RNG)
     order = [6, 1, 8, 9, 22, 17]
     exact = MODEL.log_likelihood(params, pack_block(X[:, order], None, segment), RNG)
-    errors = np.abs(found.nats - exact.nats)
+    errors = np.abs(result.nats - exact.nats)
     if n_components == 2:
-        assert np.mean(found.integration_error) < 1e-4
+        assert np.mean(result.integration_error) < 1e-4
         assert errors.max() < 4 * np.max(exact.standard_error)
     else:
-        assert errors.mean() < np.mean(found.integration_error)
+        assert errors.mean() < np.mean(result.integration_error)
     assert errors.max() < 5e-3
 
 
@@ -467,16 +469,16 @@ def find_warnings(state: FitState, text: str) -> list[FitWarning]:
 
 def test_fewer_than_three_segments_raise() -> None:
     data = draw_small_data()
-    refusal = r"at least 3 segments, but there are 2\. Give the segment of each row by seg"
-    with pytest.raises(FitError, match=refusal):
+    message = r"at least 3 segments, but there are 2\. Give the segment of each row by seg"
+    with pytest.raises(FitError, match=message):
         fit_blica(data.take_rows(data.labels < 2), n_components=2)
 
 
 def test_fewer_than_three_usable_segments_raise_naming_the_others() -> None:
     data = draw_small_data()
     data = data.take_rows((data.labels < 2) | (np.arange(len(data.X)) % 200 < 19))
-    refusal = r"3 usable segments, but there are 2\. Left out: 2, 3, 4, 5, for .*=20"
-    with pytest.raises(FitError, match=refusal) as e:
+    message = r"3 usable segments, but there are 2\. Left out: 2, 3, 4, 5, for .*=20"
+    with pytest.raises(FitError, match=message) as e:
         fit_blica(data, n_components=2)
     assert e.value.message.segments == (2, 3, 4, 5)
     assert fit_blica(data, n_components=2, min_rows=19).params.segment_status.tolist() == [0] * 6
@@ -485,8 +487,8 @@ def test_fewer_than_three_usable_segments_raise_naming_the_others() -> None:
 def test_too_many_undefined_pairs_raise_naming_features() -> None:
     data, mask = draw_small_data(), np.ones_like(draw_small_data().X)
     mask[::2, [1, 3]] = mask[1::2, [2, 4]] = 0
-    refusal = r"there are 0\. Left out: 0, 1, 2, 3, 4, 5, for .* pairs without"
-    with pytest.raises(FitError, match=refusal) as e:
+    message = r"there are 0\. Left out: 0, 1, 2, 3, 4, 5, for .* pairs without"
+    with pytest.raises(FitError, match=message) as e:
         fit_blica(DenseData(data.X, mask, data.segments), n_components=2)
     assert e.value.message.features == (1, 2, 3, 4)
 
@@ -601,8 +603,8 @@ def test_excluded_segments_warn_with_reason() -> None:
     data = data.take_rows((data.labels != 1) | (np.arange(len(data.X)) % 200 < 19))
     data.X[data.labels == 2, 1:] = 0
     mask = np.ones_like(data.X)
-    of_5 = np.flatnonzero(data.labels == 5)
-    mask[np.ix_(of_5[::2], [1, 3])] = mask[np.ix_(of_5[1::2], [2, 4])] = 0
+    rows_of_5 = np.flatnonzero(data.labels == 5)
+    mask[np.ix_(rows_of_5[::2], [1, 3])] = mask[np.ix_(rows_of_5[1::2], [2, 4])] = 0
     state = fit_blica(DenseData(data.X, mask, data.segments), n_components=2, regularization=10.0)
     for text, segment in (
         ("fewer than 20 rows", 1),
@@ -615,18 +617,18 @@ def test_excluded_segments_warn_with_reason() -> None:
     params = state.params
     assert params.segment_status.tolist() == [0, 1, 2, 0, 0, 3]
     assert [state.diagnostics[f"segments_{name}"] for name in ("used", "too_small")] == [3, 1]
-    left_out = params.segment_status > 0
-    mean = params.source_variances[~left_out].mean(axis=0)
-    np.testing.assert_allclose(params.source_variances[left_out], np.tile(mean, (3, 1)), rtol=0.02)
+    excluded = params.segment_status > 0
+    mean = params.source_variances[~excluded].mean(axis=0)
+    np.testing.assert_allclose(params.source_variances[excluded], np.tile(mean, (3, 1)), rtol=0.02)
     assert all(np.isfinite(values).all() for _, values in get_named_arrays(params).values())
-    np.testing.assert_array_equal(params.ridge[left_out], 0.0)
+    np.testing.assert_array_equal(params.ridge[excluded], 0.0)
 
 
 def test_undefined_pairs_warn_and_get_model_correlations() -> None:
     data = draw_small_data(1000)
     mask = np.ones_like(data.X)
-    here = np.flatnonzero(data.labels == 3)
-    mask[here[::2], 0] = mask[here[1::2], 2] = 0
+    segment_rows = np.flatnonzero(data.labels == 3)
+    mask[segment_rows[::2], 0] = mask[segment_rows[1::2], 2] = 0
     state = fit_blica(DenseData(data.X, mask, data.segments), n_components=2, regularization=50.0)
     (warning,) = find_warnings(state, "pairs without a correlation")
     assert "set to the model's: 1, among" in warning.text
@@ -634,16 +636,16 @@ def test_undefined_pairs_warn_and_get_model_correlations() -> None:
     assert state.diagnostics["pairs_no_observations"] == 1
     assert 0 < state.diagnostics["gap_rounds"] < 20
     whole = fit_blica(data, n_components=2, regularization=50.0).params
-    found = state.params.correlations[3, 0, 2]
-    assert found == pytest.approx(whole.correlations[3, 0, 2], abs=0.15)
+    correlation = state.params.correlations[3, 0, 2]
+    assert correlation == pytest.approx(whole.correlations[3, 0, 2], abs=0.15)
 
 
 def test_pairs_with_empty_cell_warn() -> None:
     data = draw_small_data(200)
     X = data.X.copy()
-    here = np.flatnonzero(data.labels == 3)
-    X[here, 0] = np.arange(len(here)) < 20
-    X[here[:20], 2] = 0  # in this segment 0 and 2 are never 1 together
+    segment_rows = np.flatnonzero(data.labels == 3)
+    X[segment_rows, 0] = np.arange(len(segment_rows)) < 20
+    X[segment_rows[:20], 2] = 0  # in this segment, features 0 and 2 are never both 1
     state = fit_blica(DenseData(X, None, data.segments), n_components=2, regularization=50.0)
     (warning,) = find_warnings(state, "pairs with an empty cell")
     assert "after adding ½ to every cell: 1, among" in warning.text
@@ -678,8 +680,8 @@ def test_proportional_variances_warn_with_their_columns() -> None:
         regularization=100.0,
     )
     assert find_warnings(state, "rise and fall together") or find_warnings(state, "disagree")
-    if found := find_warnings(state, "rise and fall together"):
-        pair = [int(word) - 1 for word in found[0].text.split() if word.isdigit()][:2]
+    if matches := find_warnings(state, "rise and fall together"):
+        pair = [int(word) - 1 for word in matches[0].text.split() if word.isdigit()][:2]
         plane = np.linalg.qr(truth.mixing[:, :2])[0]
         # The two columns span the plane of the two sources, in any rotation.
         within = np.linalg.norm(plane.T @ state.params.mixing[:, pair], axis=0)

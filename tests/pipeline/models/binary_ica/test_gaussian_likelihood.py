@@ -65,16 +65,16 @@ def draw_moments(
 def compute_dense_likelihood(moments: SegmentMoments, at: MatchSolution) -> float:
     """Return ½ Σ_u w_u (−log det Σ − tr(C Σ⁻¹)) over varying features, by dense inverses."""
     total = 0.0
-    for u, seen in enumerate(moments.varies):
-        model = compute_correlations(at._replace(mixing=at.mixing[seen]))[u]
-        identity = np.eye(seen.sum())
+    for u, varies in enumerate(moments.varies):
+        model = compute_correlations(at._replace(mixing=at.mixing[varies]))[u]
+        identity = np.eye(varies.sum())
         ridge, model_ridge = moments.ridge[u], moments.model_ridge[u]
-        C = (moments.correlation[u][np.ix_(seen, seen)] + ridge * identity) / (1 + ridge)
+        C = (moments.correlation[u][np.ix_(varies, varies)] + ridge * identity) / (1 + ridge)
         ridged = (model + model_ridge * identity) / (1 + model_ridge)
         # In units of its noise the ridged model is I + L Lᵀ, which the scales Q then multiply.
-        power = np.exp(at.log_variances[u]) @ at.mixing[seen].T ** 2
+        power = np.exp(at.log_variances[u]) @ at.mixing[varies].T ** 2
         noise = (1 / (1 + power) + model_ridge) / (1 + model_ridge)
-        scales = np.exp(-at.log_precisions[u, seen]) / np.sqrt(noise)
+        scales = np.exp(-at.log_precisions[u, varies]) / np.sqrt(noise)
         covariance = ridged * scales * scales[:, None]
         _, log_det = np.linalg.slogdet(covariance)
         trace = np.trace(C @ np.linalg.inv(covariance))
@@ -177,8 +177,8 @@ def test_slices_and_threads_give_identical_results(monkeypatch: pytest.MonkeyPat
 @given(shapes, seeds)
 def test_solutions_convert_to_vectors_and_back(shape: tuple[int, int, int], seed: int) -> None:
     at = draw_unknowns(shape, np.random.default_rng(seed))
-    again = solution_from_vector(at.to_vector(), shape[2], shape[0], shape[1])
-    for part, restored in zip(at, again, strict=True):
+    restored_solution = solution_from_vector(at.to_vector(), shape[2], shape[0], shape[1])
+    for part, restored in zip(at, restored_solution, strict=True):
         np.testing.assert_array_equal(part, restored)
 
 
@@ -219,9 +219,9 @@ def test_iteration_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_objective_matches_solution() -> None:
     moments = make_moments(draw_solution(6, 2, 8), 0.2)
-    found = maximise(moments, draw_start(moments, 2, 0))
-    assert found.objective == pytest.approx(
-        likelihood_and_gradient(moments, found.solution)[0], rel=1e-12
+    result = maximise(moments, draw_start(moments, 2, 0))
+    assert result.objective == pytest.approx(
+        likelihood_and_gradient(moments, result.solution)[0], rel=1e-12
     )
 
 
@@ -232,8 +232,8 @@ def test_optima_are_sorted_and_diverged_starts_dropped() -> None:
         ends = zip(items, (1.0, np.nan, 3.0, -np.inf, 2.0), strict=True)
         return (Optimum(nothing, value, 1, True) for _, value in ends)
 
-    found = maximise_from_seeds(make_moments(nothing), 1, range(5), return_given_optima)
-    assert [optimum.objective for optimum in found] == [3.0, 2.0, 1.0]
+    result = maximise_from_seeds(make_moments(nothing), 1, range(5), return_given_optima)
+    assert [optimum.objective for optimum in result] == [3.0, 2.0, 1.0]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -252,9 +252,9 @@ def test_non_finite_starts_are_dropped(
 
     moments = make_moments(draw_solution(6, 2, 8))
     monkeypatch.setattr(gaussian_likelihood, "draw_start", draw_invalid_start)
-    found = maximise_from_seeds(moments, 2, range(4), map)
-    assert len(found) == 2
-    for optimum in found:
+    result = maximise_from_seeds(moments, 2, range(4), map)
+    assert len(result) == 2
+    for optimum in result:
         assert np.isfinite(optimum.objective)
         assert np.isfinite(optimum.solution.to_vector()).all()
     with pytest.raises(FitError, match=r"Every start of the search diverged\. Use a smaller reg"):
@@ -263,16 +263,16 @@ def test_non_finite_starts_are_dropped(
 
 def test_starts_are_identical_on_all_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = make_moments(draw_solution(6, 3, 8), 0.1)
-    here = maximise_from_seeds(moments, 3, range(3), map)
-    there = maximise_from_seeds(moments, 3, range(3), ThreadsExecutor(3).map)
+    serial = maximise_from_seeds(moments, 3, range(3), map)
+    threaded = maximise_from_seeds(moments, 3, range(3), ThreadsExecutor(3).map)
     monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
 
     def unused(function: Any, items: Iterable[Any]) -> Iterator[Any]:
         raise AssertionError("large moments are not sent")
 
     large = maximise_from_seeds(moments, 3, range(3), unused)
-    for other in (there, large):
-        for a, b in zip(here, other, strict=True):
+    for other in (threaded, large):
+        for a, b in zip(serial, other, strict=True):
             assert a.solution.to_vector().tobytes() == b.solution.to_vector().tobytes()
             assert a[1:] == b[1:]
 
@@ -288,10 +288,10 @@ def test_start_depends_only_on_seed() -> None:
 def test_identical_features_give_finite_solution(n_components: int) -> None:
     """The likelihood of identical features has no maximum."""
     moments = replace(make_moments(draw_solution(5, 1, 4)), correlation=np.ones((4, 5, 5)))
-    found = maximise(moments, draw_start(moments, n_components, 0))
-    assert np.isfinite(found.objective)
-    assert np.isfinite(found.solution.to_vector()).all()
-    assert np.isfinite(likelihood_and_gradient(moments, found.solution)[1].to_vector()).all()
+    result = maximise(moments, draw_start(moments, n_components, 0))
+    assert np.isfinite(result.objective)
+    assert np.isfinite(result.solution.to_vector()).all()
+    assert np.isfinite(likelihood_and_gradient(moments, result.solution)[1].to_vector()).all()
 
 
 # --- variances alone -----------------------------------------------------------------------------
@@ -306,15 +306,15 @@ def log_posterior(moments: SegmentMoments, n_rows: float, at: MatchSolution) -> 
 def test_maximise_variances_finds_posterior_mode_with_fixed_mixing() -> None:
     truth = draw_solution(5, 2, 6)
     moments, n_rows = make_moments(truth, 0.4, 0.4), 30.0
-    found = maximise_variances(moments, n_rows, truth)
-    assert found.converged
-    assert found.solution.mixing.tobytes() == truth.mixing.tobytes()
-    highest = log_posterior(moments, n_rows, found.solution)
-    assert found.objective == pytest.approx(highest, rel=1e-12)
+    result = maximise_variances(moments, n_rows, truth)
+    assert result.converged
+    assert result.solution.mixing.tobytes() == truth.mixing.tobytes()
+    highest = log_posterior(moments, n_rows, result.solution)
+    assert result.objective == pytest.approx(highest, rel=1e-12)
     rng = np.random.default_rng(0)
     for _ in range(100):
         step = [0.03 * rng.standard_normal(part.shape) for part in truth]
-        _, variances, precisions = (a + b for a, b in zip(found.solution, step, strict=True))
+        _, variances, precisions = (a + b for a, b in zip(result.solution, step, strict=True))
         assert (
             log_posterior(moments, n_rows, MatchSolution(truth.mixing, variances, precisions))
             < highest

@@ -222,15 +222,20 @@ def test_prior_updates_converge_to_em_fixed_point(fitted_example):
     point, n = state.params.point, 3
     logs = point.log_variances[:n] - point.log_variances[:n].mean(axis=0)
     # Means and variances are scaled to exceed the lower bounds of the prior variances.
-    some = ParameterPoint(*point[:2], 20 * point.means[:n], 10 * logs)
+    scaled_point = ParameterPoint(*point[:2], 20 * point.means[:n], 10 * logs)
     blocks = [replace(pack_block(X[400 * u : 400 * (u + 1)]), segment=u) for u in range(n)]
     sums = reduce(ScoreSums.merge, (sum_scores(state.params, b, quadrature_scores) for b in blocks))
-    path, priors = make_empty_path(some).add_point(some, sums), make_initial_priors(some)
+    path, priors = (
+        make_empty_path(scaled_point).add_point(scaled_point, sums),
+        make_initial_priors(scaled_point),
+    )
     for _ in range(500):
-        priors = update_priors(some, find_maximum(sums, some, priors, path), priors)
-    unknown = find_maximum(sums, some, priors, path).own_covariance.diagonal(axis1=1, axis2=2)
+        priors = update_priors(scaled_point, find_maximum(sums, scaled_point, priors, path), priors)
+    unknown = find_maximum(sums, scaled_point, priors, path).own_covariance.diagonal(
+        axis1=1, axis2=2
+    )
     for name, part in {"means": slice(0, 2), "log_variances": slice(2, 4)}.items():
-        squares = getattr(some, name) ** 2 + unknown[:, part]
+        squares = getattr(scaled_point, name) ** 2 + unknown[:, part]
         assert getattr(priors, name) == pytest.approx(squares.mean(), rel=1e-6)
 
 
@@ -313,8 +318,8 @@ def test_prior_of_variances_ignores_common_scale(fitted_example):
 
 def test_points_convert_to_vectors_and_back(fitted_example):
     point = fitted_example[3].params.point
-    for part, again in zip(point, point.from_vector(point.to_vector()), strict=True):
-        np.testing.assert_array_equal(part, again)
+    for part, restored in zip(point, point.from_vector(point.to_vector()), strict=True):
+        np.testing.assert_array_equal(part, restored)
 
 
 def test_step_without_data_reaches_maximum_of_prior(fitted_example):

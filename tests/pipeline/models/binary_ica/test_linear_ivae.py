@@ -74,11 +74,11 @@ def test_mixing_is_recovered() -> None:
 
 @pytest.mark.slow
 def test_mixing_is_recovered_for_most_seeds() -> None:
-    found = []
+    result = []
     for seed in range(5):
         data, truth = draw_example(2, seed, 1000, 40)
-        found.append(mean_cosine_similarity(fit(data).params.mixing, truth.mixing))
-    assert np.median(found) >= 0.95, found
+        result.append(mean_cosine_similarity(fit(data).params.mixing, truth.mixing))
+    assert np.median(result) >= 0.95, result
 
 
 def test_normalizing_columns_keeps_the_model() -> None:
@@ -107,18 +107,20 @@ def test_step_follows_gradient_with_noise_of_rows() -> None:
     expected = (
         model.default_rates["momentum"] * lower_bound_gradient(at.params.vae, rows, noise).flatten()
     )
-    found = steps.to_arrays()["sum_theta"] / len(X)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    result = steps.to_arrays()["sum_theta"] / len(X)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
     assert np.abs(expected).max() > 1e-3
 
 
 def test_missing_values_do_not_enter_the_bound() -> None:
     data, _ = draw_example(2, seed=0, n_rows=30)
-    params, seen = make_random_state(data).params, np.ones_like(data.X[:50])
-    seen[:, 3:] = 0
-    found = LinearIVAE().lower_bound(params, pack_block(data.X[:50] & seen, seen), RowRandom(0))
-    assert len(np.unique(found)) <= 2**3
-    assert (found > compute_bounds(params, data, segment=0)).mean() > 0.8
+    params, observed = make_random_state(data).params, np.ones_like(data.X[:50])
+    observed[:, 3:] = 0
+    result = LinearIVAE().lower_bound(
+        params, pack_block(data.X[:50] & observed, observed), RowRandom(0)
+    )
+    assert len(np.unique(result)) <= 2**3
+    assert (result > compute_bounds(params, data, segment=0)).mean() > 0.8
 
 
 @pytest.mark.parametrize(
@@ -150,26 +152,26 @@ def make_vae() -> AffineVAE:
     return AffineVAE(*(rng.standard_normal(shape) for shape in shapes))
 
 
-def make_batch(X: Any, segments: Any, seen: Floats | None = None) -> VAEBatch:
-    some = 1.0 if seen is None else seen
-    return VAEBatch(X * some, (X - MEANS) * some, seen, segments)
+def make_batch(X: Any, segments: Any, observed: Floats | None = None) -> VAEBatch:
+    mask = 1.0 if observed is None else observed
+    return VAEBatch(X * mask, (X - MEANS) * mask, observed, segments)
 
 
 def draw_batch(is_masked: bool = False, n_rows: int = N_ROWS) -> VAEBatch:
     rng = np.random.default_rng(2)
     X = (rng.random((n_rows, N_FEATURES)) < 0.5).astype(np.float64)
-    seen = (rng.random(X.shape) < 0.7).astype(np.float64) if is_masked else None
-    return make_batch(X, np.arange(n_rows) % N_SEGMENTS, seen)
+    observed = (rng.random(X.shape) < 0.7).astype(np.float64) if is_masked else None
+    return make_batch(X, np.arange(n_rows) % N_SEGMENTS, observed)
 
 
 def sample_bounds(at: AffineVAE, rows: VAEBatch, noise: Floats) -> Floats:
     """Return log P(x | z) at a drawn z, minus the exact divergence of q(z) from the prior."""
-    u, seen = rows.segments, 1.0 if rows.mask is None else rows.mask
+    u, observed = rows.segments, 1.0 if rows.mask is None else rows.mask
     mean = rows.inputs @ at.code_weights + at.code_offsets[u]
     log_variance = rows.inputs @ at.spread_weights + at.spread_offsets[u]
     z = mean + np.exp(log_variance / 2) * noise
     y = z @ at.mixing.T + at.offsets
-    nats = (seen * (rows.X * y - np.logaddexp(0, y))).sum(axis=1)
+    nats = (observed * (rows.X * y - np.logaddexp(0, y))).sum(axis=1)
     away = (mean - at.source_means[u]) ** 2 + np.exp(log_variance)
     scaled = away / np.exp(at.log_variances[u]) + at.log_variances[u] - log_variance - 1
     return np.asarray(nats - scaled.sum(axis=1) / 2)
@@ -187,9 +189,9 @@ def test_gradient_matches_finite_differences(is_masked: bool) -> None:
     expected = [
         (bound(flat + one) - bound(flat - one)) / (2 * step) for one in step * np.eye(len(flat))
     ]
-    found = lower_bound_gradient(at, rows, noise).flatten()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
-    assert np.abs(found).min() > 1e-6
+    result = lower_bound_gradient(at, rows, noise).flatten()
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-7)
+    assert np.abs(result).min() > 1e-6
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -205,7 +207,7 @@ def test_bounds_match_monte_carlo_means(is_masked: bool) -> None:
 def test_bounds_are_below_the_likelihood() -> None:
     at, segment = make_vae(), 1
     X = ((np.arange(2**N_FEATURES)[:, None] >> np.arange(N_FEATURES)) & 1).astype(np.float64)
-    found = row_lower_bounds(at, make_batch(X, np.full(len(X), segment)))
+    result = row_lower_bounds(at, make_batch(X, np.full(len(X), segment)))
     nodes, mass = np.polynomial.hermite_e.hermegauss(60)
     z = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, N_COMPONENTS)
     y = (at.source_means[segment] + np.exp(at.log_variances[segment] / 2) * z) @ at.mixing.T
@@ -213,4 +215,4 @@ def test_bounds_are_below_the_likelihood() -> None:
     given_z = np.exp(X @ y.T - np.logaddexp(0, y).sum(axis=1))
     likelihood = np.log(given_z @ np.outer(mass, mass).ravel() / mass.sum() ** 2)
     assert np.exp(likelihood).sum() == pytest.approx(1)
-    assert (found < likelihood).all()
+    assert (result < likelihood).all()

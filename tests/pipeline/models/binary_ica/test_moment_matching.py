@@ -130,21 +130,23 @@ def test_calibration_recovers_variances_for_any_ridge(regularization: float) -> 
     segments = make_exact_segments(TRUTH, 10**9)
     lengths = np.array([3.0, 0.4])
     start = make_solution(TRUTH.mixing * lengths, 0.5 * np.exp(TRUTH.log_variances) / lengths**2)
-    found = calibrate_variances(start, segments, regularization, map)
-    np.testing.assert_array_equal(found.mixing, start.mixing)
-    variances = np.exp(found.log_variances) * lengths**2
+    result = calibrate_variances(start, segments, regularization, map)
+    np.testing.assert_array_equal(result.mixing, start.mixing)
+    variances = np.exp(result.log_variances) * lengths**2
     np.testing.assert_allclose(variances, np.exp(TRUTH.log_variances), rtol=0.05)
-    np.testing.assert_allclose(found.log_precisions, TRUTH.log_precisions, atol=0.02)
+    np.testing.assert_allclose(result.log_precisions, TRUTH.log_precisions, atol=0.02)
 
 
 def test_calibration_corrects_shrinkage_of_variances() -> None:
     segments = make_exact_segments(TRUTH, 10**9)
     fitted = normalize_solution(find_best(segments, 2.0).solution, segments)
-    again = normalize_solution(calibrate_variances(fitted, segments, 2.0, map), segments)
+    calibrated = normalize_solution(calibrate_variances(fitted, segments, 2.0, map), segments)
     truth = normalize_solution(TRUTH, segments)
-    shrunk, back = (np.median(s.log_variances - truth.log_variances) for s in (fitted, again))
-    assert shrunk < -1
-    assert abs(back) < 0.3 * abs(shrunk)
+    bias_before, bias_after = (
+        np.median(s.log_variances - truth.log_variances) for s in (fitted, calibrated)
+    )
+    assert bias_before < -1
+    assert abs(bias_after) < 0.3 * abs(bias_before)
 
 
 def test_refinements_are_identical_on_all_executors(
@@ -157,10 +159,10 @@ def test_refinements_are_identical_on_all_executors(
         last, filled, _ = fill_gaps(optimum, segments, 4.0, map_items)
         return calibrate_variances(last.solution, filled, 4.0, map_items).to_vector().tobytes()
 
-    here = refine(map)
-    assert refine(ThreadsExecutor(2).map) == here
+    expected = refine(map)
+    assert refine(ThreadsExecutor(2).map) == expected
     monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
-    assert refine(map) == here
+    assert refine(map) == expected
 
 
 # --- normalization -------------------------------------------------------------------------------
@@ -176,16 +178,16 @@ def test_columns_are_normalized_and_sorted_by_explained_variance(k: int, seed: i
     solution = make_solution(solution.mixing, np.exp(solution.log_variances))
     weights = rng.integers(10, 500, 6).astype(np.float64)
     segments = replace(make_exact_segments(solution), pair_rows=weights)
-    found = normalize_solution(solution, segments)
-    np.testing.assert_allclose((found.mixing**2).sum(axis=0), 1.0)
-    largest = np.abs(found.mixing).argmax(axis=0)
-    assert (found.mixing[largest, range(k)] > 0).all()
-    explained = weights @ np.exp(found.log_variances)
+    result = normalize_solution(solution, segments)
+    np.testing.assert_allclose((result.mixing**2).sum(axis=0), 1.0)
+    largest = np.abs(result.mixing).argmax(axis=0)
+    assert (result.mixing[largest, range(k)] > 0).all()
+    explained = weights @ np.exp(result.log_variances)
     assert (np.diff(explained) <= 1e-9 * explained[0]).all()
     np.testing.assert_allclose(
-        compute_correlations(found), compute_correlations(solution), atol=1e-9
+        compute_correlations(result), compute_correlations(solution), atol=1e-9
     )
-    np.testing.assert_array_equal(found.log_precisions, solution.log_precisions)
+    np.testing.assert_array_equal(result.log_precisions, solution.log_precisions)
 
 
 def test_excluded_segments_get_weighted_mean_variances() -> None:
@@ -195,16 +197,16 @@ def test_excluded_segments_get_weighted_mean_variances() -> None:
     segments = replace(make_exact_segments(TRUTH), status=status, pair_rows=weights)
     used = segments.is_used
     inner = MatchSolution(TRUTH.mixing, TRUTH.log_variances[used], TRUTH.log_precisions[used])
-    found = normalize_solution(inner, segments)
-    variances = np.exp(found.log_variances)
+    result = normalize_solution(inner, segments)
+    variances = np.exp(result.log_variances)
     assert variances.shape == (8, 2)
     np.testing.assert_allclose(
         variances[~used],
         np.tile(np.average(variances[used], axis=0, weights=weights[used]), (2, 1)),
     )
-    np.testing.assert_array_equal(found.log_precisions[used], inner.log_precisions)
-    expected = 0.5 * np.log1p(variances[~used] @ found.mixing.T**2)
-    np.testing.assert_allclose(found.log_precisions[~used], expected)
+    np.testing.assert_array_equal(result.log_precisions[used], inner.log_precisions)
+    expected = 0.5 * np.log1p(variances[~used] @ result.mixing.T**2)
+    np.testing.assert_allclose(result.log_precisions[~used], expected)
 
 
 # --- source means --------------------------------------------------------------------------------
@@ -217,27 +219,27 @@ def test_source_means_are_exact_for_consistent_margins() -> None:
     errors[3, [0, 5]] = np.inf
     outputs = means @ TRUTH.mixing.T
     outputs[3, [0, 5]] = 99.0  # infinite error, so not used
-    found, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
-    np.testing.assert_allclose(found, means, atol=1e-10)
+    result, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
+    np.testing.assert_allclose(result, means, atol=1e-10)
     np.testing.assert_allclose(misfit, 0.0, atol=1e-9)
 
 
 def test_source_means_match_weighted_least_squares() -> None:
     rng = np.random.default_rng(1)
     outputs, errors = rng.standard_normal((8, 6)), rng.uniform(0.1, 2, (8, 6))
-    found, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
+    result, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
     for u in range(8):
         precision = np.diag(errors[u] ** -2)
         normal = TRUTH.mixing.T @ precision
         expected = np.linalg.solve(normal @ TRUTH.mixing, normal @ outputs[u])
-        np.testing.assert_allclose(found[u], expected, rtol=1e-9)
+        np.testing.assert_allclose(result[u], expected, rtol=1e-9)
         residuals: Floats = (outputs[u] - TRUTH.mixing @ expected) / errors[u]
         assert misfit[u] == pytest.approx(np.sqrt((residuals**2).mean()))
 
 
 def test_segment_without_information_has_zero_means() -> None:
-    found, misfit = estimate_source_means(TRUTH.mixing, np.ones((1, 6)), np.full((1, 6), np.inf))
-    np.testing.assert_array_equal(found, 0.0)
+    result, misfit = estimate_source_means(TRUTH.mixing, np.ones((1, 6)), np.full((1, 6), np.inf))
+    np.testing.assert_array_equal(result, 0.0)
     np.testing.assert_array_equal(misfit, 0.0)
 
 
@@ -275,8 +277,8 @@ def compute_interval(
     solution = estimate_solution(sum_groups(counts, n_groups))
     segments = estimate_segments(sum_groups(counts, n_groups), 20, map)
     settings_ = (n_groups, [REGULARIZATION] * replicates)
-    found = (find_optimum(sum_groups(counts, n_groups)), solution.mixing, segments)
-    lower, upper = bootstrap_mixing_interval(counts, *settings_, *found, range(replicates), map)
+    estimates = (find_optimum(sum_groups(counts, n_groups)), solution.mixing, segments)
+    lower, upper = bootstrap_mixing_interval(counts, *settings_, *estimates, range(replicates), map)
     matched = match_columns(solution.mixing, BOOTSTRAP_TRUTH.mixing)
     cosines = solution.mixing.T @ matched
     order = np.abs(cosines).argmax(axis=0)
@@ -330,12 +332,12 @@ def test_intervals_narrow_with_more_rows() -> None:
 def test_no_interval_without_seeds() -> None:
     counts = draw_counts(0, 2)
     segments = estimate_segments(sum_groups(counts, 2), 20, map)
-    found = (
+    estimates = (
         find_optimum(sum_groups(counts, 2)),
         estimate_solution(sum_groups(counts, 2)).mixing,
         segments,
     )
-    interval = bootstrap_mixing_interval(counts, 2, [], *found, [], map)
+    interval = bootstrap_mixing_interval(counts, 2, [], *estimates, [], map)
     assert interval.shape == (0, 5, 2)
 
 
@@ -345,14 +347,14 @@ def test_intervals_are_percentiles_and_identical_on_all_executors(
     counts = draw_counts(0, 4)
     segments = estimate_segments(sum_groups(counts, 4), 20, map)
     ridges = [5.0, 20.0, 20.0, 50.0, 20.0]
-    found = (
+    estimates = (
         find_optimum(sum_groups(counts, 4)),
         estimate_solution(sum_groups(counts, 4)).mixing,
         segments,
     )
-    arguments = (counts, 4, ridges, *found)
+    arguments = (counts, 4, ridges, *estimates)
     single = [
-        bootstrap_mixing_interval(counts, 4, [r], *found, [seed], map)
+        bootstrap_mixing_interval(counts, 4, [r], *estimates, [seed], map)
         for seed, r in enumerate(ridges)
     ]
     for lower, upper in single:

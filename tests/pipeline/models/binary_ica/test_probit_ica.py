@@ -114,14 +114,14 @@ def test_codes_match_simulated_sources() -> None:
     rng, place = np.random.default_rng(0), 1
     codes = MEANS[place] + np.sqrt(VARIANCES[place]) * rng.standard_normal((400_000, 2))
     X = (compute_outputs(place, codes) + rng.standard_normal((len(codes), 5)) > 0).astype(np.uint8)
-    found = MODEL.transform(PARAMS, pack_block(PATTERNS, None, 2), RNG)
+    result = MODEL.transform(PARAMS, pack_block(PATTERNS, None, 2), RNG)
     pattern = X @ (1 << np.arange(4, -1, -1))
     for k in range(32):
         same = codes[pattern == k]
         spread = 5 * same.std(axis=0) / np.sqrt(len(same))
-        assert (np.abs(found["mean"][k] - same.mean(axis=0)) < spread + 0.02).all()
+        assert (np.abs(result["mean"][k] - same.mean(axis=0)) < spread + 0.02).all()
         np.testing.assert_allclose(
-            found["variance"][k], same.var(axis=0), rtol=0.1 + 7 / len(same) ** 0.5
+            result["variance"][k], same.var(axis=0), rtol=0.1 + 7 / len(same) ** 0.5
         )
 
 
@@ -141,17 +141,17 @@ def test_likelihoods_match_integrals_over_sources(place: int, segment: int, mask
         mask[0] = 0
     log_joint, _ = compute_joint(place, PATTERNS, mask)
     block = pack_block(PATTERNS, mask if masked else None, segment)
-    found = MODEL.log_likelihood(PARAMS, block, RNG).nats
-    np.testing.assert_allclose(found, logsumexp(log_joint, axis=1), atol=1e-3)
+    result = MODEL.log_likelihood(PARAMS, block, RNG).nats
+    np.testing.assert_allclose(result, logsumexp(log_joint, axis=1), atol=1e-3)
 
 
 def test_missing_values_are_marginalized() -> None:
     mask = np.ones_like(PATTERNS)
     mask[:, [1, 3]] = 0
-    found = MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, mask, 5), RNG).nats
+    result = MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, mask, 5), RNG).nats
     whole = np.exp(MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, None, 5), RNG).nats)
     same = (PATTERNS[:, None, [0, 2, 4]] == PATTERNS[:, [0, 2, 4]]).all(axis=2)
-    np.testing.assert_allclose(np.exp(found), same @ whole, rtol=5e-4)
+    np.testing.assert_allclose(np.exp(result), same @ whole, rtol=5e-4)
 
 
 @all_segments
@@ -166,18 +166,18 @@ def test_composite_likelihoods_are_sums_over_pairs(place: int, segment: int, mas
         log_cells = np.log(compute_pair_table(place, i, j))[PATTERNS[:, i], PATTERNS[:, j]]
         expected += log_cells * mask[:, i] * mask[:, j]
     block = pack_block(PATTERNS, mask if masked else None, segment)
-    found = MODEL.composite_log_likelihood(PARAMS, block, RNG)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    result = MODEL.composite_log_likelihood(PARAMS, block, RNG)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def test_samples_follow_distribution_of_their_segment() -> None:
     segments = np.tile([5, 0, 2], 100_000)
     X = MODEL.sample(PARAMS, len(segments), np.random.default_rng(0), segments)
     for place, segment in enumerate((0, 2, 5)):
-        here = X[segments == segment].astype(np.float64)
-        np.testing.assert_allclose(here.mean(axis=0), norm.sf(THRESHOLDS[place]), atol=0.008)
+        rows = X[segments == segment].astype(np.float64)
+        np.testing.assert_allclose(rows.mean(axis=0), norm.sf(THRESHOLDS[place]), atol=0.008)
         for i, j in zip(*np.triu_indices(5, 1), strict=True):
-            share = (here[:, i] * here[:, j]).mean()
+            share = (rows[:, i] * rows[:, j]).mean()
             assert share == pytest.approx(compute_pair_table(place, i, j)[1, 1], abs=0.008)
 
 
@@ -226,10 +226,10 @@ def compute_outcomes(params: BLICAParams, segment: int) -> list[Floats]:
 
 @pytest.mark.parametrize("unseen", [-1, 1, 99])
 def test_unseen_segment_uses_mean_of_others(unseen: int) -> None:
-    for found, expected in zip(
+    for result, expected in zip(
         compute_outcomes(PARAMS, unseen), compute_outcomes(make_mean_params(), 7), strict=True
     ):
-        np.testing.assert_allclose(found, expected, atol=1e-9)
+        np.testing.assert_allclose(result, expected, atol=1e-9)
     codes = np.array([[0.3, -1.0]])
     np.testing.assert_allclose(
         MODEL.reconstruct(PARAMS, codes), MODEL.reconstruct(make_mean_params(), codes), atol=1e-12
@@ -237,10 +237,10 @@ def test_unseen_segment_uses_mean_of_others(unseen: int) -> None:
 
 
 def test_excluded_segments_do_not_enter_the_mean() -> None:
-    left_out = make_params(status=(0, SegmentStatus.TOO_SMALL, 0))
+    params = make_params(status=(0, SegmentStatus.TOO_SMALL, 0))
     shares = np.array([100, 0, 600]) / 700
     thresholds = shares @ THRESHOLDS
-    X = MODEL.sample(left_out, 100_000, np.random.default_rng(0), np.full(100_000, 1))
+    X = MODEL.sample(params, 100_000, np.random.default_rng(0), np.full(100_000, 1))
     np.testing.assert_allclose(X.mean(axis=0), norm.sf(thresholds), atol=0.008)
 
 
@@ -248,7 +248,7 @@ def test_both_likelihoods_support_more_than_twenty_features() -> None:
     rng = np.random.default_rng(0)
     params = make_params(rng.standard_normal((21, 2)), rng.standard_normal((3, 21)))
     block = pack_block(rng.integers(0, 2, (9, 21), dtype=np.uint8))
-    found = MODEL.log_likelihood(params, block, RNG)
-    assert (found.nats < 0).all()
-    assert np.isfinite(found.integration_error).all()
+    result = MODEL.log_likelihood(params, block, RNG)
+    assert (result.nats < 0).all()
+    assert np.isfinite(result.integration_error).all()
     assert np.isfinite(MODEL.composite_log_likelihood(params, block, RNG)).all()

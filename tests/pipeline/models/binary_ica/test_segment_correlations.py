@@ -41,10 +41,10 @@ def draw_data(seed: int = 0, n_rows: int = N_ROWS) -> DenseData:
 
 def draw_modified_data(modify: Modify) -> DenseData:
     data = draw_data()
-    X, mask, here = data.X.copy(), np.ones_like(data.X), data.labels == 1
-    values, observed = X[here], mask[here]
+    X, mask, in_segment = data.X.copy(), np.ones_like(data.X), data.labels == 1
+    values, observed = X[in_segment], mask[in_segment]
     modify(values, observed)
-    X[here], mask[here] = values, observed
+    X[in_segment], mask[in_segment] = values, observed
     return DenseData(X, None if mask.all() else mask, data.segments)
 
 
@@ -194,8 +194,8 @@ def test_weights_are_mean_complete_rows_of_varying_pairs() -> None:
 def test_correlations_are_tetrachoric_in_each_segment() -> None:
     data, segments = draw_data(), estimate(draw_data())
     for u in range(N_SEGMENTS):
-        found = tetrachoric(*count_dense_pairs(data.take_rows(data.labels == u)))
-        expected = found.correlation.copy()
+        result = tetrachoric(*count_dense_pairs(data.take_rows(data.labels == u)))
+        expected = result.correlation.copy()
         np.fill_diagonal(expected, 1.0)
         np.testing.assert_allclose(segments.correlation[u], expected, atol=1e-12)
         values = np.linalg.eigvalsh(expected)
@@ -275,11 +275,11 @@ def test_threads_and_tasks_give_identical_results(monkeypatch: pytest.MonkeyPatc
     from pipeline.executors.base import ThreadsExecutor
     from pipeline.models.binary_ica import segment_correlations as module
 
-    counts, here = count_pairs(draw_data()), estimate(draw_data())
+    counts, serial = count_pairs(draw_data()), estimate(draw_data())
     monkeypatch.setattr(module, "_MIN_TASK_FEATURES", 1)
-    there = estimate_segments(counts, 20, ThreadsExecutor(3).map)
+    threaded = estimate_segments(counts, 20, ThreadsExecutor(3).map)
     for name in SegmentCorrelations.__dataclass_fields__:
-        assert getattr(here, name).tobytes() == getattr(there, name).tobytes()
+        assert getattr(serial, name).tobytes() == getattr(threaded, name).tobytes()
 
 
 # --- ridge ---------------------------------------------------------------------------------------
@@ -349,6 +349,6 @@ def test_group_sums_match_weighted_counts(n_groups: int, missing: float) -> None
     for segment in range(3):
         for part in (square, strip):
             tables = zip(sums.table(segment, *part), expected.table(segment, *part), strict=True)
-            for found, right in tables:
-                assert np.shape(found) == np.shape(right)
-                np.testing.assert_array_equal(found, right)
+            for table, expected_table in tables:
+                assert np.shape(table) == np.shape(expected_table)
+                np.testing.assert_array_equal(table, expected_table)

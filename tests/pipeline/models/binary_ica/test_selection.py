@@ -274,9 +274,9 @@ def test_search_stops_after_two_numbers_without_improvement(
 ) -> None:
     scores = {1: 0.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 1.5, 6: 2.0, 7: 9.0}
     replace_scores(lambda k, r: scores[k], monkeypatch)
-    found = run_trials(range(1, 7), [10.0])
-    assert [trial.best.n_components for trial in found] == [1, 2, 3, 4, 5, 6]
-    assert choose_components(found).best.n_components == 4
+    result = run_trials(range(1, 7), [10.0])
+    assert [trial.best.n_components for trial in result] == [1, 2, 3, 4, 5, 6]
+    assert choose_components(result).best.n_components == 4
 
 
 @pytest.mark.matrix
@@ -287,10 +287,10 @@ def test_gain_below_standard_error_does_not_extend_search() -> None:
     segments = estimate_segments(
         count_pairs(draw_rows(truth, 2000, np.random.default_rng(0))), 20, map
     )
-    found = try_components(
+    result = try_components(
         segments, split_into_folds(counts, 8, 20, map), range(1, 8), [1000.0], map
     )
-    assert [trial.best.n_components for trial in found] == [1, 2, 3, 4]
+    assert [trial.best.n_components for trial in result] == [1, 2, 3, 4]
 
 
 def test_folds_start_from_full_fit_then_from_previous_ridge(
@@ -309,12 +309,12 @@ def test_no_weaker_ridge_is_tried_once_none_is_needed() -> None:
     truth = draw_solution(6, 1, 8)
     data = draw_rows(truth, 4000, np.random.default_rng(0))
     halves = split_into_folds(count_pairs(data, 2), 2, 20, map)
-    found = choose_setting(
+    result = choose_setting(
         estimate_segments(count_pairs(data), 20, map), halves, [1], RIDGE_GRID, map
     )
-    tried = [c.regularization for c in found.ridges]
+    tried = [c.regularization for c in result.ridges]
     assert tried[-1] < RIDGE_GRID[-1]
-    assert found.candidate.regularization == tried[-1]
+    assert result.candidate.regularization == tried[-1]
 
 
 # --- the rules -----------------------------------------------------------------------------------
@@ -405,10 +405,10 @@ def test_weaker_ridges_are_tried_only_for_chosen_number_of_components(
 
     monkeypatch.setattr(selection, "score_setting", score_setting_stub)
     monkeypatch.setattr(selection, "has_ridge", lambda folds, r: True)
-    found = choose([1, 2, 3])
-    assert found.candidate.n_components == 2
-    assert found.candidate.regularization > 10.0
-    weakest_tried = {c.n_components: c.regularization for c in found.candidates}
+    result = choose([1, 2, 3])
+    assert result.candidate.n_components == 2
+    assert result.candidate.regularization > 10.0
+    weakest_tried = {c.n_components: c.regularization for c in result.candidates}
     assert weakest_tried[2] > weakest_tried[1] == weakest_tried[3] == 20.0
 
 
@@ -430,10 +430,10 @@ def test_true_number_of_components_is_chosen() -> None:
         truth = draw_solution(7, n_components, 8, seed=n_components)
         data = draw_rows(truth, 2000, np.random.default_rng(0))
         halves = split_into_folds(count_pairs(data, 8), 8, 20, map)
-        found = choose_setting(
+        result = choose_setting(
             estimate_segments(count_pairs(data), 20, map), halves, range(1, 6), [10.0, 50.0], map
         )
-        assert found.candidate.n_components == n_components
+        assert result.candidate.n_components == n_components
 
 
 @pytest.mark.matrix
@@ -441,10 +441,10 @@ def test_scores_are_identical_on_all_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def scores(map_items: Any) -> list[tuple[Any, ...]]:
-        found = choose_setting(draw_segments(200), draw_folds(200), [1, 2], [5.0, 10.0], map_items)
-        return [(c.n_components, c.regularization, c.nats.tobytes()) for c in found.candidates]
+        result = choose_setting(draw_segments(200), draw_folds(200), [1, 2], [5.0, 10.0], map_items)
+        return [(c.n_components, c.regularization, c.nats.tobytes()) for c in result.candidates]
 
-    here = scores(map)
-    assert scores(ThreadsExecutor(2).map) == here
+    expected = scores(map)
+    assert scores(ThreadsExecutor(2).map) == expected
     monkeypatch.setattr(gaussian_likelihood, "_MAX_BYTES_TO_SEND", 0)
-    assert scores(None) == here
+    assert scores(None) == expected
