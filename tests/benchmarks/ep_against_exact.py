@@ -4,7 +4,8 @@ python -m tests.benchmarks ep_against_exact
 
 The first table shows mean absolute errors of the log-likelihood, in nats per row, at the true
 parameters of `example:nonstationary` with 40 segments. `plain EP` is the value that a fit with
-`likelihood=ep` maximises; `corrected EP` is the value that `log_likelihood` returns for wide data.
+`likelihood=ep` maximises; `corrected EP` is the value that `log_likelihood` returns for models with
+more than 20 features and more than 2 components.
 
 The second table shows cosine similarities of the mixing matrices that both likelihoods estimate
 from 1,000 rows per segment, 6 features and 6 components.

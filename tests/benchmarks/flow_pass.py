@@ -44,7 +44,7 @@ def write_dataset(path: Path) -> BinaryDataset:
 
 
 def read_and_count(dataset: BinaryDataset) -> None:
-    """Read every chunk and count its pairs, without an executor: the lower bound of a pass."""
+    """Read every chunk and count its pairs on one thread, without an executor."""
     for key in range(dataset.n_chunks):
         symmetric_joint_counts(dataset.read_chunk(key).words)
 

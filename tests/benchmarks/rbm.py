@@ -1,4 +1,4 @@
-"""A pass of the restricted Boltzmann machine against an epoch of scikit-learn.
+"""One pass of the RBM model against one epoch of scikit-learn's BernoulliRBM.
 
 python -m tests.benchmarks rbm
 
