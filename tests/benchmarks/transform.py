@@ -47,18 +47,33 @@ def save_latent_trait(folder: Path, rng: np.random.Generator) -> LoadedModel:
 def save_clipped_pca(folder: Path, rng: np.random.Generator) -> LoadedModel:
     loadings = rng.standard_normal((N_FEATURES, N_COMPONENTS))
     loadings *= np.sqrt(0.6) / np.linalg.norm(loadings, axis=1, keepdims=True)
-    thresholds, square = rng.uniform(-1, 1, N_FEATURES), np.eye(N_FEATURES)
     none = np.zeros(0)
-    params = ClippedPCAParams(loadings, none, thresholds, square, square.astype(np.uint8), none)
+    params = ClippedPCAParams(loadings, none, rng.uniform(-1, 1, N_FEATURES), none)
     return save_model(folder, ClippedPCA(), params)
 
 
 def save_model(folder: Path, model: Any, params: Any) -> LoadedModel:
     """Save parameters as an artifact, as if they had been fitted, and load it."""
-    names = [f"f{i}" for i in range(N_FEATURES)]
-    recorded = {"model": model.name, "hyperparameters": {}, "segment_names": ["all"]}
+    manifest = {
+        "model": model.name,
+        "hyperparameters": {},
+        "seed": 0,
+        "split": None,
+        "versions": {},
+        "code": "",
+        "dataset": {"path": "", "digest": "", "n_rows": 0, "n_chunks": 0},
+        "feature_names": [f"f{i}" for i in range(N_FEATURES)],
+        "segment_names": ["all"],
+        "n_components": N_COMPONENTS,
+        "iterations": 0,
+        "converged": True,
+        "history": [],
+        "objective": None,
+        "diagnostics": {},
+        "warnings": [],
+    }
     arrays = {name: NamedArray(*a) for name, a in get_named_arrays(params).items()}
-    return load_fitted_model(write_artifact(folder, arrays, {**recorded, "feature_names": names}))
+    return load_fitted_model(write_artifact(folder, arrays, manifest))
 
 
 def write_rows(fitted: LoadedModel, n_rows: int, path: Path) -> BinaryBlock:

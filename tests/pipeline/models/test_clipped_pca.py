@@ -336,9 +336,8 @@ def test_half_counts_pull_empty_cells_off_the_boundary() -> None:
 
 
 def model_of(loadings: Floats, thresholds: Floats) -> ClippedPCAParams:
-    n = len(loadings)
-    none, status = np.zeros(0), np.zeros((n, n), np.uint8)
-    return ClippedPCAParams(loadings, none, thresholds, np.eye(n), status, none)
+    none = np.zeros(0)
+    return ClippedPCAParams(loadings, none, thresholds, none)
 
 
 LOADINGS = np.array([[0.8, 0.1], [-0.6, 0.5], [0.2, 0.9], [0.0, 0.0], [0.5, -0.7]])
