@@ -73,9 +73,10 @@ def add_joint_counts(
     """Add `joint_counts` to `counts`, (n_left, n_right), in C order, in place.
 
     `counts` are int64 or, if they can hold the sums, uint32. If both sides are the same array,
-    counting takes half the time. So does counting the leading square of a strip: with `is_strip`,
-    the first features of `right` are those of `left`, and one of the sides may be masked. Counts of
-    the square must be symmetric already.
+    counting takes half the time.
+
+    `is_strip` states that `right` begins with the features of `left`, where one side may be masked.
+    Each pair of these features is then counted once, and `counts` must be symmetric for them.
     """
     if left.shape[1] != right.shape[1]:
         raise FitError(
