@@ -39,19 +39,24 @@ def read_batches(path: Path) -> int:
     return sum(int(batch.X.sum()) for batch in open_source(str(path)).iter_batches())
 
 
+def compare_with_pyarrow(name: str, read: Callable[[], object], path: Path) -> None:
+    """Print the seconds of reading a file and of pyarrow's read, and their ratio."""
+    seconds, pyarrow_seconds = (
+        min(measure_seconds(work) for _ in range(REPEATS))
+        for work in (read, lambda: pyarrow.csv.read_csv(path))
+    )
+    print(f"{N_ROWS:,} rows x {N_FEATURES} features, best of {REPEATS} runs")
+    print(f"{name}: {seconds:.2f} s")
+    print(f"pyarrow.csv.read_csv: {pyarrow_seconds:.2f} s")
+    print(f"ratio: {seconds / pyarrow_seconds:.2f}")
+
+
 def main() -> None:
-    """Print both times and their ratio."""
+    """Compare the source with pyarrow."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.csv"
         write_csv(path)
-        source_seconds = min(measure_seconds(lambda: read_batches(path)) for _ in range(REPEATS))
-        pyarrow_seconds = min(
-            measure_seconds(lambda: pyarrow.csv.read_csv(path)) for _ in range(REPEATS)
-        )
-    print(f"{N_ROWS:,} rows x {N_FEATURES} features, best of {REPEATS} runs")
-    print(f"iter_batches: {source_seconds:.2f} s")
-    print(f"pyarrow.csv.read_csv: {pyarrow_seconds:.2f} s")
-    print(f"ratio: {source_seconds / pyarrow_seconds:.2f}")
+        compare_with_pyarrow("iter_batches", lambda: read_batches(path), path)
 
 
 if __name__ == "__main__":
