@@ -24,7 +24,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.inference.transform import cast_for_storage, iter_portions
 from pipeline.models.base import Model
-from pipeline.numerics.graphs.kernel_components import squared_distances
+from pipeline.numerics.graphs.kernel_components import compute_squared_distances
 from pipeline.numerics.graphs.neighbours import (
     Metric,
     NearestRows,
@@ -305,7 +305,7 @@ def describe_neighbourhoods(sample: SampledRows, codes: Array) -> dict[str, Any]
     if n <= 2 * N_NEIGHBORS or not has_distinct_codes(codes):
         return {}
     bits = sample.block.to_packed_rows()
-    by_bits = squared_distances(bits, bits)
+    by_bits = compute_squared_distances(bits, bits)
     by_codes = cdist(codes, codes, "sqeuclidean")
     return {
         "n_neighbors": N_NEIGHBORS,

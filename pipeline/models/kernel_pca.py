@@ -55,11 +55,11 @@ from pipeline.numerics.graphs.kernel_components import (
     KernelDecomposition,
     KernelSums,
     choose_landmarks,
+    compute_squared_distances,
     decompose_landmarks,
     decompose_rows,
     half_agreement,
     multiply_kernel,
-    squared_distances,
     sum_kernel,
 )
 from pipeline.params import NumberRange, array_field, optional_array_field
@@ -284,7 +284,7 @@ def _check_distinct_rows(first: DistinctRows) -> None:
 def _median_distance(rows: BitRows) -> float:
     """Return the median distance of distinct rows, which are in random order."""
     sample = rows.take(slice(_WIDTH_ROWS))
-    squared = squared_distances(sample, sample)[np.triu_indices(sample.n_rows, 1)]
+    squared = compute_squared_distances(sample, sample)[np.triu_indices(sample.n_rows, 1)]
     positive = squared[(squared > 0) & (squared < np.inf)]
     if not len(positive):
         raise FitError(

@@ -48,7 +48,7 @@ _MIN_EIGENVALUE_SHARE = 1e-10
 _kernel = njit(nogil=True, cache=True)
 
 
-def squared_distances(left: BitRows, right: BitRows) -> Array:
+def compute_squared_distances(left: BitRows, right: BitRows) -> Array:
     """Return d of every pair, (n_left, n_right); infinite if no feature is observed in both."""
     return _look_up_pairs(left, right, np.arange(left.n_features + 1.0))
 

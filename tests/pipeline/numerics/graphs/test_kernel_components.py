@@ -12,13 +12,13 @@ from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.kernel_components import (
     KernelComponents,
     choose_landmarks,
+    compute_squared_distances,
     decompose_landmarks,
     decompose_rows,
     gaussian_kernel,
     half_agreement,
     multiply_kernel,
     multiply_kernel_by_vector,
-    squared_distances,
     sum_kernel,
 )
 
@@ -48,7 +48,7 @@ def test_distances_are_those_of_dense_rows(
     n_features: int, missing: float, others_missing: float
 ) -> None:
     left, right = data(9, n_features, missing), data(7, n_features, others_missing)
-    found = squared_distances(packed(*left), packed(*right))
+    found = compute_squared_distances(packed(*left), packed(*right))
     expected = dense_distances(*left, *right)
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
     np.testing.assert_allclose(found, expected, rtol=1e-15)
