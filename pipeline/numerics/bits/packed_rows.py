@@ -8,6 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.errors import FitError
+
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
 RowPlaces = NDArray[np.int64]
@@ -57,12 +59,22 @@ class BitRows(NamedTuple):
 
 
 def unpack_bytes(n_features: int, values: Bytes, mask: Bytes | None) -> BitRows:
-    """Return the rows of stored bytes, the inverse of `BitRows.pack_bytes`."""
+    """Return the rows of stored bytes, the inverse of `BitRows.pack_bytes`.
+
+    Raises
+    ------
+    FitError
+        If values are stored where a row has none: kernels would count more features than exist.
+    """
 
     def to_words(stored: Bytes) -> Words:
         return np.pad(stored, ((0, 0), (0, -stored.shape[1] % 8))).view(np.uint64).T
 
-    return BitRows(n_features, to_words(values), None if mask is None else to_words(mask))
+    rows = BitRows(n_features, to_words(values), None if mask is None else to_words(mask))
+    allowed = full_mask_words(n_features)[:, None]
+    if (rows.words & ~rows.mask).any() or (rows.mask & ~allowed).any():
+        raise FitError("Stored rows have values of features that do not exist or are missing.")
+    return rows
 
 
 def find_equal_rows(rows: BitRows, known: BitRows) -> tuple[RowPlaces, RowPlaces]:

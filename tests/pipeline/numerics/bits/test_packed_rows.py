@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import pack_block
+from pipeline.errors import FitError
 from pipeline.numerics.bits.packed_rows import transpose_bits, unpack_bytes
 from tests.support.strategies import bit_matrices, pack_matrix
 
@@ -24,6 +25,19 @@ def test_bytes_are_rows_again(n_features: int) -> None:
     np.testing.assert_array_equal(again.words, rows.words)
     assert again.observed is not None
     np.testing.assert_array_equal(again.observed, rows.observed)
+
+
+@pytest.mark.parametrize("place", ["value", "missing value", "mask"])
+def test_bytes_with_more_values_than_rows_have_are_refused(place: str) -> None:
+    values, mask = np.zeros((2, 2), np.uint8), np.full((2, 2), [0b111, 0b11], np.uint8)
+    if place == "value":
+        values[1, 1] = 0b100
+    elif place == "missing value":
+        values[1, 0] = 0b1000
+    else:
+        mask[1, 1] = 0b111
+    with pytest.raises(FitError, match="do not exist or are missing"):
+        unpack_bytes(10, values, None if place == "value" else mask)
 
 
 @given(X=bit_matrices(st.integers(0, 150), st.integers(1, 150)))
