@@ -8,7 +8,16 @@ from dataclasses import fields
 from itertools import pairwise
 from textwrap import fill
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pipeline.errors import FitError, format_suggestion
 from pipeline.models.registry import find_model_class, get_known_model, list_model_names
@@ -41,6 +50,8 @@ _TYPE_NAMES = {
     tuple[int, ...]: "whole numbers, separated by commas",
     NoneType: AUTO,
 }
+_TRUTH_VALUES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+_VALUE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
 _INDENTATION: dict[str, Any] = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
 
 
@@ -147,17 +158,43 @@ def _split_setting(setting: str, names: Sequence[str]) -> tuple[str, str]:
     return key, value
 
 
-def _convert_setting(name: str, value: str, kind: Any) -> Any:
-    from pydantic import TypeAdapter, ValidationError  # slow to import
-
-    if value == AUTO and NoneType in get_args(kind):
+def _convert_setting(name: str, text: str, kind: Any) -> Any:
+    """Convert a text to the type of a setting, or to None if it may be None and is `auto`."""
+    if text == AUTO and NoneType in get_args(kind):
         return None
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    is_tuple = any(get_origin(option) is tuple for option in kinds)
-    parts = (value.split(",") if value else []) if is_tuple else value
-    try:
-        return TypeAdapter(kind).validate_python(parts)
-    except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Input should be ")
-        expected = message.partition(", unable to parse")[0]
-        raise FitError(f"{{{name}}} is {value!r}, but should be {expected}.") from None
+    kinds = [k for k in get_args(kind) if k is not NoneType] if _is_union(kind) else [kind]
+    for option in kinds:
+        try:
+            return _parse_value(text, option)
+        except ValueError:
+            continue
+    expected = " or ".join(map(_describe_value, kinds))
+    raise FitError(f"{{{name}}} is {text!r}, but should be {expected}.")
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _parse_value(text: str, kind: Any) -> Any:
+    """Parse a value of a type; `ValueError` if the text is none."""
+    if get_origin(kind) is Literal:
+        if text in get_args(kind):
+            return text
+        raise ValueError
+    if get_origin(kind) is tuple:
+        item_kind = get_args(kind)[0]
+        return tuple(_parse_value(part, item_kind) for part in text.split(",")) if text else ()
+    if kind is bool:
+        if text.lower() not in _TRUTH_VALUES:
+            raise ValueError
+        return _TRUTH_VALUES[text.lower()]
+    return kind(text)
+
+
+def _describe_value(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is tuple:
+        return "whole numbers separated by commas"
+    return _VALUE_DESCRIPTIONS[kind]

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict bef
 from flows.cli.options import FEATURES, ROWS, VALUES, Option, Repeatable, Switch, WholeNumber
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
+from storage.format.manifest_schemas import check_schema
 from storage.sources import DuplicateRule, ReadOptions, SourceBatch, format_map, parse_map
 from storage.stores.locations import MANIFEST_NAME
 
@@ -224,8 +225,6 @@ def _check_same_long_roles(long: str, stored: str) -> None:
 
 def _check_stored_roles(stored: Mapping[str, Any], base: BinaryDataset) -> None:
     """Check the recorded roles, which another program may have written."""
-    from storage.format.manifest_schemas import check_schema  # pydantic is slow to import
-
     place, remedy = f"{base.path / MANIFEST_NAME}: ingest", _REINGEST_REMEDY
     if unknown := sorted({*stored} - {f.name for f in fields(ColumnRoles)}):
         raise DataError(f"{place}: {unknown[0]!r:.60} is not an option of flows.ingest. {remedy}")
@@ -238,8 +237,6 @@ def read_known_sources(base: BinaryDataset | None) -> dict[str, str]:
     """Return the tags of the files that a dataset was made from, by path."""
     if base is None:
         return {}
-    from storage.format.manifest_schemas import check_schema
-
     tags: dict[str, str] = base.manifest["ingest"].get(SOURCES_KEY, {})
     place = f"{base.path / MANIFEST_NAME}: ingest.{SOURCES_KEY}"
     check_schema(place, dict[str, str], tags, _REINGEST_REMEDY)

@@ -8,11 +8,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NotRequired
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before 3.12
 
 from flows.data.datasets import digest_leading_chunks
 from pipeline.data.blocks import Tile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from pipeline.models.registry import (
     list_model_names,
     restore_model,
 )
+from pipeline.models.settings import check_types
 from pipeline.params import (
     find_unexpected_arrays,
     get_named_arrays,
@@ -110,22 +111,13 @@ def _check_no_difference(kind: type[Model], noun: str, names: Collection[str]) -
 
 def _rebuild_model(kind: type[Model], settings: Mapping[str, Any]) -> Model:
     """Create the model from settings of the declared types; tuples were recorded as lists."""
-    from pydantic import TypeAdapter, ValidationError  # slow to import
-
-    for name, hint in get_type_hints(kind).items():
-        if name not in settings:
-            continue
-        value = settings[name]
-        value = tuple(value) if isinstance(value, list) else value
-        try:
-            TypeAdapter(hint).validate_python(value, strict=True)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].removeprefix("Input should be ")
-            raise FitError(
-                f"The setting {name} of {kind.name} is {value!r:.60}, but should be {reason}. "
-                "Fit again."
-            ) from None
-    return restore_model(kind, settings)
+    try:
+        check_types(kind, settings)
+        return restore_model(kind, settings)
+    except FitError as error:
+        raise FitError(
+            f"The artifact has a setting that {kind.name} does not accept: {error} Fit again."
+        ) from None
 
 
 def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:

@@ -1,20 +1,14 @@
-"""Schemas of manifests. Manifests are external data, so they are checked when they are read.
-
-Imported only where a manifest is read, because pydantic is slow to import.
-"""
+"""Schemas of manifests. Manifests are external data, so they are checked when they are read."""
 
 from __future__ import annotations
 
-import re
+import sys
 from collections.abc import Callable, Mapping
-from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NotRequired
-
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from storage.errors import DataError
+from storage.format.json_types import JsonTypeError, Limits, check_json_type
 from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, REMEDIES, list_stored_arrays
 from storage.stores.locations import DATASET_FORMAT
 
@@ -23,49 +17,42 @@ _NUMBER_DTYPES = frozenset(
     {"bool", *(f"{kind}{8 * size}" for kind in ("int", "uint") for size in (1, 2, 4, 8))}
     | {f"float{8 * size}" for size in (2, 4, 8, 12, 16)}
 )
-Count = Annotated[int, Field(ge=0, le=MAX_INT64)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Position = Annotated[int, Field(ge=0, lt=2**31)]
-Checksum = Annotated[int, Field(ge=0, lt=2**32)]
+Count = Annotated[int, Limits(0, MAX_INT64)]
+Number = Annotated[float, Limits(-sys.float_info.max, sys.float_info.max)]
+Position = Annotated[int, Limits(0, 2**31 - 1)]
+Checksum = Annotated[int, Limits(0, 2**32 - 1)]
 
 
-def _check_unique(names: list[str]) -> list[str]:
+def _check_unique(names: list[str]) -> None:
     if len(names) != len({*names}):
         raise ValueError("should have names that all differ")
-    return names
 
 
-def _check_text(value: Any) -> Any:
+def _check_text(value: Any) -> None:
     """Accept any text, even a lone surrogate, which the data may contain."""
     if not isinstance(value, str):
         raise ValueError("should be text")
-    return value
 
 
-UniqueNames = Annotated[list[str], AfterValidator(_check_unique)]
-UniqueTexts = Annotated[
-    list[Annotated[Any, AfterValidator(_check_text)]], AfterValidator(_check_unique)
-]
+UniqueNames = Annotated[list[str], _check_unique]
+UniqueTexts = Annotated[list[Annotated[Any, _check_text]], _check_unique]
 
 
-def _check_pages(pages: list[list[int]]) -> list[list[int]]:
-    """Check that pages follow each other, in number of texts and of bytes."""
+def _check_pages(pages: list[list[int]]) -> None:
+    """Check that pages have three numbers and follow each other, in texts and in bytes."""
+    if not pages or any(len(page) != 3 for page in pages):
+        raise ValueError("should have pages of three numbers")
     ends = [[0, 0], *(page[:2] for page in pages)]
     if not all(a < c and b < d for (a, b), (c, d) in pairwise(ends)):
         raise ValueError("should have pages that follow each other")
-    return pages
 
 
-TextPages = Annotated[
-    list[Annotated[list[Count], Field(min_length=3, max_length=3)]],
-    Field(min_length=1),
-    AfterValidator(_check_pages),
-]
+TextPages = Annotated[list[list[Count]], _check_pages]
 """Per page of a column's texts: number of texts up to its end, number of bytes, and checksum."""
 
 
-def _check_json_value(value: Any, depth: int = 0) -> Any:
-    """Check for text, finite 64-bit numbers, and lists and mappings of these."""
+def _check_json_value(value: Any, depth: int = 0) -> None:
+    """Check for valid text, 64-bit numbers, and lists and mappings of these."""
     if depth > 20 or (isinstance(value, int) and abs(value) > MAX_INT64):
         raise ValueError("should have 64-bit numbers in lists of limited depth")
     inner = (*value, *value.values()) if isinstance(value, dict) else value
@@ -73,23 +60,22 @@ def _check_json_value(value: Any, depth: int = 0) -> Any:
         for item in inner:
             _check_json_value(item, depth + 1)
     if isinstance(value, str):
-        value.encode()  # JSON allows lone surrogates, nothing else does
-    return value
+        check_json_type(value, str)
 
 
-JsonValue = Annotated[Any, AfterValidator(_check_json_value)]
+JsonValue = Annotated[Any, _check_json_value]
 
 
-def _check_packed_array(entry: list[Any]) -> list[Any]:
+def _check_packed_array(entry: list[Any]) -> None:
     """Check the name, dtype and shape of a packed array."""
     match entry:
         case [str(), str(dtype), [*shape]] if dtype in _NUMBER_DTYPES:
             if all(type(size) is int and 0 <= size <= MAX_INT64 for size in shape):
-                return entry
+                return
     raise ValueError("should be name, type and shape of an array of numbers")
 
 
-PackedArrayRecord = Annotated[list[Any], AfterValidator(_check_packed_array)]
+PackedArrayRecord = Annotated[list[Any], _check_packed_array]
 
 
 class ArtifactArrayRecord(TypedDict):
@@ -201,7 +187,7 @@ class DriftRecord(TypedDict):
     digest: str
     created: str
     rows_then: Count
-    rows_new: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
+    rows_new: Annotated[int, Limits(-MAX_INT64, MAX_INT64)]
     new_segments: list[str]
     settings_changed: list[str]
     parameters: ParameterDriftRecord
@@ -209,13 +195,12 @@ class DriftRecord(TypedDict):
     likelihood: NotRequired[OmissionRecord | LikelihoodDriftRecord]
 
 
-def _check_objective_name(diagnostics: dict[str, Any]) -> dict[str, Any]:
+def _check_objective_name(diagnostics: dict[str, Any]) -> None:
     if not isinstance(diagnostics.get("objective_is", ""), str):
         raise ValueError("should have text in objective_is")
-    return diagnostics
 
 
-Diagnostics = Annotated[dict[str, JsonValue], AfterValidator(_check_objective_name)]
+Diagnostics = Annotated[dict[str, JsonValue], _check_objective_name]
 
 
 class FitManifest(ArtifactManifest, total=False):
@@ -273,7 +258,7 @@ class DatasetManifest(TypedDict):
     n_rows: Count
     n_chunks: Count
     n_blocks: Count
-    words_per_chunk: Annotated[int, Field(ge=1, le=1 << 40)]
+    words_per_chunk: Annotated[int, Limits(1, 1 << 40)]
     feature_names: UniqueNames
     segment_names: UniqueNames
     columns: dict[str, ColumnRecord]
@@ -299,8 +284,8 @@ class CodesManifest(TypedDict):
     """Entries of codes. Pairs have only the required entries."""
 
     n_rows: Count
-    rows_per_chunk: Annotated[int, Field(ge=1, le=MAX_INT64)]
-    arrays: Annotated[dict[str, CodeArrayRecord], Field(min_length=1)]
+    rows_per_chunk: Annotated[int, Limits(1, MAX_INT64)]
+    arrays: dict[str, CodeArrayRecord]
     model: NotRequired[str]
     artifact_path: NotRequired[str]
     dataset: NotRequired[DatasetRecord]
@@ -332,14 +317,12 @@ def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
     `remedy` is the advice in the error message.
     """
     try:
-        _build_type_adapter(schema).validate_python(values, strict=True)
-    except ValidationError as error:
-        details: Any = error.errors(include_url=False)[0]
-        entry = ".".join(map(str, details["loc"]))
-        if details["type"] == "missing":
+        check_json_type(values, schema)
+    except JsonTypeError as error:
+        entry = ".".join(map(str, error.place))
+        if error.is_missing:
             raise DataError(f"{path}: {_make_printable(entry)} is missing. {remedy}") from None
-        rule = re.sub(r"^(Value error, |\w+ (?=should))", "", details["msg"])
-        raise DataError(_format_error(path, entry, details["input"], rule, remedy)) from None
+        raise DataError(_format_error(path, entry, error.value, error.rule, remedy)) from None
 
 
 def _format_error(path: str, entry: str, value: Any, rule: str, remedy: str) -> str:
@@ -361,11 +344,6 @@ def _format_value(value: Any) -> str:
 
 def _make_printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-@cache
-def _build_type_adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
 
 
 def _check_dataset(manifest: Mapping[str, Any]) -> None:
@@ -407,6 +385,8 @@ def _check_artifact(manifest: Mapping[str, Any]) -> None:
 
 def _check_codes(manifest: Mapping[str, Any]) -> None:
     n_rows, rows_per_chunk = manifest["n_rows"], manifest["rows_per_chunk"]
+    if not manifest["arrays"]:
+        raise _InconsistentManifest("arrays", {}, "should have at least one array")
     for name, array in manifest["arrays"].items():
         _check_dims(name, array)
         if array["dims"][:1] != ["row"] or array["shape"][0] != n_rows:

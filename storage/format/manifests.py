@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from storage.errors import DataError, StoreUnreachableError
+from storage.format.manifest_schemas import check_manifest
 from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, REMEDIES
 from storage.stores.locations import (
     DATASET_FORMAT,
@@ -60,8 +61,6 @@ def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
             f"{folder / MANIFEST_NAME}: the manifest is damaged: its digest differs. "
             f"{REMEDIES[kind]}"
         )
-    from storage.format.manifest_schemas import check_manifest  # pydantic is slow to import
-
     check_manifest(str(folder / MANIFEST_NAME), kind, manifest)
     return manifest
 

@@ -179,9 +179,9 @@ def test_components_that_are_no_number(refused, dataset, components):
     ("layers", "said"),
     [
         ("", "--layers must be at least 1, but is ()"),
-        ("8,many", "but should be a valid integer"),
-        ("8,2.5", "but should be a valid integer"),
-        ("8,,4", "but should be a valid integer"),
+        ("8,many", "but should be whole numbers separated by commas"),
+        ("8,2.5", "but should be whole numbers separated by commas"),
+        ("8,,4", "but should be whole numbers separated by commas"),
         ("8,0", "--layers must be at least 1, but is (8, 0)"),
         ("8,100", "--layers has 100 units above 8, more than 10 times as many"),
         ("200,4", "--layers has 200 units above 12, more than 10 times as many"),

@@ -132,7 +132,7 @@ def refused(cli):
         (("--set", "regularization=0.5"), "regularization must be above 1"),
         (
             ("--set", "regularization=strong"),
-            "--set regularization is 'strong', but should be a valid number",
+            "--set regularization is 'strong', but should be a number",
         ),
         (("--set", "bootstrap=3"), "bootstrap must be 0, or at least 20, but is 3."),
         (("--set", "starts=0"), "starts must be at least 1, but is 0."),
