@@ -1,4 +1,4 @@
-"""A service that answers rows with their latent codes; README.md in this folder shows its use."""
+"""A service that answers rows with their latent codes; `.docs/tasks/services.md` shows its use."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ FILES.append(ROOT / "latentbits.py")
 
 TOP_LEVEL = {
     *("flows", "pipeline", "storage", "tests", "deploy", "latentbits.py"),
-    *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
+    *("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md"),
+    *("CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
 }
 FORBIDDEN = {
     "flows": {"tests"},

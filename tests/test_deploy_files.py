@@ -421,9 +421,9 @@ def test_deployments_name_flows_and_their_parameters() -> None:
 
 def test_what_the_page_makes_is_left_out_of_git(tmp_path: Path) -> None:
     """Data and secrets that its commands leave in the folder of latentbits."""
-    page = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    page = (DEPLOY.parent / ".docs" / "tasks" / "schedules.md").read_text(encoding="utf-8")
     folders = re.findall(r"mkdir -p ([\w ]+)$", page, re.MULTILINE)[0].split()
-    keys = re.findall(r"flows\.certificates (\S+)", page)
+    keys = re.findall(r"latentbits certificates (\S+)", page)
     secrets = re.findall(r"^    cp \S+ (\S+)", page, re.MULTILINE)
     assert (folders, keys, secrets) == (
         ["incoming", "data"],

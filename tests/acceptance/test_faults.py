@@ -495,8 +495,10 @@ def _wait_until_sprung(client: Client) -> None:
 
 
 def test_the_table_has_these_cells():
-    """✓ where a cell is tested; the README of this folder has the table."""
-    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    """✓ where a cell is tested; the page about failures has the table."""
+    text = (Path(__file__).parents[2] / ".docs" / "tasks" / "failures.md").read_text(
+        encoding="utf-8"
+    )
     rows = re.findall(r"^\| ([a-z, ]+?) \|(.+)\|$", text, re.MULTILINE)
     told = {name: [mark.strip() for mark in marks.split("|")] for name, marks in rows}
     columns = [(stage, model) for stage in STAGES for model in (PCA, TRAIT)]

@@ -1,4 +1,4 @@
-"""What `flows/FROM_R.md` says: the same numbers as R's mirt, psych and pscl."""
+"""The numbers of `.docs/tasks/from-r.md`: those of R's mirt, psych and pscl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.test_two_tables import saved
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "flows" / "FROM_R.md").read_text(encoding="utf-8")
+PAGE = (ROOT / ".docs" / "tasks" / "from-r.md").read_text(encoding="utf-8")
 REFERENCE = ROOT / "tests" / "reference"
 
 

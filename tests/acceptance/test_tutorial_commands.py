@@ -1,6 +1,6 @@
-"""The commands of the README's examples, run as they stand, and the pictures they leave.
+"""The commands of `.docs/tutorials/commands.md`, run as they stand, and the pictures they leave.
 
-`pytest -m "slow or matrix" tests/acceptance/test_readme_examples.py` runs all; `.ci/run` runs the
+`pytest -m "slow or matrix" tests/acceptance/test_tutorial_commands.py` runs all; `.ci/run` runs the
 questionnaire alone.
 """
 
@@ -18,7 +18,8 @@ from PIL import Image
 
 from tests.support.data import find_shared_data
 
-ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parents[2] / ".docs" / "tutorials" / "commands.md"
+PAGE_PICTURES = PAGE.parent / "pictures"
 PICTURES = {
     "votes-mixing": "votes/mixing",
     "votes-source-variances": "votes/source-variances-by-segment",
@@ -30,16 +31,13 @@ PICTURES = {
 
 def examples() -> dict[str, str]:
     """Text of each example, by its title."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = re.search(r"^## Examples$(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
-    assert section
-    parts = re.split(r"^\*\*(.+?)\.\*\*", section[1], flags=re.MULTILINE)
+    parts = re.split(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def run_commands(cli: Callable[..., Any], text: str, folder: Path) -> None:
     """Run the indented commands in this folder, which gets the data sets they name."""
-    for name, words in re.findall(r"^    python -m flows\.(\w+) (.+)$", text, re.MULTILINE):
+    for name, words in re.findall(r"^    latentbits (\w+) (.+)$", text, re.MULTILINE):
         for source in re.findall(r"\w+\.npz", words):
             if not (folder / source).exists():
                 (folder / source).symlink_to(find_shared_data(source))
@@ -68,10 +66,10 @@ def test_the_commands_make_the_pictures(
 ) -> None:
     text = examples()[title]
     run_commands(plain_cli, text, tmp_path)
-    named = re.findall(r"tests/acceptance/pictures/([\w-]+)\.png", text)
+    named = re.findall(r"pictures/([\w-]+)\.png", text)
     assert named
     for name in named:
-        shown = pixels(ROOT / "tests" / "acceptance" / "pictures" / f"{name}.png")
+        shown = pixels(PAGE_PICTURES / f"{name}.png")
         drawn = pixels(tmp_path / f"{PICTURES[name]}.png")
         assert drawn.shape == shown.shape, name
         # Another processor may round otherwise, and move an edge by a pixel.
@@ -83,4 +81,4 @@ def test_every_example_is_run_and_every_picture_is_shown() -> None:
     assert list(found) == ["Roll calls", "A questionnaire", "Handwritten digits"]
     shown = re.findall(r"pictures/([\w-]+)\.png", "".join(found.values()))
     assert sorted(shown) == sorted(PICTURES)
-    assert {p.stem for p in (ROOT / "tests" / "acceptance" / "pictures").iterdir()} == set(shown)
+    assert {path.stem for path in PAGE_PICTURES.iterdir()} == set(shown)

@@ -1,9 +1,8 @@
-"""The model that `pipeline/models/README.md` adds works as it says."""
+"""The model that `.docs/project/own-model.md` adds works as the page says."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,18 @@ import pytest
 
 from pipeline.api import functions as api
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
-from pipeline.models.registry import find_models
 from storage import open_codes, open_dataset
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.processes import start_command
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "pipeline" / "models" / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / ".docs" / "project" / "own-model.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the file that the page tells to save, and data."""
-    (source,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "two_kinds.py").write_text(source, encoding="utf-8")
     write_arrays(tmp_path / "d.zarr", draw_probit_rows(3000, 8, 1, seed=2)[0], words_per_chunk=4)
     monkeypatch.chdir(tmp_path)
@@ -34,7 +32,7 @@ def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def list_commands() -> list[list[str]]:
     """Those of the page, on data made page_folder."""
-    lines = re.findall(r"^    python -m (flows\.fit .*)$", README, flags=re.MULTILINE)
+    lines = re.findall(r"^    python -m (flows\.fit .*)$", PAGE, flags=re.MULTILINE)
     return [line.replace("example:digits", "d.zarr").split() for line in lines]
 
 
@@ -64,19 +62,3 @@ def test_it_finds_what_the_mixture_here_finds(page_folder: Path) -> None:
     known = api.fit(dataset, BernoulliMixture.name, components=2)
     assert found.converged
     np.testing.assert_allclose(np.sort(found.params.pi), np.sort(known.params.weights), atol=0.01)
-
-
-def test_the_arrays_of_every_model_are_named() -> None:
-    expected = []
-    for name, kind in find_models().items():
-        if kind.__module__.startswith("pipeline."):
-            arrays = ", ".join(map(format_array, fields(kind.params)))
-            expected.append(f"| `{name}` | {arrays} |")
-    _, table = README.split("| model | arrays |")
-    assert re.findall(r"^\| `.*$", table, flags=re.MULTILINE) == expected
-
-
-def format_array(array: Any) -> str:
-    name = array.name + ("_k" if "per_layer" in array.metadata else "")
-    dims = ", ".join(array.metadata["dims"])
-    return f"`{name}` ({dims})" if dims else f"`{name}`"

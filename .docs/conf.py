@@ -1,0 +1,74 @@
+"""Sphinx configuration of the documentation. Building it needs no network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]
+os.environ["LATENTBITS_PROGRAM"] = "latentbits"  # help pages call commands by this name
+
+project = "latentbits"
+author = "the latentbits authors"
+copyright = f"2026, {author}"
+release = metadata.version("latentbits")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "numpydoc",
+    "generated_tables",
+    "mathml",
+]
+exclude_patterns = ["_build", "extensions", "templates"]
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "notebooks")
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+templates_path = ["templates"]
+autosummary_generate = True
+default_role = "code"  # single backticks in docstrings
+autodoc_typehints = "none"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+highlight_language = "none"  # indented blocks are commands
+html_theme = "pydata_sphinx_theme"
+html_title = "latentbits"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_show_sphinx = False
+html_theme_options = {
+    "show_prev_next": False,
+    "navbar_align": "left",
+    "header_links_before_dropdown": 6,
+    "show_toc_level": 2,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "tango",
+}
+
+
+def skip_member(
+    app: Any, what: str, name: str, member: Any, skip: bool, options: Any
+) -> bool | None:
+    """Leave out the methods by which scikit-learn routes metadata."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
+
+
+def setup(app: Any) -> None:
+    """Connect the handler above."""
+    app.connect("autodoc-skip-member", skip_member)
