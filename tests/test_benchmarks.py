@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.benchmarks._markdown import format_tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,3 +32,30 @@ def test_unknown_name_gives_one_line_error() -> None:
     done = run_benchmarks("no_such_benchmark")
     assert done.returncode == 2
     assert done.stderr == "unknown benchmark: no_such_benchmark; --help lists all\n"
+
+
+@pytest.mark.matrix
+def test_markdown_names_the_machine_and_has_tables() -> None:
+    done = run_benchmarks("--markdown", "tetrachoric")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "## tetrachoric"
+    assert "| data | M pairs/s | speed vs SciPy |" in lines
+    measured = rf"Measured on 20\d\d-\d\d-\d\d in \d+ s: .+, {os.cpu_count()} cores, Python 3"
+    assert re.match(measured, lines[-2])
+
+
+def test_headers_without_gaps_are_split_at_the_ends_of_columns() -> None:
+    output = (
+        "10 rows\n"
+        "method      ms per batch ratio to plain loop\n"
+        "plain loop          1.25                1.00\n"
+        "by blocks           0.25                0.20\n"
+        "speed-up: 5.0\n"
+    )
+    assert format_tables(output).splitlines() == [
+        *("| measurement |", "| --- |", "| 10 rows |", ""),
+        *("| method | ms per batch | ratio to plain loop |", "| --- | --- | --- |"),
+        *("| plain loop | 1.25 | 1.00 |", "| by blocks | 0.25 | 0.20 |", ""),
+        *("| measurement |", "| --- |", "| speed-up: 5.0 |"),
+    ]
