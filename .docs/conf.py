@@ -11,6 +11,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]
 os.environ["LATENTBITS_PROGRAM"] = "latentbits"  # help pages call commands by this name
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # for the kernels of the tutorials
+
+from tutorial_data import has_data  # noqa: E402
 
 project = "latentbits"
 author = "the latentbits authors"
@@ -25,11 +28,22 @@ extensions = [
     "generated_tables",
     "mathml",
 ]
-exclude_patterns = ["_build", "extensions", "templates"]
+exclude_patterns = [
+    "_build",
+    "jupyter_execute",
+    "reference/benchmark_results.md",
+    "extensions",
+    "templates",
+]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
+# Tutorials whose data are missing are shown without results; LATENTBITS_DATA names the folder.
+TUTORIAL_DATA = {"roll-calls": "unvotes_core", "questionnaire": "verbal_aggression"}
+nb_execution_excludepatterns = [
+    f"tutorials/{page}.md" for page, name in TUTORIAL_DATA.items() if not has_data(name)
+]
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "notebooks")
 nb_execution_timeout = 120
