@@ -16,6 +16,7 @@ from flows.running.environment import is_server_configured
 from flows.running.server import check_server
 from pipeline.errors import FitError
 from storage.errors import DataError
+from storage.extras import check_installed
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
@@ -136,6 +137,7 @@ def main(
     check: Annotated[bool, Switch, Option(group=DATA, help="Check the file, and stop.")] = False,
 ) -> None:
     """Serve until interrupted."""
+    check_installed("A schedule", "prefect")
     if check:
         print(f"{file}: {len(load_deployments(file))} deployments")
         return

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.extras import check_installed
 
 if TYPE_CHECKING:
     import xarray
@@ -206,10 +207,9 @@ def build_xarray(
     attributes
         Metadata; only text and numbers are kept.
     """
-    try:
-        import xarray
-    except ImportError:
-        raise DataError("xarray is not installed. Run: pip install latentbits[notebooks]") from None
+    check_installed("to_xarray", "xarray")
+    import xarray
+
     sizes = {
         dim: size
         for dims, values in variables.values()

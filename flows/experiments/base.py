@@ -44,6 +44,7 @@ from pipeline.models.base import Model
 from pipeline.numerics.spectra.linalg import leading_eigenpairs
 from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
+from storage.extras import REPORT_PACKAGES, check_installed
 from storage.stores.locations import check_outside_datasets
 
 T = TypeVar("T")
@@ -128,6 +129,7 @@ class Experiment(NamedTuple):
         default = self.options()  # type: ignore[call-arg]
 
         def main(*, options: self.options = default, json: Json = False) -> None:  # type: ignore[name-defined]
+            check_installed(f"The experiment {name}", *REPORT_PACKAGES)
             options.check()
             start = time.perf_counter()
             summary = run_flow(f"experiment-{name}", options, partial(self.run, options))

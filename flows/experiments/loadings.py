@@ -15,6 +15,7 @@ from flows.experiments.drawing import ImageRow, check_figure_suffix, save_images
 from flows.report.figures.images import find_image_layout
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
+from storage.extras import REPORT_PACKAGES, check_installed
 
 HELP = "Draw the leading loadings of a fitted model as images, with their eigenvalues."
 EXAMPLES = """Example:
@@ -70,5 +71,6 @@ def main(
     components: Annotated[WholeNumber, Parameter(help="Maximum number of images.")] = 25,
 ) -> None:
     """Draw the loadings and print the path of the figure."""
+    check_installed("A figure", *REPORT_PACKAGES)
     n_drawn = draw_loadings(load_artifact(artifact), image_shape, Path(output), components)
     Console(soft_wrap=True, highlight=False).print(f"{n_drawn} loadings: {output}", markup=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from flows.cli.options import parse_local_path
 from storage.errors import DataError
+from storage.extras import check_installed
 from storage.stores.locations import AnyPath, check_target_file
 
 TABLE_SUFFIXES = (".csv", ".parquet", ".xlsx")
@@ -28,11 +28,8 @@ def check_table_file(output: str, overwrite: bool) -> Path:
             f"{TABLE_SUFFIXES[-1]}."
         )
     check_target_file(file, overwrite)
-    if file.suffix.lower() == ".xlsx" and find_spec("xlsxwriter") is None:
-        raise DataError(
-            f"{file} needs the package XlsxWriter. Install it by "
-            "pip install 'latentbits[excel]', or write .csv."
-        )
+    if file.suffix.lower() == ".xlsx":
+        check_installed(str(file), "xlsxwriter")
     return file
 
 

@@ -53,6 +53,7 @@ from storage.codes.codes import Codes, ResumableResults, open_codes, seal_codes
 from storage.dataset.chunks import get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
+from storage.extras import REPORT_PACKAGES, check_installed
 from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, parse_path, replace_folder
 
 _MAX_NAMED_CHUNKS = 8
@@ -390,6 +391,11 @@ def _make_manifest(job: FitJob, state: FitState, n_samples: int) -> dict[str, An
 
 def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
     """Write the report into the artifact, and publish it on a configured Prefect server."""
+    try:
+        check_installed("A report", *REPORT_PACKAGES)
+    except DataError as error:
+        log.info("The fit has no report. %s", error)
+        return None
     with _warn_on_error("The report could not be drawn"):
         from flows.report.inputs import REPORT_FILE
         from flows.report.page import build_report_from_artifact, write_report

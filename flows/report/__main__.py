@@ -14,6 +14,7 @@ from flows.cli.startup import pause_garbage_collection
 from flows.report.figures.marks import PictureFormat
 from flows.report.figures.text import make_unique_slugs
 from flows.report.inputs import ReportOptions, check_page_path, load_report_inputs
+from storage.extras import REPORT_PACKAGES, check_installed
 from storage.stores.locations import AnyPath, check_target_file, parse_path
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def main(
     ] = "png",
 ) -> None:
     """Write the report, and the pictures if there is a folder for them."""
+    check_installed("A report", *REPORT_PACKAGES)
     page = check_page_path(options.output, options.overwrite)
     inputs = load_report_inputs(parse_path(options.artifact), options.figure_options)
     with pause_garbage_collection():

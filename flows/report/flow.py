@@ -13,8 +13,6 @@ from functools import partial
 from io import BytesIO
 from typing import Any
 
-from PIL import Image as Picture
-
 from flows.cli.errors import format_warnings
 from flows.report.figures.text import make_slug, make_unique_slugs
 from flows.report.inputs import ReportOptions, check_page_path
@@ -92,7 +90,9 @@ def _quote_text(text: str) -> str:
 
 def _encode_small_image(png: bytes) -> str:
     """Return a picture in 256 colours, which saves two thirds of its size, as a data URI."""
-    picture = Picture.open(BytesIO(png)).convert("RGB")
+    from PIL import Image  # optional
+
+    picture = Image.open(BytesIO(png)).convert("RGB")
     file = BytesIO()
-    picture.quantize(256, dither=Picture.Dither.NONE).save(file, "PNG", optimize=True)
+    picture.quantize(256, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -14,6 +14,7 @@ from flows.cli.options import SourcedValue
 from flows.running.environment import is_server_configured
 from flows.running.server import check_server
 from pipeline.errors import FitError
+from storage.extras import check_installed
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -87,6 +88,7 @@ def resolve_cluster_settings(options: Mapping[str, Any]) -> ClusterSettings:
 
 
 def _make_security(address: SplitResult, tls: Mapping[str, SourcedValue]) -> Security:
+    check_installed(address.geturl(), "cryptography")
     from flows.running.tls import make_security  # Dask is slow to import
 
     return make_security(address.geturl(), tls)
@@ -113,6 +115,7 @@ def _is_block_name(cluster: str) -> bool:
 
 
 def _read_block(cluster: SourcedValue) -> dict[str, SourcedValue]:
+    check_installed(f"{cluster.source}: the block {cluster.value!r}", "prefect")
     if not is_server_configured():
         raise FitError(
             f"{cluster.source}: {cluster.value!r} names a block on a Prefect server, but no server "

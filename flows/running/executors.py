@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from typing_extensions import Unpack
@@ -15,6 +14,7 @@ from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from storage.extras import check_installed
 from storage.stores.locations import check_target_file
 
 
@@ -89,8 +89,4 @@ def check_executor_options(
 
 def _check_performance_report(file: str) -> None:
     check_target_file(parse_local_path(file), overwrite=True)
-    if find_spec("bokeh") is None:
-        raise FitError(
-            "{performance_report} needs the package Bokeh. Install it by "
-            "pip install 'latentbits[dashboard]'."
-        )
+    check_installed("{performance_report}", "bokeh")

@@ -7,6 +7,8 @@ its flow only after its options were checked.
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _NAMING_PARAMETERS = ("dataset", "artifact", "output")
 """The parameters after which a flow run may be named."""
+log = logging.getLogger("latentbits")
 T = TypeVar("T")
 OptionsType = TypeVar("OptionsType")
 Summary = dict[str, Any]
@@ -86,6 +89,11 @@ def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
     them themselves.
     """
     if not is_recording():
+        if os.environ.get("PREFECT_API_URL"):
+            log.warning(
+                "warning: PREFECT_API_URL is set, but Prefect is not installed, so this run is not "
+                "recorded. Run: pip install 'latentbits[flows]'"
+            )
         return work()
     return run_with_server(
         lambda: _build_flow(name, type(options), lambda options: work())(**vars(options))

@@ -1,25 +1,38 @@
-"""Check TLS certificates, and whether a Dask scheduler accepts them."""
+"""TLS: check certificates and whether a Dask scheduler accepts them, or issue some to try it."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from distributed.security import Security
 
 from flows.cli.options import SourcedValue
 from pipeline.errors import FitError
+from storage.errors import DataError
 
 CONNECT_SECONDS = 10.0
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "node.pem", "node-key.pem"
+LIFETIME = timedelta(days=30)
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _GREETING_SECONDS = 2.0
 _FILE_NAMES = ("tls_ca", "tls_cert", "tls_key")
 
@@ -181,3 +194,74 @@ def _check_encrypted(address: str, connected: socket.socket, context: ssl.SSLCon
 def _get_ssl_context(security: Security) -> ssl.SSLContext:
     context: ssl.SSLContext = security.get_connection_args("client")["ssl_context"]
     return context
+
+
+def issue_certificates(hosts: Sequence[str], start: datetime) -> dict[str, bytes]:
+    """Issue a certificate for some hosts and this machine, signed by a new CA.
+
+    It is valid from `start`, for `hosts` and localhost. Returns the contents of the files by name.
+    """
+    authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = _make_x509_name("latentbits development CA")
+    ca = (
+        _make_builder(issuer, issuer, authority.public_key(), authority, start)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(authority, hashes.SHA256())
+    )
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        _make_builder(
+            _make_x509_name("latentbits development"), issuer, key.public_key(), authority, start
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [_make_alternative_name(host) for host in (*_LOCAL_HOSTS, *hosts)]
+            ),
+            critical=False,
+        )
+        .sign(authority, hashes.SHA256())
+    )
+    return {
+        CA_FILE: ca.public_bytes(Encoding.PEM),
+        CERTIFICATE_FILE: certificate.public_bytes(Encoding.PEM),
+        KEY_FILE: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    }
+
+
+def _make_x509_name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _make_builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    authority: ec.EllipticCurvePrivateKey,
+    start: datetime,
+) -> x509.CertificateBuilder:
+    """Start a certificate; key identifiers distinguish CAs of the same name."""
+    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(issuer_key, critical=False)
+    )
+
+
+def _make_alternative_name(host: str) -> x509.GeneralName:
+    try:
+        address: IPv4Address | IPv6Address = ip_address(host)
+    except ValueError:
+        try:
+            return x509.DNSName(host)
+        except ValueError as error:
+            raise DataError(f"{{host}} is {host!r}, which is not ASCII.") from error
+    return x509.IPAddress(address)

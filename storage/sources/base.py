@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -255,15 +254,6 @@ class Source(ABC):
 def copy_fields(source: Source) -> dict[str, Any]:
     """Return the fields of `Source`, to construct a source that is derived from another."""
     return {field.name: getattr(source, field.name) for field in fields(Source)}
-
-
-def check_installed(path: str, package: str, extra: str) -> None:
-    """Raise `DataError` if the package that reads a format is not installed."""
-    if find_spec(package) is None:
-        raise DataError(
-            f"{path}: the package {package} is needed to read it. "
-            f"Run: pip install 'latentbits[{extra}]'"
-        )
 
 
 def make_feature_names(n_features: int) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.extras import check_installed
 from storage.sources.arrays import check_pointers, make_number_batch, make_sparse_batch
 from storage.sources.arrow_columns import convert_row_column
-from storage.sources.base import Source, SourceBatch, check_installed, translate_read_errors
+from storage.sources.base import Source, SourceBatch, translate_read_errors
 from storage.sources.spool import Entries, spool_entries
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros, check_numeric
 
@@ -90,7 +91,7 @@ def _iter_column_entries(X: Any) -> Iterator[Entries]:
 
 def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
     """Open an `.h5ad` file; this reads the names and the requested per-row columns."""
-    check_installed(path, "anndata", "cells")
+    check_installed(path, "anndata")
     import h5py
     from anndata.io import read_elem
 
@@ -194,7 +195,7 @@ class BedSource(Source):
 
 def open_bed(path: str, options: ReadOptions) -> BedSource:
     """Open a `.bed` file; this reads the names in the other two files."""
-    check_installed(path, "bed_reader", "genotypes")
+    check_installed(path, "bed_reader")
     if options.threshold is None and not options.maps:
         raise DataError(
             f"{path}: choose which allele counts are 1: {{genotypes=dominant}} (one or two) or "

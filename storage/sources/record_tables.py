@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from storage.errors import DataError
+from storage.extras import check_installed
 from storage.sources.arrow_columns import is_feature_type, make_table_batch
 from storage.sources.base import (
     Source,
     SourceBatch,
-    check_installed,
     divide_columns,
 )
 from storage.sources.value_codes import ReadOptions
@@ -89,7 +89,7 @@ def open_statistics(path: str, options: ReadOptions) -> RecordSource:
 
     Values are the codes, not their labels; SPSS's user-missing values are missing.
     """
-    check_installed(path, "pyreadstat", "statistics")
+    check_installed(path, "pyreadstat")
     _, header = _get_statistics_reader(path)(path, metadataonly=True)
     # The number of rows is not always in the header, and may be wrong there.
     return make_record_source(path, options, header.column_names, None, _iter_statistics)
@@ -115,7 +115,7 @@ def _iter_statistics(path: str, names: Sequence[str], n_rows: int) -> Iterator[p
 
 def open_excel(path: str, options: ReadOptions) -> RecordSource:
     """Open the only non-empty sheet of an `.xlsx` file; this reads its first row."""
-    check_installed(path, "openpyxl", "excel")
+    check_installed(path, "openpyxl")
     with closing(_iter_excel_rows(path)) as rows:
         header = _read_excel_header(path, rows)
     if not header:

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from storage.errors import DataError
+from storage.extras import check_installed
 from storage.stores.object_store import (
     SCHEMES_TEXT,
     STORE_KINDS,
@@ -23,7 +23,6 @@ from storage.stores.object_store import (
 if TYPE_CHECKING:
     import zarr.storage
 
-_HAS_OBSTORE = find_spec("obstore") is not None
 CONCURRENT_REQUESTS = 16
 """Number of concurrent requests: each waits long and computes little."""
 
@@ -297,11 +296,7 @@ def parse_object_url(url: str) -> ObjectPath:
     key = _normalize_key(str(PurePosixPath(parts.path.lstrip("/"))))
     if not parts.netloc or not key or ".." in key.split("/"):
         raise DataError(f"{root}{parts.path}: the URL must have the form {form}.")
-    if not _HAS_OBSTORE:
-        raise DataError(
-            f"{root}{parts.path}: URLs need the package obstore. "
-            "Run: pip install 'latentbits[stores]'"
-        )
+    check_installed(f"{root}{parts.path}", "obstore")
     return ObjectPath(root, key)
 
 

@@ -440,7 +440,7 @@ def test_excel_has_no_room_for_more_rows(cli, transformed, monkeypatch, dataset,
 
 
 def test_the_extra_is_named_where_excel_cannot_be_written(cli, artifact, monkeypatch):
-    monkeypatch.setattr("flows.exporting.formats.find_spec", lambda name: None)
+    monkeypatch.setattr("storage.extras.find_spec", lambda name: None)
     command = ("export", "--what", "fit", "--artifact", artifact("clipped-pca"))
     assert "pip install 'latentbits[excel]'" in cli(*command, "--output", "t.xlsx").check_refused()
 

@@ -51,5 +51,5 @@ def test_an_artifact_has_the_names_of_features_and_of_the_segments_it_knows(tmp_
 def test_without_xarray_there_is_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = write_arrays(tmp_path / "d.zarr", np.eye(3, dtype=np.uint8))
     monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(DataError, match=r"pip install latentbits\[notebooks\]"):
+    with pytest.raises(DataError, match=r"pip install 'latentbits\[notebooks\]'"):
         dataset.to_xarray()

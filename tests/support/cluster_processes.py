@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from flows.certificates import CA_FILE, CERTIFICATE_FILE, KEY_FILE, issue_certificates
+from flows.running.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, issue_certificates
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,6 @@ from io import BytesIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image as Picture
 
 from flows.report.figures.colours import ColourScale
 from flows.report.figures.marks import CaptionedImage
@@ -51,8 +50,10 @@ def render_images(
 
 def encode_png(pixels: NDArray[np.uint8]) -> str:
     """Return red, green, blue and opacity, (height, width, 4), as a data URI."""
+    from PIL import Image  # optional
+
     file = BytesIO()
-    Picture.fromarray(pixels).save(file, "PNG")
+    Image.fromarray(pixels).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
-from slugify import slugify
 
 
 def format_number(value: float, digits: int = 4) -> str:
@@ -35,6 +34,8 @@ def format_shown_count(noun: str, shown: int, total: int, selection: str = "") -
 
 def make_slug(text: str) -> str:
     """Convert a text to lower-case letters, digits and dashes; other scripts are transliterated."""
+    from slugify import slugify  # optional
+
     return slugify(text) or "unnamed"
 
 

@@ -20,6 +20,7 @@ from flows.cli.app import make_app, run_app
 from flows.cli.errors import hide_expected_tracebacks
 from flows.running.executors import check_executor_options, open_executor
 from pipeline.errors import FitError
+from storage.errors import DataError
 from storage.sources.temporary import TemporaryFolder
 
 
@@ -183,9 +184,9 @@ def test_an_interrupt_that_python_drops_is_obeyed(capsys, monkeypatch, name):
 
 
 def test_dasks_account_needs_bokeh(monkeypatch):
-    monkeypatch.setattr("flows.running.executors.find_spec", lambda _: None)
+    monkeypatch.setattr("storage.extras.find_spec", lambda _: None)
     check_executor_options()
-    with pytest.raises(FitError, match=r"pip install 'latentbits\[dashboard\]'"):
+    with pytest.raises(DataError, match=r"pip install 'latentbits\[dashboard\]'"):
         check_executor_options(performance_report="account.html")
 
 

@@ -1,7 +1,6 @@
 """Files of SPSS, Stata, Excel, PLINK and AnnData, written by the packages that read them."""
 
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import anndata
@@ -434,10 +433,12 @@ def test_cell_columns_that_cannot_be_read(tmp_path, counts):
 )
 def test_package_that_is_not_there(tmp_path, monkeypatch, name, package, extra):
     (tmp_path / name).write_bytes(b"what it is does not matter")
-    monkeypatch.setattr(base, "find_spec", lambda wanted: None if wanted == package else find_spec)
+    monkeypatch.setattr(
+        "storage.extras.find_spec", lambda wanted: None if wanted == package else object()
+    )
     with pytest.raises(DataError) as refused:
         open_source(str(tmp_path / name), ReadOptions(threshold=0.5))
-    assert f"the package {package} is needed to read it" in str(refused.value)
+    assert f"needs the package {package}" in str(refused.value)
     assert f"pip install 'latentbits[{extra}]'" in str(refused.value)
 
 

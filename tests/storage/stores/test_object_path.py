@@ -321,7 +321,7 @@ def test_what_obstore_is_needed_for_is_told():
         "parse_path('s3://bucket/a')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "DataError: s3://bucket/a: URLs need the package obstore" in done.stderr
+    assert "DataError: s3://bucket/a needs the package obstore" in done.stderr
     assert "latentbits[stores]" in done.stderr
 
 
