@@ -28,14 +28,7 @@ def _check_unique(names: list[str]) -> None:
         raise ValueError("should have names that all differ")
 
 
-def _check_text(value: Any) -> None:
-    """Accept any text, even a lone surrogate, which the data may contain."""
-    if not isinstance(value, str):
-        raise ValueError("should be text")
-
-
 UniqueNames = Annotated[list[str], _check_unique]
-UniqueTexts = Annotated[list[Annotated[Any, _check_text]], _check_unique]
 
 
 def _check_pages(pages: list[list[int]]) -> None:
@@ -59,8 +52,17 @@ def _check_json_value(value: Any, depth: int = 0) -> None:
     if isinstance(value, dict | list):
         for item in inner:
             _check_json_value(item, depth + 1)
-    if isinstance(value, str):
-        check_json_type(value, str)
+    if isinstance(value, str) and not _is_unicode(value):
+        raise ValueError("should be valid Unicode text")
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text has no lone surrogates, which JSON allows but other files do not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 JsonValue = Annotated[Any, _check_json_value]
@@ -223,7 +225,7 @@ class FitManifest(ArtifactManifest, total=False):
     diagnostics: Diagnostics
     warnings: list[str]
     n_components: Count
-    labels: UniqueTexts
+    labels: UniqueNames
     n_samples: Count
     created: str
     skipped_chunks: list[SkippedChunkRecord]

@@ -38,6 +38,7 @@ NOVEL = {
 def test_a_valid_value_is_accepted() -> None:
     check_json_type(NOVEL, NovelBook)
     check_json_type({"author": ""}, NovelBook)
+    check_json_type("lone surrogate \ud800", str)
     check_json_type((1, 2), tuple[int, ...] | None)
 
 
@@ -50,7 +51,6 @@ def test_a_valid_value_is_accepted() -> None:
         ("1", float, (), "should be a number"),
         (1, bool, (), "should be true or false"),
         (1, Literal["1"], (), "should be '1'"),
-        ("\ud800", str, (), "should be valid Unicode text"),
         (b"a", str, (), "should be text"),
         (float("nan"), Annotated[float, Limits(0, 1)], (), "should be from 0 to 1"),
         (10**400, Annotated[float, Limits(0, 1)], (), "should be from 0 to 1"),
