@@ -7,8 +7,9 @@ estimators have. X is dense; NaN marks missing values. After `fit`, `fitted_` ho
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
 each row, because pipelines and grid searches pass y to every step. If y is something else, such as
 the class that a later step predicts, pass the segments separately:
-`pipe.fit(X, y, blica__segments=s)`. `transform` has no y; without `segments` it uses the mean over
-the fitted segments.
+`pipe.fit(X, y, blica__segments=s)`. If the rows are in the order of time, `n_segments` divides them
+into segments of equal length. `transform` has no y; without `segments` it uses the mean over the
+fitted segments.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import fields, make_dataclass, replace
 from functools import cache
 from inspect import cleandoc, signature
-from numbers import Integral
+from numbers import Integral, Real
 from textwrap import fill, indent
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 from warnings import warn
 
 import numpy as np
@@ -47,8 +48,14 @@ from pipeline.models.settings import describe_settings, list_hyperparameters
 from pipeline.statistics.labels import SEGMENT
 
 _ARGUMENT_NAMES = {"components": "n_components", "seed": "random_state", "segment": "y"}
+_SEGMENT_SETTINGS = {
+    "n_segments": "Number of segments of equal length to divide the rows into, in their order, "
+    "such as time bins; None takes the segments from y.",
+}
+"""Descriptions of the arguments of estimators with parameters per segment."""
 _COMMON_SETTINGS = {
-    "binarize": "Values above it become 1, all others 0; None accepts only 0 and 1.",
+    "binarize": "Values above it become 1, all others 0; `mean` takes the mean of each feature "
+    "over the fitted rows, None accepts only 0 and 1.",
     "random_state": "Seed of all random draws, a RandomState, or None for NumPy's global state.",
     "n_jobs": "Number of threads; None is 1, -1 one per CPU. Results do not depend on it.",
 }
@@ -71,11 +78,14 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         The fitted model, a `pipeline.api.fitted.FittedModel`; `fitted_.params` holds its arrays.
     n_iter_
         Number of passes over the rows in the last stage of the fit.
+    binarize_
+        Threshold of each feature, (n_features,); only with `binarize`.
     """
 
     model_class: ClassVar[type[Any]]
     n_components: int | str | None
-    binarize: float | None
+    n_segments: int | None
+    binarize: float | Literal["mean"] | None
     random_state: Any
     n_jobs: int | None
 
@@ -99,6 +109,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             If the data or a setting cannot be used.
         """
         values = self._check_X(X, reset=True, ensure_min_samples=2, ensure_min_features=2)
+        if segments is None:
+            segments = self._divide_rows(len(values))
         target_name = self._get_target_name()
         target = segments if target_name == SEGMENT else y
         if target_name is not None and target is None and y is None:
@@ -127,10 +139,11 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self._n_features_out = self._compute_codes(values[:1], None).shape[1]
         return self
 
-    def transform(self, X: ArrayLike, segments: ArrayLike | None = None) -> NDArray[np.float64]:
-        """Compute the latent codes, (n_samples, n_components)."""
+    def transform(self, X: ArrayLike, segments: ArrayLike | None = None) -> NDArray[Any]:
+        """Compute the latent codes, (n_samples, n_components), float32 if X is."""
         check_is_fitted(self)
-        return self._compute_codes(self._check_X(X), segments)
+        codes = self._compute_codes(self._check_X(X), segments)
+        return codes.astype(np.float32) if getattr(X, "dtype", None) == np.float32 else codes
 
     @available_if(_has_capability(HasLogLikelihood, HasLowerBound))
     def score(
@@ -168,14 +181,26 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.target_tags.required = self._get_target_name() is not None
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
     def _get_target_name(self) -> str | None:
         """Return the meaning of y: `SEGMENT`, the name of a per-row column, or None if unused."""
-        if hasattr(self.model_class, "predict"):  # a capabilities.Supervised
+        if hasattr(self.model_class, "predict"):  # a capabilities.CanPredict
             return str(getattr(self, "column", SEGMENT))
-        dims = (f.metadata["dims"] for f in fields(self.model_class.params))
-        return SEGMENT if any("segment" in names for names in dims) else None
+        has_segments = _has_segments(self.model_class) and self.n_segments is None
+        return SEGMENT if has_segments else None
+
+    def _divide_rows(self, n_rows: int) -> NDArray[Any] | None:
+        """Return the segment of each row if `n_segments` asks for equal ones."""
+        if not _has_segments(self.model_class) or (n_segments := self.n_segments) is None:
+            return None
+        if not isinstance(n_segments, Integral) or not 1 <= n_segments <= n_rows // 2:
+            raise FitError(
+                f"n_segments is {n_segments!r}, but must be a whole number from 1 to half the "
+                f"number of rows, {n_rows // 2}."
+            )
+        return np.arange(n_rows) * int(n_segments) // n_rows + 1
 
     def _check_X(self, X: ArrayLike, **options: Any) -> NDArray[Any]:
         """Check X as scikit-learn does, and apply the threshold if there is one."""
@@ -183,7 +208,20 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         values: NDArray[Any] = validate_data(self, X, **options)
         if self.binarize is None:
             return values
-        return np.where(np.isnan(values), np.nan, values > self.binarize)
+        if options["reset"]:
+            self.binarize_ = self._choose_thresholds(values)
+        return np.where(np.isnan(values), np.nan, values > self.binarize_)
+
+    def _choose_thresholds(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the threshold of each feature, (n_features,)."""
+        if isinstance(self.binarize, Real):
+            return np.full(values.shape[1], float(self.binarize))
+        if self.binarize != "mean":
+            raise FitError(f"binarize must be a number, 'mean' or None, but is {self.binarize!r}.")
+        observed = ~np.isnan(values)
+        n_observed = np.maximum(observed.sum(axis=0), 1)
+        sums = np.where(observed, values, 0.0).sum(axis=0, dtype=np.float64)
+        return np.asarray(sums / n_observed)
 
     def _make_dataset(
         self, values: NDArray[Any], y: ArrayLike | None, segments: ArrayLike | None
@@ -221,7 +259,7 @@ def make_estimators() -> dict[str, type[ModelEstimator]]:
 def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
     """Make the estimator class of a model, whose arguments are the model's settings."""
     settings = [(p.name, p.annotation, p.default) for p in signature(kind).parameters.values()]
-    common = [(name, Any, None) for name in _COMMON_SETTINGS]
+    common = [(name, Any, None) for name in _list_common_settings(kind)]
     estimator = make_dataclass(
         kind.__name__,
         [*settings, *common],
@@ -235,11 +273,22 @@ def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
     return estimator
 
 
+def _has_segments(kind: type[Model]) -> bool:
+    """Return whether a model has parameters per segment."""
+    return any("segment" in declared.metadata["dims"] for declared in fields(kind.params))
+
+
+def _list_common_settings(kind: type[Model]) -> dict[str, str]:
+    """Return the arguments that are not settings of the model, and their descriptions."""
+    return (_SEGMENT_SETTINGS if _has_segments(kind) else {}) | _COMMON_SETTINGS
+
+
 def _make_docstring(kind: type[Model]) -> str:
     """Describe the arguments of an estimator in numpydoc format."""
     title = cleandoc(kind.__doc__ or "").partition("\n")[0].removeprefix("Hyperparameters of ")
     settings = describe_settings(kind)
-    texts = {name: settings[name] for name in signature(kind).parameters} | _COMMON_SETTINGS
+    texts = {name: settings[name] for name in signature(kind).parameters}
+    texts |= _list_common_settings(kind)
     lines = (f"{name}\n{indent(fill(text, 84), '    ')}\n" for name, text in texts.items())
     return f"Estimator of {title}\n\nParameters\n----------\n{''.join(lines)}"
 

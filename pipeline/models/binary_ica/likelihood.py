@@ -104,6 +104,8 @@ class BinaryICALikelihood(ProbitICA):
         components, else `ep`.
     starts
         Number of random starts of the BLICA fit that provides the starting point.
+    min_rows
+        Minimum number of rows of a segment in the BLICA fit, which leaves out smaller ones.
     max_iter
         Maximum number of passes.
     tol
@@ -119,13 +121,14 @@ class BinaryICALikelihood(ProbitICA):
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
     starts: int = setting(3, minimum=1)
+    min_rows: int = setting(20, minimum=1)
     max_iter: int = setting(300, minimum=1)
     tol: float = setting(0.01, above=0)
 
     def _make_start_model(self) -> BLICA:
         """Return the model whose fit is the starting point."""
         ridge = None if self.n_components is None else _START_RIDGE
-        return BLICA(self.n_components, ridge, starts=self.starts)
+        return BLICA(self.n_components, ridge, starts=self.starts, min_rows=self.min_rows)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the products of scores, or of the BLICA fit if it needs more."""

@@ -27,7 +27,8 @@ from pipeline.statistics.sums import ScoreSums
 Array = NDArray[np.float64]
 _PRIOR_WEIGHT = 12.0  # of the prior of norms, per norm that the data leave open
 _MAX_PATH_POINTS = 8
-_MAX_STEP = 1.0  # change of a log variance, or of A by its largest entry
+_MAX_STEP = 1.0  # change of a log variance
+_MAX_MIXING_STEP = 0.9  # change of A by its largest entry; at 1, it could become 0
 
 
 class ParameterPoint(NamedTuple):
@@ -405,7 +406,7 @@ def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
     """Shorten a step to the range where the quadratic approximation is reliable."""
     longest = max(
         float(np.abs(step.log_variances).max()),
-        float(np.abs(step.mixing).max() / np.abs(point.mixing).max()),
+        float(np.abs(step.mixing).max() / (_MAX_MIXING_STEP * np.abs(point.mixing).max())),
         _MAX_STEP,
     )
     return ParameterPoint(*(_MAX_STEP / longest * part for part in step))

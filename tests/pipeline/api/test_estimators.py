@@ -13,7 +13,6 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
-from sklearn.utils import estimator_checks, get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import latentbits as lb
@@ -44,48 +43,22 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 """Settings that take no time; some models have none that take few rows."""
 
-TWO_SEGMENTS = (
-    *("check_transformer_data_not_an_array", "check_transformer_general"),
-    *("check_transformer_preserve_dtypes",),
-)
-FEW_ROWS = (
-    *("check_fit_score_takes_y", "check_estimators_overwrite_params", "check_dict_unchanged"),
-    *("check_dont_overwrite_parameters", "check_estimators_fit_returns_self"),
-    *("check_readonly_memmap_input", "check_n_features_in_after_fitting"),
-    *("check_estimators_dtypes", "check_dtype_object", "check_pipeline_consistency"),
-    *("check_estimators_pickle", "check_f_contiguous_array_estimator"),
-    *("check_methods_sample_order_invariance", "check_methods_subset_invariance"),
-    *("check_fit2d_predict1d", "check_transformer_n_iter"),
-)
-CANNOT = {
-    "BLICA": dict.fromkeys(TWO_SEGMENTS, "two segments, and the model needs three"),
-    "BinaryICALikelihood": dict.fromkeys(
-        (*TWO_SEGMENTS, *FEW_ROWS), "two segments, or fewer than 20 rows in each"
-    ),
+TIME_BINS: dict[str, dict[str, Any]] = {
+    "BLICA": {"n_segments": 4},
+    "BinaryICALikelihood": {"n_segments": 5, "min_rows": 2},
+    "LinearIVAE": {"n_segments": 3},
 }
+"""Segments for data whose y has only two values."""
 
 
-@pytest.fixture
-def binary_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the checks fit bits: scikit-learn has no tag that says what an estimator needs.
-
-    Their data are often all above or all below any threshold; here a feature is cut at its median,
-    and labels that an estimator cannot do without are three, a third of the rows each.
-    """
-    with_tags, labels = (
-        getattr(estimator_checks, f"_enforce_estimator_tags_{name}") for name in ("X", "y")
-    )
-
-    def bits(estimator: Any, X: Any, **options: Any) -> Any:
-        X = with_tags(estimator, X, **options)
-        return (np.median(np.asarray(X, float), axis=0) < X).astype(X.dtype)
-
-    def thirds(estimator: Any, y: Any) -> Any:
-        y = labels(estimator, y)
-        return np.arange(len(y)) % 3 if get_tags(estimator).target_tags.required else y
-
-    monkeypatch.setattr(estimator_checks, "_enforce_estimator_tags_X", bits)
-    monkeypatch.setattr(estimator_checks, "_enforce_estimator_tags_y", thirds)
+def list_estimators_to_check() -> list[Any]:
+    """All estimators; the first two are checked by default."""
+    first = ("ClippedPCA", "BernoulliMixture")
+    names = sorted(SMALL, key=lambda name: (name not in first, name))
+    return [
+        getattr(lb, name)(binarize="mean", **SMALL[name], **TIME_BINS.get(name, {}))
+        for name in names
+    ]
 
 
 def test_every_model_is_checked() -> None:
@@ -93,14 +66,9 @@ def test_every_model_is_checked() -> None:
     assert {kind.__name__ for kind in find_models().values()} == set(SMALL) < set(dir(lb))
 
 
-@pytest.mark.few(24)
-@parametrize_with_checks(
-    [getattr(lb, name)(binarize=0.0, **settings) for name, settings in SMALL.items()],
-    expected_failed_checks=lambda estimator: CANNOT.get(type(estimator).__name__, {}),
-    xfail_strict=True,
-)
+@pytest.mark.few(92)
+@parametrize_with_checks(list_estimators_to_check())
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.usefixtures("binary_checks")
 def test_scikit_learn_takes_it(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -111,6 +79,7 @@ def test_arguments_are_the_settings_of_the_model(name: str) -> None:
     defaults = {f.name: f.default for f in fields(kind.model_class)}
     settings = ("n_components", *list_hyperparameters(kind.model_class))
     common = {"binarize": None, "random_state": None, "n_jobs": None}
+    common |= {"n_segments": None} if name in TIME_BINS else {}
     assert kind().get_params() == {name: defaults[name] for name in settings} | common
     documented = kind.__doc__.splitlines()
     assert [name for name in kind().get_params() if documented.count(name) != 1] == []
@@ -210,6 +179,33 @@ def test_a_threshold_makes_bits_and_leaves_out_what_is_missing(X: np.ndarray) ->
     models = [lb.BernoulliMixture(n_components=2, random_state=0, binarize=b) for b in (0.5, None)]
     codes = [made.fit_transform(Z) for made, Z in zip(models, (measured, X), strict=True)]
     assert codes[0].tobytes() == codes[1].tobytes()
+
+
+def test_the_mean_is_the_mean_of_the_fitted_rows(X: np.ndarray) -> None:
+    draws = np.random.default_rng(5)
+    values = np.where(np.isnan(X), np.nan, X + draws.normal(100, 1, X.shape)).astype(np.float32)
+    made = lb.BernoulliMixture(n_components=2, random_state=0, binarize="mean").fit(values)
+    np.testing.assert_allclose(made.binarize_, np.nanmean(values.astype(float), axis=0), rtol=1e-12)
+    bits = np.where(np.isnan(values), np.nan, values > np.nanmean(values.astype(float), axis=0))
+    same = lb.BernoulliMixture(n_components=2, random_state=0).fit(bits)
+    codes = made.transform(values[:7])
+    assert codes.dtype == np.float32
+    assert codes.tobytes() == same.transform(bits[:7]).astype(np.float32).tobytes()
+    with pytest.raises(FitError, match=r"^binarize must be a number, 'mean' or None"):
+        lb.ClippedPCA(binarize="median").fit(values)
+
+
+@pytest.mark.parametrize("name", TIME_BINS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_time_bins_are_segments_of_equal_length(X: np.ndarray, name: str) -> None:
+    settings = {**SMALL[name], "random_state": 0}
+    bins = np.repeat([1, 2, 3, 4], N_ROWS // 4)
+    by_number = getattr(lb, name)(**settings, n_segments=4).fit(X, np.arange(N_ROWS) % 2)
+    by_name = getattr(lb, name)(**settings).fit(X, bins)
+    assert by_number.fitted_.segment_names == by_name.fitted_.segment_names
+    assert by_number.transform(X).tobytes() == by_name.transform(X).tobytes()
+    with pytest.raises(FitError, match=r"^n_segments is 7, but must be .* from 1 to .* 6"):
+        getattr(lb, name)(n_segments=7).fit(X[:12])
 
 
 def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:
