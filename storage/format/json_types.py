@@ -114,8 +114,6 @@ def _make_rule_check(check_type: Check, rules: Iterable[Check]) -> Check:
         try:
             for rule in rules:
                 rule(value)
-        except JsonTypeError:
-            raise
         except ValueError as error:
             raise JsonTypeError(value, str(error)) from None
 
