@@ -197,4 +197,4 @@ def _describe_value(kind: Any) -> str:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is tuple:
         return "whole numbers separated by commas"
-    return _VALUE_DESCRIPTIONS[kind]
+    return _VALUE_DESCRIPTIONS.get(kind, str(kind))
