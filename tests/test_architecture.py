@@ -15,20 +15,19 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("flows", "pipeline", "storage")
+PACKAGES = ("flows", "latentbits", "pipeline", "storage")
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-FILES.append(ROOT / "latentbits.py")
 
 TOP_LEVEL = {
-    *("flows", "pipeline", "storage", "tests", "deploy", "latentbits.py"),
+    *("flows", "pipeline", "storage", "tests", "deploy", "latentbits"),
     *("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md"),
     *("CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
 }
 FORBIDDEN = {
-    "flows": {"tests"},
-    "pipeline": {"prefect", "zarr", "storage", "flows", "tests"},
-    "storage": {"prefect", "dask", "distributed", "pipeline", "flows", "tests"},
-    "latentbits.py": {"prefect", "zarr", "dask", "distributed", "tests"},
+    "flows": {"latentbits", "tests"},
+    "pipeline": {"prefect", "zarr", "storage", "flows", "latentbits", "tests"},
+    "storage": {"prefect", "dask", "distributed", "pipeline", "flows", "latentbits", "tests"},
+    "latentbits": {"prefect", "zarr", "dask", "distributed", "tests"},
 }
 DASK = {"dask", "distributed"}
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
@@ -44,7 +43,6 @@ LAYERS = (
     {"models"},
     {"fitting", "inference"},
     {"evaluation"},
-    {"api"},
 )
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -28,7 +28,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Completed
 
 from flows.data.ingest import ingest_sources
-from pipeline.api import functions as api
+from latentbits import functions as api
 from pipeline.executors.base import SerialExecutor
 from storage import load_artifact, open_codes, open_dataset
 from storage.stores.locations import parse_path

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from latentbits import fit, from_numpy
-from pipeline.api.fitted import FittedModel
+from latentbits.fitted import Fitted
 from pipeline.models.latent_trait.em import principal_axes
 from tests.acceptance.test_two_tables import saved
 
@@ -29,7 +29,7 @@ LSAT_7 = (
 )
 
 
-def fitted(name: str, errors: str = "louis") -> FittedModel:
+def fitted(name: str, errors: str = "louis") -> Fitted:
     data = from_numpy(saved(name)["X"])
     return fit(data, "latent-trait", components=1, errors=errors)
 

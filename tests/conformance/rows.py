@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pipeline.api.functions import FittedModel
+from latentbits.functions import Fitted
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import FitState, fit_model
@@ -74,7 +74,7 @@ def varied(n_rows: int = 20_000) -> DenseData:
 
 def sampled(artifact: Artifact, n_rows: int) -> DenseData:
     """Draw rows as `flows.sample` does."""
-    fit_ = FittedModel.from_artifact(artifact)
+    fit_ = Fitted.from_artifact(artifact)
     draws = [
         *iter_sampling_tasks(*divide_among_segments(fit_.params, n_rows), len(fit_.feature_names))
     ]

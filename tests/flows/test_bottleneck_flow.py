@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import functions as api
+from latentbits import functions as api
 from storage import load_artifact, open_codes, open_dataset
 from tests.support.data import write_arrays
 
@@ -149,7 +149,7 @@ def test_segments_are_predicted_unless_a_column_is_told(cli, folder, fitted):
 @pytest.mark.matrix
 def test_a_notebook_finds_the_same(folder, fitted, cli):
     dataset = open_dataset(folder / "d.zarr")
-    found = api.FittedModel.from_artifact(load_artifact(fitted("kind")))
+    found = api.Fitted.from_artifact(load_artifact(fitted("kind")))
     expected = evaluated(cli, folder / "d.zarr", fitted("kind"))["prediction"]
     assert api.evaluate(found, dataset, split="test")["prediction"] == expected
     settings: dict[str, Any] = {"column": "kind", **SETTINGS}

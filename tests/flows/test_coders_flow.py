@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import functions as api
+from latentbits import functions as api
 from storage import load_artifact, open_codes, open_dataset
 from tests.support.data import draw_probit_rows, write_arrays
 

@@ -24,7 +24,7 @@ from flows.data.ingest import ingest_sources
 from flows.evaluating.stages import EvaluateOptions
 from flows.report.inputs import load_report_inputs
 from flows.report.page import build_report, write_report
-from pipeline.api import functions as api
+from latentbits import functions as api
 from pipeline.models.registry import find_models
 from storage.artifacts.artifacts import load_artifact
 from storage.codes.codes import open_codes
@@ -173,7 +173,7 @@ def iter_artifact_uses(
 
 
 def run_api_calls(artifact: Path, dataset: BinaryDataset) -> list[Any]:
-    fitted = api.FittedModel.from_artifact(load_artifact(artifact))
+    fitted = api.Fitted.from_artifact(load_artifact(artifact))
     with warnings.catch_warnings(record=True, action="always") as caught:
         found = api.transform(fitted, dataset)
         numbers = [v for v in api.evaluate(fitted, dataset).values() if isinstance(v, float)]

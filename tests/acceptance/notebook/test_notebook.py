@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from flows.data.ingest import ingest_sources
-from pipeline.api import functions as api
+from latentbits import functions as api
 from storage.dataset.dataset import BinaryDataset
 from tests.support.data import draw_probit_rows, write_arrays
 
@@ -115,7 +115,7 @@ def test_values_by_name_are_those_of_the_rows(notebook: Any, digits: BinaryDatas
 def test_a_cell_shows_how_far_a_fit_is_and_keeps_what_it_printed(tmp_path: Path) -> None:
     """Work that takes longer than a second, which here is none, has a line that is empty then."""
     cell = (
-        "from pipeline.api import functions as api\n"
+        "from latentbits import functions as api\n"
         "from storage import open_dataset\n"
         "api._QUIET_SECONDS = api._UPDATE_SECONDS = 0.0\n"
         "print('before')\n"

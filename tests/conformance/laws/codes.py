@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.api import functions as api
-from pipeline.api.fitted import FittedModel
-from pipeline.api.scorer import Scorer
+from latentbits import functions as api
+from latentbits.fitted import Fitted
+from latentbits.scorer import Scorer
 from pipeline.data.blocks import pack_block
 from pipeline.data.datasets import make_memory_dataset
 from pipeline.data.tables import make_binary_table
@@ -61,7 +61,7 @@ def test_codes_do_not_depend_on_how_rows_are_cut(
 @pytest.mark.parametrize("segment", [None, "b"])
 def test_a_scorer_gives_the_bytes_of_transform(facts: Facts, segment: str | None) -> None:
     names = [f"f{i}" for i in range(N_FEATURES)]
-    model = FittedModel(facts.make(), fitted(facts).params, tuple(names), ("a", "b", "c"))
+    model = Fitted(facts.make(), fitted(facts).params, tuple(names), ("a", "b", "c"))
     scorer, X = Scorer(model), probit().X[:5].astype(float)
     X[2, 1] = X[3, 0] = np.nan
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.api.functions import FittedModel
+from latentbits.functions import Fitted
 from pipeline.data.blocks import pack_block
 from pipeline.data.matching import UNKNOWN_SEGMENT, get_fitted_segments, map_fitted_segments
 from pipeline.errors import FitError
@@ -44,7 +44,7 @@ def test_params_are_named_arrays(facts: Facts) -> None:
 
 def test_parameters_of_segments_say_of_which(facts: Facts, stored: Artifact) -> None:
     artifact = stored
-    params, names = FittedModel.from_artifact(artifact).params, artifact.manifest["segment_names"]
+    params, names = Fitted.from_artifact(artifact).params, artifact.manifest["segment_names"]
     named, (indices, rows) = get_named_arrays(params), get_fitted_segments(params)
     lengths = {
         values.shape[dims.index("segment")] for dims, values in named.values() if "segment" in dims
@@ -89,7 +89,7 @@ def results(model: Any, params: Any, segments: NDArray[np.int64]) -> dict[str, N
 
 
 def test_segments_matter_to_models_that_have_some(facts: Facts, stored: Artifact) -> None:
-    fit_ = FittedModel.from_artifact(stored)
+    fit_ = Fitted.from_artifact(stored)
     model, params, n_rows = fit_.model, fit_.params, 400
     indices, _ = get_fitted_segments(params)
     here = [*indices.tolist(), UNKNOWN_SEGMENT]

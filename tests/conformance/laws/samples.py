@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api.functions import FittedModel
+from latentbits.functions import Fitted
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.fitting.loop import fit_model
 from pipeline.models.capabilities import CanReconstruct, CanSample, HasLogLikelihood, HasLowerBound
@@ -62,7 +62,7 @@ def assert_recovered(facts: Facts, found: Any, truth: Any, n_rows: int) -> None:
 
 def test_a_fit_to_a_sample_recovers_the_parameters(facts: Facts, stored: Artifact) -> None:
     offered(facts, CanSample)
-    truth, drawn = FittedModel.from_artifact(stored), sampled(stored, n_rows := 100_000)
+    truth, drawn = Fitted.from_artifact(stored), sampled(stored, n_rows := 100_000)
     again = fit_model(truth.model, make_memory_rows(drawn), SERIAL)
     assert_recovered(facts, again.params, truth.params, n_rows)
     few = drawn.take_rows(slice(None, None, 10))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import functions as api
+from latentbits import functions as api
 from pipeline.executors.base import SerialExecutor
 from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import load_artifact

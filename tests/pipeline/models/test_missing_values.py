@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, ndtr
 
-from pipeline.api import functions as api
+from latentbits import functions as api
 from tests.support.data import write_arrays
 
 ROWS, SEEN, ITEMS = 20_000, 4, 8

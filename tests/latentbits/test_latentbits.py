@@ -16,7 +16,7 @@ import xarray
 
 import latentbits as lb
 import storage
-from pipeline.api import functions as api
+from latentbits import functions as api
 from pipeline.errors import FitError
 from storage.errors import DataError
 from tests.support.data import draw_probit_rows

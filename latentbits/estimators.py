@@ -2,7 +2,7 @@
 
 The arguments are the model's settings, and `binarize`, `random_state` and `n_jobs`, which all
 estimators have. X is dense; NaN marks missing values. After `fit`, `fitted_` holds the result of
-`pipeline.api.functions.fit`.
+`latentbits.functions.fit`.
 
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
 each row, because pipelines and grid searches pass y to every step. If y is something else, such as
@@ -31,7 +31,7 @@ from sklearn.utils import check_consistent_length, check_random_state, column_or
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pipeline.api import functions as api
+from latentbits import functions as api
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.tables import make_binary_table
 from pipeline.errors import FitError
@@ -75,7 +75,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     Attributes
     ----------
     fitted_
-        The fitted model, a `pipeline.api.fitted.FittedModel`; `fitted_.params` holds its arrays.
+        The fitted model, a `latentbits.fitted.Fitted`; `fitted_.params` holds its arrays.
     n_iter_
         Number of passes over the rows in the last stage of the fit.
     binarize_

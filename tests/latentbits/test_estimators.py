@@ -1,4 +1,4 @@
-"""The estimators of all models: scikit-learn's own checks, and the results of `pipeline.api`."""
+"""The estimators of all models: scikit-learn's own checks, and the results of `latentbits`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import latentbits as lb
-from pipeline.api.estimators import make_estimators
+from latentbits.estimators import make_estimators
 from pipeline.errors import FitError
 from pipeline.models.registry import find_models
 from pipeline.models.settings import list_hyperparameters

@@ -1,10 +1,10 @@
-"""Results of `pipeline.api`: a fitted model, the codes of rows and an evaluation."""
+"""Results of `latentbits`: a fitted model, the codes of rows and an evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
@@ -15,9 +15,12 @@ from pipeline.inference.from_artifact import model_from_artifact
 from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
 
+if TYPE_CHECKING:
+    from storage.stores.locations import AnyPath
+
 
 @dataclass(frozen=True, repr=False)
-class FittedModel(ResultDisplayMixin):
+class Fitted(ResultDisplayMixin):
     """A fitted model.
 
     Attributes
@@ -95,6 +98,19 @@ class FittedModel(ResultDisplayMixin):
                 axes = zip(dims, values.shape, strict=True)
                 yield name, " × ".join(f"{dim} {size:,}" for dim, size in axes)
         yield from (("warning", text) for text in self.warnings)
+
+
+def load(path: str | AnyPath) -> Fitted:
+    """Load a fitted model from an artifact, or the latest one of a folder of runs.
+
+    Raises
+    ------
+    ValueError
+        If there is no complete artifact, or it is from another version.
+    """
+    from storage import load_artifact  # Zarr is slow to import
+
+    return Fitted.from_artifact(load_artifact(path))
 
 
 class Evaluation(ResultDisplayMixin, dict[str, Any]):

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.api import functions as api
+from latentbits import functions as api
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor, make_executor
@@ -110,7 +110,7 @@ def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path, m
     }
     arrays = {name: NamedArray(*array) for name, array in get_named_arrays(fitted.params).items()}
     artifact = load_artifact(write_artifact(tmp_path / "a", arrays, manifest))
-    again = api.FittedModel.from_artifact(artifact)
+    again = api.Fitted.from_artifact(artifact)
     assert again.model == fitted.model
     codes, expected = (api.transform(one, dataset)["mean"] for one in (again, fitted))
     assert codes.tobytes() == expected.tobytes()
@@ -187,7 +187,7 @@ def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None
     ends = "'d'; {min_rows=1} keeps them", "'d'; min_rows=1 keeps them"
     for warnings, end in (
         (artifact.manifest["warnings"], ends[0]),
-        (api.FittedModel.from_artifact(artifact).warnings, ends[1]),
+        (api.Fitted.from_artifact(artifact).warnings, ends[1]),
         (api.fit(data, "blica", components=2, regularization=10.0).warnings, ends[1]),
     ):
         assert any(text.endswith(end) for text in warnings)

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 import latentbits as lb
-from pipeline.api.scorer import Scorer
+from latentbits.scorer import Scorer
 from pipeline.errors import FitError
 from pipeline.models.clipped_pca.model import ClippedPCA
 from storage.errors import DataError

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.api.fitted import FittedModel, LatentCodes
+from latentbits.fitted import Fitted, LatentCodes, load
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.matching import UNKNOWN_SEGMENT, map_fitted_segments
@@ -19,6 +19,9 @@ from pipeline.executors.base import limit_blas_threads
 from pipeline.inference.transform import cast_for_storage
 from pipeline.params import label_positions
 from pipeline.random import RowRandom
+
+if TYPE_CHECKING:
+    from storage.stores.locations import AnyPath
 
 _VALUES_REMEDY = "Pass one of these values."
 _ROW_REMEDY = "Pass one row as a dictionary {feature: value}, or several as a data frame."
@@ -33,17 +36,29 @@ class Scorer:
 
     Parameters
     ----------
-    fitted
-        The fitted model.
+    model
+        Folder of an artifact, folder of runs (the latest run is used), or result of `fit`. The
+        folder is read once: create another scorer after another fit.
 
     Attributes
     ----------
     fitted
         The fitted model, with `feature_names` and `warnings`.
+
+    Raises
+    ------
+    ValueError
+        If there is no complete artifact, or it is from another version.
+
+    Examples
+    --------
+    >>> scorer = Scorer("runs/votes")  # doctest: +SKIP
+    >>> scorer({"call_1": 1, "call_2": 0, "call_3": None})  # doctest: +SKIP
+    {'mean_1': 0.62, 'mean_2': -0.31, 'variance_1': 0.4, 'variance_2': 0.5, 'converged': True}
     """
 
-    def __init__(self, fitted: FittedModel) -> None:
-        self.fitted = fitted
+    def __init__(self, model: Fitted | str | AnyPath) -> None:
+        self.fitted = fitted = model if isinstance(model, Fitted) else load(model)
         self._places = {name: place for place, name in enumerate(fitted.feature_names)}
         self._segments = map_fitted_segments(fitted.params, fitted.segment_names)
         self._rng = RowRandom(0)
@@ -123,7 +138,7 @@ class Scorer:
         }
 
     def _score_frame(self, df: Any, segment: str | None) -> LatentCodes:
-        from pipeline.api.functions import transform  # imports evaluation too: half a second
+        from latentbits.functions import transform  # imports evaluation too: half a second
 
         dataset = self._make_dataset(df, segment or "")
         return transform(self.fitted, dataset, n_jobs=1)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 from warnings import warn
 
-from pipeline.api.fitted import Evaluation, FittedModel, LatentCodes
+from latentbits.fitted import Evaluation, Fitted, LatentCodes
 from pipeline.data.blocks import RowSource
 from pipeline.data.datasets import Dataset
 from pipeline.data.matching import (
@@ -50,7 +50,7 @@ from pipeline.statistics.labels import list_columns_to_read
 
 __all__ = [
     "Evaluation",
-    "FittedModel",
+    "Fitted",
     "LatentCodes",
     "evaluate",
     "evaluate_likelihood",
@@ -75,7 +75,7 @@ def fit(
     executor: Executor | None = None,
     progress: Progress | None = None,
     **settings: Any,
-) -> FittedModel:
+) -> Fitted:
     """Fit a model to a dataset.
 
     Parameters
@@ -104,7 +104,7 @@ def fit(
 
     Returns
     -------
-    FittedModel
+    Fitted
         `params` has the model's arrays, such as `params.weights`; read `warnings` first.
 
     Raises
@@ -136,7 +136,7 @@ def fit_with_argument_names(
     executor: Executor,
     progress: Progress | None = None,
     settings: Mapping[str, Any],
-) -> FittedModel:
+) -> Fitted:
     """Fit a model as `fit` does; errors and warnings use the caller's names of the arguments.
 
     `argument_names` maps the names of the arguments of `fit` to the caller's names, where they
@@ -151,7 +151,7 @@ def fit_with_argument_names(
         warning.with_parameter_names(argument_names).render(*names) for warning in state.warnings
     )
     ending = find_ending(built.get_convergence_criterion(state), state.history)
-    return FittedModel(
+    return Fitted(
         built,
         state.params,
         *names,
@@ -166,7 +166,7 @@ def fit_with_argument_names(
 
 
 def transform(
-    fitted: FittedModel,
+    fitted: Fitted,
     dataset: Dataset,
     *,
     split: str | None = None,
@@ -223,7 +223,7 @@ def transform(
 
 
 def evaluate(
-    fitted: FittedModel,
+    fitted: Fitted,
     dataset: Dataset,
     *,
     split: str | None = None,
@@ -277,7 +277,7 @@ def evaluate(
 
 
 def evaluate_likelihood(
-    fitted: FittedModel,
+    fitted: Fitted,
     dataset: Dataset,
     *,
     split: str | None = None,
@@ -336,7 +336,7 @@ def _make_row_source(
     return RowSource(read, dataset.rows_per_chunk, *shape)
 
 
-def _make_subject(fitted: FittedModel, dataset: Dataset) -> EvaluatedModel:
+def _make_subject(fitted: Fitted, dataset: Dataset) -> EvaluatedModel:
     """Check the features and match the segments; warn about segments that were not fitted."""
     check_same_features(fitted.feature_names, dataset.feature_names)
     fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)

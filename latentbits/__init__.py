@@ -1,0 +1,73 @@
+"""Latent-variable models of binary data that are too large for one array in memory.
+
+`fit`, `transform` and `evaluate` take a dataset: opened from disk (`open_dataset`), or made from an
+array or a data frame (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn
+estimator, such as `ClippedPCA` and `LatentTrait`; see `latentbits.estimators`. `Scorer` computes
+the codes of single rows for a service.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from latentbits.data import from_dataframe, from_numpy
+    from latentbits.functions import evaluate, fit, transform
+    from latentbits.scorer import Scorer
+    from storage import load_artifact, open_codes, open_dataset
+
+__all__ = [
+    "Scorer",
+    "evaluate",
+    "fit",
+    "from_dataframe",
+    "from_numpy",
+    "load_artifact",
+    "open_codes",
+    "open_dataset",
+    "transform",
+]
+
+_MODULES = {
+    **dict.fromkeys(("load_artifact", "open_codes", "open_dataset"), "storage"),
+    **dict.fromkeys(("evaluate", "fit", "transform"), "latentbits.functions"),
+    **dict.fromkeys(("from_dataframe", "from_numpy"), "latentbits.data"),
+    "Scorer": "latentbits.scorer",
+}
+
+
+def _refuse_hidden_packages() -> None:
+    """Raise ImportError if the current folder, say, has other packages with the names of ours."""
+    for name in ("pipeline", "storage"):
+        spec, own = find_spec(name), Path(__file__).parents[1] / name / "__init__.py"
+        if spec and spec.origin and Path(spec.origin).resolve() != own.resolve():
+            raise ImportError(
+                f"{spec.origin} hides the package {name!r} of latentbits. "
+                "Rename it, or start Python in another folder."
+            )
+
+
+_refuse_hidden_packages()
+
+
+def __getattr__(name: str) -> Any:
+    """Import attributes on first use, because compiled code and Zarr are slow to import."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("latentbits")
+    module = _MODULES.get(name, "latentbits.estimators" if name[:1].isupper() else "")
+    value: Any = getattr(import_module(module), name, None) if module else None
+    if value is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the functions and the estimators."""
+    from latentbits.estimators import make_estimators
+
+    return sorted([*__all__, "__version__", *make_estimators()])

@@ -1,1 +1,0 @@
-"""The Python interface: functions, fitted models, scikit-learn estimators."""
