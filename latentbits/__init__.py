@@ -1,7 +1,8 @@
 """Latent-variable models of binary data that are too large for one array in memory.
 
-`fit`, `transform` and `evaluate` take a dataset: opened from disk (`open_dataset`), or made from an
-array or a data frame (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn
+`fit`, `transform` and `evaluate` take arrays, data frames and paths, or a dataset: opened from disk
+(`open_dataset`), or made from an array or a data frame with segments, splits and other per-row
+columns (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn
 estimator, such as `ClippedPCA` and `LatentTrait`; see `latentbits.estimators`. `Scorer` computes
 the codes of single rows for a service.
 """
@@ -14,17 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from latentbits.data import from_dataframe, from_numpy
+    from latentbits.data import from_dataframe, from_numpy, open_dataset
+    from latentbits.fitted import Fitted, load
     from latentbits.functions import evaluate, fit, transform
     from latentbits.scorer import Scorer
-    from storage import load_artifact, open_codes, open_dataset
+    from storage import load_artifact, open_codes
 
 __all__ = [
+    "Fitted",
     "Scorer",
     "evaluate",
     "fit",
     "from_dataframe",
     "from_numpy",
+    "load",
     "load_artifact",
     "open_codes",
     "open_dataset",
@@ -32,9 +36,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("load_artifact", "open_codes", "open_dataset"), "storage"),
+    **dict.fromkeys(("load_artifact", "open_codes"), "storage"),
     **dict.fromkeys(("evaluate", "fit", "transform"), "latentbits.functions"),
-    **dict.fromkeys(("from_dataframe", "from_numpy"), "latentbits.data"),
+    **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
+    **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
     "Scorer": "latentbits.scorer",
 }
 

@@ -2,22 +2,74 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from narwhals.dependencies import is_into_dataframe
 from numpy.typing import ArrayLike
 
+from pipeline.data.batches import is_lazy_frame
 from pipeline.data.datasets import Dataset, make_memory_dataset
 from pipeline.data.tables import (
-    BinaryTable,
+    TableBatches,
+    convert_array,
+    convert_frame,
     make_binarization_rule,
-    make_binary_table,
-    make_table_from_frame,
 )
+
+if TYPE_CHECKING:
+    from storage import BinaryDataset
+    from storage.stores.locations import AnyPath
+
+
+def make_dataset(data: Any, feature_names: tuple[str, ...] | None = None) -> Dataset:
+    """Make a dataset of anything that `fit` takes.
+
+    `feature_names` are those of the fit, which an array with as many features shares.
+    """
+    if hasattr(data, "make_reader"):
+        dataset: Dataset = data
+        return dataset
+    if isinstance(data, str | Path):
+        return open_dataset(data)
+    xarray = sys.modules.get("xarray")
+    is_labelled = xarray is not None and isinstance(data, xarray.DataArray | xarray.Dataset)
+    if is_labelled or is_lazy_frame(data) or is_into_dataframe(data):
+        return from_dataframe(data)
+    tables = convert_array(data)
+    if feature_names is not None and len(feature_names) == tables.rows.n_features:
+        tables = replace(tables, feature_names=feature_names)
+    return make_memory_dataset(tables)
+
+
+def open_dataset(path: str | AnyPath) -> BinaryDataset:
+    """Open a dataset.
+
+    Parameters
+    ----------
+    path
+        Its folder or URL, or an example: `example:digits`, `example:ring:rows=100000,features=256`.
+        Examples are generated on first use and kept in the user's cache folder.
+
+    Raises
+    ------
+    ValueError
+        If there is no complete dataset, or it is from another version.
+    """
+    if isinstance(path, str) and path.startswith("example:"):
+        from flows.data.datasets import open_dataset_or_example  # imports what reads files
+
+        return open_dataset_or_example(path)
+    from storage import open_dataset as open_stored  # Zarr is slow to import
+
+    return open_stored(path)
 
 
 def from_numpy(
-    X: ArrayLike,
+    X: Any,
     feature_names: Sequence[str] | None = None,
     *,
     segment: ArrayLike | None = None,
@@ -26,7 +78,10 @@ def from_numpy(
     map: Mapping[Any, int | None] | None = None,
     path: Any = None,
 ) -> Dataset:
-    """Create a dataset from an array.
+    """Create a dataset from an array: dense, sparse (SciPy), or of Dask, Zarr or HDF5.
+
+    The array is read in batches of rows (whole chunks, if it has any) and packed to one bit per
+    value, so that one larger than the memory can be converted.
 
     Parameters
     ----------
@@ -51,7 +106,7 @@ def from_numpy(
         If a value is not binary, a name or a length does not fit, or the path exists.
     """
     rule = make_binarization_rule(threshold, map)
-    return _make_dataset(make_binary_table(X, feature_names, segment, keep, rule), path)
+    return _make_dataset(convert_array(X, feature_names, segment, keep, rule), path)
 
 
 def from_dataframe(
@@ -66,12 +121,14 @@ def from_dataframe(
 ) -> Dataset:
     """Create a dataset from a data frame of pandas, Polars and others, or from an xarray object.
 
+    Lazy frames of Polars are read in batches of rows.
+
     Parameters
     ----------
     df
-        A data frame, whose feature columns hold 0, 1, True, False or missing values; an xarray
-        DataArray (row, feature); or an xarray Dataset with `values` and optionally `observed`, as
-        returned by `to_xarray`.
+        A data frame or lazy frame, whose feature columns hold 0, 1, True, False or missing values;
+        an xarray DataArray (row, feature); or an xarray Dataset with `values` and optionally
+        `observed`, as returned by `to_xarray`.
     segment
         Name of the column (variable in xarray) with the segment of each row.
     keep
@@ -87,20 +144,20 @@ def from_dataframe(
         If a value is not binary, a column is missing, or the path exists.
     """
     rule = make_binarization_rule(threshold, map)
-    return _make_dataset(make_table_from_frame(df, segment, keep, features, rule), path)
+    return _make_dataset(convert_frame(df, segment, keep, features, rule), path)
 
 
-def _make_dataset(table: BinaryTable, path: Any) -> Dataset:
+def _make_dataset(tables: TableBatches, path: Any) -> Dataset:
     if path is None:
-        return make_memory_dataset(table)
-    from storage import open_dataset  # Zarr is slow to import
+        return make_memory_dataset(tables)
     from storage.dataset.writer import create_dataset
     from storage.errors import DataError
     from storage.stores.locations import parse_path
 
     if parse_path(path).exists():
         raise DataError(f"{path} already exists. Choose another path.")
-    names, columns = table.feature_names, tuple(table.columns)
-    with create_dataset(path, names, columns=columns, expected_rows=len(table.X)) as writer:
-        writer.add(table, table.segments)
+    names, columns, n_rows = tables.feature_names, tuple(tables.columns), tables.rows.n_rows
+    with create_dataset(path, names, columns=columns, expected_rows=n_rows) as writer:
+        for table in tables:
+            writer.add(table, table.segments)
     return open_dataset(path)

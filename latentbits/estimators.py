@@ -27,15 +27,25 @@ from warnings import warn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from latentbits import functions as api
+from pipeline.data.batches import (
+    RowBatches,
+    is_lazy_frame,
+    is_read_in_batches,
+    is_sparse,
+    list_columns,
+    open_array,
+    open_frame,
+)
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
-from pipeline.data.tables import make_binary_table
+from pipeline.data.tables import iter_numbers, make_tables
 from pipeline.errors import FitError
 from pipeline.executors.base import make_executor
+from pipeline.inference.transform import describe_codes
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     CanSample,
@@ -89,9 +99,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     random_state: Any
     n_jobs: int | None
 
-    def fit(
-        self, X: ArrayLike, y: ArrayLike | None = None, segments: ArrayLike | None = None
-    ) -> Self:
+    def fit(self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None) -> Self:
         """Fit the model.
 
         Parameters
@@ -108,9 +116,9 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         ValueError
             If the data or a setting cannot be used.
         """
-        values = self._check_X(X, reset=True, ensure_min_samples=2, ensure_min_features=2)
+        rows = self._check_X(X, is_fit=True)
         if segments is None:
-            segments = self._divide_rows(len(values))
+            segments = self._divide_rows(rows.n_rows)
         target_name = self._get_target_name()
         target = segments if target_name == SEGMENT else y
         if target_name is not None and target is None and y is None:
@@ -122,7 +130,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.seed_ = _draw_seed(self.random_state)
         self.fitted_ = api.fit_with_argument_names(
             _ARGUMENT_NAMES,
-            self._make_dataset(values, y, segments),
+            self._make_dataset(rows, y, segments),
             self.model_class.name,
             components=self.n_components,
             seed=self.seed_,
@@ -136,19 +144,22 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 warn(text, stacklevel=2)
             _WARNED_TEXTS.add(text)
         self.n_iter_ = max(1, len(self.fitted_.history))
-        self._n_features_out = self._compute_codes(values[:1], None).shape[1]
+        codes = describe_codes(self.fitted_.model, self.fitted_.params, rows.n_features, "float64")
+        _, (self._n_features_out,), _ = codes["mean"]
         return self
 
-    def transform(self, X: ArrayLike, segments: ArrayLike | None = None) -> NDArray[Any]:
+    def transform(self, X: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
         """Compute the latent codes, (n_samples, n_components), float32 if X is."""
         check_is_fitted(self)
-        codes = self._compute_codes(self._check_X(X), segments)
+        dataset, executor = (
+            self._make_dataset(self._check_X(X), None, segments),
+            make_executor(self.n_jobs),
+        )
+        codes = api.transform(self.fitted_, dataset, seed=self.seed_, executor=executor)["mean"]
         return codes.astype(np.float32) if getattr(X, "dtype", None) == np.float32 else codes
 
     @available_if(_has_capability(HasLogLikelihood, HasLowerBound))
-    def score(
-        self, X: ArrayLike, y: ArrayLike | None = None, segments: ArrayLike | None = None
-    ) -> float:
+    def score(self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None) -> float:
         """Compute the mean log-likelihood per row in nats, or an estimate or lower bound of it.
 
         Parameters
@@ -180,6 +191,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         tags.target_tags.required = self._get_target_name() is not None
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
@@ -202,52 +214,55 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         return np.arange(n_rows) * int(n_segments) // n_rows + 1
 
-    def _check_X(self, X: ArrayLike, **options: Any) -> NDArray[Any]:
-        """Check X as scikit-learn does, and apply the threshold if there is one."""
-        options = {"reset": False, "ensure_all_finite": "allow-nan", **options}
-        values: NDArray[Any] = validate_data(self, X, **options)
-        if self.binarize is None:
-            return values
-        if options["reset"]:
-            self.binarize_ = self._choose_thresholds(values)
-        return np.where(np.isnan(values), np.nan, values > self.binarize_)
+    def _check_X(self, X: Any, is_fit: bool = False) -> RowBatches:
+        """Check X as scikit-learn does, and choose the thresholds if there are any."""
+        options: dict[str, Any] = {"reset": is_fit}
+        if is_lazy_frame(X):
+            validate_data(self, X.head(0).collect(), **options, skip_check_array=True)
+            rows = open_frame(X, list_columns(X))
+        else:
+            if is_read_in_batches(X) and not is_sparse(X):
+                validate_data(self, X, **options, skip_check_array=True)
+            else:
+                options |= {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
+                X = validate_data(self, X, **options, ensure_min_samples=0, ensure_min_features=0)
+            rows = open_array(X)
+        _check_size(rows, 2 if is_fit else 1)
+        if is_fit and self.binarize is not None:
+            self.binarize_ = self._choose_thresholds(rows)
+        return rows
 
-    def _choose_thresholds(self, values: NDArray[Any]) -> NDArray[np.float64]:
+    def _choose_thresholds(self, rows: RowBatches) -> NDArray[np.float64]:
         """Return the threshold of each feature, (n_features,)."""
         if isinstance(self.binarize, Real):
-            return np.full(values.shape[1], float(self.binarize))
+            return np.full(rows.n_features, float(self.binarize))
         if self.binarize != "mean":
             raise FitError(f"binarize must be a number, 'mean' or None, but is {self.binarize!r}.")
-        observed = ~np.isnan(values)
-        n_observed = np.maximum(observed.sum(axis=0), 1)
-        sums = np.where(observed, values, 0.0).sum(axis=0, dtype=np.float64)
-        return np.asarray(sums / n_observed)
+        sums, n_observed = np.zeros((2, rows.n_features))
+        for values in iter_numbers(rows):
+            observed = ~np.isnan(values)
+            n_observed += observed.sum(axis=0)
+            sums += np.where(observed, values, 0.0).sum(axis=0, dtype=np.float64)
+        return np.asarray(sums / np.maximum(n_observed, 1))
 
     def _make_dataset(
-        self, values: NDArray[Any], y: ArrayLike | None, segments: ArrayLike | None
+        self, rows: RowBatches, y: ArrayLike | None, segments: ArrayLike | None
     ) -> MemoryDataset:
         """Pack the rows; without segments, all rows belong to a segment without a name."""
         keep, target_name = {}, self._get_target_name()
         if target_name is not None and y is not None:
-            y = column_or_1d(y)
-            check_consistent_length(values, y)
+            targets: NDArray[Any] = column_or_1d(y)
+            if len(targets) != rows.n_rows:
+                raise FitError(f"y has {len(targets):,} values, but X has {rows.n_rows:,} rows.")
             if target_name != SEGMENT:
-                keep = {target_name: y}
+                keep = {target_name: targets}
             elif segments is None:
-                segments = y
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(values.shape[1])])
-        dataset = make_memory_dataset(
-            make_binary_table(values, names, segments, keep, remedy=_REMEDY)
-        )
+                segments = targets
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(rows.n_features)])
+        rule = None if self.binarize is None else self.binarize_
+        tables = make_tables(rows, names, segments, keep, rule, _REMEDY)
+        dataset = make_memory_dataset(tables)
         return dataset if segments is not None else replace(dataset, segment_names=("",))
-
-    def _compute_codes(
-        self, values: NDArray[Any], segments: ArrayLike | None
-    ) -> NDArray[np.float64]:
-        dataset, executor = self._make_dataset(values, None, segments), make_executor(self.n_jobs)
-        codes = api.transform(self.fitted_, dataset, seed=self.seed_, executor=executor)
-        mean: NDArray[np.float64] = codes["mean"]
-        return mean
 
 
 def make_estimators() -> dict[str, type[ModelEstimator]]:
@@ -271,6 +286,16 @@ def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
     )
     estimator.__module__ = __name__  # where pickles find it
     return estimator
+
+
+def _check_size(rows: RowBatches, min_size: int) -> None:
+    """Check the numbers of rows and features, in the words of scikit-learn."""
+    for size, name in ((rows.n_rows, "sample"), (rows.n_features, "feature")):
+        if size < min_size:
+            raise FitError(
+                f"Found array with {size} {name}(s) (shape=({rows.n_rows}, {rows.n_features})) "
+                f"while a minimum of {min_size} is required."
+            )
 
 
 def _has_segments(kind: type[Model]) -> bool:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 from warnings import warn
 
+from latentbits.data import make_dataset
 from latentbits.fitted import Evaluation, Fitted, LatentCodes
 from pipeline.data.blocks import RowSource
 from pipeline.data.datasets import Dataset
@@ -65,7 +66,7 @@ _QUIET_SECONDS, _UPDATE_SECONDS = 1.0, 0.2
 
 
 def fit(
-    dataset: Dataset,
+    dataset: Any,
     model: str = "clipped-pca",
     *,
     components: int | str | None = None,
@@ -76,12 +77,13 @@ def fit(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Fitted:
-    """Fit a model to a dataset.
+    """Fit a model.
 
     Parameters
     ----------
     dataset
-        A dataset from `storage.open_dataset`, `latentbits.from_numpy` or `from_dataframe`.
+        A dataset from `open_dataset`, `from_numpy` or `from_dataframe`; or what they take: the path
+        of a dataset, `example:NAME`, an array, or a data frame without other columns than features.
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
         clipped-pca, fastica, kernel-pca, laplacian-eigenmap, latent-trait, linear-ivae, noisy-or,
@@ -114,7 +116,7 @@ def fit(
     """
     return fit_with_argument_names(
         {},
-        dataset,
+        make_dataset(dataset),
         model,
         components=components,
         split=split,
@@ -167,7 +169,7 @@ def fit_with_argument_names(
 
 def transform(
     fitted: Fitted,
-    dataset: Dataset,
+    dataset: Any,
     *,
     split: str | None = None,
     reconstruct: Reconstruction | None = None,
@@ -183,7 +185,7 @@ def transform(
     fitted
         The fitted model.
     dataset, split
-        The rows, with the features of the fit.
+        The rows, with the features of the fit; as for `fit`.
     reconstruct
         "probabilities" also returns P(x = 1 | codes), "bits" the more likely value,
         (n_rows, n_features).
@@ -202,6 +204,7 @@ def transform(
         If the features differ, or the model cannot reconstruct rows.
     """
     executor = executor or make_executor(n_jobs)
+    dataset = make_dataset(dataset, fitted.feature_names)
     with _translate_errors(dataset), show_progress(progress) as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
         if reconstruct not in (None, *get_args(Reconstruction)):
@@ -224,7 +227,7 @@ def transform(
 
 def evaluate(
     fitted: Fitted,
-    dataset: Dataset,
+    dataset: Any,
     *,
     split: str | None = None,
     label: str | None = None,
@@ -241,8 +244,8 @@ def evaluate(
     fitted
         The fitted model.
     dataset, split
-        The rows, with the features of the fit. None takes all rows, whereas `flows.evaluate` takes
-        `test`.
+        The rows, with the features of the fit; as for `fit`. None takes all rows, whereas
+        `flows.evaluate` takes `test`.
     label
         Per-row column, or `segment`, to predict from each row's nearest neighbours in code space.
     fitted_split
@@ -263,6 +266,7 @@ def evaluate(
         If the features differ, or no row has a label to predict.
     """
     executor = executor or make_executor(n_jobs)
+    dataset = make_dataset(dataset, fitted.feature_names)
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)

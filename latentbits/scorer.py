@@ -13,7 +13,13 @@ from latentbits.fitted import Fitted, LatentCodes, load
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.matching import UNKNOWN_SEGMENT, map_fitted_segments
-from pipeline.data.tables import BinaryTable, convert_to_bits, make_table_from_frame, wrap_frame
+from pipeline.data.tables import (
+    BinaryTable,
+    convert_frame,
+    convert_to_bits,
+    join_tables,
+    wrap_frame,
+)
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import limit_blas_threads
 from pipeline.inference.transform import cast_for_storage
@@ -146,14 +152,14 @@ class Scorer:
     def _make_dataset(self, df: Any, segment: str) -> MemoryDataset:
         frame = wrap_frame(df, _ROW_REMEDY)
         self._check_features(map(str, frame.columns))
-        table = make_table_from_frame(frame, None, (), remedy=_VALUES_REMEDY)
+        table = join_tables([*convert_frame(frame, None, (), remedy=_VALUES_REMEDY)])
         X, observed = np.zeros((2, len(table.X), len(self._places)), np.uint8)
         places = [self._places[name] for name in table.feature_names]
         X[:, places] = table.X
         observed[:, places] = 1 if table.observed is None else table.observed
         _check_rows_observed(observed)
         mask = None if observed.all() else observed
-        dataset = make_memory_dataset(BinaryTable(X, mask, self.fitted.feature_names, None, {}))
+        dataset = make_memory_dataset([BinaryTable(X, mask, self.fitted.feature_names, None, {})])
         return replace(dataset, segment_names=(segment,))
 
     def _check_features(self, names: Iterable[str]) -> None:

@@ -337,7 +337,9 @@ def _fit_baseline(
     if first.n_samples >= 2 * n_start and model.n_components != 1:
         block = draw_dataset_rows(rows, n_start, executor, seed, progress).block
         X, observed = block.unpack_values(), block.unpack_mask()
-        sample = make_memory_dataset(BinaryTable(X, observed, job.dataset.feature_names, None, {}))
+        sample = make_memory_dataset(
+            [BinaryTable(X, observed, job.dataset.feature_names, None, {})]
+        )
         sample_rows = RowSource(
             sample.make_reader(), sample.rows_per_chunk, rows.n_features, n_segments=1
         )

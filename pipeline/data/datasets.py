@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import PackedChunk, Words
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
-from pipeline.data.tables import BinaryTable
+from pipeline.data.tables import BinaryTable, join_tables
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
 
@@ -146,50 +145,88 @@ class MemoryDataset(ResultDisplayMixin):
         yield "missing values", "none" if is_complete else "some"
 
 
-def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
-    """Pack a table, which must have at least 1 row and 2 features, into chunks."""
-    n_rows, n_features = table.X.shape
-    if n_features < 2 or not n_rows:
+def make_memory_dataset(tables: Iterable[BinaryTable]) -> MemoryDataset:
+    """Pack tables with the same columns, at least 1 row and 2 features in all, into chunks."""
+    chunks: list[MemoryChunk] = []
+    per_row: list[Mapping[str, NDArray[Any]]] = []
+    segments: dict[str, int] = {}
+    feature_names: tuple[str, ...] = ()
+    n_rows = 0
+    for table in _divide_into_chunks(tables):
+        feature_names = table.feature_names
+        if table.segments is None:
+            segments[_ONLY_SEGMENT] = 0
+            codes = np.zeros(len(table.X), np.int32)
+        else:
+            codes = _encode_texts(table.segments, segments)
+        chunks.append(_make_chunk(table, codes, n_rows))
+        per_row.append(table.columns)
+        n_rows += len(table.X)
+    if not n_rows or len(feature_names) < 2:
+        size = f"{len(feature_names):,} feature{'s' * (len(feature_names) != 1)}"
         raise FitError(
-            f"The data have {n_rows:,} rows and {n_features:,} features. At least 1 row and 2 "
-            "features are needed."
+            f"The data have {size if n_rows else 'no rows'}. At least 1 row and 2 features are "
+            "needed."
         )
     columns, levels = {}, {}
-    for name, values in table.columns.items():
-        columns[name] = values
-        if values.dtype.kind == "O":
-            columns[name], levels[name] = _encode_texts(values)
-    only_segment = np.full(n_rows, _ONLY_SEGMENT, object)
-    codes, segment_names = _encode_texts(only_segment if table.segments is None else table.segments)
-    size = 64 * max(1, _CHUNK_BYTES // (8 * n_features))
-    edges = [*range(0, n_rows, size), n_rows]
-    spans = [slice(first, last) for first, last in pairwise(edges)]
-    chunks = tuple(_make_chunk(table, codes, columns, span) for span in spans)
-    return MemoryDataset(table.feature_names, segment_names, levels, chunks)
+    for name in per_row[0]:
+        columns[name] = np.concatenate([part[name] for part in per_row])
+        if columns[name].dtype.kind == "O":
+            texts: dict[str, int] = {}
+            columns[name] = _encode_texts(columns[name], texts)
+            levels[name] = tuple(texts)
+    chunks = [
+        replace(chunk, columns={name: values[chunk.rows] for name, values in columns.items()})
+        for chunk in chunks
+    ]
+    return MemoryDataset(feature_names, tuple(segments), levels, tuple(chunks))
 
 
-def _encode_texts(texts: NDArray[Any]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Replace texts by codes in order of first appearance, and empty texts by -1."""
-    code_by_text = {text: code for code, text in enumerate(dict.fromkeys(filter(None, texts)))}
-    codes = np.fromiter((code_by_text.get(text, -1) for text in texts), np.int32, len(texts))
-    return codes, tuple(code_by_text)
+def _divide_into_chunks(tables: Iterable[BinaryTable]) -> Iterator[BinaryTable]:
+    """Divide and join tables, so that all but the last have the same number of rows."""
+    parts: list[BinaryTable] = []
+    n_waiting = 0
+    for table in tables:
+        size = 64 * max(1, _CHUNK_BYTES // (8 * max(1, len(table.feature_names))))
+        first = 0
+        while first < len(table.X):
+            part = table.take_rows(slice(first, first + size - n_waiting))
+            parts.append(part)
+            n_waiting += len(part.X)
+            first += len(part.X)
+            if n_waiting == size:
+                yield join_tables(parts)
+                parts, n_waiting = [], 0
+    if parts:
+        yield join_tables(parts)
 
 
-def _make_chunk(
-    table: BinaryTable, codes: NDArray[np.int32], columns: Mapping[str, NDArray[Any]], span: slice
-) -> MemoryChunk:
-    """Pack consecutive rows, sorted by segment; each segment starts at a word boundary."""
-    rows = span.start + np.argsort(codes[span], kind="stable")
-    segments, sizes = np.unique(codes[span], return_counts=True)
+def _encode_texts(texts: NDArray[Any], codes: dict[str, int]) -> NDArray[np.int32]:
+    """Replace texts by codes in order of first appearance, and empty texts by −1.
+
+    `codes` holds those of earlier texts, and receives new ones.
+    """
+    for text in dict.fromkeys(filter(None, texts)):
+        codes.setdefault(text, len(codes))
+    return np.fromiter((codes.get(text, -1) for text in texts), np.int32, len(texts))
+
+
+def _make_chunk(table: BinaryTable, codes: NDArray[np.int32], first: int) -> MemoryChunk:
+    """Pack a chunk's rows, sorted by segment; each segment starts at a word boundary.
+
+    `first` is the number of rows before the chunk. Per-row columns are added later.
+    """
+    places = np.argsort(codes, kind="stable")
+    segments, sizes = np.unique(codes, return_counts=True)
     n_words = -(-sizes // 64)
     blocks = np.column_stack([segments, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
-    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    parts = np.split(places, np.cumsum(sizes)[:-1])
     return MemoryChunk(
         _pack_parts(table.X, parts),
         None if table.observed is None else _pack_parts(table.observed, parts),
         blocks,
-        rows,
-        {name: values[rows] for name, values in columns.items()},
+        first + places,
+        {},
     )
 
 

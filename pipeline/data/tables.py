@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pipeline.data.batches import (
+    RowBatches,
+    is_lazy_frame,
+    list_columns,
+    open_array,
+    open_frame,
+    read_columns,
+)
 from pipeline.errors import FitError, format_suggestion
 
 if TYPE_CHECKING:
@@ -23,8 +31,9 @@ NOT_BINARY_REMEDY = (
 )
 """Remedy for values that are not binary."""
 
-BinarizationRule = float | Mapping[Any, int | None] | None
-"""How values become bits: 1 above a threshold, or by a mapping to 0, 1 or None (missing)."""
+BinarizationRule = float | NDArray[np.float64] | Mapping[Any, int | None] | None
+"""How values become bits: 1 above a threshold, or above one per feature; or by a mapping to 0, 1 or
+None (missing)."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +60,101 @@ class BinaryTable:
     segments: NDArray[Any] | None
     columns: Mapping[str, NDArray[Any]]
 
+    def take_rows(self, rows: slice) -> BinaryTable:
+        """Return some rows."""
+        return BinaryTable(
+            self.X[rows],
+            None if self.observed is None else self.observed[rows],
+            self.feature_names,
+            None if self.segments is None else self.segments[rows],
+            {name: values[rows] for name, values in self.columns.items()},
+        )
 
-def make_binary_table(
+
+def join_tables(tables: Sequence[BinaryTable]) -> BinaryTable:
+    """Return all rows of tables with the same features and per-row columns."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    observed = None
+    if any(table.observed is not None for table in tables):
+        observed = np.concatenate(
+            [np.ones_like(t.X) if t.observed is None else t.observed for t in tables]
+        )
+    return BinaryTable(
+        np.concatenate([table.X for table in tables]),
+        observed,
+        first.feature_names,
+        None if first.segments is None else np.concatenate([table.segments for table in tables]),
+        {name: np.concatenate([table.columns[name] for table in tables]) for name in first.columns},
+    )
+
+
+@dataclass(frozen=True)
+class TableBatches:
+    """Rows of a new dataset, which become tables batch by batch when they are iterated over.
+
+    Attributes
+    ----------
+    rows
+        The values.
+    feature_names, segments, columns
+        As in a `BinaryTable`, for all rows.
+    rule, remedy
+        As for `convert_array`.
+    """
+
+    rows: RowBatches
+    feature_names: tuple[str, ...]
+    segments: NDArray[Any] | None
+    columns: Mapping[str, NDArray[Any]]
+    rule: BinarizationRule
+    remedy: str
+
+    def __iter__(self) -> Iterator[BinaryTable]:
+        first = 0
+        for batch in self.rows.iter_batches():
+            span = slice(first, first + len(batch))
+            options = (self.feature_names, self.rule, self.remedy, first)
+            if isinstance(batch, np.ndarray):
+                X, observed = _convert_batch(batch, *options)
+            else:
+                X, observed = _convert_frame_batch(batch, *options)
+            yield BinaryTable(
+                X,
+                observed,
+                self.feature_names,
+                None if self.segments is None else self.segments[span],
+                {name: values[span] for name, values in self.columns.items()},
+            )
+            first = span.stop
+
+
+def iter_numbers(rows: RowBatches) -> Iterator[NDArray[Any]]:
+    """Read rows as numbers: NaN if missing, infinity if not a number."""
+    for batch in rows.iter_batches():
+        if isinstance(batch, np.ndarray):
+            yield _convert_to_numbers(batch)
+        else:
+            columns = (column.to_numpy() for column in batch.iter_columns())
+            yield np.column_stack([*map(_convert_to_numbers, columns)])
+
+
+def convert_array(
     X: ArrayLike,
     feature_names: Sequence[Any] | None = None,
     segment: ArrayLike | None = None,
     keep: Mapping[str, ArrayLike] | None = None,
     rule: BinarizationRule = None,
     remedy: str = NOT_BINARY_REMEDY,
-) -> BinaryTable:
-    """Check arrays and convert them to a table.
+) -> TableBatches:
+    """Check arrays, and prepare to convert them to tables.
 
     Parameters
     ----------
     X
-        0, 1, True, False, or missing: NaN, None or masked, (n_rows, n_features).
+        0, 1, True, False, or missing: NaN, None or masked, (n_rows, n_features). An array that
+        NumPy understands, a sparse one of SciPy, or one of Dask, Zarr or HDF5.
     feature_names
         Names of the features, (n_features,); None stands for f0, f1, ….
     segment
@@ -80,29 +169,34 @@ def make_binary_table(
     Raises
     ------
     FitError
-        If a value is not binary, or a name or a length does not fit.
+        If a name or a length does not fit. A value that is not binary is an error when it is read.
     """
-    values = _convert_to_array(X)
-    if values.ndim != 2:
-        raise FitError(
-            f"X has {values.ndim} dimensions instead of two: rows and features. "
-            "Pass a matrix with one row per observation."
-        )
-    n_rows, n_features = values.shape
+    return make_tables(open_array(X), feature_names, segment, keep or {}, rule, remedy)
+
+
+def make_tables(
+    rows: RowBatches,
+    feature_names: Sequence[Any] | None,
+    segment: ArrayLike | None,
+    keep: Mapping[str, ArrayLike],
+    rule: BinarizationRule,
+    remedy: str = NOT_BINARY_REMEDY,
+) -> TableBatches:
+    """Check names and per-row columns; parameters as for `convert_array`."""
     if feature_names is None:
-        feature_names = [f"f{i}" for i in range(n_features)]
-    names = _check_feature_names(feature_names, n_features)
-    bits, observed = convert_to_bits(apply_binarization_rule(values, names, rule), names, remedy)
-    columns = {name: _convert_column(column, name, n_rows) for name, column in (keep or {}).items()}
-    segments = None if segment is None else convert_segments(segment, n_rows)
-    return BinaryTable(bits, observed, names, segments, columns)
+        feature_names = [f"f{i}" for i in range(rows.n_features)]
+    names = _check_feature_names(feature_names, rows.n_features)
+    columns = {name: _convert_column(values, name, rows.n_rows) for name, values in keep.items()}
+    segments = None if segment is None else convert_segments(segment, rows.n_rows)
+    return TableBatches(rows, names, segments, columns, rule, remedy)
 
 
-def _convert_to_array(X: ArrayLike) -> NDArray[Any]:
-    try:
-        return np.asanyarray(X)
-    except ValueError as error:
-        raise FitError(f"The rows of X have different lengths ({error}).") from None
+def _convert_batch(
+    values: NDArray[Any], names: Sequence[str], rule: BinarizationRule, remedy: str, first: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    return convert_to_bits(
+        apply_binarization_rule(values, names, rule, first), names, remedy, first
+    )
 
 
 def make_binarization_rule(
@@ -121,9 +215,12 @@ def make_binarization_rule(
 
 
 def apply_binarization_rule(
-    values: NDArray[Any], names: Sequence[str], rule: BinarizationRule
+    values: NDArray[Any], names: Sequence[str], rule: BinarizationRule, first: int = 0
 ) -> NDArray[Any]:
-    """Replace values by 0, 1 and NaN according to a rule; None leaves them as they are."""
+    """Replace values by 0, 1 and NaN according to a rule; None leaves them as they are.
+
+    `first` is the number of rows before these, for errors.
+    """
     if rule is None:
         return values
     data = np.ma.getdata(values)
@@ -141,18 +238,19 @@ def apply_binarization_rule(
     if np.isinf(bits).any():
         row, feature = divmod(int(np.isinf(bits).argmax()), values.shape[1])
         raise FitError(
-            f"row {row + 1} (counted from 1), column {names[feature]!r}: the value is "
+            f"row {first + row + 1} (counted from 1), column {names[feature]!r}: the value is "
             f"{_format_value(data[row, feature])}, not {expected} or missing."
         )
     return bits
 
 
 def convert_to_bits(
-    values: NDArray[Any], names: Sequence[str], remedy: str = NOT_BINARY_REMEDY
+    values: NDArray[Any], names: Sequence[str], remedy: str = NOT_BINARY_REMEDY, first: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Convert values to bits and a mask of observed values, which is None if all are observed.
 
-    The error about a value that is not binary names its row and column.
+    The error about a value that is not binary names its row, after the `first` rows of earlier
+    batches, and its column.
     """
     numbers = _convert_to_numbers(np.ma.getdata(values))
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
@@ -166,7 +264,7 @@ def convert_to_bits(
     if not is_valid.all():
         row, feature = divmod(int(np.argmin(is_valid)), values.shape[1])
         raise FitError(
-            f"row {row + 1} (counted from 1), column {names[feature]!r}: the value is "
+            f"row {first + row + 1} (counted from 1), column {names[feature]!r}: the value is "
             f"{_format_value(values[row, feature])}, not 0, 1, True, False or missing. {remedy}"
         )
     if missing is None or not missing.any():
@@ -259,22 +357,22 @@ def _iter_repeated_names(names: Sequence[str]) -> Iterator[str]:
         earlier_names.add(name)
 
 
-def make_table_from_frame(
+def convert_frame(
     df: Any,
     segment: str | None,
     keep: Sequence[str],
     features: Sequence[str] | None = None,
     rule: BinarizationRule = None,
     remedy: str = NOT_BINARY_REMEDY,
-) -> BinaryTable:
-    """Convert a data frame or an xarray object to a table of bits.
+) -> TableBatches:
+    """Prepare to convert a data frame or an xarray object to tables.
 
     Parameters
     ----------
     df
-        A data frame of pandas, Polars or another library that Narwhals supports; or an xarray
-        DataArray (row, feature); or an xarray Dataset with `values` and optionally `observed`, as
-        returned by `to_xarray`.
+        A data frame of pandas, Polars or another library that Narwhals supports; a lazy frame of
+        Polars, which is read in batches; an xarray DataArray (row, feature); or an xarray Dataset
+        with `values` and optionally `observed`, as returned by `to_xarray`.
     segment, keep
         Names of the columns (variables in xarray) with the segment of each row, and of the per-row
         columns to keep.
@@ -303,8 +401,15 @@ def make_table_from_frame(
                 parameter="features",
             )
         return _convert_xarray(df, segment, keep, rule)
-    frame = wrap_frame(df, "Collect a lazy frame first; pass an array to from_numpy.")
-    return _convert_data_frame(frame, segment, keep, features, rule, remedy)
+    frame = df if is_lazy_frame(df) else wrap_frame(df, "Pass an array to from_numpy.")
+    available = list_columns(frame)
+    names = _check_columns(segment, keep, available)
+    chosen = available if features is None else _check_columns(None, features, available)
+    rows = open_frame(frame, [name for name in chosen if name not in names])
+    per_row = read_columns(frame, names)
+    columns = {name: per_row[name] for name in keep}
+    segments = None if segment is None else per_row[segment]
+    return make_tables(rows, rows.feature_names, segments, columns, rule, remedy)
 
 
 def wrap_frame(df: Any, remedy: str) -> nw.DataFrame[Any]:
@@ -322,31 +427,29 @@ def wrap_frame(df: Any, remedy: str) -> nw.DataFrame[Any]:
         raise FitError(" ".join(str(error).split()) + ". Rename one.") from None
 
 
-def _convert_data_frame(
+def _convert_frame_batch(
     frame: nw.DataFrame[Any],
-    segment: str | None,
-    keep: Sequence[str],
-    features: Sequence[str] | None,
+    names: Sequence[str],
     rule: BinarizationRule,
     remedy: str,
-) -> BinaryTable:
-    names = _check_columns(segment, keep, frame.columns)
-    columns = frame.columns if features is None else _check_columns(None, features, frame.columns)
-    feature_names = [name for name in columns if name not in names]
-    X = np.ma.zeros((len(frame), len(feature_names)), np.uint8)
-    for index, name in enumerate(feature_names):
-        values = apply_binarization_rule(frame[name].to_numpy()[:, None], (name,), rule)
-        bits, observed = convert_to_bits(values, (name,), remedy)
+    first: int,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    """Convert column by column, as columns may differ in type; parameters as for arrays."""
+    X = np.zeros((len(frame), len(names)), np.uint8)
+    mask = np.ones_like(X)
+    for index, (name, column) in enumerate(zip(names, frame.iter_columns(), strict=True)):
+        own_rule = rule[index] if isinstance(rule, np.ndarray) else rule
+        values = column.to_numpy()[:, None]
+        bits, observed = _convert_batch(values, (name,), own_rule, remedy, first)
         X[:, index] = bits[:, 0]
         if observed is not None:
-            X[observed[:, 0] == 0, index] = np.ma.masked
-    per_row = {name: frame[name].to_numpy() for name in names}
-    return _make_table(X, feature_names, per_row, segment, keep)
+            mask[:, index] = observed[:, 0]
+    return X, None if mask.all() else mask
 
 
 def _convert_xarray(
     data: Any, segment: str | None, keep: Sequence[str], rule: BinarizationRule
-) -> BinaryTable:
+) -> TableBatches:
     variables = [*data.coords, *getattr(data, "data_vars", ())]
     names = _check_columns(segment, keep, variables)
     values = data["values"] if "values" in variables else data
@@ -360,7 +463,9 @@ def _convert_xarray(
         X = np.ma.masked_array(X, data["observed"].values == 0)
     features = [*values[feature].values] if feature in values.coords else None
     per_row = {name: data[name].values for name in names}
-    return _make_table(X, features, per_row, segment, keep, rule)
+    columns = {name: per_row[name] for name in keep}
+    segments = None if segment is None else per_row[segment]
+    return make_tables(open_array(X), features, segments, columns, rule)
 
 
 def _check_columns(segment: str | None, keep: Sequence[str], columns: Sequence[str]) -> list[str]:
@@ -370,16 +475,3 @@ def _check_columns(segment: str | None, keep: Sequence[str], columns: Sequence[s
             suggestion = format_suggestion(name, map(str, columns))
             raise FitError(f"There is no column {name!r}.{suggestion}")
     return names
-
-
-def _make_table(
-    X: NDArray[Any],
-    features: Sequence[str] | None,
-    per_row: Mapping[str, NDArray[Any]],
-    segment: str | None,
-    keep: Sequence[str],
-    rule: BinarizationRule = None,
-) -> BinaryTable:
-    segments = None if segment is None else per_row[segment]
-    columns = {name: per_row[name] for name in keep}
-    return make_binary_table(X, features, segments, columns, rule)

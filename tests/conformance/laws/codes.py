@@ -18,7 +18,7 @@ from latentbits.fitted import Fitted
 from latentbits.scorer import Scorer
 from pipeline.data.blocks import pack_block
 from pipeline.data.datasets import make_memory_dataset
-from pipeline.data.tables import make_binary_table
+from pipeline.data.tables import convert_array
 from pipeline.inference.transform import describe_codes
 from pipeline.models.base import reverse_components
 from pipeline.models.capabilities import CanReconstruct
@@ -66,9 +66,9 @@ def test_a_scorer_gives_the_bytes_of_transform(facts: Facts, segment: str | None
     X[2, 1] = X[3, 0] = np.nan
 
     def transform(rows: np.ndarray) -> Any:
-        table = make_binary_table(rows, names, [segment or "unknown"] * len(rows))
+        tables = convert_array(rows, names, [segment or "unknown"] * len(rows))
         with catch_warnings(action="ignore"):  # the mean of the segments is used
-            return api.transform(model, make_memory_dataset(table), n_jobs=1)
+            return api.transform(model, make_memory_dataset(tables), n_jobs=1)
 
     assert_same(scorer(pd.DataFrame(X, columns=names), segment), transform(X))
     for values in X:

@@ -1,0 +1,165 @@
+"""Read arrays and data frames in batches of rows, so that large ones are never all in memory."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pipeline.errors import FitError
+
+if TYPE_CHECKING:
+    import narwhals as nw
+
+_CELLS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class RowBatches:
+    """Rows of an array or a data frame, which can be read more than once.
+
+    Attributes
+    ----------
+    feature_names
+        Names of the columns of a data frame; None for arrays.
+    n_features
+        Number of columns.
+    n_rows
+        Number of rows.
+    iter_batches
+        Reads the rows in order: arrays, (n, n_features), masked if some values are, or data frames.
+    """
+
+    feature_names: tuple[str, ...] | None
+    n_features: int
+    n_rows: int
+    iter_batches: Callable[[], Iterator[NDArray[Any] | nw.DataFrame[Any]]]
+
+
+def is_read_in_batches(X: Any) -> bool:
+    """Return whether X is not in memory as a dense array: sparse, lazy, or like a Zarr array."""
+    if isinstance(X, np.ndarray | list | tuple):
+        return False
+    return is_sparse(X) or is_lazy_frame(X) or _is_chunked(X)
+
+
+def is_sparse(X: Any) -> bool:
+    """Return whether X is a sparse matrix or array of SciPy."""
+    return hasattr(X, "tocsr")
+
+
+def is_lazy_frame(X: Any) -> bool:
+    """Return whether X is a lazy data frame of Polars."""
+    polars = sys.modules.get("polars")
+    return polars is not None and isinstance(X, polars.LazyFrame)
+
+
+def _is_chunked(X: Any) -> bool:
+    """Return whether X is like an array of Dask, Zarr or HDF5."""
+    return all(hasattr(X, name) for name in ("shape", "dtype", "chunks", "__getitem__"))
+
+
+def open_array(X: ArrayLike) -> RowBatches:
+    """Prepare to read the rows of an array, or of a sparse, Dask, Zarr or HDF5 one.
+
+    Raises
+    ------
+    FitError
+        If X does not have two dimensions of known length.
+    """
+    array: Any = X if is_read_in_batches(X) else _convert_to_array(X)
+    if len(array.shape) != 2:
+        raise FitError(
+            f"X has {len(array.shape)} dimensions instead of two: rows and features. "
+            "Pass a matrix with one row per observation."
+        )
+    if any(math.isnan(size) for size in array.shape):
+        raise FitError("The length of X is unknown. Call X.compute_chunk_sizes() first.")
+    if is_sparse(array):
+        array = array.tocsr()
+
+    def read() -> Iterator[NDArray[Any]]:
+        for first, last in pairwise(_find_edges(array)):
+            rows = array[first:last]
+            if hasattr(rows, "toarray"):
+                rows = rows.toarray()
+            elif hasattr(rows, "compute"):
+                rows = rows.compute()
+            yield np.asanyarray(rows)
+
+    return RowBatches(None, int(array.shape[1]), int(array.shape[0]), read)
+
+
+def open_frame(frame: Any, columns: Sequence[str]) -> RowBatches:
+    """Prepare to read columns of a data frame of Narwhals, or of a lazy one of Polars."""
+    height = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
+    rows = _select(frame, columns)
+
+    def read() -> Iterator[nw.DataFrame[Any]]:
+        if is_lazy_frame(rows):
+            yield from map(_wrap, rows.collect_batches(chunk_size=height, maintain_order=True))
+        else:
+            yield from (rows[first : first + height] for first in range(0, len(rows), height))
+
+    return RowBatches(tuple(columns), len(columns), _count_rows(frame), read)
+
+
+def _count_rows(frame: Any) -> int:
+    if not is_lazy_frame(frame):
+        return len(frame)
+    return int(frame.select(sys.modules["polars"].len()).collect().item())
+
+
+def list_columns(frame: Any) -> list[str]:
+    """Return the names of all columns of such a frame."""
+    names: list[str] = frame.collect_schema().names() if is_lazy_frame(frame) else frame.columns
+    return names
+
+
+def read_columns(frame: Any, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Read all rows of some columns of such a frame."""
+    rows = _select(frame, columns)
+    table = _wrap(rows.collect()) if is_lazy_frame(rows) else rows
+    return {
+        name: column.to_numpy() for name, column in zip(columns, table.iter_columns(), strict=True)
+    }
+
+
+def _select(frame: Any, columns: Sequence[Any]) -> Any:
+    """Select columns by name; those of pandas need not be texts."""
+    if is_lazy_frame(frame):
+        return frame.select(columns)
+    import narwhals as nw
+
+    return frame.select([nw.col(name) for name in columns])
+
+
+def _wrap(frame: Any) -> nw.DataFrame[Any]:
+    import narwhals as nw  # only data frames need it
+
+    return nw.from_native(frame, eager_only=True)
+
+
+def _find_edges(array: Any) -> list[int]:
+    """Return the first row of each batch, and the end: whole chunks, if there are any."""
+    n_rows, n_features = array.shape
+    height = max(1, _CELLS_AT_ONCE // max(1, n_features))
+    chunks = getattr(array, "chunks", None)
+    if chunks is not None and not isinstance(chunks[0], int):  # of Dask: the sizes of all chunks
+        return [0, *np.cumsum(chunks[0]).tolist()]
+    if chunks is not None:
+        height = chunks[0] * max(1, height // chunks[0])
+    return [*range(0, n_rows, height), n_rows]
+
+
+def _convert_to_array(X: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asanyarray(X)
+    except ValueError as error:
+        raise FitError(f"The rows of X have different lengths ({error}).") from None

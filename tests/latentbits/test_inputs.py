@@ -1,0 +1,184 @@
+"""Sparse, lazy and chunked inputs: the same bytes as a dense array, without its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import scipy.sparse
+import zarr
+
+import latentbits as lb
+from pipeline.data import batches
+from pipeline.errors import FitError
+from tests.support.data import draw_probit_rows
+
+NAMES = [f"f{i}" for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def X() -> np.ndarray:
+    return draw_probit_rows(700, len(NAMES), 2, seed=1)[0]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read 64 rows at a time, and pack 128."""
+    monkeypatch.setattr("pipeline.data.batches._CELLS_AT_ONCE", 64 * len(NAMES))
+    monkeypatch.setattr("pipeline.data.datasets._CHUNK_BYTES", 16 * len(NAMES))
+
+
+def make_zarr(X: np.ndarray) -> zarr.Array[Any]:
+    array = zarr.create_array(
+        zarr.storage.MemoryStore(), shape=X.shape, chunks=(50, 4), dtype=X.dtype
+    )
+    array[:] = X
+    return array
+
+
+KINDS: dict[str, Callable[[np.ndarray], Any]] = {
+    "list": np.ndarray.tolist,
+    "csr array": scipy.sparse.csr_array,
+    "coo matrix": scipy.sparse.coo_matrix,
+    "dask": lambda X: da.from_array(X, chunks=(99, 4)),
+    "zarr": make_zarr,
+    "polars": lambda X: pl.DataFrame(X, schema=NAMES),
+    "lazy": lambda X: pl.DataFrame(X, schema=NAMES).lazy(),
+    "pandas": lambda X: pd.DataFrame(X, columns=NAMES),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("has_missing", [False, True])
+def test_fit_takes_any_kind_of_table(X: np.ndarray, kind: str, has_missing: bool) -> None:
+    values = X.astype(float)
+    if has_missing:
+        values[np.random.default_rng(0).random(values.shape) < 0.1] = np.nan
+    table = KINDS[kind](values)
+    expected, found = (lb.fit(data, components=1) for data in (values, table))
+    assert found.params.loadings.tobytes() == expected.params.loadings.tobytes()
+    assert found.feature_names == tuple(NAMES)
+    codes = [lb.transform(found, data)["mean"].tobytes() for data in (values, table)]
+    assert codes[0] == codes[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("binarize", [None, 0.5, "mean"])
+def test_estimators_take_any_kind_of_table(X: np.ndarray, kind: str, binarize: Any) -> None:
+    table = KINDS[kind](X.astype(float))
+    expected, found = (
+        lb.ClippedPCA(n_components=1, binarize=binarize, random_state=0).fit(data)
+        for data in (X, table)
+    )
+    assert found.fitted_.params.loadings.tobytes() == expected.fitted_.params.loadings.tobytes()
+    assert found.transform(table).tobytes() == expected.transform(X).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["csr array", "dask", "zarr", "lazy"])
+def test_equal_segments_divide_any_kind_of_table(X: np.ndarray, kind: str) -> None:
+    options = {"n_components": 1, "n_segments": 3, "random_state": 0}
+    expected, found = (lb.BLICA(**options).fit(data) for data in (X, KINDS[kind](X)))
+    assert found.fitted_.params.mixing.tobytes() == expected.fitted_.params.mixing.tobytes()
+
+
+def test_per_row_columns_of_a_lazy_frame(X: np.ndarray, tmp_path: Path) -> None:
+    segment = np.array(["x", "y"])[np.arange(len(X)) % 2]
+    number = np.where(np.arange(len(X)) < 600, np.arange(len(X)), None)
+    frame = pl.DataFrame(X, schema=NAMES).with_columns(
+        pl.Series("segment", segment), pl.Series("number", number, strict=False)
+    )
+    options: dict[str, Any] = {"segment": "segment", "keep": ["number"]}
+    eager = lb.from_dataframe(frame, **options)
+    lazy = lb.from_dataframe(frame.lazy(), **options)
+    stored: Any = lb.from_dataframe(frame.lazy(), **options, path=tmp_path / "rows.zarr")
+    assert lazy.segment_names == stored.segment_names == ("x", "y")
+    fits = [lb.fit(data, components=1).params.loadings for data in (eager, lazy, stored)]
+    np.testing.assert_array_equal(fits[0], fits[1])
+    np.testing.assert_allclose(fits[2], fits[0], rtol=1e-9)
+    read = [data.make_reader(columns=("number",))(0).columns["number"] for data in (eager, lazy)]
+    np.testing.assert_array_equal(*read)
+    assert stored.n_rows == len(X)
+
+
+@pytest.mark.parametrize("kind", ["csr array", "dask", "zarr", "lazy"])
+def test_errors_name_the_row_of_the_table(X: np.ndarray, kind: str) -> None:
+    values = X.astype(float)
+    values[690, 3] = 7
+    with pytest.raises(FitError, match=r"^row 691 \(counted from 1\), column 'f3': .* is 7"):
+        lb.fit(KINDS[kind](values))
+
+
+class RecordingArray:
+    """An array like those of Zarr, which records how many rows are read at once."""
+
+    def __init__(self, X: np.ndarray) -> None:
+        self._X = X
+        self.shape, self.dtype, self.chunks = X.shape, X.dtype, (10, 2)
+        self.sizes: list[int] = []
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        self.sizes.append(len(self._X[rows]))
+        return self._X[rows]
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_only_whole_chunks_are_read_and_few_at_once(
+    X: np.ndarray, to_disk: bool, tmp_path: Path
+) -> None:
+    array = RecordingArray(X)
+    lb.from_numpy(array, path=tmp_path / "rows.zarr" if to_disk else None)
+    assert array.sizes == [60] * 11 + [40]
+
+
+def test_dask_blocks_are_computed_once_each(X: np.ndarray) -> None:
+    computed: list[int] = []
+
+    def record(block: np.ndarray, block_id: tuple[int, int]) -> np.ndarray:
+        computed.append(block_id[0])
+        return block
+
+    table = da.from_array(X, chunks=(99, len(NAMES))).map_blocks(record, dtype=X.dtype, meta=X[:0])
+    lb.from_numpy(table)
+    assert sorted(computed) == [*range(8)]
+
+
+def test_a_dask_array_of_unknown_length_is_refused(X: np.ndarray) -> None:
+    table = da.from_array(X, chunks=(99, len(NAMES)))
+    with pytest.raises(FitError, match=r"length of X is unknown. Call X.compute_chunk_sizes\(\)"):
+        lb.fit(table[table[:, 0] == 1])
+
+
+def test_an_empty_lazy_frame_is_refused() -> None:
+    with pytest.raises(FitError, match="have no rows"):
+        lb.fit(pl.LazyFrame(schema={"a": pl.Int8, "b": pl.Int8}))
+
+
+def test_paths_and_examples_are_data(X: np.ndarray, tmp_path: Path) -> None:
+    dataset: Any = lb.from_numpy(X, path=tmp_path / "rows.zarr")
+    expected = lb.fit(dataset, components=1).params.loadings.tobytes()
+    for path in (dataset.path, str(dataset.path)):
+        assert lb.fit(path, components=1).params.loadings.tobytes() == expected
+    digits: Any = lb.open_dataset("example:digits")
+    assert (digits.n_rows, digits.n_features) == (1797, 34)
+    assert lb.fit("example:digits", components=1).feature_names == digits.feature_names
+    with pytest.raises(ValueError, match=r"example 'digit' is unknown.*Did you mean 'digits'"):
+        lb.fit("example:digit")
+    with pytest.raises(ValueError, match=r"none\.zarr"):
+        lb.fit(tmp_path / "none.zarr")
+
+
+def test_which_inputs_are_read_in_batches(X: np.ndarray) -> None:
+    is_lazy = {name: batches.is_read_in_batches(make(X)) for name, make in KINDS.items()}
+    assert [name for name in KINDS if is_lazy[name]] == [
+        "csr array",
+        "coo matrix",
+        "dask",
+        "zarr",
+        "lazy",
+    ]
