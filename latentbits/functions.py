@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 from warnings import warn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latentbits.data import make_dataset
 from latentbits.fitted import Evaluation, Fitted, LatentCodes
 from pipeline.data.blocks import RowSource
-from pipeline.data.datasets import Dataset
+from pipeline.data.datasets import Dataset, MemoryDataset
 from pipeline.data.matching import (
     check_same_features,
     describe_unknown_segments,
@@ -27,7 +30,12 @@ from pipeline.data.matching import (
     map_fitted_segments,
 )
 from pipeline.errors import FitError, format_suggestion
-from pipeline.evaluation.evaluate import EvaluatedModel, evaluate_rows, match_segments
+from pipeline.evaluation.evaluate import (
+    EvaluatedModel,
+    evaluate_rows,
+    find_likelihood_measure,
+    match_segments,
+)
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
@@ -39,22 +47,29 @@ from pipeline.evaluation.neighbourhoods import (
 from pipeline.evaluation.prediction import find_target_labels, name_categories
 from pipeline.executors.base import Executor, make_executor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.fitting.loop import fit_model as fit_model
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    start_fit,
+)
+from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.inference.transform import Reconstruction, TransformTask, transform_rows
 from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
+from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
+from pipeline.statistics.sums import Statistics
 
 __all__ = [
     "Evaluation",
     "Fitted",
     "LatentCodes",
     "evaluate",
-    "evaluate_likelihood",
     "fit",
     "transform",
 ]
@@ -144,11 +159,73 @@ def fit_with_argument_names(
     `argument_names` maps the names of the arguments of `fit` to the caller's names, where they
     differ.
     """
-    names = (dataset.feature_names, dataset.segment_names)
     with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         built = _build_model(model, components, settings)
         rows = _make_row_source(dataset, split, 1 << 30, built.list_required_columns())
         state = fit_model(built, rows, executor, seed, progress=show)
+    return _make_fitted(built, state, dataset, argument_names)
+
+
+class RowCounts(NamedTuple):
+    """Counts over all rows of a fit, to which those of further rows can be added.
+
+    Attributes
+    ----------
+    first, statistics
+        The model's first statistics, and those of its only pass.
+    n_rows
+        Number of rows.
+    segment_names
+        Names of the segments of these rows.
+    """
+
+    first: Statistics
+    statistics: Statistics
+    n_rows: int
+    segment_names: tuple[str, ...]
+
+
+def fit_to_more_rows(
+    argument_names: Mapping[str, str],
+    dataset: MemoryDataset,
+    model: str,
+    earlier: RowCounts | None,
+    *,
+    components: int | str | None,
+    seed: int,
+    executor: Executor,
+    settings: Mapping[str, Any],
+) -> tuple[Fitted, RowCounts]:
+    """Fit a model whose statistics are counts to the rows of a dataset and to all earlier ones.
+
+    `dataset` continues the earlier rows (see `make_memory_dataset`). Returns the fit, which has the
+    bytes of a fit to all rows at once, and the counts over all rows.
+    """
+    with _translate_errors(dataset, argument_names), show_progress() as show:
+        built = _build_model(model, components, settings)
+        rows = _make_row_source(dataset, None)
+        if get_pair_job_label(built, rows.n_features):
+            raise FitError(
+                f"{built.name} counts the pairs of {rows.n_features:,} features in strips, to "
+                "which no rows can be added. Use fewer features, or fit to all rows."
+            )
+        first = collect_first_statistics(built, rows, executor, seed, show)
+        first = first if earlier is None else earlier.first.merge(first)
+        state = start_fit(built, first, rows, executor, seed, progress=show)
+        statistics = collect_pass_statistics(built, state, rows, executor, seed, show)
+        statistics = statistics if earlier is None else earlier.statistics.merge(statistics)
+        state = fit_model(
+            built, rows, executor, seed, state=state, statistics=statistics, progress=show
+        )
+    n_rows = dataset.n_rows + (earlier.n_rows if earlier else 0)
+    fitted = _make_fitted(built, state, dataset, argument_names)
+    return fitted, RowCounts(first, statistics, n_rows, dataset.segment_names)
+
+
+def _make_fitted(
+    built: Model, state: FitState, dataset: Dataset, argument_names: Mapping[str, str]
+) -> Fitted:
+    names = (dataset.feature_names, dataset.segment_names)
     warnings = tuple(
         warning.with_parameter_names(argument_names).render(*names) for warning in state.warnings
     )
@@ -206,23 +283,48 @@ def transform(
     executor = executor or make_executor(n_jobs)
     dataset = make_dataset(dataset, fitted.feature_names)
     with _translate_errors(dataset), show_progress(progress) as show:
-        subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
+        _make_subject(fitted, dataset)
         if reconstruct not in (None, *get_args(Reconstruction)):
             raise FitError(
                 f"reconstruct must be 'probabilities', 'bits' or None, not {reconstruct!r}."
             )
-        arrays = {name: values for name, (_, values) in get_named_arrays(subject.params).items()}
-        fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)
-        task = TransformTask(
-            fitted.model,
-            lambda: arrays,
-            RowRandom(seed),
-            rows.read,
-            find_segment_indices(fitted_segments, dataset.segment_names),
-            "float64",
-            reconstruct,
-        )
+        rows = _make_row_source(dataset, split)
+        task = _make_transform_task(fitted, dataset, rows, seed)
+        task = replace(task, reconstruction=reconstruct)
         return LatentCodes(transform_rows(task, rows, executor, show))
+
+
+def compute_row_likelihoods(
+    fitted: Fitted, dataset: Dataset, seed: int, executor: Executor
+) -> NDArray[np.float64]:
+    """Compute the log-likelihood of each row, or an estimate or lower bound of it, (n_rows,).
+
+    Raises
+    ------
+    FitError
+        If the fitted model has none.
+    """
+    with _translate_errors(dataset), show_progress() as show:
+        subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, None)
+        measure = find_likelihood_measure(subject, rows.n_features)
+        if measure.name not in ("log_likelihood", "lower_bound"):
+            reasons = " ".join(measure.refusals)
+            name = type(fitted.model).__name__
+            raise FitError(f"This {name} fit has no log-likelihood. {reasons}")
+        task = _make_transform_task(fitted, dataset, rows, seed)
+        task = replace(task, measure=measure.name)
+        return transform_rows(task, rows, executor, show)[measure.name]
+
+
+def _make_transform_task(
+    fitted: Fitted, dataset: Dataset, rows: RowSource, seed: int
+) -> TransformTask:
+    arrays = {name: values for name, (_, values) in get_named_arrays(fitted.params).items()}
+    fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)
+    segments = find_segment_indices(fitted_segments, dataset.segment_names)
+    return TransformTask(
+        fitted.model, lambda: arrays, RowRandom(seed), rows.read, segments, "float64"
+    )
 
 
 def evaluate(
@@ -278,22 +380,6 @@ def evaluate(
         )
         description = evaluate_rows(subject, rows, *run)
     return Evaluation({**description, **codes})
-
-
-def evaluate_likelihood(
-    fitted: Fitted,
-    dataset: Dataset,
-    *,
-    split: str | None = None,
-    seed: int = 0,
-    executor: Executor,
-    progress: Progress | None = None,
-) -> Evaluation:
-    """Evaluate only the likelihood and the reconstruction of rows; parameters as for `evaluate`."""
-    with _translate_errors(dataset), show_progress(progress) as show:
-        subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
-        description = evaluate_rows(subject, rows, executor, seed, show)
-    return Evaluation(description)
 
 
 def _draw_vote_rows(

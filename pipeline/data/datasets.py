@@ -145,18 +145,23 @@ class MemoryDataset(ResultDisplayMixin):
         yield "missing values", "none" if is_complete else "some"
 
 
-def make_memory_dataset(tables: Iterable[BinaryTable]) -> MemoryDataset:
-    """Pack tables with the same columns, at least 1 row and 2 features in all, into chunks."""
+def make_memory_dataset(
+    tables: Iterable[BinaryTable], segment_names: Sequence[str] = (), first_row: int = 0
+) -> MemoryDataset:
+    """Pack tables with the same columns, at least 1 row and 2 features in all, into chunks.
+
+    If the rows continue a dataset, `segment_names` are its segments and `first_row` is its number
+    of rows.
+    """
     chunks: list[MemoryChunk] = []
     per_row: list[Mapping[str, NDArray[Any]]] = []
-    segments: dict[str, int] = {}
+    segments = {name: code for code, name in enumerate(segment_names)}
     feature_names: tuple[str, ...] = ()
     n_rows = 0
     for table in _divide_into_chunks(tables):
         feature_names = table.feature_names
         if table.segments is None:
-            segments[_ONLY_SEGMENT] = 0
-            codes = np.zeros(len(table.X), np.int32)
+            codes = np.full(len(table.X), segments.setdefault(_ONLY_SEGMENT, len(segments)), "i4")
         else:
             codes = _encode_texts(table.segments, segments)
         chunks.append(_make_chunk(table, codes, n_rows))
@@ -176,7 +181,11 @@ def make_memory_dataset(tables: Iterable[BinaryTable]) -> MemoryDataset:
             columns[name] = _encode_texts(columns[name], texts)
             levels[name] = tuple(texts)
     chunks = [
-        replace(chunk, columns={name: values[chunk.rows] for name, values in columns.items()})
+        replace(
+            chunk,
+            rows=first_row + chunk.rows,
+            columns={name: values[chunk.rows] for name, values in columns.items()},
+        )
         for chunk in chunks
     ]
     return MemoryDataset(feature_names, tuple(segments), levels, tuple(chunks))

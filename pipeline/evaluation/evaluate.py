@@ -21,6 +21,7 @@ from pipeline.errors import FitError
 from pipeline.evaluation.prediction import TargetLabels, describe_prediction, summarize_predictions
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.inference.transform import compute_likelihoods
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     CanReconstruct,
@@ -49,7 +50,6 @@ _LIKELIHOOD_MEASURES: dict[str, tuple[type, str]] = {
 }
 _LIKELIHOOD_KINDS = {"exact", "estimate", "bound"}  # kinds that are comparable with each other
 _CELLS_AT_ONCE = 1 << 21
-_LARGEST_SCORE = 1e100  # nats of a row; sums of squares of larger ones may overflow
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,11 @@ def _score_rows(
     if len(subject.segments):
         segment_rows[block.segment] = block.n_samples
         block = replace(block, segment=int(subject.segments[block.segment]))
-    scores, n = _compute_likelihoods(subject, measure, rng, block), block.n_samples
+    n = block.n_samples
+    if measure is None:
+        scores = LogLikelihood(np.zeros(n), np.zeros(n))
+    else:
+        scores = compute_likelihoods(subject.model, measure, subject.params, block, rng)
     shared = np.broadcast_to(scores.shared_error + scores.integration_error, n)
     losses, wrong_bits, n_observed = _compute_losses(subject, rng, block)
     values = {
@@ -273,24 +277,6 @@ def _sum_differences(a: _RowScores, b: _RowScores) -> Sums:
         }
         values |= {name: np.array(products[name].sum()) for name in products}
     return Sums(len(nats), float(nats.sum()), values)
-
-
-def _compute_likelihoods(
-    subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
-) -> LogLikelihood:
-    """Return the measure of each row, and its standard error."""
-    zeros = np.zeros(block.n_samples)
-    if measure is None:
-        return LogLikelihood(zeros, zeros)
-    values = getattr(subject.model, measure)(subject.params, block, rng)
-    scores = values if isinstance(values, LogLikelihood) else LogLikelihood(values, zeros)
-    if not (is_usable := np.abs(scores.nats) < _LARGEST_SCORE).all():
-        k = int(np.argmin(is_usable))
-        raise FitError(
-            f"row {block.rows[k] + 1}: the {measure} is {scores.nats[k]}. "
-            "Fit again with other settings."
-        )
-    return scores
 
 
 def _compute_losses(

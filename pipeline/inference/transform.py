@@ -1,4 +1,4 @@
-"""Compute the latent codes of all rows, and reconstruct rows from them."""
+"""Compute the latent codes or the likelihoods of all rows, and reconstruct rows from codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress
 from pipeline.models.base import Model
-from pipeline.models.capabilities import check_can_reconstruct
+from pipeline.models.capabilities import LogLikelihood, check_can_reconstruct
 from pipeline.params import params_from_arrays
 from pipeline.passes.row_ranges import (
     ROW,
@@ -31,6 +31,8 @@ from pipeline.random import RowRandom
 Reconstruction = Literal["probabilities", "bits"]
 """What to reconstruct: P(x = 1 | codes), or whether this probability exceeds ½."""
 
+LARGEST_SCORE = 1e100
+"""Nats of a row; sums of squares of larger ones may overflow."""
 _ROWS_PER_RANGE = 1 << 16
 _CELLS_AT_ONCE = 1 << 18  # a few seconds of work, even at a millisecond per row
 _MIN_PORTION = 256  # models prepare their parameters once per portion
@@ -49,6 +51,8 @@ class TransformTask:
     dtype: str  # type in which floats are stored
     # What to reconstruct from the codes, if anything; also the name of its array.
     reconstruction: Reconstruction | None = None
+    # Likelihood to compute instead of codes, such as `log_likelihood`; also the name of its array.
+    measure: str | None = None
 
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
         """Return the codes of a range in original row order, and the row numbers as `row`.
@@ -60,7 +64,11 @@ class TransformTask:
         codes: dict[str, NDArray[Any]] = {}
         for block, places in self._iter_blocks(row_range):
             check_cancelled()
-            coded = _code_block(self.model, params, block, self.rng, self.reconstruction)
+            if self.measure is None:
+                coded = _code_block(self.model, params, block, self.rng, self.reconstruction)
+            else:
+                nats = compute_likelihoods(self.model, self.measure, params, block, self.rng).nats
+                coded = {self.measure: nats}
             stored = {
                 name: cast_for_storage(name, values, block.rows, self.dtype)
                 for name, values in {ROW: block.rows, **coded}.items()
@@ -125,6 +133,22 @@ def _code_block(
     if reconstruction == "bits":
         values = (values > 0.5).astype(np.uint8)
     return {**codes, reconstruction: values}
+
+
+def compute_likelihoods(
+    model: Model, measure: str, params: Any, block: BinaryBlock, rng: RowRandom
+) -> LogLikelihood:
+    """Return a measure of the likelihood of each row, such as `lower_bound`, and its errors."""
+    values = getattr(model, measure)(params, block, rng)
+    zeros = np.zeros(block.n_samples)
+    scores = values if isinstance(values, LogLikelihood) else LogLikelihood(values, zeros)
+    if not (is_usable := np.abs(scores.nats) < LARGEST_SCORE).all():
+        k = int(np.argmin(is_usable))
+        raise FitError(
+            f"row {block.rows[k] + 1}: the {measure} is {scores.nats[k]}. "
+            "Fit again with other settings."
+        )
+    return scores
 
 
 def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:

@@ -148,6 +148,14 @@ class CanPredict(Protocol):
 
 
 @runtime_checkable
+class IsMixture(Protocol):
+    """Assigns rows to components: the codes `mean` are P(component | x)."""
+
+    def count_parameters(self, params: Any) -> int:
+        """Return the number of free parameters."""
+
+
+@runtime_checkable
 class CanPrepare(Protocol):
     """Completes its parameters once after the fit, for example by an estimate of log Z."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from tests.support.data import draw_probit_rows
 SMALL: dict[str, dict[str, Any]] = {
     "Autoencoder": {"n_components": 2, "max_iter": 2},
     "BLICA": {"n_components": 1, "starts": 1, "min_rows": 2, "regularization": 2.0},
-    "BernoulliMixture": {"n_components": 2, "starts": 1, "max_iter": 3},
+    # As many components as classes in the checks of `predict_proba`.
+    "BernoulliMixture": {"n_components": 4, "starts": 1, "max_iter": 3},
     "BinaryICALikelihood": {"n_components": 1, "starts": 1, "max_iter": 3},
     "Bottleneck": {"n_components": 2, "max_iter": 2},
     "ClippedPCA": {"n_components": 1, "constant_features": "keep"},
@@ -120,7 +122,7 @@ def test_it_is_what_the_functions_give(X: np.ndarray, segments: np.ndarray, name
     codes = lb.transform(fitted, data, seed=7)["mean"]
     assert made.transform(X, segments=segments).tobytes() == codes.tobytes()
     if hasattr(made, "score") and "log_likelihood" in (found := lb.evaluate(fitted, data, seed=7)):
-        assert made.score(X, segments=segments) == found["log_likelihood"]
+        assert made.score(X, segments=segments) == pytest.approx(found["log_likelihood"], 1e-12)
 
 
 @pytest.mark.matrix
@@ -206,6 +208,102 @@ def test_time_bins_are_segments_of_equal_length(X: np.ndarray, name: str) -> Non
     assert by_number.transform(X).tobytes() == by_name.transform(X).tobytes()
     with pytest.raises(FitError, match=r"^n_segments is 7, but must be .* from 1 to .* 6"):
         getattr(lb, name)(n_segments=7).fit(X[:12])
+
+
+def test_scores_of_rows_are_those_of_the_functions(X: np.ndarray) -> None:
+    made = lb.LatentTrait(n_components=1, max_iter=3, random_state=0, constant_features="pin")
+    nats = made.fit(X).score_samples(X)
+    assert nats.shape == (len(X),)
+    found = lb.evaluate(made.fitted_, X)["log_likelihood"]
+    assert made.score(X) == nats.mean() == pytest.approx(found, 1e-12)
+    few = [5, 900, 17]
+    np.testing.assert_allclose(made.score_samples(X[few]), nats[few], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["LatentTrait", "NoisyOr", "BLICA", "KernelPCA", "ClippedPCA"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_codes_are_turned_back_into_probabilities(
+    X: np.ndarray, segments: np.ndarray, name: str
+) -> None:
+    made = getattr(lb, name)(**SMALL[name], random_state=7).fit(X, segments)
+    if not hasattr(made, "inverse_transform"):
+        assert name == "KernelPCA"
+        return
+    data = lb.from_numpy(X, made.fitted_.feature_names, segment=segments)
+    codes = lb.transform(made.fitted_, data, reconstruct="probabilities", seed=7)
+    found = made.inverse_transform(codes["mean"], segments)
+    np.testing.assert_allclose(found, codes["probabilities"], rtol=1e-12)
+    assert made.inverse_transform(codes["mean"].astype(np.float32)).dtype == np.float32
+    with pytest.raises(ValueError, match=r"Z has 9 components, but \w+ is expecting \d components"):
+        made.inverse_transform(np.zeros((1, 9)))
+
+
+def test_a_mixture_predicts_components_and_has_criteria(X: np.ndarray) -> None:
+    made = lb.BernoulliMixture(n_components=3, random_state=0).fit(X)
+    shares = made.predict_proba(X)
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    assert made.predict(X).tolist() == shares.argmax(axis=1).tolist()
+    # Independently of the library's kernels: log Σ_k π_k Π_i p_ki^x_i (1 − p_ki)^(1 − x_i).
+    p, observed = made.probabilities_, ~np.isnan(X)
+    ones = np.nan_to_num(X)
+    joint = made.weights_ * np.exp(
+        ones @ np.log(p).T + (observed - ones) @ np.log(1 - p).T  # missing values are left out
+    )
+    np.testing.assert_allclose(shares, joint / joint.sum(axis=1, keepdims=True), rtol=1e-9)
+    nats, n_parameters = np.log(joint.sum(axis=1)), 3 * X.shape[1] + 2
+    np.testing.assert_allclose(made.score_samples(X), nats, rtol=1e-9)
+    assert made.aic(X) == pytest.approx(2 * n_parameters - 2 * nats.sum())
+    assert made.bic(X) == pytest.approx(n_parameters * np.log(len(X)) - 2 * nats.sum())
+    assert not hasattr(lb.LatentTrait(), "predict_proba")
+
+
+def test_arrays_have_the_names_of_scikit_learn(X: np.ndarray) -> None:
+    made = lb.LatentTrait(n_components=2, max_iter=3).fit(X)
+    assert made.weights_ is made.fitted_.params.weights
+    assert made.components_.shape == (2, X.shape[1])
+    assert made.components_.tobytes() == made.weights_.T.tobytes()
+    assert (made.n_features_in_, made.converged_) == (X.shape[1], made.fitted_.converged)
+    mixture = lb.BernoulliMixture(n_components=2).fit(X)
+    assert mixture.components_ is mixture.probabilities_
+
+
+@pytest.mark.parametrize("name", ["ClippedPCA", "BLICA"])
+@pytest.mark.parametrize("binarize", [None, 0.5])
+def test_rows_in_parts_give_the_bytes_of_all_rows(
+    X: np.ndarray, name: str, binarize: float | None
+) -> None:
+    segments = np.repeat(["a", "b", "c", "d"], [150, 150, 200, 700])  # `d` comes later
+    settings = {**SMALL[name], "binarize": binarize, "random_state": 3}
+    whole = getattr(lb, name)(**settings).fit(X, segments)
+    parts = getattr(lb, name)(**settings)
+    for first, last in pairwise([0, 450, 451, 1000, 1200]):
+        assert parts.partial_fit(X[first:last], segments[first:last]) is parts
+    for key, (_, values) in get_named_arrays(whole.fitted_.params).items():
+        assert getattr(parts, f"{key}_").tobytes() == values.tobytes(), key
+    assert parts.fitted_.segment_names == whole.fitted_.segment_names
+    assert parts.fit(X[:600], segments[:600]).thresholds_.tobytes() != whole.thresholds_.tobytes()
+
+
+def test_a_part_that_is_refused_adds_no_rows(X: np.ndarray) -> None:
+    parts = lb.ClippedPCA(n_components=1).partial_fit(X[:600])
+    bad = X[600:].copy()
+    bad[3, 2] = 5
+    with pytest.raises(ValueError, match=r"row 4 .*column 'x2'.* is 5"):
+        parts.partial_fit(bad)
+    with pytest.raises(ValueError, match="features"):
+        parts.partial_fit(X[600:, :5])
+    parts.partial_fit(X[600:])
+    whole = lb.ClippedPCA(n_components=1).fit(X)
+    assert parts.loadings_.tobytes() == whole.loadings_.tobytes()
+
+
+def test_only_counts_can_be_added_to() -> None:
+    can_add = [name for name in SMALL if hasattr(getattr(lb, name)(), "partial_fit")]
+    assert can_add == ["BLICA", "ClippedPCA"]
+    assert not hasattr(lb.BLICA(n_segments=3), "partial_fit")
+    rows = np.random.default_rng(0).integers(0, 2, (10, 2500))
+    with pytest.raises(ValueError, match=r"counts the pairs of 2,500 features in strips"):
+        lb.ClippedPCA(n_components=1).partial_fit(rows)
 
 
 def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:

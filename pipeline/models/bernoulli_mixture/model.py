@@ -366,6 +366,10 @@ class BernoulliMixture(Model):
             return (FitWarning(text + "ends; set a larger number"),)
         return ()
 
+    def count_parameters(self, params: BernoulliMixtureParams) -> int:
+        """Return the number of probabilities, and of weights less one."""
+        return params.probabilities.size + len(params.weights) - 1
+
     def transform(
         self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:

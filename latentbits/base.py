@@ -1,0 +1,423 @@
+"""The base class of the estimators of all models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, Self
+from warnings import warn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import ClassifierTags, check_array, check_random_state, column_or_1d
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from latentbits import functions as api
+from latentbits.fitted import Fitted
+from pipeline.data.batches import (
+    RowBatches,
+    is_lazy_frame,
+    is_read_in_batches,
+    is_sparse,
+    list_columns,
+    open_array,
+    open_frame,
+)
+from pipeline.data.datasets import MemoryDataset, make_memory_dataset
+from pipeline.data.matching import find_segment_indices, map_fitted_segments
+from pipeline.data.tables import convert_segments, iter_numbers, make_tables
+from pipeline.errors import FitError
+from pipeline.executors.base import make_executor
+from pipeline.inference.transform import describe_codes
+from pipeline.models.base import Model
+from pipeline.models.capabilities import (
+    CanReconstruct,
+    CanSample,
+    HasLogLikelihood,
+    HasLowerBound,
+    IsMixture,
+    check_can_reconstruct,
+    check_can_sample,
+)
+from pipeline.models.settings import list_hyperparameters
+from pipeline.params import get_named_arrays
+from pipeline.statistics.counts import PairCounts
+from pipeline.statistics.labels import SEGMENT
+
+_ARGUMENT_NAMES = {"components": "n_components", "seed": "random_state", "segment": "y"}
+_WARNED_TEXTS: set[str] = set()
+_REMEDY = "Use binarize=T to read values above T as ones."
+
+
+def _has_capability(*capabilities: type) -> Callable[[Any], bool]:
+    """Return a check that an estimator's model has any of these capabilities."""
+    return lambda estimator: issubclass(estimator.model_class, capabilities)
+
+
+def _can_add_rows(estimator: Any) -> bool:
+    """Return whether the model's only statistics are counts, and the segments do not change."""
+    has_counts = issubclass(estimator.model_class.statistics, PairCounts)
+    return has_counts and getattr(estimator, "n_segments", None) is None
+
+
+class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Base class of the estimators of all models.
+
+    Attributes
+    ----------
+    fitted_
+        The fitted model, a `latentbits.fitted.Fitted`; `fitted_.params` holds its arrays.
+    NAME_
+        The array NAME of the parameters, such as `weights_`; the model's documentation lists them.
+    components_
+        Weights of features, (n_components, n_features), if the model has one per feature and
+        component.
+    converged_
+        Whether the last stage of the fit converged.
+    n_iter_
+        Number of passes over the rows in the last stage of the fit.
+    binarize_
+        Threshold of each feature, (n_features,); only with `binarize`.
+    """
+
+    model_class: ClassVar[type[Any]]
+    n_components: int | str | None
+    n_segments: int | None
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    _counts: api.RowCounts | None = None
+
+    def fit(self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X
+            0, 1 or NaN, unless `binarize` is given, (n_samples, n_features).
+        y
+            Segments for models of segments, or labels to predict; other models ignore it.
+        segments
+            Segment of each row, (n_samples,), instead of y.
+
+        Raises
+        ------
+        ValueError
+            If the data or a setting cannot be used.
+        """
+        rows = self._check_X(X, is_fit=True)
+        if segments is None:
+            segments = self._divide_rows(rows.n_rows)
+        self._check_target(y, segments)
+        self.seed_ = _draw_seed(self.random_state)
+        dataset = self._make_dataset(rows, y, segments)
+        fitted = api.fit_with_argument_names(dataset=dataset, **self._list_fit_arguments())
+        self._counts = None
+        return self._set_fitted(fitted)
+
+    @available_if(_can_add_rows)
+    def partial_fit(
+        self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None
+    ) -> Self:
+        """Fit to further rows, in addition to those of earlier calls.
+
+        The estimator keeps counts instead of rows, so its memory does not grow. The result has the
+        bytes of a fit to all rows at once, except that `binarize="mean"` takes the means of the
+        first call. A call that raises an error adds no rows. `fit` starts anew.
+
+        Parameters
+        ----------
+        X, y, segments
+            As for `fit`.
+
+        Raises
+        ------
+        ValueError
+            If the data or a setting cannot be used, or the features differ from earlier calls.
+        """
+        earlier = self._counts
+        rows = self._check_X(X, is_fit=earlier is None)
+        self._check_target(y, segments)
+        if earlier is None:
+            self.seed_ = _draw_seed(self.random_state)
+        fitted, self._counts = api.fit_to_more_rows(
+            dataset=self._make_dataset(rows, y, segments, earlier),
+            earlier=earlier,
+            **self._list_fit_arguments(),
+        )
+        return self._set_fitted(fitted)
+
+    def _list_fit_arguments(self) -> dict[str, Any]:
+        settings = {name: getattr(self, name) for name in list_hyperparameters(self.model_class)}
+        return {
+            "argument_names": _ARGUMENT_NAMES,
+            "model": self.model_class.name,
+            "components": self.n_components,
+            "seed": self.seed_,
+            "executor": make_executor(self.n_jobs),
+            "settings": settings,
+        }
+
+    def _set_fitted(self, fitted: Fitted) -> Self:
+        """Set the fitted attributes, and show the warnings of the fit."""
+        self.fitted_ = fitted
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        for text in fitted.warnings:
+            # scikit-learn resets the filters for every fold, which would repeat the warning.
+            if not (caller.startswith("sklearn.") and text in _WARNED_TEXTS):
+                warn(text, stacklevel=3)
+            _WARNED_TEXTS.add(text)
+        self.n_iter_ = max(1, len(fitted.history))
+        self.converged_ = fitted.converged
+        n_features = len(fitted.feature_names)
+        codes = describe_codes(fitted.model, fitted.params, n_features, "float64")
+        _, (self._n_features_out,), _ = codes["mean"]
+        for name, values in list_fitted_attributes(fitted.params).items():
+            setattr(self, name, values)
+        return self
+
+    def transform(self, X: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
+        """Compute the latent codes, (n_samples, n_components), float32 if X is."""
+        check_is_fitted(self)
+        dataset = self._make_dataset(self._check_X(X), None, segments)
+        executor = make_executor(self.n_jobs)
+        codes = api.transform(self.fitted_, dataset, seed=self.seed_, executor=executor)
+        return _cast_like(X, codes["mean"])
+
+    @available_if(_has_capability(HasLogLikelihood, HasLowerBound))
+    def score_samples(
+        self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None
+    ) -> NDArray[Any]:
+        """Compute the log-likelihood of each row in nats, or an estimate or lower bound of it.
+
+        Parameters
+        ----------
+        X, y, segments
+            As for `fit`; without y and segments, models use the mean over the fitted segments.
+
+        Returns
+        -------
+        array, (n_samples,)
+        """
+        check_is_fitted(self)
+        dataset = self._make_dataset(self._check_X(X), y, segments)
+        executor = make_executor(self.n_jobs)
+        return api.compute_row_likelihoods(self.fitted_, dataset, self.seed_, executor)
+
+    @available_if(_has_capability(HasLogLikelihood, HasLowerBound))
+    def score(self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None) -> float:
+        """Compute the mean of `score_samples`."""
+        return float(self.score_samples(X, y, segments).mean())
+
+    @available_if(_has_capability(CanReconstruct))
+    def inverse_transform(self, Z: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
+        """Compute P(x = 1 | codes), (n_samples, n_features), float32 if Z is.
+
+        Parameters
+        ----------
+        Z
+            Codes from `transform`, (n_samples, n_components).
+        segments
+            Segment of each row, (n_samples,); None takes the mean over the fitted segments.
+
+        Raises
+        ------
+        ValueError
+            If Z has another number of components than the model.
+        """
+        check_is_fitted(self)
+        codes: NDArray[Any] = check_array(Z, dtype=[np.float64, np.float32])
+        if codes.shape[1] != self._n_features_out:
+            raise FitError(
+                f"Z has {codes.shape[1]} components, but {type(self).__name__} is expecting "
+                f"{self._n_features_out} components."
+            )
+        indices = None if segments is None else self._find_segments(segments, len(codes))
+        model = check_can_reconstruct(self.fitted_.model)
+        values = model.reconstruct(self.fitted_.params, codes.astype(np.float64), indices)
+        return np.asarray(values, codes.dtype)
+
+    @available_if(_has_capability(IsMixture))
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Compute P(component | x) of each row, (n_samples, n_components)."""
+        return np.asarray(self.transform(X))
+
+    @available_if(_has_capability(IsMixture))
+    def predict(self, X: Any) -> NDArray[np.int64]:
+        """Return the most probable component of each row, counted from 0, (n_samples,)."""
+        return np.asarray(self.transform(X).argmax(axis=1))
+
+    @available_if(_has_capability(IsMixture))
+    def aic(self, X: Any) -> float:
+        """Compute Akaike's information criterion of the rows; lower is better."""
+        nats = self.score_samples(X)
+        return float(2 * self._count_parameters() - 2 * nats.sum())
+
+    @available_if(_has_capability(IsMixture))
+    def bic(self, X: Any) -> float:
+        """Compute the Bayesian information criterion of the rows; lower is better."""
+        nats = self.score_samples(X)
+        return float(self._count_parameters() * np.log(len(nats)) - 2 * nats.sum())
+
+    def _count_parameters(self) -> int:
+        model: Any = self.fitted_.model
+        return int(model.count_parameters(self.fitted_.params))
+
+    @available_if(_has_capability(CanSample))
+    def sample(self, n_samples: int = 1) -> NDArray[np.uint8]:
+        """Draw rows from the fitted model, (n_samples, n_features)."""
+        check_is_fitted(self)
+        rng = np.random.default_rng(_draw_seed(self.random_state))
+        X: NDArray[np.uint8] = check_can_sample(self.fitted_.model).sample(
+            self.fitted_.params, n_samples, rng
+        )
+        return X
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
+        tags.target_tags.required = self._get_target_name() is not None
+        if issubclass(self.model_class, IsMixture):  # components take the place of classes
+            tags.classifier_tags = ClassifierTags(multi_class=True)
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _get_target_name(self) -> str | None:
+        """Return the meaning of y: `SEGMENT`, the name of a per-row column, or None if unused."""
+        if hasattr(self.model_class, "predict"):  # a capabilities.CanPredict
+            return str(getattr(self, "column", SEGMENT))
+        takes_segments = has_segments(self.model_class) and self.n_segments is None
+        return SEGMENT if takes_segments else None
+
+    def _check_target(self, y: ArrayLike | None, segments: ArrayLike | None) -> None:
+        """Check that the segments or labels that the model needs were passed."""
+        name = self._get_target_name()
+        if name is not None and y is None and (name != SEGMENT or segments is None):
+            raise FitError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None. "
+                f"Pass the {name} of each row as y."
+            )
+
+    def _divide_rows(self, n_rows: int) -> NDArray[Any] | None:
+        """Return the segment of each row if `n_segments` asks for equal ones."""
+        if not has_segments(self.model_class) or (n_segments := self.n_segments) is None:
+            return None
+        if not isinstance(n_segments, Integral) or not 1 <= n_segments <= n_rows // 2:
+            raise FitError(
+                f"n_segments is {n_segments!r}, but must be a whole number from 1 to half the "
+                f"number of rows, {n_rows // 2}."
+            )
+        return np.arange(n_rows) * int(n_segments) // n_rows + 1
+
+    def _check_X(self, X: Any, is_fit: bool = False) -> RowBatches:
+        """Check X as scikit-learn does, and choose the thresholds if there are any."""
+        options: dict[str, Any] = {"reset": is_fit}
+        if is_lazy_frame(X):
+            validate_data(self, X.head(0).collect(), **options, skip_check_array=True)
+            rows = open_frame(X, list_columns(X))
+        else:
+            if is_read_in_batches(X) and not is_sparse(X):
+                validate_data(self, X, **options, skip_check_array=True)
+            else:
+                options |= {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
+                X = validate_data(self, X, **options, ensure_min_samples=0, ensure_min_features=0)
+            rows = open_array(X)
+        _check_size(rows, 2 if is_fit else 1)
+        if is_fit and self.binarize is not None:
+            self.binarize_ = self._choose_thresholds(rows)
+        return rows
+
+    def _choose_thresholds(self, rows: RowBatches) -> NDArray[np.float64]:
+        """Return the threshold of each feature, (n_features,)."""
+        if isinstance(self.binarize, Real):
+            return np.full(rows.n_features, float(self.binarize))
+        if self.binarize != "mean":
+            raise FitError(f"binarize must be a number, 'mean' or None, but is {self.binarize!r}.")
+        sums, n_observed = np.zeros((2, rows.n_features))
+        for values in iter_numbers(rows):
+            observed = ~np.isnan(values)
+            n_observed += observed.sum(axis=0)
+            sums += np.where(observed, values, 0.0).sum(axis=0, dtype=np.float64)
+        return np.asarray(sums / np.maximum(n_observed, 1))
+
+    def _find_segments(self, segments: ArrayLike, n_rows: int) -> NDArray[np.int64]:
+        """Return the model's index of each row's segment."""
+        fitted_segments = map_fitted_segments(self.fitted_.params, self.fitted_.segment_names)
+        return find_segment_indices(fitted_segments, convert_segments(segments, n_rows).tolist())
+
+    def _make_dataset(
+        self,
+        rows: RowBatches,
+        y: ArrayLike | None,
+        segments: ArrayLike | None,
+        earlier: api.RowCounts | None = None,
+    ) -> MemoryDataset:
+        """Pack the rows, which may continue earlier ones.
+
+        Without segments, all rows belong to a segment without a name.
+        """
+        keep, target_name = {}, self._get_target_name()
+        if target_name is not None and y is not None:
+            targets: NDArray[Any] = column_or_1d(y)
+            if len(targets) != rows.n_rows:
+                raise FitError(f"y has {len(targets):,} values, but X has {rows.n_rows:,} rows.")
+            if target_name != SEGMENT:
+                keep = {target_name: targets}
+            elif segments is None:
+                segments = targets
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(rows.n_features)])
+        rule = None if self.binarize is None else self.binarize_
+        tables = make_tables(rows, names, segments, keep, rule, _REMEDY)
+        if segments is None:
+            return replace(
+                make_memory_dataset(tables, (), earlier.n_rows if earlier else 0),
+                segment_names=("",),
+            )
+        if earlier is None:
+            return make_memory_dataset(tables)
+        return make_memory_dataset(tables, earlier.segment_names, earlier.n_rows)
+
+
+def _check_size(rows: RowBatches, min_size: int) -> None:
+    """Check the numbers of rows and features, in the words of scikit-learn."""
+    for size, name in ((rows.n_rows, "sample"), (rows.n_features, "feature")):
+        if size < min_size:
+            raise FitError(
+                f"Found array with {size} {name}(s) (shape=({rows.n_rows}, {rows.n_features})) "
+                f"while a minimum of {min_size} is required."
+            )
+
+
+def has_segments(kind: type[Model]) -> bool:
+    """Return whether a model has parameters per segment."""
+    return any("segment" in declared.metadata["dims"] for declared in fields(kind.params))
+
+
+def _cast_like(X: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """Return float32 if X is."""
+    return values.astype(np.float32) if getattr(X, "dtype", None) == np.float32 else values
+
+
+def _draw_seed(random_state: Any) -> int:
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def list_fitted_attributes(params: Any) -> dict[str, Any]:
+    """Return the arrays of parameters with the names of scikit-learn.
+
+    `NAME_` is the array NAME, None if it was not computed. `components_` is the first one with a
+    value per feature and component, (n_components, n_features).
+    """
+    attributes = {f"{field.name}_": getattr(params, field.name) for field in fields(params)}
+    for dims, values in get_named_arrays(params).values():
+        if sorted(dims) == ["component", "feature"]:
+            attributes["components_"] = values if dims[0] == "component" else values.T
+            break
+    return attributes
