@@ -16,14 +16,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latentbits.data import from_dataframe, from_numpy, open_dataset
+    from latentbits.estimators import (
+        BLICA,
+        Autoencoder,
+        BernoulliMixture,
+        BinaryICALikelihood,
+        Bottleneck,
+        ClippedPCA,
+        FastICA,
+        KernelPCA,
+        LaplacianEigenmap,
+        LatentTrait,
+        LinearIVAE,
+        NoisyOr,
+        RestrictedBoltzmannMachine,
+        Stack,
+    )
     from latentbits.fitted import Fitted, load
     from latentbits.functions import evaluate, fit, transform
     from latentbits.scorer import Scorer
     from storage import load_artifact, open_codes
 
 __all__ = [
+    "BLICA",
+    "Autoencoder",
+    "BernoulliMixture",
+    "BinaryICALikelihood",
+    "Bottleneck",
+    "ClippedPCA",
+    "FastICA",
     "Fitted",
+    "KernelPCA",
+    "LaplacianEigenmap",
+    "LatentTrait",
+    "LinearIVAE",
+    "NoisyOr",
+    "RestrictedBoltzmannMachine",
     "Scorer",
+    "Stack",
     "evaluate",
     "fit",
     "from_dataframe",
@@ -73,6 +103,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the functions and the estimators."""
-    from latentbits.estimators import make_estimators
-
-    return sorted([*__all__, "__version__", *make_estimators()])
+    return sorted([*__all__, "__version__"])

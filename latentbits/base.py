@@ -6,14 +6,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 from warnings import warn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import ClassifierTags, check_array, check_random_state, column_or_1d
-from sklearn.utils.metaestimators import available_if
+from sklearn.utils import (
+    ClassifierTags,
+    check_array,
+    check_random_state,
+    column_or_1d,
+    metaestimators,
+)
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from latentbits import functions as api
@@ -53,6 +58,15 @@ _WARNED_TEXTS: set[str] = set()
 _REMEDY = "Use binarize=T to read values above T as ones."
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def available_if(check: Callable[[Any], bool]) -> Callable[[F], F]:
+    """Return scikit-learn's decorator of the same name, which carries no types."""
+    decorate: Callable[[F], F] = metaestimators.available_if(check)
+    return decorate
+
+
 def _has_capability(*capabilities: type) -> Callable[[Any], bool]:
     """Return a check that an estimator's model has any of these capabilities."""
     return lambda estimator: issubclass(estimator.model_class, capabilities)
@@ -90,6 +104,13 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     binarize: float | Literal["mean"] | None
     random_state: Any
     n_jobs: int | None
+    fitted_: Fitted
+    seed_: int
+    n_iter_: int
+    converged_: bool
+    n_features_in_: int
+    feature_names_in_: NDArray[np.str_]
+    binarize_: NDArray[np.float64]
     _counts: api.RowCounts | None = None
 
     def fit(self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None) -> Self:

@@ -1,0 +1,1052 @@
+"""Types of the estimators, written by `.ci/stubs`."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentbits.base import ModelEstimator as ModelEstimator
+
+def make_estimators() -> dict[str, type[ModelEstimator]]: ...
+
+class Autoencoder(ModelEstimator):
+    """Estimator of the autoencoder.
+
+    Parameters
+    ----------
+    n_components
+        Number of hidden units. None takes one per feature, at most 64.
+    loss
+        Reconstruction loss: cross-entropy, or half the squared error.
+    corruption
+        Noise on the input: none, flip (invert bits) or mask (set bits to 0).
+    noise
+        Share of bits that are flipped or masked.
+    sparsity
+        Strength of the penalty on hidden units; 0 for none.
+    penalty
+        Penalize the activations of hidden units (l1), or the distance of their means from
+        `target` (kl).
+    target
+        Mean activation that the penalty kl pulls hidden units to.
+    batch
+        Rows per step. None picks between 10 and 100, so that a pass has about 20 steps.
+    rate
+        Initial learning rate; it decays to 0. None picks one for the optimizer.
+    optimizer
+        Rule that turns gradients into steps.
+    momentum
+        Share of the running mean gradient that is kept from step to step.
+    patience
+        Number of passes to wait for an improvement.
+    max_iter
+        Maximum number of passes over the data.
+    tol
+        Smallest gain of the objective per row that counts as an improvement, relative if
+        the objective is above 1.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    loss: Literal["cross-entropy", "squared"]
+    corruption: Literal["none", "flip", "mask"]
+    noise: float
+    sparsity: float
+    penalty: Literal["l1", "kl"]
+    target: float
+    batch: int | None
+    rate: float | None
+    optimizer: Literal["adam", "momentum"]
+    momentum: float
+    patience: int
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: NDArray[np.float64]
+    visible_biases_: NDArray[np.float64]
+    hidden_biases_: NDArray[np.float64]
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        loss: Literal["cross-entropy", "squared"] = "cross-entropy",
+        corruption: Literal["none", "flip", "mask"] = "none",
+        noise: float = 0.1,
+        sparsity: float = 0.0,
+        penalty: Literal["l1", "kl"] = "kl",
+        target: float = 0.1,
+        batch: int | None = None,
+        rate: float | None = None,
+        optimizer: Literal["adam", "momentum"] = "adam",
+        momentum: float = 0.9,
+        patience: int = 20,
+        max_iter: int = 100,
+        tol: float = 1e-05,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class BLICA(ModelEstimator):
+    """Estimator of BLICA.
+
+    Parameters
+    ----------
+    n_components
+        Number of components; None takes the fewest within 2.7 standard errors of the best
+        held-out pairwise likelihood, among identifiable numbers.
+    regularization
+        Condition number r, above 1, to which correlations are ridged; larger means a weaker
+        ridge. None takes the weakest ridge within one standard error of the best held-out
+        pairwise likelihood on which halves of the rows agree.
+    min_rows
+        Minimum number of rows of a segment; smaller segments are left out.
+    starts
+        Number of random starts; the best result is used.
+    bootstrap
+        Number of replicates for the intervals of the mixing: 0 for none, else at least 20.
+        Each replicate chooses its own ridge unless `regularization` is set. The number of
+        components is fixed.
+    n_segments
+        Number of segments of equal length to divide the rows into, in their order, such as
+        time bins; None takes the segments from y.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    regularization: float | None
+    min_rows: int
+    starts: int
+    bootstrap: int
+    n_segments: int | None
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    mixing_: NDArray[np.float64]
+    source_variances_: NDArray[np.float64]
+    source_means_: NDArray[np.float64]
+    mean_misfit_: NDArray[np.float64]
+    thresholds_: NDArray[np.float64]
+    scales_: NDArray[np.float64]
+    correlations_: NDArray[np.float64]
+    pair_status_: NDArray[np.uint8]
+    varies_: NDArray[np.uint8]
+    ridge_: NDArray[np.float64]
+    segments_: NDArray[np.int64]
+    segment_rows_: NDArray[np.int64]
+    segment_status_: NDArray[np.uint8]
+    start_objectives_: NDArray[np.float64]
+    start_similarities_: NDArray[np.float64]
+    candidate_components_: NDArray[np.int64]
+    candidate_regularization_: NDArray[np.float64]
+    candidate_scores_: NDArray[np.float64]
+    mixing_interval_: NDArray[np.float64]
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        regularization: float | None = None,
+        min_rows: int = 20,
+        starts: int = 3,
+        bootstrap: int = 0,
+        n_segments: int | None = None,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class BernoulliMixture(ModelEstimator):
+    """Estimator of the mixture of products of Bernoullis.
+
+    Parameters
+    ----------
+    n_components
+        Number of components. None doubles it from 1 while held-out rows gain.
+    smoothing
+        Pseudo-counts of ones, of zeros and of rows in every component.
+    starts
+        Number of short runs; the fit continues with the best.
+    errors
+        Standard errors from the observed information (`louis`), or `none`.
+    max_iter
+        Maximum number of passes, for each start and number of components.
+    tol
+        Stop once the objective per row has changed by less than this in the last three
+        passes and is predicted to change by less in total, nats. The limit for all rows
+        together is 10,000 times this.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    smoothing: float
+    starts: int
+    errors: Literal["louis", "none"]
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    probabilities_: NDArray[np.float64]
+    weights_: NDArray[np.float64]
+    probabilities_error_: NDArray[np.float64] | None
+    probabilities_interval_: NDArray[np.float64] | None
+    weights_error_: NDArray[np.float64] | None
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = 10,
+        smoothing: float = 0.1,
+        starts: int = 3,
+        errors: Literal["louis", "none"] = "louis",
+        max_iter: int = 500,
+        tol: float = 1e-06,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class BinaryICALikelihood(ModelEstimator):
+    """Estimator of binary ICA by likelihood.
+
+    Parameters
+    ----------
+    n_components
+        Number of components; None takes the number that BLICA chooses.
+    likelihood
+        How log P(x) is computed: `exact` integrates it, which takes at most 20 features or
+        2 components; `ep` approximates it by expectation propagation; `auto` is exact up to
+        2 components, else `ep`.
+    starts
+        Number of random starts of the BLICA fit that provides the starting point.
+    min_rows
+        Minimum number of rows of a segment in the BLICA fit, which leaves out smaller ones.
+    max_iter
+        Maximum number of passes.
+    tol
+        The fit ends once a further step should gain less than this, in nats over all rows.
+    n_segments
+        Number of segments of equal length to divide the rows into, in their order, such as
+        time bins; None takes the segments from y.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    likelihood: Literal["auto", "exact", "ep"]
+    starts: int
+    min_rows: int
+    max_iter: int
+    tol: float
+    n_segments: int | None
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    mixing_: NDArray[np.float64]
+    offsets_: NDArray[np.float64]
+    source_means_: NDArray[np.float64]
+    source_variances_: NDArray[np.float64]
+    mixing_error_: NDArray[np.float64]
+    offsets_error_: NDArray[np.float64]
+    log_variances_error_: NDArray[np.float64]
+    segments_: NDArray[np.int64]
+    segment_rows_: NDArray[np.int64]
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        likelihood: Literal["auto", "exact", "ep"] = "auto",
+        starts: int = 3,
+        min_rows: int = 20,
+        max_iter: int = 300,
+        tol: float = 0.01,
+        n_segments: int | None = None,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class Bottleneck(ModelEstimator):
+    """Estimator of the bottleneck.
+
+    Parameters
+    ----------
+    n_components
+        Number of hidden units. None takes 10.
+    column
+        Per-row column to predict; `segment` predicts the segment.
+    kind
+        Type of the label. auto treats texts and whole numbers as categories, and fractions,
+        or whole numbers with more than 1,000 distinct values, as a number.
+    batch
+        Rows per step. None picks between 10 and 100, so that a pass has about 20 steps.
+    rate
+        Initial learning rate; it decays to 0. None picks one for the optimizer.
+    optimizer
+        Rule that turns gradients into steps.
+    momentum
+        Share of the running mean gradient that is kept from step to step.
+    patience
+        Number of passes to wait for an improvement.
+    max_iter
+        Maximum number of passes over the data.
+    tol
+        Smallest gain of the objective per row that counts as an improvement, relative if
+        the objective is above 1.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    column: str
+    kind: Literal["auto", "category", "number"]
+    batch: int | None
+    rate: float | None
+    optimizer: Literal["adam", "momentum"]
+    momentum: float
+    patience: int
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: NDArray[np.float64]
+    biases_: NDArray[np.float64]
+    outputs_: NDArray[np.float64]
+    output_biases_: NDArray[np.float64]
+    means_: NDArray[np.float64]
+    categories_: NDArray[np.float64] | None
+    shares_: NDArray[np.float64] | None
+    number_: NDArray[np.float64] | None
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        column: str = "segment",
+        kind: Literal["auto", "category", "number"] = "auto",
+        batch: int | None = None,
+        rate: float | None = None,
+        optimizer: Literal["adam", "momentum"] = "adam",
+        momentum: float = 0.9,
+        patience: int = 10,
+        max_iter: int = 100,
+        tol: float = 1e-05,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class ClippedPCA(ModelEstimator):
+    """Estimator of clipped PCA.
+
+    Parameters
+    ----------
+    n_components
+        Number of components; None chooses it by parallel analysis.
+    estimator
+        `tetrachoric` or `arcsine`.
+    empty_cells
+        How the tetrachoric estimator treats a table with an empty cell: `half` adds ½ to
+        all its cells, `none` uses the boundary estimate ±(1 − 1e-6). If ones are rare,
+        `none` makes the correlations indefinite, and the parallel analysis then finds
+        spurious components.
+    constant_features
+        `refuse` them, or `keep` them with loadings of zero.
+    repair
+        Treatment of indefinite correlations before the eigenvectors are computed: `nearest`
+        uses the nearest correlation matrix, `shrink` uses (1 − τ) C + τ I with the least
+        sufficient τ.
+    errors
+        `model` computes standard errors under the fitted Gaussians, for unrepaired
+        tetrachoric correlations of up to 1,000 features; `none` omits them.
+    null_draws
+        Number of null spectra for the parallel analysis, at least 20.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    estimator: Literal["tetrachoric", "arcsine"]
+    empty_cells: Literal["half", "none"]
+    constant_features: Literal["refuse", "keep"]
+    repair: Literal["none", "nearest", "shrink"]
+    errors: Literal["model", "none"]
+    null_draws: int
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    loadings_: NDArray[np.float64]
+    eigenvalues_: NDArray[np.float64]
+    thresholds_: NDArray[np.float64]
+    null_eigenvalues_: NDArray[np.float64]
+    correlation_: NDArray[np.float64] | None
+    status_: NDArray[np.uint8] | None
+    loadings_error_: NDArray[np.float64] | None
+    thresholds_error_: NDArray[np.float64] | None
+    correlation_error_: NDArray[np.float64] | None
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        estimator: Literal["tetrachoric", "arcsine"] = "tetrachoric",
+        empty_cells: Literal["half", "none"] = "half",
+        constant_features: Literal["refuse", "keep"] = "refuse",
+        repair: Literal["none", "nearest", "shrink"] = "none",
+        errors: Literal["model", "none"] = "model",
+        null_draws: int = 20,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class FastICA(ModelEstimator):
+    """Estimator of FastICA.
+
+    Parameters
+    ----------
+    n_components
+        Number of components; None takes the number of dimensions that the rows span.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    mixing_: NDArray[np.float64]
+    unmixing_: NDArray[np.float64]
+    means_: NDArray[np.float64]
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class KernelPCA(ModelEstimator):
+    """Estimator of kernel PCA.
+
+    Parameters
+    ----------
+    n_components
+        Number of components; None takes 2.
+    width
+        h, in units of the distance of rows: the square root of the number of features that
+        differ. None takes the median distance of distinct rows, of 1,000 drawn at random if
+        there are more.
+    landmarks
+        Number of rows that span the components; None takes all distinct rows, up to 20,000.
+        Memory grows with the square of this number; 1,000 is a good start.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    width: float | None
+    landmarks: int | None
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    landmarks_: NDArray[np.uint8]
+    width_: NDArray[np.float64]
+    directions_: NDArray[np.float64]
+    offsets_: NDArray[np.float64]
+    eigenvalues_: NDArray[np.float64]
+    observed_: NDArray[np.uint8] | None
+    def __init__(
+        self,
+        *,
+        n_components: int | None = 2,
+        width: float | None = None,
+        landmarks: int | None = None,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class LaplacianEigenmap(ModelEstimator):
+    """Estimator of the Laplacian eigenmap.
+
+    Parameters
+    ----------
+    n_components
+        Number of components; None takes 2.
+    k
+        Number of neighbours of each row.
+    weights
+        Weights of links: 1 (`binary`), or exp(−d / 2 width²) for a Hamming distance d
+        (`heat`).
+    width
+        Width of the heat kernel, in square roots of a number of features; None takes the
+        square root of the median distance to the k-th neighbour.
+    landmarks
+        Number of distinct rows in the graph, drawn at random; None takes all, at most
+        200,000.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    k: int
+    weights: Literal["binary", "heat"]
+    width: float | None
+    landmarks: int | None
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    rows_: NDArray[np.uint8]
+    embedding_: NDArray[np.float64]
+    eigenvalues_: NDArray[np.float64]
+    observed_: NDArray[np.uint8] | None
+    width_: NDArray[np.float64] | None
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        k: int = 10,
+        weights: Literal["binary", "heat"] = "binary",
+        width: float | None = None,
+        landmarks: int | None = None,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class LatentTrait(ModelEstimator):
+    """Estimator of the latent-trait model.
+
+    Parameters
+    ----------
+    n_components
+        Number of traits. None chooses it by the objective of held-out rows.
+    estimator
+        `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation
+        propagation) or `sampling`. `auto` is quadrature, or `ep` above 3 components. Above
+        2 components, or with missing values, it starts with the variational fit.
+    nodes
+        Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice
+        for rows without missing values. With missing values, it starts with 41, 21 or 15
+        nodes for 1, 2 or 3 components and uses up to 300, 61 or 21 for steep items or
+        narrow posteriors; for posteriors that are still narrower, each row has its own 7 or
+        5 nodes per axis. None takes 500 draws.
+    prior_precision
+        Precision of a normal prior on the weights; above 0, separable items stay finite.
+    equal_slopes
+        `yes` gives all items the same weight; requires one component and quadrature or
+        sampling.
+    constant_features
+        `refuse` constant features, or `pin` them to weights of 0 and the offset of their
+        margin.
+    acceleration
+        `squarem` or `none`.
+    rotation
+        Rotation of the weights in `rotated`: `principal` axes, `varimax` or `promax`.
+    errors
+        Standard errors from the observed information (`louis`), from the products of scores
+        (`crossproduct`, always used above 3 components), from both (`sandwich`, also right
+        if the model is wrong), or `none`. With more than 3,000 parameters they are always
+        `louis`. The variational and sampling fits have none, because their own error is
+        larger.
+    max_iter
+        Maximum number of passes of a stage. There is a stage for each number of components,
+        estimator and density of nodes.
+    tol
+        Stop once the objective per row has changed by less than this in the last three
+        passes and is predicted to change by less in total, nats. The limit for all rows
+        together is 10,000 times this. The variational stage of `auto` stops at 1e-3, a
+        lattice with fewer nodes at 1e-4.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    estimator: Literal["auto", "variational", "quadrature", "ep", "sampling"]
+    nodes: int | None
+    prior_precision: float
+    equal_slopes: Literal["no", "yes"]
+    constant_features: Literal["refuse", "pin"]
+    acceleration: Literal["squarem", "none"]
+    rotation: Literal["principal", "varimax", "promax"]
+    errors: Literal["louis", "sandwich", "crossproduct", "none"]
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: NDArray[np.float64]
+    offsets_: NDArray[np.float64]
+    rotated_: NDArray[np.float64]
+    component_correlation_: NDArray[np.float64]
+    axes_: NDArray[np.float64]
+    weights_error_: NDArray[np.float64] | None
+    offsets_error_: NDArray[np.float64] | None
+    difficulty_: NDArray[np.float64] | None
+    difficulty_error_: NDArray[np.float64] | None
+    infit_: NDArray[np.float64] | None
+    outfit_: NDArray[np.float64] | None
+    s_x2_: NDArray[np.float64] | None
+    s_x2_df_: NDArray[np.float64] | None
+    s_x2_p_: NDArray[np.float64] | None
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = 2,
+        estimator: Literal["auto", "variational", "quadrature", "ep", "sampling"] = "auto",
+        nodes: int | None = None,
+        prior_precision: float = 0.0,
+        equal_slopes: Literal["no", "yes"] = "no",
+        constant_features: Literal["refuse", "pin"] = "refuse",
+        acceleration: Literal["squarem", "none"] = "squarem",
+        rotation: Literal["principal", "varimax", "promax"] = "principal",
+        errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis",
+        max_iter: int = 500,
+        tol: float = 1e-07,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class LinearIVAE(ModelEstimator):
+    """Estimator of the linear iVAE.
+
+    Parameters
+    ----------
+    n_components
+        Number of components; None takes 2.
+    batch
+        Rows per step. None picks between 10 and 100, so that a pass has about 20 steps.
+    rate
+        Initial learning rate; it decays to 0. None picks one for the optimizer.
+    optimizer
+        Rule that turns gradients into steps.
+    momentum
+        Share of the running mean gradient that is kept from step to step.
+    patience
+        Number of passes to wait for an improvement.
+    max_iter
+        Maximum number of passes over the data.
+    tol
+        Smallest gain of the objective per row that counts as an improvement, relative if
+        the objective is above 1.
+    n_segments
+        Number of segments of equal length to divide the rows into, in their order, such as
+        time bins; None takes the segments from y.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    batch: int | None
+    rate: float | None
+    optimizer: Literal["adam", "momentum"]
+    momentum: float
+    patience: int
+    max_iter: int
+    tol: float
+    n_segments: int | None
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    mixing_: NDArray[np.float64]
+    offsets_: NDArray[np.float64]
+    source_means_: NDArray[np.float64]
+    source_variances_: NDArray[np.float64]
+    code_weights_: NDArray[np.float64]
+    code_offsets_: NDArray[np.float64]
+    spread_weights_: NDArray[np.float64]
+    spread_offsets_: NDArray[np.float64]
+    means_: NDArray[np.float64]
+    segments_: NDArray[np.int64]
+    segment_rows_: NDArray[np.int64]
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        batch: int | None = None,
+        rate: float | None = None,
+        optimizer: Literal["adam", "momentum"] = "adam",
+        momentum: float = 0.9,
+        patience: int = 20,
+        max_iter: int = 100,
+        tol: float = 1e-05,
+        n_segments: int | None = None,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class NoisyOr(ModelEstimator):
+    """Estimator of the noisy-OR network.
+
+    Parameters
+    ----------
+    n_components
+        Number of hidden units in all layers; without `layers`, they form one layer.
+    layers
+        Units per layer from the data up. None takes one layer of `n_components`; if that is
+        None too, the layers are chosen by held-out rows: one layer is doubled while that
+        helps, then a second of half the size is tried.
+    schedule
+        Learn each layer for `epochs`, from the data up, and then all together (paper); or
+        start each layer once flips of the units below have become rare (stability).
+    epochs
+        Re-estimates per layer; afterwards there are five times as many of all layers
+        together.
+    batch
+        Rows per re-estimate.
+    starts
+        Number of random starts; the fit continues with the best.
+    sweeps
+        Maximum number of Gibbs sweeps per row; twice as many in passes over all rows.
+    settled
+        A row's sweeps end once the largest flip probability is below this.
+    tempering
+        Power of P(x | units) in the first sweep of a row; it rises to 1 in the last. Below
+        1, units leave poor explanations more easily.
+    alpha
+        Parameters of the Beta prior of f = 1 − exp(−w).
+    beta
+        Parameters of the Beta prior of f = 1 − exp(−w).
+    leak
+        Weight that turns a unit on if none above is on. Without it, rows could have
+        probability 0.
+    leaks
+        Keep the leaks (fixed), or learn one per unit (learned).
+    prune
+        Remove units that are hardly ever on, or turn nothing on.
+    chains
+        Chains per row in the estimate of log P, used for more than 20 hidden units.
+    temperatures
+        Number of annealing steps of each of these chains.
+    patience
+        Number of passes without improvement after which the fit stops.
+    max_iter
+        Maximum number of passes over all rows.
+    tol
+        Smallest gain of the objective per row that counts as an improvement, relative if
+        the objective is above 1.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    layers: tuple[int, ...] | None
+    schedule: Literal["paper", "stability"]
+    epochs: int
+    batch: int
+    starts: int
+    sweeps: int
+    settled: float
+    tempering: float
+    alpha: float
+    beta: float
+    leak: float
+    leaks: Literal["fixed", "learned"]
+    prune: bool
+    chains: int
+    temperatures: int
+    patience: int
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: tuple[NDArray[np.float64], ...]
+    leaks_: tuple[NDArray[np.float64], ...]
+    activity_: NDArray[np.float64] | None
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        layers: tuple[int, ...] | None = None,
+        schedule: Literal["paper", "stability"] = "paper",
+        epochs: int = 30,
+        batch: int = 200,
+        starts: int = 10,
+        sweeps: int = 15,
+        settled: float = 0.05,
+        tempering: float = 1.0,
+        alpha: float = 1.0,
+        beta: float = 1.5,
+        leak: float = 0.0001,
+        leaks: Literal["fixed", "learned"] = "fixed",
+        prune: bool = False,
+        chains: int = 50,
+        temperatures: int = 200,
+        patience: int = 3,
+        max_iter: int = 50,
+        tol: float = 0.001,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class RestrictedBoltzmannMachine(ModelEstimator):
+    """Estimator of the restricted Boltzmann machine.
+
+    Parameters
+    ----------
+    n_components
+        Number of hidden units. None takes one per feature, at most 64.
+    method
+        Where the chains start: at the rows of each batch (cd), or where they were after the
+        previous batch (pcd).
+    steps
+        Gibbs steps of the chains per batch.
+    weight_decay
+        Factor of the weights that is subtracted from their gradient.
+    sparsity
+        Strength with which the mean of each hidden unit is pulled to `target`.
+    target
+        Mean activation of hidden units if `sparsity` is above 0.
+    chains
+        Number of chains in the estimate of log Z.
+    temperatures
+        Number of annealing steps of each of these chains.
+    batch
+        Rows per step. None picks between 10 and 100, so that a pass has about 20 steps.
+    rate
+        Initial learning rate; it decays to 0. None picks one for the optimizer.
+    optimizer
+        Rule that turns gradients into steps.
+    momentum
+        Share of the running mean gradient that is kept from step to step.
+    patience
+        Number of passes to wait for an improvement.
+    max_iter
+        Maximum number of passes over the data.
+    tol
+        Smallest gain of the objective per row that counts as an improvement, relative if
+        the objective is above 1.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    method: Literal["cd", "pcd"]
+    steps: int
+    weight_decay: float
+    sparsity: float
+    target: float
+    chains: int
+    temperatures: int
+    batch: int | None
+    rate: float | None
+    optimizer: Literal["adam", "momentum"]
+    momentum: float
+    patience: int
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: NDArray[np.float64]
+    visible_biases_: NDArray[np.float64]
+    hidden_biases_: NDArray[np.float64]
+    log_odds_: NDArray[np.float64]
+    log_z_: NDArray[np.float64] | None
+    log_z_error_: NDArray[np.float64] | None
+    components_: NDArray[np.float64]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        method: Literal["cd", "pcd"] = "pcd",
+        steps: int = 1,
+        weight_decay: float = 0.0,
+        sparsity: float = 0.0,
+        target: float = 0.1,
+        chains: int = 500,
+        temperatures: int = 2000,
+        batch: int | None = None,
+        rate: float | None = None,
+        optimizer: Literal["adam", "momentum"] = "adam",
+        momentum: float = 0.5,
+        patience: int = 20,
+        max_iter: int = 100,
+        tol: float = 1e-05,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
+class Stack(ModelEstimator):
+    """Estimator of the stack.
+
+    Parameters
+    ----------
+    n_components
+        Units of the last layer. None takes the last of `layers`, else one per feature, at
+        most 16.
+    layers
+        Units per layer from the data up; the last number is the number of components. None
+        takes 256 and 128 below the components, at most the number of features and at least
+        the number of components.
+    block
+        Kind of layer in pretraining: restricted Boltzmann machine (rbm) or autoencoder.
+    pretrain
+        Passes per layer in pretraining; 0 trains all layers together from random weights.
+    corruption
+        Noise on the input of the last stage, and of the first layer pretrained as an
+        autoencoder: none, flip (invert bits) or mask (set bits to 0).
+    noise
+        Share of bits that are flipped or masked.
+    batch
+        Rows per step. None picks between 10 and 100, so that a pass has about 20 steps.
+    rate
+        Initial learning rate of each stage; it decays to 0. None picks one for the
+        optimizer.
+    optimizer
+        Rule that turns gradients into steps.
+    momentum
+        Share of the running mean gradient that is kept from step to step.
+    patience
+        Number of passes to wait for an improvement.
+    max_iter
+        Maximum number of passes of the last stage.
+    tol
+        Smallest gain of the objective per row that counts as an improvement, relative if
+        the objective is above 1.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    layers: tuple[int, ...] | None
+    block: Literal["rbm", "autoencoder"]
+    pretrain: int
+    corruption: Literal["none", "flip", "mask"]
+    noise: float
+    batch: int | None
+    rate: float | None
+    optimizer: Literal["adam", "momentum"]
+    momentum: float
+    patience: int
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: tuple[NDArray[np.float64], ...]
+    visible_biases_: tuple[NDArray[np.float64], ...]
+    hidden_biases_: tuple[NDArray[np.float64], ...]
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        layers: tuple[int, ...] | None = None,
+        block: Literal["rbm", "autoencoder"] = "autoencoder",
+        pretrain: int = 20,
+        corruption: Literal["none", "flip", "mask"] = "mask",
+        noise: float = 0.2,
+        batch: int | None = None,
+        rate: float | None = None,
+        optimizer: Literal["adam", "momentum"] = "adam",
+        momentum: float = 0.9,
+        patience: int = 20,
+        max_iter: int = 100,
+        tol: float = 1e-05,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
