@@ -23,7 +23,7 @@ from flows.cli.options import (
 )
 from flows.cli.summary import print_summary
 from flows.data.datasets import make_row_source, open_dataset_or_example
-from flows.fitting.provenance import compute_fingerprint, describe_dataset, list_versions
+from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
@@ -31,7 +31,7 @@ from pipeline.data.matching import check_same_features
 from pipeline.errors import FitError
 from pipeline.evaluation.neighbourhoods import NearestRowSearch
 from pipeline.executors.base import Executor
-from pipeline.executors.code_digest import digest_modules
+from pipeline.executors.code_digest import digest_modules, list_versions
 from pipeline.executors.progress import Progress
 from pipeline.fitting.pair_work import RowPairJob
 from pipeline.numerics.graphs.neighbours import Metric
@@ -115,8 +115,8 @@ class NeighboursJob:
             "code": digest_modules(
                 "pipeline.fitting.pair_work", "pipeline.evaluation.neighbourhoods"
             ),
-            "dataset": describe_dataset(self.dataset),
-            "queries": None if self.queries is None else describe_dataset(self.queries),
+            "dataset": self.dataset.describe(),
+            "queries": None if self.queries is None else self.queries.describe(),
         }
 
     @cached_property

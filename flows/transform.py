@@ -34,12 +34,13 @@ from flows.data.datasets import (
     resolve_split,
 )
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
-from flows.fitting.provenance import compute_fingerprint, describe_provenance
+from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
 from pipeline.data.matching import describe_unknown_segments, find_segment_indices
 from pipeline.errors import FitError
+from pipeline.evaluation.records import describe_provenance
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,9 @@ from narwhals.dependencies import is_into_dataframe
 from numpy.typing import ArrayLike
 
 from pipeline.data.batches import is_lazy_frame
-from pipeline.data.datasets import Dataset, make_memory_dataset
+from pipeline.data.datasets import Dataset, MemoryDataset, make_memory_dataset
 from pipeline.data.tables import (
+    BinaryTable,
     TableBatches,
     convert_array,
     convert_frame,
@@ -150,14 +151,32 @@ def from_dataframe(
 def _make_dataset(tables: TableBatches, path: Any) -> Dataset:
     if path is None:
         return make_memory_dataset(tables)
+    columns, n_rows = tuple(tables.columns), tables.rows.n_rows
+    return _write_tables(path, tables, tables.feature_names, columns, n_rows)
+
+
+def write_dataset(dataset: MemoryDataset, path: str | AnyPath) -> BinaryDataset:
+    """Write a dataset that is in memory to disk."""
+    columns = tuple(dataset.chunks[0].columns)
+    tables, n_rows = dataset.iter_tables(), dataset.n_rows
+    return _write_tables(path, tables, dataset.feature_names, columns, n_rows)
+
+
+def _write_tables(
+    path: str | AnyPath,
+    tables: Iterable[BinaryTable],
+    feature_names: Sequence[str],
+    columns: Sequence[str],
+    n_rows: int,
+) -> BinaryDataset:
+    from storage import open_dataset as open_stored  # Zarr is slow to import
     from storage.dataset.writer import create_dataset
     from storage.errors import DataError
     from storage.stores.locations import parse_path
 
     if parse_path(path).exists():
         raise DataError(f"{path} already exists. Choose another path.")
-    names, columns, n_rows = tables.feature_names, tuple(tables.columns), tables.rows.n_rows
-    with create_dataset(path, names, columns=columns, expected_rows=n_rows) as writer:
+    with create_dataset(path, feature_names, columns=columns, expected_rows=n_rows) as writer:
         for table in tables:
             writer.add(table, table.segments)
-    return open_dataset(path)
+    return open_stored(path)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
-from pipeline.data.datasets import StoredArtifact
+from latentbits.reports import Plots, ReportPage, build_report, make_report_page
+from pipeline.data.datasets import IN_MEMORY, StoredArtifact
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
-from pipeline.errors import spell_parameters
-from pipeline.inference.from_artifact import model_from_artifact
+from pipeline.errors import spell_in_python, spell_parameters
+from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
 
 if TYPE_CHECKING:
+    from storage.artifacts.artifacts import Artifact
     from storage.stores.locations import AnyPath
 
 
@@ -29,35 +34,14 @@ class Fitted(ResultDisplayMixin):
         Hyperparameters.
     params
         Arrays by name, such as `params.loadings`; the model's documentation lists them.
-    feature_names, segment_names
-        Names in the fitted data.
-    history
-        Objective per row after each pass, in nats.
-    warnings
-        Warnings to read before trusting the fit.
-    converged
-        Whether the last stage of the fit converged.
-    objective_is
-        Name of the objective, such as `lower bound` or `pseudo-likelihood`.
-    objective
-        Objective of the parameters in nats per row; None if the fit has no passes.
-    labels
-        Names of the categories that the model predicts, if any.
-    statistics
-        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, if any.
+    manifest
+        Everything else that an artifact records: data, seed, versions, diagnostics.
     """
 
     model: Model
     params: Any
-    feature_names: tuple[str, ...]
-    segment_names: tuple[str, ...]
-    history: tuple[float, ...] = ()
-    warnings: tuple[str, ...] = ()
-    converged: bool = False
-    objective_is: str = "objective"
-    objective: float | None = None
-    labels: tuple[str, ...] = ()
-    statistics: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Mapping[str, Any]
+    _argument_names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_artifact(cls, artifact: StoredArtifact) -> Self:
@@ -68,20 +52,139 @@ class Fitted(ResultDisplayMixin):
         FitError
             If the artifact is not from a fit, or from another version.
         """
-        loaded, manifest = model_from_artifact(artifact), artifact.manifest
-        return cls(
-            loaded.model,
-            loaded.params,
-            loaded.feature_names,
-            loaded.segment_names,
-            tuple(manifest["history"]),
-            tuple(map(spell_parameters, manifest["warnings"])),
-            bool(manifest["converged"]),
-            manifest["diagnostics"].get("objective_is", "objective"),
-            manifest["objective"],
-            tuple(manifest.get("labels", ())),
-            manifest["diagnostics"].get("fit_statistics", {}),
-        )
+        loaded = model_from_artifact(artifact)
+        return cls(loaded.model, loaded.params, artifact.manifest)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features in the fitted data."""
+        return tuple(self.manifest["feature_names"])
+
+    @property
+    def segment_names(self) -> tuple[str, ...]:
+        """Names of the segments in the fitted data."""
+        return tuple(self.manifest["segment_names"])
+
+    @property
+    def history(self) -> tuple[float, ...]:
+        """Objective per row after each pass, in nats."""
+        return tuple(self.manifest["history"])
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings to read before trusting the fit."""
+        names = self._argument_names
+
+        def spell(name: str, value: str | None) -> str:
+            return spell_in_python(names.get(name, name), value)
+
+        return tuple(spell_parameters(text, spell) for text in self.manifest["warnings"])
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last stage of the fit converged."""
+        return bool(self.manifest["converged"])
+
+    @property
+    def objective_is(self) -> str:
+        """Name of the objective, such as `lower bound` or `pseudo-likelihood`."""
+        return str(self.manifest["diagnostics"].get("objective_is", "objective"))
+
+    @property
+    def objective(self) -> float | None:
+        """Objective of the parameters in nats per row; None if the fit has no passes."""
+        objective: float | None = self.manifest["objective"]
+        return objective
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the categories that the model predicts, if any."""
+        return tuple(self.manifest.get("labels", ()))
+
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, if any."""
+        statistics: Mapping[str, Any] = self.manifest["diagnostics"].get("fit_statistics", {})
+        return statistics
+
+    def save(self, path: str | AnyPath) -> None:
+        """Write the fitted model as an artifact, for `load`, `Scorer` and the commands.
+
+        Parameters
+        ----------
+        path
+            A new folder, or URL in an object store.
+
+        Raises
+        ------
+        ValueError
+            If the path exists.
+        """
+        from storage.artifacts.artifacts import NamedArray, write_artifact  # Zarr is slow to import
+        from storage.errors import DataError
+        from storage.stores.locations import parse_path
+
+        if parse_path(path).exists():
+            raise DataError(f"{path} already exists. Choose another path.")
+        arrays = {name: NamedArray(*a) for name, a in get_named_arrays(self.params).items()}
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        write_artifact(path, arrays, {**self.manifest, "created": created})
+
+    @property
+    def plot(self) -> Plots:
+        """Figures of the report: `fitted.plot.convergence()`; see `latentbits.reports.Plots`."""
+        return Plots(self._to_loaded_model())
+
+    def report(
+        self,
+        data: Any = None,
+        *,
+        label: str | None = None,
+        names: str | None = None,
+        image_shape: str | None = None,
+    ) -> ReportPage:
+        """Make the report: findings, figures and tables. It needs the extra `report`.
+
+        Parameters
+        ----------
+        data
+            Rows to show, as for `fit`. None takes the dataset of the fit, if it is on disk;
+            otherwise the report has no figures of rows.
+        label
+            Column, or `segment`, that colours the rows.
+        names
+            Column that names the rows.
+        image_shape
+            HEIGHTxWIDTH of images; not needed if features are named r0c0, r0c1, ….
+
+        Returns
+        -------
+        ReportPage
+            Notebooks show it; `save(path)` writes the page.
+
+        Raises
+        ------
+        ValueError
+            If the features differ, a column is missing, or the extra is not installed.
+        """
+        options = {"label": label, "names": names, "image_shape": image_shape}
+        return make_report_page(build_report(self._to_loaded_model(), data, **options))
+
+    def _to_loaded_model(self) -> LoadedModel[Artifact]:
+        """Return the fitted model with an artifact in memory."""
+        from storage.artifacts.artifacts import Artifact, NamedArray
+        from storage.format.manifests import seal_manifest
+
+        arrays = {name: NamedArray(*a) for name, a in get_named_arrays(self.params).items()}
+        artifact = Artifact(Path(IN_MEMORY), seal_manifest(self.manifest), arrays)
+        return LoadedModel(artifact, self.model, self.params)
+
+    def _repr_html_(self) -> str:
+        from flows.report.findings import summarize_findings
+
+        sentences = summarize_findings(self._to_loaded_model(), None, None)
+        items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
+        return f"<ul>{items}</ul>{super()._repr_html_()}"
 
     def _iter_display_items(self) -> DisplayItems:
         yield "model", repr(self.model)

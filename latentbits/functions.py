@@ -44,7 +44,8 @@ from pipeline.evaluation.neighbourhoods import (
     draw_dataset_rows,
     draw_labelled_rows,
 )
-from pipeline.evaluation.prediction import find_target_labels, name_categories
+from pipeline.evaluation.prediction import find_target_labels
+from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.executors.base import Executor, make_executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.loop import (
@@ -55,11 +56,9 @@ from pipeline.fitting.loop import (
 )
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.inference.transform import Reconstruction, TransformTask, transform_rows
-from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
-from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
@@ -162,8 +161,12 @@ def fit_with_argument_names(
     with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         built = _build_model(model, components, settings)
         rows = _make_row_source(dataset, split, 1 << 30, built.list_required_columns())
-        state = fit_model(built, rows, executor, seed, progress=show)
-    return _make_fitted(built, state, dataset, argument_names)
+        first = collect_first_statistics(built, rows, executor, seed, show)
+        state = start_fit(built, first, rows, executor, seed, progress=show)
+        state = fit_model(built, rows, executor, seed, state=state, progress=show)
+    provenance = describe_provenance(built, dataset, split, seed)
+    record = {**provenance, **describe_outcome(built, dataset, state), "n_samples": first.n_samples}
+    return Fitted(built, state.params, record, argument_names)
 
 
 class RowCounts(NamedTuple):
@@ -217,31 +220,10 @@ def fit_to_more_rows(
         state = fit_model(
             built, rows, executor, seed, state=state, statistics=statistics, progress=show
         )
-    n_rows = dataset.n_rows + (earlier.n_rows if earlier else 0)
-    fitted = _make_fitted(built, state, dataset, argument_names)
-    return fitted, RowCounts(first, statistics, n_rows, dataset.segment_names)
-
-
-def _make_fitted(
-    built: Model, state: FitState, dataset: Dataset, argument_names: Mapping[str, str]
-) -> Fitted:
-    names = (dataset.feature_names, dataset.segment_names)
-    warnings = tuple(
-        warning.with_parameter_names(argument_names).render(*names) for warning in state.warnings
-    )
-    ending = find_ending(built.get_convergence_criterion(state), state.history)
-    return Fitted(
-        built,
-        state.params,
-        *names,
-        state.history,
-        warnings,
-        ending.converged,
-        state.diagnostics.get("objective_is", "objective"),
-        ending.objective,
-        name_categories(built, state.params, dataset),
-        state.diagnostics.get("fit_statistics", {}),
-    )
+    provenance = describe_provenance(built, dataset, None, seed)
+    record = {**provenance, **describe_outcome(built, dataset, state), "n_samples": first.n_samples}
+    counts = RowCounts(first, statistics, first.n_samples, dataset.segment_names)
+    return Fitted(built, state.params, record, argument_names), counts
 
 
 def transform(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,19 +113,6 @@ def make_row_source(
     """
     read = dataset.make_reader(split, memory, skipped, columns)
     return RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
-
-
-def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:
-    """Digest the leading chunks: equal digests mean equal rows in equal segments."""
-    blocks = dataset.blocks[dataset.blocks[:, 0] < n_chunks]
-    names = dataset.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
-    layout: list[Any] = [dataset.manifest["stored"], dataset.feature_names, names]
-    if added := dataset.manifest.get("added_features"):
-        layout += [added, dataset.chunk_features[:n_chunks].tolist()]
-    digest = hashlib.sha256(json.dumps(layout).encode())
-    for table in (dataset.chunks[:n_chunks], blocks, dataset.checksums[:n_chunks]):
-        digest.update(np.ascontiguousarray(table).tobytes())
-    return digest.hexdigest()
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:

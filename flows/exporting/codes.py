@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from flows.data.datasets import digest_leading_chunks, may_open
+from flows.data.datasets import may_open
 from flows.data.readahead import read_ahead
 from flows.exporting.files import Array, ArrayGroup, BatchedTable, iter_columns
 from pipeline.executors.progress import Progress, ignore_progress
@@ -58,7 +58,7 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
         raise DataError(f"{error.text} {remedy}") from None
     n_chunks = int(recorded["n_chunks"])
     is_shorter = dataset.n_chunks < n_chunks
-    if is_shorter or digest_leading_chunks(dataset, n_chunks) != recorded["chunks_digest"]:
+    if is_shorter or dataset.digest_leading_chunks(n_chunks) != recorded["chunks_digest"]:
         raise DataError(
             f"{dataset.path}: {codes.path} contains codes of another dataset, or this one has "
             "changed. Use the dataset of the codes, or transform this one again."

@@ -24,11 +24,12 @@ from flows.data.datasets import (
 )
 from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
-from flows.fitting.provenance import compute_fingerprint, describe_provenance
+from flows.fitting.provenance import compute_fingerprint, describe_artifact
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.resources import find_memory_limit
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
+from pipeline.evaluation.records import describe_provenance
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
@@ -132,7 +133,13 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     if options.warm_start:
         model, initial_fit = find_warm_start(model, options.components, dataset, runs)
     provenance = {
-        **describe_provenance(model, dataset, split, options.seed, initial_fit=initial_fit),
+        **describe_provenance(
+            model,
+            dataset,
+            split,
+            options.seed,
+            warm_start=None if initial_fit is None else describe_artifact(initial_fit),
+        ),
         "skip_corrupt": options.skip_corrupt,
     }
     run_folder = RunFolder(runs, model.name, compute_fingerprint(provenance))

@@ -13,7 +13,6 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.datasets import digest_leading_chunks
 from pipeline.data.blocks import Tile
 from pipeline.executors.code_digest import digest_modules
 from pipeline.passes.map_reduce import KeptSums, MergedChunks
@@ -89,10 +88,10 @@ class _KeptSums:
         arrays, manifest = packed
         n_chunks, heights = manifest["n_chunks"], manifest["heights"]
         from_arrays = self.kind.from_arrays
-        is_whole = manifest["rows"] == digest_leading_chunks(self.dataset, n_chunks)
+        is_whole = manifest["rows"] == self.dataset.digest_leading_chunks(n_chunks)
         if not is_whole:
             ends = zip(manifest.get("ends", ()), manifest.get("rows_to_ends", ()), strict=True)
-            same = [n for n, rows in ends if rows == digest_leading_chunks(self.dataset, n)]
+            same = [n for n, rows in ends if rows == self.dataset.digest_leading_chunks(n)]
             heights, n_chunks = heights[: len(same)], max(same, default=0)
         stack = [from_arrays(select_prefix(arrays, f"{k}-")) for k in range(len(heights))]
         has_open_group = is_whole and manifest["open"]
@@ -107,9 +106,9 @@ class _KeptSums:
             "n_chunks": folded.n_chunks,
             "heights": [height for height, _ in folded.stack],
             "open": folded.open_group is not None,
-            "rows": digest_leading_chunks(self.dataset, folded.n_chunks),
+            "rows": self.dataset.digest_leading_chunks(folded.n_chunks),
             "ends": (ends := folded.list_ends()),
-            "rows_to_ends": [digest_leading_chunks(self.dataset, n) for n in ends],
+            "rows_to_ends": [self.dataset.digest_leading_chunks(n) for n in ends],
             "bytes": _count_bytes(arrays),
             "modules": self._modules,
             "code": self._code_digest,
@@ -119,7 +118,7 @@ class _KeptSums:
         manifest = _read_sums_manifest(folder)
         return bool(
             manifest.get("n_chunks") == folded.n_chunks
-            and manifest.get("rows") == digest_leading_chunks(self.dataset, folded.n_chunks)
+            and manifest.get("rows") == self.dataset.digest_leading_chunks(folded.n_chunks)
         )
 
     def _has_room(self, folder: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> bool:

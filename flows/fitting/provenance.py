@@ -6,66 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import LoadedModel, digest_leading_chunks, make_row_source, may_open
+from flows.data.datasets import LoadedModel, make_row_source, may_open
 from pipeline.data.blocks import RowSource
-from pipeline.errors import keep_placeholder
-from pipeline.evaluation.prediction import name_categories
-from pipeline.executors.code_digest import digest_modules
-from pipeline.learning.convergence import find_ending
-from pipeline.models.base import Model
-from pipeline.models.state import FitState
 from storage.artifacts.artifacts import Artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-
-_LIBRARIES = ("latentbits", "numpy", "scipy", "numba", "scikit-learn")
-
-
-def describe_provenance(
-    model: Model,
-    dataset: BinaryDataset,
-    split: str | None,
-    seed: int,
-    module: str = "pipeline.fitting.loop",
-    initial_fit: LoadedModel | None = None,
-) -> dict[str, Any]:
-    """Describe everything that determines a result.
-
-    `module` does the work with the model and the rows; `initial_fit` is the fit it starts from.
-    """
-    return {
-        "model": model.name,
-        "hyperparameters": asdict(model),  # type: ignore[call-overload]
-        "seed": seed,
-        "split": split,
-        "versions": list_versions(),
-        "code": digest_modules(type(model).__module__, module),
-        "dataset": describe_dataset(dataset),
-        "feature_names": dataset.feature_names,
-        "segment_names": dataset.segment_names,
-        "warm_start": None if initial_fit is None else describe_artifact(initial_fit),
-    }
-
-
-def list_versions() -> dict[str, str]:
-    """Return the versions of latentbits and of the numerical libraries."""
-    return {name: version(name) for name in _LIBRARIES}
-
-
-def describe_dataset(dataset: BinaryDataset) -> dict[str, Any]:
-    """Identify a dataset by its path and by digests of its rows."""
-    return {
-        "path": str(dataset.path.resolve()),
-        "digest": dataset.digest,
-        "chunks_digest": digest_leading_chunks(dataset, dataset.n_chunks),
-        "n_rows": dataset.n_rows,
-        "n_chunks": dataset.n_chunks,
-        "words_per_chunk": dataset.manifest["words_per_chunk"],
-    }
 
 
 def describe_artifact(fitted: LoadedModel) -> dict[str, str]:
@@ -86,7 +34,7 @@ def is_of_leading_rows(
         manifest["split"] == split
         and n_chunks <= dataset.n_chunks
         and left_out == [key for key in skipped if key < n_chunks]
-        and manifest["dataset"].get("chunks_digest") == digest_leading_chunks(dataset, n_chunks)
+        and manifest["dataset"].get("chunks_digest") == dataset.digest_leading_chunks(n_chunks)
     )
 
 
@@ -97,23 +45,6 @@ def compute_fingerprint(provenance: dict[str, Any]) -> str:
     without_paths = {name: {**record, "path": ""} for name, record in located.items()}
     text = json.dumps({**provenance, **without_paths}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
-    """Describe the end of a fit: convergence, objective, diagnostics and warnings."""
-    names = (dataset.feature_names, dataset.segment_names)
-    ending = find_ending(model.get_convergence_criterion(state), state.history)
-    labels = name_categories(model, state.params, dataset)
-    return {
-        "iterations": state.iteration,
-        "converged": ending.converged,
-        "history": state.history,
-        "objective": ending.objective,
-        "diagnostics": state.diagnostics,
-        "warnings": [warning.render(*names, spell=keep_placeholder) for warning in state.warnings],
-        "n_components": int(state.diagnostics["n_components"]),
-        **({"labels": labels} if labels else {}),
-    }
 
 
 TrainingOverlap = Literal["all", "some", "none", "unknown"]
@@ -147,7 +78,7 @@ class TrainingRows:
     def find_overlap(self, dataset: BinaryDataset, split: str | None) -> TrainingOverlap:
         """Find how many rows of a dataset or split are among the fitted rows."""
         shared = min(self.n_chunks, dataset.n_chunks)
-        if digest_leading_chunks(self.dataset, shared) != digest_leading_chunks(dataset, shared):
+        if self.dataset.digest_leading_chunks(shared) != dataset.digest_leading_chunks(shared):
             return "none"
         if None not in (split, self.split) and split != self.split:
             return "none"
@@ -171,7 +102,7 @@ def find_training_rows(artifact: Artifact, nearby: BinaryDataset) -> TrainingRow
     n_chunks, digest = int(recorded["n_chunks"]), recorded.get("chunks_digest")
     skipped = tuple(int(chunk["chunk"]) for chunk in manifest.get("skipped_chunks", ()))
     for dataset in _iter_candidate_datasets(artifact, nearby):
-        if n_chunks <= dataset.n_chunks and digest_leading_chunks(dataset, n_chunks) == digest:
+        if n_chunks <= dataset.n_chunks and dataset.digest_leading_chunks(n_chunks) == digest:
             return TrainingRows(dataset, manifest["split"], n_chunks, skipped)
     return None
 

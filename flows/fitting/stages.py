@@ -21,12 +21,13 @@ from flows.cli.summary import join_names, summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
 from flows.fitting.drift import emit_drift_event, find_drift_alert, measure_drift
 from flows.fitting.job import FitJob, FitPlan
-from flows.fitting.provenance import describe_outcome, is_of_leading_rows
+from flows.fitting.provenance import is_of_leading_rows
 from flows.running.environment import is_server_configured
 from flows.running.flow import StageRunner, run_stages
 from flows.running.resources import check_memory
 from flows.running.row_results import write_row_ranges
 from pipeline.errors import FitError
+from pipeline.evaluation.records import describe_outcome
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import (
     collect_first_statistics,

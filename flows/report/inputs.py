@@ -115,7 +115,15 @@ def load_report_inputs(
     dataset
         The dataset of the fit, if it is already open.
     """
-    fitted = load_fitted_model(artifact)
+    return make_report_inputs(load_fitted_model(artifact), options, dataset)
+
+
+def make_report_inputs(
+    fitted: LoadedModel,
+    options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
+    dataset: BinaryDataset | None = None,
+) -> ReportInputs:
+    """Check the options for a fitted model; parameters as for `load_report_inputs`."""
     layout = _find_layout(fitted, options.image_shape)
     note = ""
     if dataset is None:

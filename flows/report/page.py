@@ -122,7 +122,7 @@ def write_report(report: Report, output: AnyPath) -> None:
     """Write a report as a page. An existing page is replaced at once or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
     # A manifest may hold half of a surrogate pair, which UTF-8 cannot encode.
-    write_text(output, _render_page(report).encode("utf-8", "replace").decode())
+    write_text(output, render_page(report).encode("utf-8", "replace").decode())
 
 
 def _iter_row_figures(
@@ -142,7 +142,8 @@ def _iter_row_figures(
         yield plot_calibration(sample, sample.pairs, fitted.feature_names)
 
 
-def _render_page(report: Report) -> str:
+def render_page(report: Report) -> str:
+    """Render a report as one HTML page."""
     artifact, figures = report.fitted.artifact, report.figures
     manifest = artifact.manifest
     facts = describe_fit(manifest)

@@ -13,6 +13,7 @@ from flows.cli.summary import format_row_count, join_names
 from flows.exporting.artifacts import read_item_columns
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
+from pipeline.data.datasets import IN_MEMORY
 from pipeline.learning.convergence import describe_passes
 from pipeline.models.registry import get_known_model
 from storage.artifacts.artifacts import Artifact
@@ -82,7 +83,8 @@ def format_title(manifest: Manifest) -> str:
 
 def format_dataset_name(manifest: Manifest) -> str:
     """Return the name of the dataset's folder, without its suffix."""
-    return Path(manifest["dataset"]["path"]).name.removesuffix(".zarr")
+    path = manifest["dataset"]["path"]
+    return "data in memory" if path == IN_MEMORY else Path(path).name.removesuffix(".zarr")
 
 
 def describe_fit(manifest: Manifest) -> FactRows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -9,12 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import PackedChunk, Words
+from pipeline.data.blocks import PackedChunk, Words, iter_blocks
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.tables import BinaryTable, join_tables
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
 
+IN_MEMORY = "<memory>"
+"""Path of datasets in memory in manifests."""
 _CHUNK_BYTES = 1 << 20
 """Size of a chunk's bits: large enough for a task, small enough to give work to every thread."""
 _ONLY_SEGMENT = "all"
@@ -51,6 +55,9 @@ class Dataset(Protocol):
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
     ) -> ReadChunk:
         """Return a function that reads chunks, or their rows of a split, with per-row columns."""
+
+    def describe(self) -> dict[str, Any]:
+        """Identify the dataset by its path and by digests of its rows, as manifests record it."""
 
 
 class StoredArtifact(Protocol):
@@ -134,6 +141,43 @@ class MemoryDataset(ResultDisplayMixin):
                 f"The dataset has no split {split!r}. It has: {choices}.", parameter="split"
             )
         return MemoryReader(self.chunks, columns, None if split is None else splits.index(split))
+
+    def iter_tables(self) -> Iterator[BinaryTable]:
+        """Unpack the rows, chunk by chunk, in their original order."""
+        for chunk in self.chunks:
+            blocks = [*iter_blocks(chunk)]
+            order = np.argsort(chunk.rows)
+            masks = [mask for block in blocks if (mask := block.unpack_mask()) is not None]
+            texts = {
+                name: np.array([*self.levels[name], ""], object)[values]
+                if name in self.levels
+                else values
+                for name, values in chunk.columns.items()
+            }
+            sizes = [block.n_samples for block in blocks]
+            names = [self.segment_names[block.segment] for block in blocks]
+            yield BinaryTable(
+                np.concatenate([block.unpack_values() for block in blocks])[order],
+                np.concatenate(masks)[order] if masks else None,
+                self.feature_names,
+                np.repeat(np.array(names, object), sizes)[order],
+                {name: values[order] for name, values in texts.items()},
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Identify the dataset by digests of its rows."""
+        digest = hashlib.sha256(json.dumps([self.feature_names, self.segment_names]).encode())
+        for chunk in self.chunks:
+            for table in (chunk.words, chunk.observed, chunk.blocks, chunk.rows):
+                digest.update(b"" if table is None else table.tobytes())
+        return {
+            "path": IN_MEMORY,
+            "digest": digest.hexdigest(),
+            "chunks_digest": digest.hexdigest(),
+            "n_rows": self.n_rows,
+            "n_chunks": len(self.chunks),
+            "words_per_chunk": max(self.rows_per_chunk) // 64 + 1,
+        }
 
     def _iter_display_items(self) -> DisplayItems:
         yield "rows", f"{self.n_rows:,}"

@@ -12,10 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _LIBRARIES = ("numpy", "scipy", "numba", "distributed")
+_RECORDED_LIBRARIES = ("latentbits", "numpy", "scipy", "numba", "scikit-learn")
 _IMPORT = re.compile(r"^[ \t]*import (?P<names>[\w., ]+)", re.MULTILINE)
 _FROM = re.compile(
     r"^[ \t]*from (?P<module>[\w.]+) import (?P<names>\([^)]*\)|[\w, ]+)", re.MULTILINE
 )
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of latentbits and of the numerical libraries."""
+    return {name: version(name) for name in _RECORDED_LIBRARIES}
 
 
 @cache  # a process keeps the code that it has loaded, even if the files change

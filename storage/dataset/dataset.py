@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,6 +105,29 @@ class BinaryDataset(StorageReprMixin):
     def digest(self) -> str:
         """SHA-256 of names, layout and chunk checksums: equal digests mean equal data."""
         return str(self.manifest["digest"])
+
+    def describe(self) -> dict[str, Any]:
+        """Identify the dataset by its path and by digests of its rows."""
+        return {
+            "path": str(self.path.resolve()),
+            "digest": self.digest,
+            "chunks_digest": self.digest_leading_chunks(self.n_chunks),
+            "n_rows": self.n_rows,
+            "n_chunks": self.n_chunks,
+            "words_per_chunk": self.manifest["words_per_chunk"],
+        }
+
+    def digest_leading_chunks(self, n_chunks: int) -> str:
+        """Digest the leading chunks: equal digests mean equal rows in equal segments."""
+        blocks = self.blocks[self.blocks[:, 0] < n_chunks]
+        names = self.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
+        layout: list[Any] = [self.manifest["stored"], self.feature_names, names]
+        if added := self.manifest.get("added_features"):
+            layout += [added, self.chunk_features[:n_chunks].tolist()]
+        digest = hashlib.sha256(json.dumps(layout).encode())
+        for table in (self.chunks[:n_chunks], blocks, self.checksums[:n_chunks]):
+            digest.update(np.ascontiguousarray(table).tobytes())
+        return digest.hexdigest()
 
     @property
     def attributes(self) -> Mapping[str, Any]:

@@ -22,12 +22,16 @@ from storage.stores.locations import (
 )
 
 
-def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Seal a manifest with its own digest and write it, which makes the folder complete."""
-    # Seal what JSON will return: keys become text and tuples become lists.
-    body = json.loads(json.dumps(manifest))
+def seal_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest as JSON will return it, with its own digest."""
+    body = json.loads(json.dumps(manifest))  # keys become text and tuples become lists
     body.pop("manifest_digest", None)
-    sealed = {**body, "manifest_digest": _compute_digest(body)}
+    return {**body, "manifest_digest": _compute_digest(body)}
+
+
+def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Seal a manifest and write it, which makes the folder complete."""
+    sealed = seal_manifest(manifest)
     write_text(folder / MANIFEST_NAME, json.dumps(sealed, indent=1) + "\n")
     return sealed
 

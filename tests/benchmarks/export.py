@@ -20,7 +20,6 @@ import pyarrow.parquet
 
 from flows.exporting.codes import make_code_table
 from flows.exporting.files import BatchedTable, write_table
-from flows.fitting.provenance import describe_dataset
 from pipeline.passes.row_ranges import choose_rows_per_range
 from storage.codes.codes import CodeArraySpec, Codes, create_codes, open_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -58,7 +57,7 @@ def write_codes(folder: Path, dataset: BinaryDataset, rng: np.random.Generator) 
         writer(key, {name: a[first : first + size] for name, a in values.items()})
         for key, first in enumerate(range(0, n_rows, size))
     ]
-    seal_codes(writer, checksums, {"dataset": describe_dataset(dataset)})
+    seal_codes(writer, checksums, {"dataset": dataset.describe()})
     return open_codes(folder / "codes.zarr")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from flows.evaluating import stages
 from flows.evaluating.tables import print_evaluation
-from flows.fitting.provenance import describe_outcome, describe_provenance
+from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.registry import find_models

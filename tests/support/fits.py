@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.data.datasets import make_row_source
-from flows.fitting.provenance import describe_outcome, describe_provenance
+from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.params import get_named_arrays

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel, check_dataset_features, may_open
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
+from pipeline.data.datasets import IN_MEMORY
 from pipeline.data.matching import find_segment_indices
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
 from pipeline.models.capabilities import CanSample, check_can_sample
@@ -95,6 +96,8 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
         note = f"The rows shown are from {path}, which is not the dataset of the fit."
         return dataset, "" if dataset.digest == recorded["digest"] else note
     remedy = "Figures of rows are omitted; use --dataset PATH to get them."
+    if recorded["path"] == IN_MEMORY:
+        return None, f"The model was fitted to rows in memory. {remedy}"
     if not may_open(recorded["path"], fitted.artifact.path):
         return None, f"{recorded['path']} is not in the bucket of the artifact. {remedy}"
     try:

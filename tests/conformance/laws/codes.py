@@ -61,7 +61,8 @@ def test_codes_do_not_depend_on_how_rows_are_cut(
 @pytest.mark.parametrize("segment", [None, "b"])
 def test_a_scorer_gives_the_bytes_of_transform(facts: Facts, segment: str | None) -> None:
     names = [f"f{i}" for i in range(N_FEATURES)]
-    model = Fitted(facts.make(), fitted(facts).params, tuple(names), ("a", "b", "c"))
+    manifest = {"feature_names": names, "segment_names": ("a", "b", "c")}
+    model = Fitted(facts.make(), fitted(facts).params, manifest)
     scorer, X = Scorer(model), probit().X[:5].astype(float)
     X[2, 1] = X[3, 0] = np.nan
 

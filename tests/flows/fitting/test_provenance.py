@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.fitting.provenance import compute_fingerprint, describe_provenance
+from flows.fitting.provenance import compute_fingerprint
+from pipeline.evaluation.records import describe_provenance
 from pipeline.models.clipped_pca import ClippedPCA
 from storage import BinaryDataset
 from tests.support.data import draw_probit_rows, write_arrays

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from flows.data.datasets import load_fitted_model
-from flows.fitting.provenance import compute_fingerprint, describe_provenance
+from flows.fitting.provenance import compute_fingerprint, describe_artifact
+from pipeline.evaluation.records import describe_provenance
 from storage import load_artifact
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import open_dataset
@@ -118,7 +119,9 @@ def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, datase
     starts = [load_fitted_model(path) for path in ("runs/2", "elsewhere", "runs/3")]
     model, opened = starts[0].model, open_dataset(dataset)
     names = [
-        compute_fingerprint(describe_provenance(model, opened, None, 0, initial_fit=s))
+        compute_fingerprint(
+            describe_provenance(model, opened, None, 0, warm_start=describe_artifact(s))
+        )
         for s in (*starts, None)
     ]
     assert names[0] == names[1]

@@ -15,7 +15,7 @@ import pyarrow.csv
 import pytest
 
 from flows import fit
-from flows.fitting import provenance
+from pipeline.evaluation import records
 from pipeline.fitting import pair_work as pairs
 from pipeline.models.clipped_pca import ClippedPCA, model
 from storage.artifacts.artifacts import load_artifact
@@ -385,7 +385,7 @@ def test_counts_of_other_rows_or_code_are_not_used(
         with append_dataset(data, open_dataset(data).feature_names) as writer:
             writer.update([FirstFeature(np.arange(300))], "last", str)
     elif change == "code":
-        monkeypatch.setattr(provenance, "digest_modules", lambda *modules: "other")
+        monkeypatch.setattr(records, "digest_modules", lambda *modules: "other")
     elif change == "height":
         monkeypatch.setattr(pairs, "choose_strip_height", lambda *of: 50)
     elif change == "missing":
