@@ -10,20 +10,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flows.cli.errors import format_warnings
-from flows.exporting.files import (
-    Array,
-    ArrayGroup,
-    BatchedTable,
-    iter_columns,
-    list_segment_names,
-    make_table,
-)
+from flows.exporting.columns import Array, list_segment_names, read_item_columns
+from flows.exporting.files import BatchedTable, make_table
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from storage.artifacts.artifacts import Artifact
 from storage.codes.codes import Codes
 from storage.errors import DataError
 
-_INTERVAL_ENDS = ("low", "high")
 _PAIR_DIMS = ("feature", "feature_j")
 _STRIP_ARRAYS = ("correlation", "status")
 _PAIRS_PER_BATCH = 1 << 17
@@ -41,57 +34,6 @@ def make_item_table(artifact: Artifact) -> BatchedTable:
     # Unknown values, such as some standard errors, become empty cells.
     arrays = {name: pa.array(v, from_pandas=True) for name, v in columns.items()}
     return make_table({"feature": features, **arrays})
-
-
-def read_item_columns(artifact: Artifact) -> dict[str, Array]:
-    """Read all parameters of features as columns, (n_features,) each."""
-    names = {"segment": list_segment_names(artifact)}
-    columns: dict[str, Array] = {}
-    for group in _iter_array_groups(artifact):
-        columns |= iter_columns(group, names)
-    return columns
-
-
-def _iter_array_groups(artifact: Artifact) -> Iterator[ArrayGroup]:
-    """Iterate over the arrays of features, each with its standard errors and interval."""
-    over_features = {
-        name: _move_features_first(artifact, name)
-        for name, values in artifact.items()
-        if values.size and artifact.dims(name).count("feature") == 1
-        if "feature_j" not in artifact.dims(name)
-    }
-    suffixes = ("_error", "_interval")
-    companions = {f"{name}{suffix}" for name in over_features for suffix in suffixes}
-    for name, (dims, values) in over_features.items():
-        if name not in companions:
-            errors = over_features.get(f"{name}_error")
-            arrays = {name: values, **({f"{name}_error": errors[1]} if errors else {})}
-            yield ArrayGroup(dims, {**arrays, **_read_interval(artifact, name)})
-
-
-def _move_features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...], Array]:
-    dims = artifact.dims(name)
-    axis = dims.index("feature")
-    return (*dims[:axis], *dims[axis + 1 :]), np.moveaxis(artifact[name], axis, 0)
-
-
-def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
-    interval = f"{name}_interval"
-    if interval not in artifact or len(artifact[interval]) != len(_INTERVAL_ENDS):
-        return {}
-    axis = artifact.dims(name).index("feature")
-    ends = np.moveaxis(artifact[interval], 1 + axis, 1)
-    return {f"{name}_{bound}": values for bound, values in zip(_INTERVAL_ENDS, ends, strict=True)}
-
-
-def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
-    """Find features whose weights have no finite standard error, (n_features,)."""
-    n_features = len(artifact.manifest["feature_names"])
-    has_errors = "weights_error" in artifact and artifact.dims("weights_error")[0] == "feature"
-    if not has_errors:
-        return np.zeros(n_features, np.bool_)
-    errors = np.asarray(artifact["weights_error"], np.float64)
-    return np.asarray(~np.isfinite(errors).all(axis=1))
 
 
 def make_correlation_table(artifact: Artifact) -> BatchedTable:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from flows.data.datasets import may_open
 from flows.data.readahead import read_ahead
-from flows.exporting.files import Array, ArrayGroup, BatchedTable, iter_columns
+from flows.exporting.columns import Array, ArrayGroup, iter_columns
+from flows.exporting.files import BatchedTable
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.passes.row_ranges import ROW
 from storage.codes.codes import Codes

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
-from numpy.typing import NDArray
 
 from flows.data.readahead import read_ahead
 from flows.exporting.formats import check_table_size
-from pipeline.params import DimensionLabels, label_positions
-from storage.artifacts.artifacts import Artifact
 from storage.errors import DataError
 from storage.stores.locations import check_target_file
 from storage.stores.object_store import translate_store_errors
@@ -28,35 +24,6 @@ _FORMULA_START = r"\A[=+\-@\t\r\n]"
 _NUMBERS = r"\A([+-]?(\d+\.?\d*|\.\d+|inf|nan)([eE][+-]?\d+)?( |\z))+\z"
 _MAX_EXACT_INTEGER = 10**15
 """Excel keeps 15 digits, so longer whole numbers are written as text."""
-
-
-Array = NDArray[Any]
-
-
-class ArrayGroup(NamedTuple):
-    """Arrays of the same dimensions, (n_rows, …) each, whose columns stand next to each other.
-
-    `dims` are all dimensions except the rows.
-    """
-
-    dims: tuple[str, ...]
-    arrays: Mapping[str, Array]
-
-
-def iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
-    """Iterate over the named columns of a group, position by position."""
-    shape = next(iter(group.arrays.values())).shape[1:]
-    for index, suffix in label_positions(group.dims, shape, names):
-        place: tuple[Any, ...] = (slice(None), *index)
-        for name, values in group.arrays.items():
-            yield name + suffix, np.ascontiguousarray(values[place])
-
-
-def list_segment_names(artifact: Artifact) -> list[str]:
-    """List the names of the segments with their own parameters, in the order of the parameters."""
-    names = artifact.manifest["segment_names"]
-    indices = artifact["segments"].tolist() if "segments" in artifact else range(len(names))
-    return [names[index] for index in indices]
 
 
 class BatchedTable(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel
-from flows.exporting.artifacts import find_unbounded_weights
+from flows.exporting.columns import find_unbounded_weights
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
 from flows.report.tables import format_dataset_name

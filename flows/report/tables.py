@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.summary import format_row_count, join_names
-from flows.exporting.artifacts import read_item_columns
+from flows.exporting.columns import read_item_columns
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
 from pipeline.data.datasets import IN_MEMORY

@@ -20,6 +20,14 @@ _EMBEDDED_SERVER_SETTINGS = {
     "PREFECT_CLI_PROMPT": "false",
     # Every event would be compared with the automations, which are for servers that keep running.
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+    # Without stored events, none need to be deleted at every start. Runs are stored all the same.
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
+    # Recording task runs one by one would take half of the server's time.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    # Pages and blocks are for servers that keep running.
+    "PREFECT_UI_ENABLED": "false",
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     # A dependency of the server would add type checks to all its modules at every start.
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",
 }

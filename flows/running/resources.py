@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -14,6 +16,12 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.usage import ProcessUsage, measure_usage
 
+_CONTAINER_LIMITS = (
+    *(f"/sys/fs/cgroup/memory/memory.{name}_in_bytes" for name in ("limit", "soft_limit")),
+    *(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "high", "low")),
+)
+"""Files of the kernel's control groups, versions 1 and 2."""
+
 
 def release_free_memory() -> None:
     """Return free memory to the system; glibc would keep the gaps between arrays in use."""
@@ -21,12 +29,23 @@ def release_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def read_memory_size() -> int:
+    """Return the bytes of memory of this machine, or those that a container may use.
+
+    This is `distributed.system.MEMORY_LIMIT`, but importing that takes longer than many fits.
+    """
+    limits = [int(psutil.virtual_memory().total)]
+    for path in _CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # absent, or "max"
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    limits.append(resource.getrlimit(resource.RLIMIT_RSS)[1])
+    return min(limit for limit in limits if limit > 0)
+
+
 def find_memory_limit(size: str | None = None) -> int:
     """Return the bytes that a run may use: the value of `--memory`, or the free memory."""
     if size is None:
-        from distributed.system import MEMORY_LIMIT  # slow to import
-
-        return int(min(psutil.virtual_memory().available, MEMORY_LIMIT))
+        return min(int(psutil.virtual_memory().available), read_memory_size())
     from dask.utils import parse_bytes
 
     try:

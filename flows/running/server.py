@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from threading import Thread
@@ -146,19 +146,14 @@ def _wait_for_server(ready: Future[Server]) -> Server:
 
 
 def _run_server(listener: socket.socket, ready: Future[Server]) -> None:
-    """Run the server with settings for private use: no pages, no blocks, no credentials."""
+    """Run the server without the credentials of the user's own server."""
     try:
         with pause_garbage_collection():
-            from prefect import settings
-        private = {
-            settings.PREFECT_UI_ENABLED: False,
-            settings.PREFECT_API_BLOCKS_REGISTER_ON_START: False,
-            settings.PREFECT_SERVER_API_AUTH_STRING: None,  # for the user's own server only
-            # Recording task runs one by one would take half of the server's time.
-            settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE: 100,
-            settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 100,
-        }
-        with settings.temporary_settings(private):
+            from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
+        # Changed settings are parsed and hashed anew, which takes longer than starting to listen.
+        is_changed = PREFECT_SERVER_API_AUTH_STRING.value() is not None
+        changes = {PREFECT_SERVER_API_AUTH_STRING: None}
+        with temporary_settings(changes) if is_changed else nullcontext():
             asyncio.run(_serve(listener, ready))
     except Exception as error:
         if ready.done():

@@ -111,3 +111,12 @@ def test_a_flow_is_prefects_for_who_imports_it():
     for flow in (export, fit, ingest, neighbours, report, transform):
         assert isinstance(flow, Flow)
         assert flow.name == flow.__name__
+
+
+@pytest.mark.matrix
+def test_a_serial_fit_needs_neither_a_cluster_nor_tables(tmp_path):
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(300, 6, 2, seed=1)[0])
+    command = ("fit", "--dataset", "d.zarr", "--executor", "serial")
+    ((code, _, told),), imported = called(command, folder=tmp_path)
+    assert (code, imported) == (0, set()), told
+    assert list(tmp_path.glob("runs/d/*/report.html"))

@@ -27,3 +27,5 @@ _AUTHORITIES = Path(certifi.where()).read_text(encoding="utf-8")
 _FIRST = Path(_HOME.name) / "authority.pem"
 _FIRST.write_text(_AUTHORITIES[: _AUTHORITIES.index("\n\n", 1)], encoding="utf-8")
 os.environ["PREFECT_API_SSL_CERT_FILE"] = str(_FIRST)
+# A test reads events from the server that `flows` starts, which does not store them otherwise.
+os.environ["PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED"] = "true"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flows.cli.summary import join_names
 from flows.data.datasets import LoadedModel
-from flows.exporting.artifacts import find_unbounded_weights
+from flows.exporting.columns import find_unbounded_weights
 from flows.report.figures.axes import fit_axis, make_axis, plot_heat_map
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
 from flows.report.figures.images import ImageLayout

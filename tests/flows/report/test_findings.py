@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.exporting.artifacts import find_unbounded_weights
+from flows.exporting.columns import find_unbounded_weights
 from flows.report.page import Report, build_report_from_artifact
 from flows.report.tables import explain_columns, explain_facts, make_parameter_table
 from pipeline.models.registry import find_models

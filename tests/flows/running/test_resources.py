@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from distributed import Client, LocalCluster
+from distributed.system import MEMORY_LIMIT
 
-from flows.running.resources import UsageReading, compute_usage, read_usage
+from flows.running.resources import UsageReading, compute_usage, read_memory_size, read_usage
 from pipeline.executors.base import SerialExecutor
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.usage import ProcessUsage, measure_usage
@@ -64,3 +65,16 @@ def test_a_worker_that_came_in_between_counts_from_its_start() -> None:
         "peak_memory": here.peak_memory,
         "peak_memory_of_largest_worker": 9,
     }
+
+
+def test_the_memory_of_this_machine_is_the_one_that_dask_sees() -> None:
+    assert read_memory_size() == MEMORY_LIMIT
+
+
+def test_a_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"max": "max\n", "high": "1073741824\n", "low": "0\n"}
+    for name, limit in limits.items():
+        (tmp_path / name).write_text(limit)
+    paths = [str(tmp_path / name) for name in (*limits, "absent")]
+    monkeypatch.setattr("flows.running.resources._CONTAINER_LIMITS", paths)
+    assert read_memory_size() == 1 << 30
