@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -61,11 +62,18 @@ def main() -> None:
         # Start afresh, as `python -m` does. With -P, files in the working folder whose names equal
         # those of our packages are not imported.
         os.environ[PROGRAM_VARIABLE] = PROGRAM
-        os.execv(sys.executable, [sys.executable, "-P", "-m", f"flows.{name}", *rest])
+        _replace_process([sys.executable, "-P", "-m", f"flows.{name}", *rest])
     else:
         similar = get_close_matches(name, list_commands(), n=1)
         hint = f"Did you mean {similar[0]}?" if similar else f"See {PROGRAM} --help."
         _exit_with_error(f"{name!r} is not a command. {hint}")
+
+
+def _replace_process(command: list[str]) -> None:
+    """Run a command in place of this process; on Windows in a child, whose end is waited for."""
+    if sys.platform == "win32":
+        sys.exit(subprocess.run(command, check=False).returncode)
+    os.execv(command[0], command)
 
 
 def list_commands() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import socket
 from pathlib import Path
 from typing import NamedTuple
@@ -39,8 +38,18 @@ def measure_usage() -> ProcessUsage:
 
 
 def _read_peak_memory() -> int:
-    if not _PROC_STATUS.exists():  # macOS, which counts bytes
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if not _PROC_STATUS.exists():
+        return _ask_for_peak_memory()
     # Not `getrusage`, whose peak includes the process that a worker was forked from.
     match = re.search(r"^VmHWM:\s+(\d+)", _PROC_STATUS.read_text(), re.MULTILINE)
     return 1024 * int(match[1]) if match else 0
+
+
+def _ask_for_peak_memory() -> int:
+    """Return the peak in bytes on systems without `/proc`."""
+    memory = psutil.Process().memory_info()
+    if hasattr(memory, "peak_wset"):  # Windows
+        return int(memory.peak_wset)
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, which counts bytes

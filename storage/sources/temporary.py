@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -10,6 +9,8 @@ import tempfile
 import weakref
 from contextlib import suppress
 from pathlib import Path
+
+from storage.stores.locks import LOCK_SUFFIX, Lock, LockedError
 
 _PREFIX = f"latentbits-{socket.gethostname()}-"
 """Machines may share the parent folder, but perhaps not their locks."""
@@ -23,39 +24,34 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         while True:
             super().__init__(prefix=_PREFIX)
             try:
-                handle = _lock_folder(self.name)
-            except (BlockingIOError, FileNotFoundError):
+                lock = _lock_folder(Path(self.name))
+            except LockedError:
                 continue  # another process found it without a lock, and deletes it
             except OSError:
                 return  # a file system without locks, where folders are never found abandoned
             # The system releases the lock when the process dies, however that happens.
-            weakref.finalize(self, os.close, handle)
+            weakref.finalize(self, lock.release)
             if Path(self.name).exists():
                 return
 
 
-def _lock_folder(folder: str) -> int:
-    """Lock a folder of this user until the returned handle is closed.
+def _lock_folder(folder: Path) -> Lock:
+    """Lock a folder of this user.
 
-    Raises `OSError` if another process has locked it, or that is impossible.
+    Raises `OSError` if it is another user's, another process has locked it, or there are no locks.
     """
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(handle).st_uid != os.getuid():
-            raise PermissionError(folder)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
+    if folder.is_symlink() or (hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid()):
+        raise PermissionError(str(folder))
+    return Lock(folder.with_name(folder.name + LOCK_SUFFIX))
 
 
 def _delete_abandoned_folders() -> None:
     """Delete the folders of processes that were killed: they exist, but nobody holds the lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            handle = _lock_folder(str(folder))
-            try:
-                shutil.rmtree(folder)
-            finally:
-                os.close(handle)
+            if folder.suffix != LOCK_SUFFIX:
+                lock = _lock_folder(folder)
+                try:
+                    shutil.rmtree(folder)
+                finally:
+                    lock.release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DataError, FolderInUseError, StoreUnreachableError
+from storage.stores.locks import LOCK_SUFFIX, Lock, LockedError
 from storage.stores.object_path import (
     ObjectPath,
     ObjectVersion,
@@ -77,8 +77,9 @@ def open_array(folder: AnyPath, name: str, mode: Literal["r", "r+"] = "r") -> An
 
 
 def list_children(folder: AnyPath) -> list[Any]:
-    """List a folder's entries by name; empty if the folder does not exist."""
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    """List a folder's entries by name, without its lock; empty if the folder does not exist."""
+    entries: list[Any] = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [entry for entry in entries if entry.name != LOCK_SUFFIX]
 
 
 def delete_tree(folder: AnyPath) -> None:
@@ -100,7 +101,7 @@ def write_text(path: AnyPath, text: str) -> None:
 def _replace_text(path: Path, text: str) -> None:
     side = path.with_name(path.name + ".partial")
     try:
-        with translate_store_errors(path), side.open("w", encoding="utf-8") as file:
+        with translate_store_errors(path), side.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -125,7 +126,7 @@ def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
     path is taken or inside a dataset, or its name has the suffix of a file.
     """
     check_folder_name(target)
-    empty = target.is_dir() and not any(target.iterdir())
+    empty = target.is_dir() and not list_children(target)
     check_outside_datasets(target)  # after a request that reports an unreachable store
     if not target.exists() or empty or is_unfinished(target, kind):
         return
@@ -175,11 +176,12 @@ def lock_folder(folder: AnyPath) -> Iterator[Callable[[], bool]]:
         with claim_lease(folder) as holds:
             yield holds
         return
-    handle = _open_locked_folder(folder)
+    lock = _lock_local_folder(folder)
     try:
         yield lambda: True
     finally:
-        os.close(handle)
+        if lock is not None:
+            lock.release()
 
 
 @contextmanager
@@ -195,23 +197,27 @@ def lock_work_folder(folder: AnyPath) -> Iterator[None]:
                 place.rmdir()
 
 
-def _open_locked_folder(folder: Path) -> int:
-    """Open a folder, creating it if necessary, and lock it."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+def _lock_local_folder(folder: Path) -> Lock | None:
+    """Create a folder if necessary and lock it; None if the file system cannot.
+
+    The lock file is next to the folder, which may be replaced while it is locked. It is inside if
+    the user may not write there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder.with_name(f".{folder.name}{LOCK_SUFFIX}"), folder / LOCK_SUFFIX):
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
+            lock = Lock(path)
+            folder.mkdir(exist_ok=True)  # the previous writer may have deleted it
+            return lock
+        except LockedError:
             raise FolderInUseError(
                 f"{folder}: another process is writing here. Wait for it."
             ) from None
+        except PermissionError:
+            continue
         except OSError:
-            return handle  # a file system that cannot lock folders, such as NFS
-        if folder.is_dir() and os.fstat(handle).st_ino == folder.stat().st_ino:
-            return handle
-        os.close(handle)  # the previous writer deleted the locked folder
+            return None
+    return None
 
 
 def clear_folder(folder: AnyPath) -> None:
@@ -219,7 +225,7 @@ def clear_folder(folder: AnyPath) -> None:
     if isinstance(folder, ObjectPath):
         folder.delete_tree()
         return
-    for entry in folder.iterdir():
+    for entry in list_children(folder):
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
