@@ -169,7 +169,7 @@ def _run_stages(job: NeighboursJob, stages: StageRunner, progress: Progress) -> 
     find = partial(_write_neighbours, job, stages.executor, progress)
     writer, checksums = stages.run("find neighbours", find)
     publish = partial(_publish_neighbours, job, writer, checksums)
-    return stages.run("write neighbours", publish)
+    return stages.run("write neighbours", publish, ["find neighbours"])
 
 
 def _write_neighbours(

@@ -275,8 +275,9 @@ def run_transform(job: TransformJob) -> dict[str, Any]:
 def _run_stages(job: TransformJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
     executor = stages.executor
     rows = stages.run("count rows", lambda: _count_rows_by_chunk(job, executor))
-    codes = stages.run("transform", lambda: _write_codes(job, rows, executor, progress))
-    return stages.run("write codes", lambda: _publish_codes(job, progress, *codes))
+    transform = partial(_write_codes, job, rows, executor, progress)
+    codes = stages.run("transform", transform, ["count rows"])
+    return stages.run("write codes", partial(_publish_codes, job, progress, *codes), ["transform"])
 
 
 @app.default

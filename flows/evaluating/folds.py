@@ -127,7 +127,8 @@ def cross_validate(
                 warnings.append(format_error(error))
         models = [model for model in models if model.name in fitted]
         work_on_fold = partial(_score_fold, fold, number, fitted, rows)
-        scores.append(stages.run(f"score fold {number}", work_on_fold))
+        needed = [f"fold {number} of {name}" for name in fitted]
+        scores.append(stages.run(f"score fold {number}", work_on_fold, needed))
         refits.append(fitted)
     merged = reduce(ModelScores.merge, scores)
     descriptions = [

@@ -254,12 +254,14 @@ def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
     if job.options.with_baselines:
         baselines, warnings = stages.run("baselines", partial(_fit_baselines, job))
     compared = (*job.models, *baselines)
-    measures, scores = stages.run("score", partial(_score_models, job, compared))
+    needed = ["baselines"] if job.options.with_baselines else []
+    measures, scores = stages.run("score", partial(_score_models, job, compared), needed)
     models = []
     for model in compared:
         score = measures[model.name], scores.models[model.name]
         work = partial(_evaluate_model, job, model, *score, observed, sample)
-        models.append(stages.run(f"evaluate {model.name}", work))
+        needed = ["draw rows", "pair counts", "score"]
+        models.append(stages.run(f"evaluate {model.name}", work, needed))
     return {
         "n_samples": observed.n_samples,
         "n_drawn": N_SAMPLE_ROWS,

@@ -83,26 +83,33 @@ def _run_fit_stages(plan: FitPlan, stages: StageRunner, progress: Progress) -> d
 def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
     """Fit the model, write the artifact and the report, and return the summary."""
     states = stages.run("open", partial(_open_checkpoints, job))
+    needed = ["open"]
     if job.options.skip_corrupt:
-        job = replace(job, skipped=stages.run("check chunks", partial(find_damaged_chunks, job)))
-    first = stages.run(job.model.first_statistics.label, partial(_collect_first_statistics, job))
+        find_damaged = partial(find_damaged_chunks, job)
+        job = replace(job, skipped=stages.run("check chunks", find_damaged, needed))
+        needed = ["check chunks"]
+    first_label = job.model.first_statistics.label
+    first = stages.run(first_label, partial(_collect_first_statistics, job), needed)
+    needed = [first_label]
     if pair_label := get_pair_job_label(job.model, job.dataset.n_features):
-        stages.run(pair_label, partial(_run_pair_work, job, states, first))
+        stages.run(pair_label, partial(_run_pair_work, job, states, first), needed)
+        needed = [pair_label]
     label = job.model.statistics.label
-    label = label if label != job.model.first_statistics.label else f"{label} of the pass"
+    label = label if label != first_label else f"{label} of the pass"
     if (latest := states.latest) is not None and latest.done:
         start = PassStart(latest, None)
     else:
-        start = stages.run(label, partial(_start_passes, job, states, first))
-    state = stages.run("fit", partial(_run_passes, job, states, start))
-    drift = stages.run(
-        "drift", partial(_try_measure_drift, job, state, first.n_samples, start.statistics)
-    )
-    del start  # its statistics may be large, and are not needed any more
+        start = stages.run(label, partial(_start_passes, job, states, first), needed)
+        needed = [label]
+    state = stages.run("fit", partial(_run_passes, job, states, start), needed)
+    measure = partial(_try_measure_drift, job, state, first.n_samples, start.statistics)
+    drift = stages.run("drift", measure, ["fit", *needed])
+    del start, measure  # the statistics may be large, and are not needed any more
     save = partial(_save_artifact, job, state, first.n_samples, drift, stages.usage)
-    summary = stages.run("write artifact", save)
+    summary = stages.run("write artifact", save, ["fit", "drift"])
     write_report = partial(_try_write_report, summary["artifact"], job.dataset)
-    report = stages.run("report", write_report) if job.options.report else None
+    has_report = job.options.report
+    report = stages.run("report", write_report, ["write artifact"]) if has_report else None
     if job.truth is not None:
         summary["mcs"] = mean_cosine_similarity(state.params.mixing, job.truth)
     alert = find_drift_alert(drift, job.options.drift_limit)

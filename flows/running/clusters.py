@@ -30,6 +30,7 @@ def open_cluster(cluster: ClusterSettings, report: str | None = None) -> Iterato
     log_length = {} if report else {"distributed.admin.low-level-log-length": 1}
     with (
         dask.config.set(log_length),
+        _silence_dask_logs(),
         _open_dask_executor(cluster) as executor,
         _write_performance_report(executor.client, report),
     ):
@@ -52,7 +53,6 @@ def _make_client(cluster: Any, **options: Any) -> Client:
 
 @contextmanager
 def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
-    _silence_dask_logs()
     if cluster.address is None:
         with (
             _hide_main_module(),
@@ -120,11 +120,25 @@ def _wait_for_workers(client: Client, cluster: ClusterSettings) -> None:
             )
 
 
-def _silence_dask_logs() -> None:
-    """Silence Dask's logs: the command reports failures, and a lost worker is not a failure."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.split(".")[0] in ("distributed", "asyncio", "tornado"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+@contextmanager
+def _silence_dask_logs() -> Iterator[None]:
+    """Silence Dask's logs during a run, then restore their levels.
+
+    The command itself reports failures, and a lost worker is not a failure.
+    """
+    loggers = [
+        logging.getLogger(name)
+        for name in list(logging.root.manager.loggerDict)
+        if name.split(".")[0] in ("distributed", "asyncio", "tornado")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial, wraps
@@ -171,7 +171,9 @@ def _get_default(option: Any) -> Any:
 class StageRunner:
     """Runs the stages of a flow as Prefect tasks, and records time and memory of each in `usage`.
 
-    Names of features and segments replace the indices in error messages.
+    What a stage used is the result of its task, and the parameter of the tasks that need the stage.
+    So Prefect draws the stages as a graph, but neither stores nor sends their results, which may be
+    as large as the data. Names of features and segments replace the indices in error messages.
     """
 
     executor: Executor
@@ -179,21 +181,24 @@ class StageRunner:
     segment_names: Sequence[str]
     usage: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, name: str, work: Callable[[], T]) -> T:
+    def run(self, name: str, work: Callable[[], T], inputs: Sequence[str] = ()) -> T:
         """Run a stage as a task of this name; its result does not pass through Prefect.
 
-        If the cluster is lost right after the work is done, a retry does not repeat the work.
+        `inputs` are the names of the stages whose results the work uses. If the cluster is lost
+        right after the work is done, a retry does not repeat the work.
         """
         results: list[T] = []
 
-        def stage() -> None:
+        def stage() -> dict[str, Any]:
             before = read_usage(self.executor)
             if not results:
                 results.append(self._run_with_names(work))
                 release_free_memory()
-            self.usage[name] = compute_usage(before, read_usage(self.executor))
+            return compute_usage(before, read_usage(self.executor))
 
-        run_task(name, stage)
+        self.usage[name] = run_task(
+            name, stage, {earlier: self.usage[earlier] for earlier in inputs}
+        )
         return results[0]
 
     def _run_with_names(self, work: Callable[[], T]) -> T:
@@ -244,8 +249,11 @@ def run_stages(
     return {**summary, "seconds": seconds, "stages": stages.seconds}
 
 
-def run_task(name: str, work: Callable[[], T]) -> T:
-    """Run work, within a flow as a Prefect task; scheduled runs retry transient failures."""
+def run_task(name: str, work: Callable[[], T], inputs: Mapping[str, Any] | None = None) -> T:
+    """Run work, within a flow as a Prefect task; scheduled runs retry transient failures.
+
+    `inputs` are results of earlier tasks by name, for Prefect's graph of the run; they are small.
+    """
     if sys.modules.get("prefect") is None:
         return work()
     from prefect import task
@@ -255,11 +263,11 @@ def run_task(name: str, work: Callable[[], T]) -> T:
     if FlowRunContext.get() is None:
         return work()
 
-    def stage() -> T:
+    def stage(inputs: Mapping[str, Any]) -> T:
         return work()
 
     decorate: Any = task(name=name, cache_policy=NO_CACHE, **RETRY_OPTIONS)
-    result: T = decorate(stage)()
+    result: T = decorate(stage)(dict(inputs or {}))
     return result
 
 

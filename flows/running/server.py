@@ -44,6 +44,8 @@ def run_with_server(run_flow: Callable[[], T]) -> T:
         try:
             return run_flow()
         finally:
+            # Task runs are recorded from events, which Prefect sends in the background until the
+            # process ends. No public function sends them while the server is still there.
             EventsWorker.drain_all(_DRAIN_SECONDS, at_exit=False)
 
 

@@ -184,7 +184,10 @@ def _run_task(function: Callable[[T], R], item: T) -> R:
     key = worker.get_current_task()
 
     def should_continue() -> bool:
-        """Ask the worker, which is informed when the client releases the task or dies."""
+        """Ask the worker, which is informed when the client releases the task or dies.
+
+        Dask has no function for this. A `distributed.Event` would miss clients that die.
+        """
         task = worker.state.tasks.get(key)
         return task is not None and task.state != "cancelled"
 

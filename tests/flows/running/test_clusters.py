@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ import pipeline
 import storage
 from flows import certificates as command
 from flows.cli.app import run_app
+from flows.running.cluster_settings import ClusterSettings
+from flows.running.clusters import open_cluster
 from storage import load_artifact
 from tests.support.cluster_processes import (
     make_tls_options,
@@ -268,3 +271,16 @@ def test_evaluate_takes_a_cluster(cli, dataset, encrypted, files):
     alone, there = (cli("evaluate", *fitted, *options, "--json") for options in where)
     assert there.code == 0, there.err
     assert there.json["models"] == alone.json["models"]
+
+
+def test_logs_of_dask_are_silent_during_a_run_only() -> None:
+    logger = logging.getLogger("distributed.worker")
+    before = logger.level
+    try:
+        logger.setLevel(logging.WARNING)
+        with open_cluster(ClusterSettings()) as executor:
+            assert list(executor.map(abs, [-1])) == [1]
+            assert not logger.isEnabledFor(logging.ERROR)
+        assert logger.level == logging.WARNING
+    finally:
+        logger.setLevel(before)

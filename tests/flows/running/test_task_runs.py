@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
 
 from tests.support.data import draw_probit_rows, write_arrays
@@ -14,8 +15,8 @@ from tests.support.data import draw_probit_rows, write_arrays
 MOST = 20
 
 
-async def read_task_runs_of_last_flow() -> list[str]:
-    """Read the names of the task runs, which the server records in batches, about once a second."""
+async def read_task_runs_of_last_flow() -> list[TaskRun]:
+    """Read the task runs, which the server records in batches, about once a second."""
     async with get_client() as client:
         runs = await client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
         only = FlowRunFilter(id=FlowRunFilterId(any_=[runs[0].id]))
@@ -24,7 +25,18 @@ async def read_task_runs_of_last_flow() -> list[str]:
             task_runs = await client.read_task_runs(flow_run_filter=only, limit=200)
             if task_runs and all(run.state and run.state.is_final() for run in task_runs):
                 break
-    return [run.name for run in task_runs]
+    return task_runs
+
+
+def find_inputs(task_runs: list[TaskRun]) -> dict[str, set[str]]:
+    """Name the stages whose task runs are inputs of each task run, as Prefect draws them."""
+    names = {run.id: run.name.rpartition("-")[0] for run in task_runs}
+    return {
+        names[run.id]: {
+            names[source.id] for sources in run.task_inputs.values() for source in sources
+        }
+        for run in task_runs
+    }
 
 
 @pytest.mark.few(1)
@@ -36,5 +48,16 @@ def test_a_fit_to_many_chunks_has_few_task_runs(cli, prefect_server, tmp_path, m
     path = write_arrays(tmp_path / "d.zarr", X, words_per_chunk=1).path
     done = cli("fit", "--dataset", path, "--model", model, "--components", 2, "--report")
     assert done.code == 0, done.err
-    names = asyncio.run(read_task_runs_of_last_flow())
-    assert 5 <= len(names) <= MOST, names
+    task_runs = asyncio.run(read_task_runs_of_last_flow())
+    assert 5 <= len(task_runs) <= MOST
+    inputs = find_inputs(task_runs)
+    assert inputs["open"] == set()
+    assert inputs["write artifact"] == {"fit", "drift"}
+    assert inputs["report"] == {"write artifact"}
+    (first,) = (name for name, sources in inputs.items() if sources == {"open"})
+    assert all(inputs[name] for name in inputs.keys() - {"open"})
+    reached, unread = set[str](), ["report"]
+    while unread:
+        reached.add(name := unread.pop())
+        unread.extend(inputs[name] - reached)
+    assert {first, "open", "fit"} <= reached
