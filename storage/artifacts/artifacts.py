@@ -361,10 +361,14 @@ class RunFolder:
     @contextmanager
     def claim_work(self, resume: bool) -> Iterator[None]:
         """Lock the work folder; with `resume`, keep what an interrupted fit left there."""
-        with lock_work_folder(self.work_folder):
-            if not resume:
-                clear_folder(self.work_folder)
-            yield
+        try:
+            with lock_work_folder(self.work_folder):
+                if not resume:
+                    clear_folder(self.work_folder)
+                yield
+        finally:
+            with suppress(OSError):  # another fit may be using it
+                self.work_folder.parent.rmdir()
 
     def has_states(self) -> bool:
         """Return whether the unfinished fit has completed a pass."""
@@ -373,8 +377,6 @@ class RunFolder:
     def delete_work(self) -> None:
         """Delete the work folder of a finished fit."""
         delete_tree(self.work_folder)
-        with suppress(OSError):  # another fit may be using it
-            self.work_folder.parent.rmdir()
 
     def make_artifact_path(self) -> AnyPath:
         """Return a path for the artifact, named after the model and the current time."""

@@ -30,9 +30,16 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
             except OSError:
                 return  # a file system without locks, where folders are never found abandoned
             # The system releases the lock when the process dies, however that happens.
-            weakref.finalize(self, lock.release)
+            self._release = weakref.finalize(self, lock.release)
             if Path(self.name).exists():
                 return
+            self._release()
+
+    def cleanup(self) -> None:
+        """Delete the folder, and release its lock."""
+        super().cleanup()
+        if (release := getattr(self, "_release", None)) is not None:
+            release()
 
 
 def _lock_folder(folder: Path) -> Lock:

@@ -35,7 +35,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = FileLock(path, timeout=0)
+        self._lock = FileLock(path, timeout=0, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout:
