@@ -40,6 +40,8 @@ def configure_prefect() -> None:
         return
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
+    if "prefect" in sys.modules:  # it has read its settings, and may be somebody's server
+        return
     for name, value in _EMBEDDED_SERVER_SETTINGS.items():
         os.environ.setdefault(name, value)
 

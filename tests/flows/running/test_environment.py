@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,26 @@ def test_a_server_of_the_profile_is_used(tmp_path):
     assert found["configured"] is True
     assert found["url"] == "http://127.0.0.1:4321/api"
     assert found["home"] == str(tmp_path / ".prefect")
+
+
+def test_prefect_loads_the_block_without_changing_its_own_environment(tmp_path):
+    file = Path(__file__).parents[3] / "pyproject.toml"
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    (module,) = project["entry-points"]["prefect.collections"].values()
+    program = (
+        "import os, prefect\n"
+        "before = {name for name in os.environ if name.startswith('PREFECT')}\n"
+        f"import {module}\n"
+        "assert {name for name in os.environ if name.startswith('PREFECT')} == before\n"
+        "from prefect.utilities.dispatch import lookup_type\n"
+        "print(lookup_type(prefect.blocks.core.Block, 'latentbits-dask-cluster').__name__)\n"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**kept, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "DaskCluster\n"), done.stderr
