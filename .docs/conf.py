@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]
 os.environ["LATENTBITS_PROGRAM"] = "latentbits"  # help pages call commands by this name
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # for the kernels of the tutorials
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 from tutorial_data import has_data  # noqa: E402
 
@@ -40,7 +41,14 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 # Tutorials whose data are missing are shown without results; LATENTBITS_DATA names the folder.
-TUTORIAL_DATA = {"roll-calls": "unvotes_core", "questionnaire": "verbal_aggression"}
+TUTORIAL_DATA = {
+    "roll-calls": "unvotes_core",
+    "questionnaire": "verbal_aggression",
+    "models-on-problems": "usps16_train",
+    "spikes": "spikes15",
+    "nightly": "unvotes_core",
+    "scoring-service": "verbal_aggression",
+}
 nb_execution_excludepatterns = [
     f"tutorials/{page}.md" for page, name in TUTORIAL_DATA.items() if not has_data(name)
 ]
