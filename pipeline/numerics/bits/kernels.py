@@ -85,7 +85,10 @@ def add_joint_counts(
         )
     same = left is right
     symmetric = same or is_strip
-    _add_joint_counts(_memory(left), _memory(right), left.shape[1], same, symmetric, counts)
+    # Without a table, Numba compiles no lookups, which take as long to compile as all the rest.
+    by_lookup = COUNT_BY_LOOKUP and min(4 * len(left), len(right)) >= LOOKUP_FEATURES
+    table = make_lookup_table(False) if by_lookup else None
+    _add_joint_counts(_memory(left), _memory(right), left.shape[1], same, symmetric, table, counts)
 
 
 def symmetric_joint_counts(words: Words) -> Counts:
@@ -165,15 +168,21 @@ def _popcounts(words: Memory, n_words: int, counts: Counts) -> None:
 
 @_kernel
 def _add_joint_counts(
-    left: Memory, right: Memory, n_words: int, same: bool, symmetric: bool, counts: Counts
+    left: Memory,
+    right: Memory,
+    n_words: int,
+    same: bool,
+    symmetric: bool,
+    table: Bits | None,
+    counts: Counts,
 ) -> None:
     """Add the joint counts of left and right, one strip of words at a time.
 
-    If symmetric, each pair of the leading square is counted once.
+    If symmetric, each pair of the leading square is counted once. With a table, pairs are looked up
+    in it.
     """
     n_left, n_right = counts.shape
-    by_lookup = COUNT_BY_LOOKUP and min(4 * n_left, n_right) >= LOOKUP_FEATURES
-    n_strips = max(1, -(-n_words // (LOOKUP_WORDS if by_lookup else STRIP_WORDS)))
+    n_strips = max(1, -(-n_words // (STRIP_WORDS if table is None else LOOKUP_WORDS)))
     width = max(8, -(-n_words // (8 * n_strips)) * 8)  # equal strips of whole vectors
     left_strip = _empty_strip(n_left, width)
     right_strip = left_strip if same else _empty_strip(n_right, width)
@@ -182,7 +191,7 @@ def _add_joint_counts(
         _copy_strip(left, n_left, start, stop, left_strip)
         if not same:
             _copy_strip(right, n_right, start, stop, right_strip)
-        _add_strip(left_strip, right_strip, symmetric, by_lookup, counts)
+        _add_strip(left_strip, right_strip, symmetric, table, counts)
     if symmetric:
         _mirror(counts)
 
@@ -218,16 +227,18 @@ def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Wo
 
 
 @_kernel
-def _add_strip(left: Words, right: Words, symmetric: bool, by_lookup: bool, counts: Counts) -> None:
+def _add_strip(
+    left: Words, right: Words, symmetric: bool, table: Bits | None, counts: Counts
+) -> None:
     """Add one strip's joint counts; if symmetric, those on and above the diagonal are complete."""
     n_left, n_right = counts.shape
-    if COUNT_BY_LOOKUP and by_lookup:  # Numba compiles no branch whose condition is always false
-        table, digits = make_lookup_table(False), split_left(left)
+    if table is not None:  # Numba compiles no branch whose condition is always false
+        digits = split_left(left)
     for block in range(0, n_right, BLOCK_FEATURES):
         stop = min(block + BLOCK_FEATURES, n_right)
         n_rows = min(stop, n_left) if symmetric else n_left
         # Narrow blocks are faster as tiles.
-        if COUNT_BY_LOOKUP and by_lookup and stop - block >= BLOCK_FEATURES // 3:
+        if table is not None and stop - block >= BLOCK_FEATURES // 3:
             _look_up_block(table, digits, right[block:stop], n_rows, counts[:, block:stop])
             continue
         for i in range(0, n_rows, TILE):

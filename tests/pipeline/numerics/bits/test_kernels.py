@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numba import types
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
@@ -182,7 +183,8 @@ def test_every_layout_shares_one_compilation() -> None:
         for counts in (np.zeros((3, 3), np.int64), np.zeros((3, 3), np.uint32)):
             kernels.add_joint_counts(words, words, counts)
         kernels.unpack_rows(words, 99)
-        compiled.add((len(kernels._add_joint_counts.signatures), len(kernels._unpack.signatures)))
+        without_lookups = [s for s in kernels._add_joint_counts.signatures if types.none in s]
+        compiled.add((len(without_lookups), len(kernels._unpack.signatures)))
     assert compiled == {(2, 1)}  # one for either type of counts
 
 
