@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import resource
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,7 +37,10 @@ def read_memory_size() -> int:
     for path in _CONTAINER_LIMITS:
         with suppress(OSError, ValueError):  # absent, or "max"
             limits.append(int(Path(path).read_text(encoding="ascii")))
-    limits.append(resource.getrlimit(resource.RLIMIT_RSS)[1])
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        limits.append(resource.getrlimit(resource.RLIMIT_RSS)[1])
     return min(limit for limit in limits if limit > 0)
 
 
