@@ -1,10 +1,10 @@
 """Latent-variable models of binary data that are too large for one array in memory.
 
-`fit`, `transform` and `evaluate` take arrays, data frames and paths, or a dataset: opened from disk
-(`open_dataset`), or made from an array or a data frame with segments, splits and other per-row
-columns (`from_numpy`, `from_dataframe`). Every model is also a scikit-learn
-estimator, such as `ClippedPCA` and `LatentTrait`; see `latentbits.estimators`. `Scorer` computes
-the codes of single rows for a service.
+`fit`, `transform` and `evaluate` take arrays, data frames, paths and datasets. `open_dataset` opens
+a dataset; `from_numpy` and `from_dataframe` make one with segments, splits and other columns. Every
+model is also a scikit-learn estimator, such as `ClippedPCA` and `LatentTrait`; see
+`latentbits.estimators`. `load` loads a fit. `Scorer` computes the codes of single rows for a
+service.
 """
 
 from __future__ import annotations

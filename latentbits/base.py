@@ -56,8 +56,6 @@ from pipeline.statistics.labels import SEGMENT
 _ARGUMENT_NAMES = {"components": "n_components", "seed": "random_state", "segment": "y"}
 _WARNED_TEXTS: set[str] = set()
 _REMEDY = "Use binarize=T to read values above T as ones."
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -148,7 +146,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
         The estimator keeps counts instead of rows, so its memory does not grow. The result has the
         bytes of a fit to all rows at once, except that `binarize="mean"` takes the means of the
-        first call. A call that raises an error adds no rows. `fit` starts anew.
+        first call. A call that raises an error adds no rows. `fit` forgets the counts.
 
         Parameters
         ----------
@@ -286,7 +284,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _count_parameters(self) -> int:
         model: Any = self.fitted_.model
-        return int(model.count_parameters(self.fitted_.params))
+        return int(model.count_mixture_parameters(self.fitted_.params))
 
     @available_if(_has_capability(CanSample))
     def sample(self, n_samples: int = 1) -> NDArray[np.uint8]:
@@ -394,14 +392,10 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(rows.n_features)])
         rule = None if self.binarize is None else self.binarize_
         tables = make_tables(rows, names, segments, keep, rule, _REMEDY)
+        n_earlier = earlier.first.n_samples if earlier else 0
         if segments is None:
-            return replace(
-                make_memory_dataset(tables, (), earlier.n_rows if earlier else 0),
-                segment_names=("",),
-            )
-        if earlier is None:
-            return make_memory_dataset(tables)
-        return make_memory_dataset(tables, earlier.segment_names, earlier.n_rows)
+            return replace(make_memory_dataset(tables, (), n_earlier), segment_names=("",))
+        return make_memory_dataset(tables, earlier.segment_names if earlier else (), n_earlier)
 
 
 def _check_size(rows: RowBatches, min_size: int) -> None:

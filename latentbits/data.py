@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def make_dataset(data: Any, feature_names: tuple[str, ...] | None = None) -> Dataset:
     """Make a dataset of anything that `fit` takes.
 
-    `feature_names` are those of the fit, which an array with as many features shares.
+    `feature_names` name the features of an array, unless their number differs.
     """
     if hasattr(data, "make_reader"):
         dataset: Dataset = data

@@ -1,8 +1,8 @@
 """A scikit-learn estimator for each model, such as `ClippedPCA` and `LatentTrait`.
 
 The arguments are the model's settings, and `binarize`, `random_state` and `n_jobs`, which all
-estimators have. X is dense; NaN marks missing values. After `fit`, `fitted_` holds the result of
-`latentbits.functions.fit`.
+estimators have. X may be an array, a data frame, or whatever else `latentbits.fit` takes, except
+paths; NaN marks missing values. After `fit`, `fitted_` holds the result of `latentbits.fit`.
 
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
 each row, because pipelines and grid searches pass y to every step. If y is something else, such as

@@ -59,6 +59,7 @@ from pipeline.inference.transform import Reconstruction, TransformTask, transfor
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
+from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
@@ -164,27 +165,34 @@ def fit_with_argument_names(
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
-    provenance = describe_provenance(built, dataset, split, seed)
-    record = {**provenance, **describe_outcome(built, dataset, state), "n_samples": first.n_samples}
+    record = _describe_fit(built, dataset, split, seed, state, first.n_samples)
     return Fitted(built, state.params, record, argument_names)
 
 
+def _describe_fit(
+    built: Model, dataset: Dataset, split: str | None, seed: int, state: FitState, n_samples: int
+) -> dict[str, Any]:
+    """Describe a fit as the manifest of an artifact does."""
+    provenance = describe_provenance(built, dataset, split, seed)
+    return {**provenance, **describe_outcome(built, dataset, state), "n_samples": n_samples}
+
+
 class RowCounts(NamedTuple):
-    """Counts over all rows of a fit, to which those of further rows can be added.
+    """Counts over all rows of a fit; the counts of further rows can be added.
 
     Attributes
     ----------
     first, statistics
         The model's first statistics, and those of its only pass.
-    n_rows
-        Number of rows.
+    key
+        The model's `counts_key`: settings that change it change what is counted.
     segment_names
         Names of the segments of these rows.
     """
 
     first: Statistics
     statistics: Statistics
-    n_rows: int
+    key: str | None
     segment_names: tuple[str, ...]
 
 
@@ -212,6 +220,12 @@ def fit_to_more_rows(
                 f"{built.name} counts the pairs of {rows.n_features:,} features in strips, to "
                 "which no rows can be added. Use fewer features, or fit to all rows."
             )
+        key = built.counts_key(rows.n_features)
+        if earlier is not None and earlier.key != key:
+            raise FitError(
+                "The settings have changed since the first rows, and with them what is counted. "
+                "Set them back, or fit to all rows."
+            )
         first = collect_first_statistics(built, rows, executor, seed, show)
         first = first if earlier is None else earlier.first.merge(first)
         state = start_fit(built, first, rows, executor, seed, progress=show)
@@ -220,9 +234,8 @@ def fit_to_more_rows(
         state = fit_model(
             built, rows, executor, seed, state=state, statistics=statistics, progress=show
         )
-    provenance = describe_provenance(built, dataset, None, seed)
-    record = {**provenance, **describe_outcome(built, dataset, state), "n_samples": first.n_samples}
-    counts = RowCounts(first, statistics, first.n_samples, dataset.segment_names)
+    record = _describe_fit(built, dataset, None, seed, state, first.n_samples)
+    counts = RowCounts(first, statistics, key, dataset.segment_names)
     return Fitted(built, state.params, record, argument_names), counts
 
 

@@ -151,7 +151,7 @@ class CanPredict(Protocol):
 class IsMixture(Protocol):
     """Assigns rows to components: the codes `mean` are P(component | x)."""
 
-    def count_parameters(self, params: Any) -> int:
+    def count_mixture_parameters(self, params: Any) -> int:
         """Return the number of free parameters."""
 
 

@@ -25,7 +25,7 @@ import pyarrow.parquet
 
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
-from tests.benchmarks.csv_ingest import REPEATS, measure_seconds
+from tests.benchmarks.csv_source import REPEATS, measure_seconds
 
 N_FEATURES = 100
 ROLES = ColumnRoles(long="row=voter,feature=item,value=vote")

@@ -297,6 +297,14 @@ def test_a_part_that_is_refused_adds_no_rows(X: np.ndarray) -> None:
     assert parts.loadings_.tobytes() == whole.loadings_.tobytes()
 
 
+def test_settings_that_change_the_counts_are_refused(X: np.ndarray) -> None:
+    segments = np.repeat(["a", "b", "c"], 400)
+    parts = lb.BLICA(**SMALL["BLICA"]).partial_fit(X, segments)
+    parts.set_params(bootstrap=20)
+    with pytest.raises(ValueError, match="settings have changed since the first rows"):
+        parts.partial_fit(X, segments)
+
+
 def test_only_counts_can_be_added_to() -> None:
     can_add = [name for name in SMALL if hasattr(getattr(lb, name)(), "partial_fit")]
     assert can_add == ["BLICA", "ClippedPCA"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import dask.array as da
+import h5py
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -42,12 +43,18 @@ def make_zarr(X: np.ndarray) -> zarr.Array[Any]:
     return array
 
 
+def make_hdf5(X: np.ndarray) -> h5py.Dataset:
+    file = h5py.File.in_memory()
+    return file.create_dataset("X", data=X, chunks=(50, 4))
+
+
 KINDS: dict[str, Callable[[np.ndarray], Any]] = {
     "list": np.ndarray.tolist,
     "csr array": scipy.sparse.csr_array,
     "coo matrix": scipy.sparse.coo_matrix,
     "dask": lambda X: da.from_array(X, chunks=(99, 4)),
     "zarr": make_zarr,
+    "hdf5": make_hdf5,
     "polars": lambda X: pl.DataFrame(X, schema=NAMES),
     "lazy": lambda X: pl.DataFrame(X, schema=NAMES).lazy(),
     "pandas": lambda X: pd.DataFrame(X, columns=NAMES),
@@ -180,5 +187,6 @@ def test_which_inputs_are_read_in_batches(X: np.ndarray) -> None:
         "coo matrix",
         "dask",
         "zarr",
+        "hdf5",
         "lazy",
     ]

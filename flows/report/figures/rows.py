@@ -97,6 +97,7 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
         return dataset, "" if dataset.digest == recorded["digest"] else note
     remedy = "Figures of rows are omitted; use --dataset PATH to get them."
     if recorded["path"] == IN_MEMORY:
+        remedy = f"{remedy.removesuffix('.')}, or in Python report(data)."
         return None, f"The model was fitted to rows in memory. {remedy}"
     if not may_open(recorded["path"], fitted.artifact.path):
         return None, f"{recorded['path']} is not in the bucket of the artifact. {remedy}"

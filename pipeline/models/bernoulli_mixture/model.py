@@ -366,7 +366,7 @@ class BernoulliMixture(Model):
             return (FitWarning(text + "ends; set a larger number"),)
         return ()
 
-    def count_parameters(self, params: BernoulliMixtureParams) -> int:
+    def count_mixture_parameters(self, params: BernoulliMixtureParams) -> int:
         """Return the number of probabilities, and of weights less one."""
         return params.probabilities.size + len(params.weights) - 1
 
