@@ -119,10 +119,8 @@ def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, datase
     starts = [load_fitted_model(path) for path in ("runs/2", "elsewhere", "runs/3")]
     model, opened = starts[0].model, open_dataset(dataset)
     names = [
-        compute_fingerprint(
-            describe_provenance(model, opened, None, 0, warm_start=describe_artifact(s))
-        )
-        for s in (*starts, None)
+        compute_fingerprint(describe_provenance(model, opened, None, 0, warm_start=start))
+        for start in (*map(describe_artifact, starts), None)
     ]
     assert names[0] == names[1]
     assert len(set(names)) == 3
