@@ -21,7 +21,7 @@ from flows.data.columns import (
     read_known_sources,
     read_row_names,
 )
-from flows.data.readahead import iter_batches_in_order
+from flows.data.parallel_sources import iter_batches_in_order
 from pipeline.executors.progress import Progress, ignore_progress
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.row_names import find_rows

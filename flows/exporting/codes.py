@@ -14,7 +14,6 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from flows.data.datasets import may_open
-from flows.data.readahead import read_ahead
 from flows.exporting.columns import Array, ArrayGroup, iter_columns
 from flows.exporting.files import BatchedTable
 from pipeline.executors.progress import Progress, ignore_progress
@@ -23,6 +22,7 @@ from storage.codes.codes import Codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.levels import Levels
 from storage.errors import DataError
+from storage.read_ahead import read_ahead
 
 SEGMENT = "segment"
 _MAX_CACHED_PAGES = 4  # pages of texts per column in memory; consecutive rows share pages
@@ -107,8 +107,8 @@ def _iter_batches(
 ) -> Iterator[pa.RecordBatch]:
     labels, n_rows = RowLabelReader(dataset), 0
     progress("export", 0, codes.n_chunks, n_rows)
-    chunks = read_ahead(map(codes.read_chunk, range(codes.n_chunks)))
-    for done, arrays in enumerate(chunks, start=1):
+    chunks = map(codes.read_chunk, range(codes.n_chunks))
+    for done, arrays in enumerate(read_ahead(chunks), start=1):
         n_before, n_rows = n_rows, n_rows + len(next(iter(arrays.values())))
         rows = arrays.pop(ROW, np.arange(n_before, n_rows))
         if scale is not None:

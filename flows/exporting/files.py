@@ -13,9 +13,9 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from flows.data.readahead import read_ahead
 from flows.exporting.formats import check_table_size
 from storage.errors import DataError
+from storage.read_ahead import read_ahead
 from storage.stores.locations import check_target_file
 from storage.stores.object_store import translate_store_errors
 

@@ -21,6 +21,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.read_ahead import read_ahead
 from storage.sources.arrow_columns import (
     check_texts,
     encode_column,
@@ -334,16 +335,6 @@ def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[
                 future.cancel()
 
 
-def read_ahead(parts: Iterable[T]) -> Iterator[T]:
-    """Yield parts; a thread reads the next part while one is processed."""
-    iterator, end = iter(parts), object()
-    with ThreadPoolExecutor(1) as reader:
-        coming: Future[Any] = reader.submit(next, iterator, end)
-        while (part := coming.result()) is not end:
-            coming = reader.submit(next, iterator, end)
-            yield part
-
-
 class LongTableTarget(NamedTuple):
     """The dataset that lines are added to, and how.
 
@@ -422,7 +413,7 @@ class LongTableSource(Source):
         """Write the values of new rows to their places on disk, then read the rows."""
         absent, first = 0 if self.columns.value is None else MISSING, 0
         entries = self.entries.iter_cells(range(self.n_rows), count_row_cells(self))
-        for batch in spool_codes(self, self.n_rows, read_ahead(entries), absent, self.duplicates):
+        for batch in spool_codes(self, self.n_rows, entries, absent, self.duplicates):
             rows = slice(first, first + len(batch.X))
             first = rows.stop
             columns = {name: values[rows] for name, values in self.row_values.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.read_ahead import read_ahead
 from storage.sources.base import Source, SourceBatch
 from storage.sources.temporary import TemporaryFolder
 from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
@@ -190,7 +191,7 @@ def _spool(
     """Spool value codes; yield the planes and the number of bytes per row."""
     n_cells = count_row_cells(source)
     with _open_temporary_planes(source.path, n_rows * n_cells // 8) as planes:
-        for cells, codes in entries:
+        for cells, codes in read_ahead(entries):
             twice = planes.add(cells, codes, duplicates) if len(cells) else None
             if twice is not None:
                 raise DataError(format_duplicate(source, *divmod(twice, n_cells)))

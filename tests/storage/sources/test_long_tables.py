@@ -1,6 +1,7 @@
 """Long tables against the same values in wide tables."""
 
 import gzip
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -218,6 +219,14 @@ def test_several_lines_are_refused_by_name(tmp_path, monkeypatch, apart, dense):
         f"{paths[0]}: row 'c1', column 'GBR': there are two entries. "
         'Remove one of the lines, or use duplicates="last" or duplicates="any".'
     )
+
+
+def test_no_thread_reads_on_while_an_error_is_handled(tmp_path):
+    path = table(tmp_path / "a.csv", [*LINES, ("c1", "GBR", "no")])
+    before = set(threading.enumerate())
+    with pytest.raises(DataError, match="there are two entries") as caught:
+        read(path)
+    assert set(threading.enumerate()) <= before, caught.value  # which keeps the variables alive
 
 
 def test_other_columns_are_kept_where_all_lines_of_a_row_agree(tmp_path):

@@ -1,11 +1,11 @@
-"""Read the next parts of a source while earlier ones are used; keep their order."""
+"""Read several sources in parallel, and yield their batches in order."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,7 @@ from pipeline.executors.base import iter_results_in_order
 from storage.dataset.chunks import pack_rows, unpack_rows
 from storage.sources import SourceBatch
 
-T = TypeVar("T")
-
 _SPOOL_BYTES = 64 << 20
-
-
-def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Read each item in a thread while the previous one is used."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(next, items, None)
-        while (item := waiting.result()) is not None:
-            waiting = pool.submit(next, items, None)
-            yield item
 
 
 def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
