@@ -3,16 +3,20 @@
 BLAS uses one thread, because the two processes of `pytest -n 2` share the CPUs: threads that wait
 for each other would take most of the CPU time. Temporary files lie in memory if there is room,
 because every write is synced, which is slow on a disk. Each process has its own home of Prefect.
+Scripts start background processes with Ctrl-C ignored; here it works, as tests press it.
 """
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
 import certifi
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _MEMORY, _ROOM = "/dev/shm", 4 << 30
 
