@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -147,6 +149,8 @@ def _parse_address(settings: Mapping[str, SourcedValue]) -> SplitResult | None:
     if "cluster" not in settings or settings["cluster"].value == LOCAL_CLUSTER:
         return None
     value, source = str(settings["cluster"].value), settings["cluster"].source
+    if value.endswith(".json"):
+        value = _read_scheduler_file(value, source)
     if re.search("[@?#]", value):  # a secret may follow or precede it, so the value is not shown
         raise FitError(
             f"{source}: an address has the form tls://HOST:PORT, without credentials. Schedulers "
@@ -159,8 +163,8 @@ def _parse_address(settings: Mapping[str, SourcedValue]) -> SplitResult | None:
         complete = False
     if not complete:
         raise FitError(
-            f"{source}: {value!r} is neither an address such as tls://host:8786, nor "
-            f"{LOCAL_CLUSTER}, nor the name of a block."
+            f"{source}: {value!r} is neither an address such as tls://host:8786, nor a scheduler "
+            f"file (.json), nor {LOCAL_CLUSTER}, nor the name of a block."
         )
     if parts.scheme == "tcp" and not _is_loopback(parts.hostname) and not _is_insecure(settings):
         raise FitError(
@@ -168,6 +172,22 @@ def _parse_address(settings: Mapping[str, SourcedValue]) -> SplitResult | None:
             "code. Start the cluster with certificates and use tls://, or allow it by {insecure}."
         )
     return parts
+
+
+def _read_scheduler_file(path: str, source: str) -> str:
+    """Read the address from the file that `dask scheduler --scheduler-file` writes."""
+    try:
+        return str(json.loads(Path(path).read_bytes())["address"])
+    except OSError as error:
+        raise FitError(
+            f"{source}: the scheduler file {path} cannot be read ({error.strerror}). "
+            "Is the scheduler running?"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise FitError(
+            f"{source}: {path} contains no address of a scheduler. Give the file of "
+            "`dask scheduler --scheduler-file`."
+        ) from error
 
 
 def _is_loopback(host: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -105,6 +106,25 @@ def test_tcp_on_this_machine_is_taken(host):
 )
 def test_what_is_no_address(cluster):
     assert repr(cluster) in refusal(cluster=cluster)
+
+
+def test_a_scheduler_file_gives_the_address(monkeypatch, tmp_path, tls):
+    file = tmp_path / "of@me.json"
+    file.write_text(json.dumps({"type": "Scheduler", "address": ADDRESS, "workers": {}}))
+    found = check_executor_options(cluster=str(file), **tls)
+    assert (found.address, found.security.tls_client_key) == (ADDRESS, tls["tls_key"])
+    environment(monkeypatch, cluster=str(file), **tls)
+    assert check_executor_options().address == ADDRESS
+    file.write_text('{"address": "tcp://10.0.0.7:8786"}')
+    assert "--insecure" in refusal(cluster=str(file))
+
+
+@pytest.mark.parametrize("text", ["", '{"address": "tls', "[]", "{}", "\xff"])
+def test_a_file_without_the_address_of_a_scheduler(tmp_path, text):
+    file = tmp_path / "scheduler.json"
+    assert "No such file" in refusal(cluster=str(file))
+    file.write_text(text, encoding="latin-1")
+    assert f"{file} contains no address" in refusal(cluster=str(file))
 
 
 @pytest.mark.parametrize("cluster", ["tls://user:secret@host:1", "u:secret@h", "tcp://h:1?secret"])
