@@ -100,6 +100,16 @@ def test_compose_is_whole() -> None:
     assert built == {"latentbits"}
 
 
+def test_web_pages_of_dask_stay_on_loopback() -> None:
+    """Without dashboard, Dask still serves pages on every interface, without TLS."""
+    commands = [" ".join(service.command or []) for service in read_compose().services.values()]
+    page = (DEPLOY.parent / ".docs" / "tasks" / "clusters.md").read_text(encoding="utf-8")
+    commands += re.findall(r"^    (dask .*)", page, re.MULTILINE)
+    dask = [command for command in commands if command.startswith("dask ")]
+    assert len(dask) == 4
+    assert all(re.search("--dashboard-address[ =]127.0.0.1:0 ", command) for command in dask)
+
+
 def test_what_compose_names_is_there() -> None:
     told = read_compose()
     build = told.services["server"].build
