@@ -52,6 +52,7 @@ def test_the_simulation_hides_posix(tmp_path: Path) -> None:
     assert "No module named 'fcntl'" in done.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_results_are_the_same(tmp_path: Path) -> None:
     X = draw_probit_rows(300, 6, 1, seed=1)[0]

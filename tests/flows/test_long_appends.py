@@ -310,6 +310,7 @@ def ingest_new(folder: str | Path, path: AnyPath) -> BinaryDataset:
     return write_rows(job, ignore_progress) if job.sources else open_dataset(path)
 
 
+@pytest.mark.matrix
 def test_new_files_in_an_object_store(small_chunks, s3, tmp_path):
     local, remote = tmp_path / "d.zarr", parse_path(f"{s3}/d.zarr")
     for k, night in enumerate(NIGHTS):
@@ -356,7 +357,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize("moment", [MOMENTS[-4], MOMENTS[0], MOMENTS[-3]])
 def test_a_killed_night_in_an_object_store_is_repeated(small_chunks, s3, tmp_path, moment):
     remote = parse_path(f"{s3}/d.zarr")
@@ -380,7 +381,7 @@ def test_a_killed_night_in_an_object_store_is_repeated(small_chunks, s3, tmp_pat
     }
 
 
-@pytest.mark.few(3)
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("night", "moment"), [*((1, moment) for moment in MOMENTS[::-1]), (2, MOMENTS[-4])]
 )

@@ -61,6 +61,7 @@ def test_what_is_saved_is_loaded(fitted: lb.Fitted, data: MemoryDataset, tmp_pat
         fitted.save(tmp_path / "fit")
 
 
+@pytest.mark.matrix
 def test_commands_read_what_is_saved(fitted: lb.Fitted, X: np.ndarray, tmp_path: Path) -> None:
     fitted.save(tmp_path / "fit")
     lb.from_numpy(X, NAMES, path=tmp_path / "rows.zarr")

@@ -87,6 +87,7 @@ def test_estimators_take_any_kind_of_table(X: np.ndarray, kind: str, binarize: A
     assert found.transform(table).tobytes() == expected.transform(X).tobytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["csr array", "dask", "zarr", "lazy"])
 def test_equal_segments_divide_any_kind_of_table(X: np.ndarray, kind: str) -> None:
     options = {"n_components": 1, "n_segments": 3, "random_state": 0}

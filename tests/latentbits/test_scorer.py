@@ -123,6 +123,7 @@ def test_a_folder_without_a_fit_is_refused(tmp_path: Path) -> None:
         lb.Scorer(tmp_path / "none")
 
 
+@pytest.mark.matrix
 def test_neither_schedulers_nor_figures_are_imported(artifact: Path) -> None:
     program = (
         "import sys, latentbits as lb\n"

@@ -80,6 +80,7 @@ def test_every_model_is_fitted_to_few_and_to_all_from_every_seed(finished: Path)
         assert row["wrong_bits"] == np.median(shares)
 
 
+@pytest.mark.matrix
 def test_errors_are_those_of_rows_that_no_model_saw(finished: Path) -> None:
     """Of the noisy rows as they are, and of linear PCA of all rows, by another's projection."""
     train, test = split_images(open_images(None, None, None, 90))

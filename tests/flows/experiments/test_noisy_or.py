@@ -75,6 +75,7 @@ def test_the_picture_can_be_read(finished: Path, name: str) -> None:
         assert edge[..., :3].min() == 1
 
 
+@pytest.mark.matrix
 def test_the_summary_names_starts_limits_and_files(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_medians_and_ratios_are_of_the_fits(finished: Path) -> None:
         assert row["cpu_ratio"] == pytest.approx(np.mean(ratios))
 
 
+@pytest.mark.matrix
 def test_an_error_is_that_of_dense_arithmetic(finished: Path) -> None:
     """Of the fit that the table tells of, made again: on a coarse grid, by the plain formula."""
     block = open_images(None, None, None, 30).block

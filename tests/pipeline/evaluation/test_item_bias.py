@@ -109,6 +109,7 @@ def test_rows_of_neither_group_and_missing_values_count_for_nothing(tmp_path: Pa
     assert again["rows"] == few["rows"]
 
 
+@pytest.mark.matrix
 def test_rows_with_missing_answers_are_used(tmp_path: Path) -> None:
     X, group = two_groups(300, 1.0, 3)
     observed = (np.random.default_rng(4).random(X.shape) >= 0.1).astype(np.uint8)

@@ -126,6 +126,7 @@ class Record(SchedulerPlugin):
             self.done.append((key, worker, nbytes))
 
 
+@pytest.mark.matrix
 def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
     record = Record()
     three_workers.cluster.scheduler.add_plugin(record)

@@ -133,6 +133,7 @@ def test_one_component_is_independence_with_pseudo_counts() -> None:
     np.testing.assert_allclose(found, by_hand)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_the_truth_is_recovered_by_weight(missing: float) -> None:
     X = drawn(40_000)
@@ -168,6 +169,7 @@ def test_the_objective_holds_the_prior() -> None:
     assert len(state.history) > 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_held_out_choose_the_number_of_components(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -131,6 +131,7 @@ def test_the_order_of_features_does_not_matter() -> None:
     )
 
 
+@pytest.mark.matrix
 def test_a_seed_gives_the_same_again() -> None:
     margins = drawn_margins(rare_shares(150), 1000, 3)
     first = quantiles(1000, *margins, seed=1)

@@ -182,6 +182,7 @@ def test_a_second_writer_is_refused(bucket):
     open_dataset(folder).verify()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fails", [False, True])
 def test_who_lost_the_claim_leaves_the_dataset_to_the_other(bucket, monkeypatch, fails):
     folder = parse_path(f"{bucket}/d.zarr")

@@ -272,7 +272,7 @@ def test_held_out_likelihood_exceeds_independence() -> None:
     assert min(gained) > 0.1
 
 
-@pytest.mark.few(2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("segment", [0, 99])
 @pytest.mark.parametrize("n_components", [2, 3])
 def test_unobserved_features_do_not_change_likelihood(n_components: int, segment: int) -> None:
@@ -301,6 +301,7 @@ def test_unobserved_features_do_not_change_likelihood(n_components: int, segment
 # --- intervals -----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", [0, 2, 21])
 def test_intervals_are_aligned_with_mixing_columns(seed: int) -> None:
     """Also if the two variances are nearly equal, so that their order is uncertain."""
@@ -408,7 +409,6 @@ def test_halves_without_usable_segments_raise_or_give_finite_results() -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["the same", "complementary", "independent", "one pair"])
 def test_extreme_dependence_gives_finite_results(kind: str) -> None:
     rng = np.random.default_rng(0)

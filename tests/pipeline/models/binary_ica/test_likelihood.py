@@ -77,6 +77,7 @@ def draw_unequal_rows(seed, rows=1000, segments=40):
     return (sources @ mixing.T + rng.standard_normal((segments, rows, 6)) > 0).reshape(-1, 6)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", [0, 1])
 def test_fit_never_ends_below_its_start(seed):
     X = draw_unequal_rows(seed).astype(np.uint8)
@@ -335,6 +336,7 @@ def test_step_without_data_reaches_maximum_of_prior(fitted_example):
     np.testing.assert_allclose([*changed.means, *changed.log_variances], 0, atol=1e-8)
 
 
+@pytest.mark.matrix
 def test_expectation_propagation_fits_more_components():
     truth, rows, _ = draw_example(10, 4, 600, segments=20)
     state = fit_model(BinaryICALikelihood(4), rows, SerialExecutor(), 0)

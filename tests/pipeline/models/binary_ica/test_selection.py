@@ -269,6 +269,7 @@ def test_next_number_of_components_starts_at_best_ridge(
     assert [r for k, r, _ in calls if k == 2] == [1000.0, 1e4, 500.0]
 
 
+@pytest.mark.matrix
 def test_search_stops_after_two_numbers_without_improvement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -101,6 +101,7 @@ def test_own_nodes_keep_slopes_equal() -> None:
     np.testing.assert_allclose(own.params.offsets, on_grid.params.offsets, atol=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("q", "has_missing"), [(1, False), (2, False), (1, True), (2, True)])
 def test_the_objective_is_exact_for_narrow_posteriors(q: int, has_missing: bool) -> None:
     rng = np.random.default_rng(q)
@@ -257,7 +258,7 @@ def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
     return fit_model(model, rows, SERIAL, checkpoint=seen), stages
 
 
-@pytest.mark.few(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings", [{"n_components": 3}, {"n_components": None, "estimator": "quadrature"}]
 )
@@ -269,6 +270,7 @@ def test_every_stage_has_a_history_of_its_own_that_never_falls(settings: dict[st
     assert all(np.diff(stage).min(initial=0) > -1e-3 for stage in filled)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("max_iter", [1, 2, 5])
 def test_a_choice_of_components_that_is_cut_short_still_ends_with_all_rows(max_iter: int) -> None:
     X, *_ = two_factors()
@@ -506,6 +508,7 @@ def test_as_many_traits_as_features_are_refused() -> None:
         fitted(X[:500], n_components=12)
 
 
+@pytest.mark.matrix
 def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     """Traits without weight change nothing, so the estimate can be held against quadrature."""
     X, *_ = two_factors()
@@ -529,6 +532,7 @@ def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     assert again.nats.tobytes() == found.nats[100:].tobytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_rows_that_are_fewer_than_items_can_tell_apart_end_with_a_warning() -> None:
     """Nearly all items separate ten rows, so that their slopes diverge."""

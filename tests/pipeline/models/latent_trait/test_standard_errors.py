@@ -66,6 +66,7 @@ def test_errors_by_sites_are_those_of_quadrature() -> None:
     np.testing.assert_allclose(by[0].offsets_error, by[1].offsets_error, rtol=0.05)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("q", [1, 2])
 def test_errors_of_many_items_are_those_of_the_full_information(
     q: int, monkeypatch: pytest.MonkeyPatch
@@ -98,6 +99,7 @@ def test_intervals_of_6000_items_cover() -> None:
     assert ((shares > 0.93) & (shares < 0.97)).all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("estimator", ["variational", "sampling"])
 def test_what_is_no_likelihood_has_no_errors(estimator: str) -> None:
     X, *_ = drawn(24, 2, 300)

@@ -30,6 +30,7 @@ def drawn(
     return states
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("missing", [False, True])
 def test_chains_visit_states_as_often_as_the_posterior_says(missing: bool) -> None:
     f, leaks = random_network(np.random.default_rng(0), (10, 5, 3))

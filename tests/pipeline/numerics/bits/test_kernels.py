@@ -128,6 +128,7 @@ def test_lookups_add_to_short_counts_and_count_rows_of_ones() -> None:
     np.testing.assert_array_equal(counts, X.astype(np.float64).T @ X + 7)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("n_left", "n_right"),
     [(1, 1), (3, 9), (70, 70), (67, kernels.LOOKUP_FEATURES + 40), (kernels.LOOKUP_FEATURES, 333)],

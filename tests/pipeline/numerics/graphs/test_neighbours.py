@@ -151,6 +151,7 @@ def test_few_rows_compared_with_themselves(data, k, n_parts):
     check_with_themselves(data, k, n_parts)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n_features", [1, 9, 64, 257])
 @pytest.mark.parametrize("n_rows", [63, 64, 65, 2049, 2300])
 def test_many_rows_compared_with_themselves(n_rows, n_features):

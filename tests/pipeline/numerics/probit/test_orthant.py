@@ -288,6 +288,7 @@ def test_ones_and_zeros_are_mirror_images(seed):
     np.testing.assert_array_equal(mirrored, log_orthant_probability(X, R, thresholds, tol=1e-2))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tol", [1e-2, 1e-3])
 def test_the_error_is_honest(tol):
     ratios = []

@@ -115,6 +115,7 @@ def test_three_features_without_offsets_have_a_closed_form():
     np.testing.assert_allclose(scores.log_likelihood, truth, rtol=0, atol=1e-6)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("n_components", [1, 2])
 @pytest.mark.parametrize(("steepest", "rtol"), [(1.0, 1e-5), (STEEPEST, 1e-4)])
 def test_against_quadrature(n_components, steepest, rtol):

@@ -97,6 +97,7 @@ def test_other_rows_change_nothing_but_rounding():
             np.testing.assert_allclose(part[name], whole[name][start:stop], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.matrix
 def test_wide_rows_do_not_compile_the_full_method():
     script = """
 from pipeline.numerics.probit import expectation_propagation
