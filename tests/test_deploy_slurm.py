@@ -35,8 +35,8 @@ BIN = Path(sys.executable).parent
 # Options that the manual page of sbatch lists.
 SBATCH_OPTIONS = {
     "account", "array", "constraint", "cpus-per-task", "dependency", "error", "exclusive", "export",
-    "job-name", "mem", "mem-per-cpu", "no-requeue", "nodes", "ntasks", "output", "parsable",
-    "partition", "qos", "quiet", "requeue", "signal", "time", "tmp",
+    "job-name", "mem", "mem-per-cpu", "no-requeue", "nodes", "ntasks", "open-mode", "output",
+    "parsable", "partition", "qos", "quiet", "requeue", "signal", "time", "tmp",
 }  # fmt: skip
 
 # What a user edits: few small workers, or workers that leave 18 to 32 seconds after their start.
@@ -90,15 +90,14 @@ def test_dask_takes_the_options_and_uses_tls(script: Path, command) -> None:
 def folder(tmp_path: Path) -> Path:
     """Folder that the nodes share, with the scripts as a user edits them, and certificates."""
     shutil.copytree(SCRIPTS, tmp_path / "slurm")
-    edit_workers(tmp_path, SMALL_WORKERS)
+    edit_script(tmp_path / "slurm" / "workers.sh", SMALL_WORKERS)
     with pytest.raises(SystemExit) as done:
         run_app(certificates.app, [str(tmp_path / "certificates")])
     assert not done.value.code
     return tmp_path
 
 
-def edit_workers(folder: Path, edits: dict[str, str]) -> None:
-    script = folder / "slurm" / "workers.sh"
+def edit_script(script: Path, edits: dict[str, str]) -> None:
     text = script.read_text(encoding="utf-8")
     for before, after in edits.items():
         assert text.count(before) == 1
@@ -233,7 +232,8 @@ def check_end(slurm: Slurm, folder: Path, job: str, serial: Path) -> None:
 @pytest.mark.matrix
 def test_workers_that_leave_or_are_preempted_do_not_change_the_fit(slurm, folder, serial) -> None:
     """The command is stopped until its workers have left: what they hold must go to others."""
-    edit_workers(folder, SHORT_LIFETIME)
+    edit_script(folder / "slurm" / "workers.sh", SHORT_LIFETIME)
+    edit_script(folder / "slurm" / "run.sh", {"--ntasks=1": "--ntasks=1 --partition=urgent"})
     (folder / "d.zarr").symlink_to(serial / "d.zarr")
     job = submit_fit(slurm, folder)
     wait_for_pass(folder)
@@ -241,20 +241,19 @@ def test_workers_that_leave_or_are_preempted_do_not_change_the_fit(slurm, folder
     fit.send_signal(signal.SIGSTOP)
     try:
         assert check_listeners(slurm.list_job_processes(), folder) > 2
-        first, second = (folder / f"latentbits-{job}-workers-{task}.log" for task in (1, 2))
-        (array,) = set(
-            slurm.run(
-                "squeue", "-h", "--format", "%F", "--name", f"latentbits-{job}-workers"
-            ).split()
-        )
-        # As SLURM does with a preempted job.
-        slurm.run("scontrol", "requeue", f"{array}_1")
-        wait_until(lambda: "worker-lifetime-reached" in second.read_text())
+        # All CPUs that are free, and one more.
+        urgent = ("--partition=urgent", "--cpus-per-task=253", "--mem=1G", "--output=/dev/null")
+        slurm.run("sbatch", *urgent, "--wrap=true")
+        for reason in ("signal-15", "worker-lifetime-reached"):
+            wait_until(lambda reason=reason: reason in read_worker_logs(folder))
         wait_until((folder / f"latentbits-{job}-workers-3.log").exists)
     finally:
         fit.send_signal(signal.SIGCONT)
     check_end(slurm, folder, job, serial)
-    assert "signal-15" in first.read_text()
+
+
+def read_worker_logs(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("latentbits-*-workers-*.log"))
 
 
 @pytest.mark.matrix

@@ -7,6 +7,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --mem=16G
 #SBATCH --requeue           # a worker that is preempted goes back to the queue
+#SBATCH --open-mode=append  # and goes on with its log
 set -euo pipefail
 run=$1
 leave_early=300 # seconds before the time limit at which a worker leaves

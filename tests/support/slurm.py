@@ -20,7 +20,8 @@ _COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sc
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 _SECONDS = 240
 
-# Its node claims more CPUs and memory than this machine may have: jobs wait for nothing.
+# Its node claims more CPUs and memory than this machine may have, so that jobs need not wait. Jobs
+# in the partition `urgent` preempt others.
 _CONFIGURATION = """
 ClusterName=latentbits
 SlurmctldHost={host}(127.0.0.1)
@@ -41,8 +42,11 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1
 SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName={host} NodeAddr=127.0.0.1 CPUs=256 RealMemory=1000000
-PartitionName=main Nodes=ALL Default=YES State=UP
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1
+PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -163,5 +167,5 @@ def _run_daemon(slurm: Slurm, folder: Path, *command: str) -> Iterator[None]:
 
 def _is_node_idle(slurm: Slurm) -> bool:
     with suppress(subprocess.CalledProcessError):  # the controller is still starting
-        return slurm.run("sinfo", "--noheader", "--format", "%T") == "idle"
+        return set(slurm.run("sinfo", "--noheader", "--format", "%T").split()) == {"idle"}
     return False
