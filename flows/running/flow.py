@@ -233,11 +233,14 @@ def run_stages(
     claim
         Keeps other processes out of the work folder meanwhile; None if a run cannot be resumed.
     """
+    from pipeline.numerics.compilation import watch_compilation  # Numba is slow to import
+
     start = time.perf_counter()
     with claim or nullcontext(), open_executor() as executor, report_progress() as progress:
         stages = StageRunner(executor, *names)
         try:
-            summary = steps(stages, progress)
+            with watch_compilation(_announce_compilation):
+                summary = steps(stages, progress)
         except ClusterLost as error:
             remedy = "repeat the command" if claim is None else "continue with {resume}"
             raise ClusterLost(f"{error} Then {remedy}.") from error
@@ -247,6 +250,10 @@ def run_stages(
             clear_chunk_cache()
     seconds = round(time.perf_counter() - start, 3)
     return {**summary, "seconds": seconds, "stages": stages.seconds}
+
+
+def _announce_compilation() -> None:
+    log.info("Compiling functions for this machine, once; this takes up to a minute.")
 
 
 def run_task(name: str, work: Callable[[], T], inputs: Mapping[str, Any] | None = None) -> T:

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from pipeline.numerics.compilation import callee
 
 LINE_WORDS = 8  # words of a cache line
 
@@ -116,7 +118,7 @@ uint16, from `start` on.
 """
 
 
-@njit(nogil=True, cache=True)
+@callee(nogil=True)
 def allocate_aligned(n_words: int) -> NDArray[np.uint64]:
     """Allocate memory that begins at a cache line: vectors that cross one load half as fast."""
     memory = np.empty(n_words + LINE_WORDS, np.uint64)

@@ -31,6 +31,7 @@ from pipeline.numerics.bits.lookups import (
     split_left,
     split_right,
 )
+from pipeline.numerics.compilation import callee
 from pipeline.numerics.intrinsics import allocate_aligned, popcount, wide_vectors
 
 Words = NDArray[np.uint64]
@@ -47,6 +48,7 @@ PACK_FEATURES = 256
 PACK_BYTES = 64  # with PACK_FEATURES: 16 KiB, which fit in the L1 cache
 
 _kernel = njit(nogil=True, cache=True)
+_callee = callee(nogil=True)
 
 
 def popcounts(words: Words) -> Counts:
@@ -149,7 +151,7 @@ def _memory(rows: NDArray[Any]) -> Memory:
     return as_strided(rows, (n_items,), (rows.itemsize,), writeable=False), row_stride
 
 
-@_kernel
+@_callee
 def _row(memory: Memory, i: int, start: int, stop: int) -> NDArray[Any]:
     """Return items start to stop of row i."""
     flat, row_stride = memory
@@ -196,7 +198,7 @@ def _add_joint_counts(
         _mirror(counts)
 
 
-@_kernel
+@_callee
 def _mirror(counts: Counts) -> None:
     """Copy the upper triangle of the leading square to the lower one, in blocks for the cache."""
     n = len(counts)
@@ -207,7 +209,7 @@ def _mirror(counts: Counts) -> None:
                     counts[i, j] = counts[j, i]
 
 
-@_kernel
+@_callee
 def _empty_strip(n_features: int, width: int) -> Words:
     """Return memory for whole tiles of features, so that no tile needs a special case."""
     n_padded = -(-n_features // TILE) * TILE
@@ -216,7 +218,7 @@ def _empty_strip(n_features: int, width: int) -> Words:
     return strip
 
 
-@_kernel
+@_callee
 def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Words) -> None:
     """Copy words start to stop: rows at a power-of-two stride would evict each other from cache."""
     for i in range(n_features):
@@ -226,7 +228,7 @@ def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Wo
         strip[i, len(feature) :] = 0
 
 
-@_kernel
+@_callee
 def _add_strip(
     left: Words, right: Words, symmetric: bool, table: Bits | None, counts: Counts
 ) -> None:
@@ -249,7 +251,7 @@ def _add_strip(
                         counts[i + a, j + b] += np.int64(tile[a][b])
 
 
-@_kernel
+@_callee
 def _look_up_block(table: Bits, digits: Digits, right: Words, n_rows: int, counts: Counts) -> None:
     """Add the joint counts of `n_rows` left features with a block of right ones, by lookup."""
     others = split_right(right)
@@ -262,7 +264,7 @@ def _look_up_block(table: Bits, digits: Digits, right: Words, n_rows: int, count
                 counts[i, j] += np.int64(tile[i - first, j])
 
 
-@_kernel
+@_callee
 def _count_tile(left: Words, right: Words) -> Any:
     """Count the joint ones of 4 features with 4 others, the innermost loop of pair counting."""
     wide_vectors()
@@ -277,7 +279,7 @@ def _count_tile(left: Words, right: Words) -> Any:
     return tile_0, tile_1, tile_2, tile_3
 
 
-@_kernel
+@_callee
 def _count_quad(counts: Any, word: Any, quad: Any) -> Any:
     """Add the joint ones of a word with each of 4 others."""
     return (

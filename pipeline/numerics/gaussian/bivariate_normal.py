@@ -23,6 +23,7 @@ import numpy.typing as npt
 from numba import njit
 
 from pipeline.errors import FitError
+from pipeline.numerics.compilation import callee
 
 _PANEL_RATIO = 3.0
 # Relative errors of panels of such exponents are below 1e-14: 6 nodes for ratios up to 1 / 0.9, 10
@@ -98,13 +99,13 @@ _FAR_DENOMINATOR = (
 # fmt: on
 
 
-@njit(nogil=True, cache=True)
+@callee(nogil=True)
 def norm_pdf(x: float) -> float:
     """Return the density φ(x) of the standard normal."""
     return math.exp(-0.5 * (x * x + _LOG_2PI))
 
 
-@njit(nogil=True, cache=True)
+@callee(nogil=True)
 def norm_cdf(x: float) -> float:
     """Return Φ(x) to about 1e-15 relative, also far in the lower tail."""
     y = -x * _SQRT_HALF
@@ -118,7 +119,7 @@ def norm_cdf(x: float) -> float:
     return 0.5 * math.erfc(y) - error * math.exp(-y * y) / math.sqrt(math.pi)
 
 
-@njit(nogil=True, cache=True)
+@callee(nogil=True)
 def _polynomial(coefficients: tuple[float, ...], x: float) -> float:
     """Evaluate a polynomial by Horner's rule, highest power first."""
     value = 0.0
@@ -127,7 +128,7 @@ def _polynomial(coefficients: tuple[float, ...], x: float) -> float:
     return value
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@callee(nogil=True, error_model="numpy")
 def norm_ppf(p: float) -> float:
     """Return Φ⁻¹(p) to about 1e-15 relative: AS 241, routine PPND16.
 
@@ -151,7 +152,7 @@ def norm_ppf(p: float) -> float:
     return math.copysign(x, q)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@callee(nogil=True, error_model="numpy")
 def _integrate_panel(
     a2: float,
     b2: float,
@@ -174,7 +175,7 @@ def _integrate_panel(
     return half * total
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@callee(nogil=True, error_model="numpy")
 def integrate_density(a2: float, b2: float, lower: float, upper: float, shift: float) -> float:
     """Integrate (1/π) exp(shift − a² s² − b² / s²) / (1 + s²) ds from lower > 0 to upper ≤ 1.
 
@@ -194,7 +195,7 @@ def integrate_density(a2: float, b2: float, lower: float, upper: float, shift: f
     return total / math.pi
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@callee(nogil=True, error_model="numpy")
 def is_far_corner(b2: float, tau: float) -> bool:
     """Check whether Φ2 is so far below Φ(h) Φ(k) that their difference would lose digits.
 
@@ -203,7 +204,7 @@ def is_far_corner(b2: float, tau: float) -> bool:
     return b2 * (1.0 / (tau * tau) - 1.0) > 2.0
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@callee(nogil=True, error_model="numpy")
 def lower_corner_tail(a2: float, b2: float, tau: float) -> tuple[float, float]:
     """Return Φ2 for h + k ≤ 0 as (x, y) with Φ2 = x e^y, so that nothing underflows.
 
@@ -214,7 +215,7 @@ def lower_corner_tail(a2: float, b2: float, tau: float) -> tuple[float, float]:
     return integrate_density(a2, b2, lower, tau, peak), -(a2 + b2 + peak)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@callee(nogil=True, error_model="numpy")
 def _lower_corner_cdf(h: float, k: float, rho: float) -> float:
     """Return Φ2(h, k; ρ) where −1 < ρ < 1 and either ρ ≥ 0 or h + k ≤ 0."""
     a2 = (h - k) ** 2 / 8.0
@@ -229,7 +230,7 @@ def _lower_corner_cdf(h: float, k: float, rho: float) -> float:
     return independent - integrate_density(a2, b2, tau, 1.0, -(a2 + b2))
 
 
-@njit(nogil=True, cache=True)
+@callee(nogil=True)
 def bivariate_normal_cdf(h: float, k: float, rho: float) -> float:
     """Return Φ2(h, k; ρ) = P(X ≤ h, Y ≤ k) for standard normals X, Y with correlation ρ.
 

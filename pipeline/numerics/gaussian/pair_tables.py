@@ -49,6 +49,7 @@ import numpy.typing as npt
 from numba import njit
 
 from pipeline.errors import FitError
+from pipeline.numerics.compilation import callee
 from pipeline.numerics.gaussian.bivariate_normal import (
     integrate_density,
     is_far_corner,
@@ -84,6 +85,9 @@ _STEEP = 1e12  # For b² / τ²: from here on only its rounding limits the preci
 _Corner = tuple[float, float, float]
 _Cells = tuple[float, float, float, float]
 _Floats = npt.NDArray[np.float64]
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_kernel = njit(**_OPTIONS, cache=True)
+_callee = callee(**_OPTIONS)
 # From this variance on, the rounded normal quantile differs from the exact one by at most 1.
 _NORMAL_VARIANCE = 36.0
 
@@ -117,28 +121,28 @@ class TetrachoricResult(NamedTuple):
     status: npt.NDArray[np.uint8]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _threshold(ones: float, zeros: float) -> float:
     """Return −Φ⁻¹(share of ones), from the rarer value: swapping 0 and 1 changes only the sign."""
     rarer = norm_ppf(min(ones, zeros) / (ones + zeros))
     return -rarer if ones <= zeros else rarer
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _describe_margin(ones: float, zeros: float) -> tuple[float, float]:
     """Return the threshold of a feature, and p (1 − p) / (√(2π) φ(threshold))."""
     n, threshold = ones + zeros, _threshold(ones, zeros)
     return threshold, ones / n * (zeros / n) * math.exp(0.5 * threshold * threshold)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 def _fill_margins(n: _Floats, ones: _Floats, threshold: _Floats, factor: _Floats) -> None:
     """Describe flat contiguous arrays of margins; NaN or infinity if one is empty or invalid."""
     for t in range(n.size):
         threshold[t], factor[t] = _describe_margin(ones[t], n[t] - ones[t])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _log_ratio(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
     """Return log P(log τ) − log p, where p + excess is the cell under independence."""
     if is_far_corner(b2, tau):
@@ -147,7 +151,7 @@ def _log_ratio(p: float, excess: float, a2: float, b2: float, tau: float) -> flo
     return math.log1p((excess - integrate_density(a2, b2, tau, 1.0, -(a2 + b2))) / p)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _solve_tau(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
     """Find the τ in [_MIN_TAU, 1] with P(log τ) = p, or the nearest end of that range."""
     for step_number in range(_MAX_STEPS):
@@ -166,7 +170,7 @@ def _solve_tau(p: float, excess: float, a2: float, b2: float, tau: float) -> flo
     return tau
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _solve_correlation(
     n11: float, n10: float, n01: float, n00: float, h: float, k: float, exponent: float
 ) -> float:
@@ -195,7 +199,7 @@ def _solve_correlation(
     return math.copysign(size, diagonal - opposite)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _classify_table(n11: float, n10: float, n01: float, n00: float, slack: float) -> int:
     """Return the `PairStatus` of a table; _INVALID if a cell is NaN, infinite or below −slack."""
     if not math.isfinite(n11 + n10 + n01 + n00) or min(n11, n10, n01, n00) < -slack:
@@ -209,7 +213,7 @@ def _classify_table(n11: float, n10: float, n01: float, n00: float, slack: float
     return _EMPTY_CELL if min(n11, n10, n01, n00) <= 0.0 else _PLAIN
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _solve_weak_tables(
     n: _Floats,
     ones_i: _Floats,
@@ -278,7 +282,7 @@ def _solve_weak_tables(
         is_solved[lane] = is_solved[lane] and is_precise and is_converged
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 def _fill_correlations(
     add_half: bool,
     n: _Floats,
@@ -435,14 +439,14 @@ def _clip_rounding(values: npt.ArrayLike) -> _Floats:
     return np.clip(array, -1.0, 1.0)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _both_tails(threshold: float) -> tuple[float, float]:
     """Return Φ(−threshold) and Φ(threshold), both to full relative precision."""
     tail = norm_cdf(-abs(threshold))
     return (tail, 1.0 - tail) if threshold > 0.0 else (1.0 - tail, tail)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _smallest_cell(h: float, k: float, rho: float, independent: float) -> _Corner:
     """Return P11, log P11 and I for ρ ≤ 0 ≤ h + k; `independent` is P11 at ρ = 0."""
     a2 = (h - k) ** 2 / 8.0
@@ -463,7 +467,7 @@ def _smallest_cell(h: float, k: float, rho: float, independent: float) -> _Corne
     return cell, math.log(scaled) + log_scale, independent - cell
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _log_cells_in_corner(h: float, k: float, rho: float) -> _Cells:
     """Return log P11, log P10, log P01 and log P00 for ρ ≤ 0 ≤ h + k."""
     p_i, q_i = _both_tails(h)
@@ -479,7 +483,7 @@ def _log_cells_in_corner(h: float, k: float, rho: float) -> _Cells:
     )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _log_cells(h: float, k: float, rho: float) -> _Cells:
     """Return log P11, log P10, log P01 and log P00; NaN unless the arguments are in range."""
     if not (abs(h) <= MAX_THRESHOLD and abs(k) <= MAX_THRESHOLD and abs(rho) < 1.0):
@@ -492,7 +496,7 @@ def _log_cells(h: float, k: float, rho: float) -> _Cells:
     return (c10, c11, c00, c01) if rho > 0.0 else (c11, c10, c01, c00)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 def _fill_cells(
     h: _Floats, k: _Floats, rho: _Floats, c11: _Floats, c10: _Floats, c01: _Floats, c00: _Floats
 ) -> None:
@@ -500,14 +504,14 @@ def _fill_cells(
         c11[t], c10[t], c01[t], c00[t] = _log_cells(h[t], k[t], rho[t])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_callee
 def _log_likelihood(n11: float, n10: float, n01: float, n00: float, cells: _Cells) -> float:
     """Sum count · log P; cells below zero by rounding count as empty."""
     total = max(n11, 0.0) * cells[0] + max(n10, 0.0) * cells[1]
     return total + (max(n01, 0.0) * cells[2] + max(n00, 0.0) * cells[3])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_kernel
 def _fill_likelihood(
     n: _Floats,
     ones_i: _Floats,
@@ -618,25 +622,25 @@ def joint_count_quantiles(n: _Floats, ones_i: _Floats, ones_j: _Floats, z: _Floa
     All arrays are (n_pairs,). The result is exact for variances below 36, else the rounded normal
     quantile, clipped to the possible range.
     """
-    return np.asarray(_quantiles(n, ones_i, ones_j, z))
+    return _quantiles(n, ones_i, ones_j, z)
 
 
 @njit(nogil=True, cache=True)
-def _quantiles(n, ones_i, ones_j, z):  # type: ignore[no-untyped-def]
+def _quantiles(n: _Floats, ones_i: _Floats, ones_j: _Floats, z: _Floats) -> _Floats:
     joint = np.empty(len(z))
     for k in range(len(z)):
         joint[k] = _quantile(n[k], ones_i[k], ones_j[k], z[k])
     return joint
 
 
-@njit(nogil=True, cache=True)
-def _quantile(n, a, b, z):  # type: ignore[no-untyped-def]
+@callee(nogil=True)
+def _quantile(n: float, a: float, b: float, z: float) -> float:
     if n < 2 or a == 0 or b == 0:
         return max(0.0, a + b - n)
     mean = a * b / n
     variance = mean * (n - a) * (n - b) / (n * (n - 1))
     if variance >= _NORMAL_VARIANCE:
-        near = np.rint(mean + math.sqrt(variance) * z)
+        near: float = np.rint(mean + math.sqrt(variance) * z)
         return min(max(near, max(0.0, a + b - n)), min(a, b))
     # Count the rarer value of each feature: the walk from zero then takes few steps.
     rare_a, rare_b = 2 * a > n, 2 * b > n
@@ -649,8 +653,8 @@ def _quantile(n, a, b, z):  # type: ignore[no-untyped-def]
     return a - count if rare_b else count
 
 
-@njit(nogil=True, cache=True)
-def _walk_to_quantile(n, a, b, z):  # type: ignore[no-untyped-def]
+@callee(nogil=True)
+def _walk_to_quantile(n: float, a: float, b: float, z: float) -> float:
     """Sum probabilities from a count of zero until they reach Φ(z)."""
     target = 0.5 * math.erfc(-z / math.sqrt(2.0))
     probability = math.exp(

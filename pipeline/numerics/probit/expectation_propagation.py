@@ -329,7 +329,7 @@ def _count_orders(k: int, j: int, m: int) -> float:
     return 3.0 if k == j or j == m else 6.0
 
 
-@kernel
+@njit(**SITE_KERNEL_OPTIONS, forceinline=True)  # by itself: the order of its sums stays
 def _fill_pair_sums(
     t: Floats, kappa: Floats, tensor: Floats, G: Floats, q: Floats, weighted: Floats, out: Floats
 ) -> None:

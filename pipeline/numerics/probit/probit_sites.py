@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
-from numba import njit
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
+
+from pipeline.numerics.compilation import callee
 
 Floats = NDArray[np.float64]
 
@@ -27,9 +28,7 @@ SITE_KERNEL_OPTIONS: dict[str, Any] = {
 # For functions that only other kernels call. Without `forceinline`, a process that compiles the
 # caller may use another copy of a kernel, with sums in another order, than a process that loads the
 # caller from the cache.
-kernel = njit(  # type: ignore[call-overload]
-    **SITE_KERNEL_OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
+kernel = callee(**SITE_KERNEL_OPTIONS, forceinline=True)
 
 # Rows of `sites`, (N_FIELDS, n). Data are mirrored so that every site stands for x = 1.
 OFFSET, PRECISION, SHIFT = 0, 1, 2  # b, τ and ν: the site is exp(ν s − τ s² / 2) at s = w_iᵀ u

@@ -3,16 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from numba import njit
 from scipy.special import ndtr, owens_t
 
 from pipeline.errors import FitError
-from pipeline.numerics.gaussian.bivariate_normal import (
-    bivariate_normal_cdf,
-    bivariate_normal_cdf_array,
-    norm_cdf,
-    norm_pdf,
-    norm_ppf,
-)
+from pipeline.numerics.gaussian import bivariate_normal as module
+from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
+
+# Only compiled functions can call those of the module.
+norm_cdf = njit(lambda x: module.norm_cdf(x))
+norm_pdf = njit(lambda x: module.norm_pdf(x))
+norm_ppf = njit(lambda p: module.norm_ppf(p))
+bivariate_normal_cdf = njit(lambda h, k, rho: module.bivariate_normal_cdf(h, k, rho))
 
 DIGITS = 40
 limits = st.floats(-8, 8)

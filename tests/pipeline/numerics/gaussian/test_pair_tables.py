@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numba import njit
 from scipy.special import ndtr, ndtri, owens_t
 from scipy.stats import hypergeom
 
@@ -22,6 +23,9 @@ from pipeline.numerics.gaussian.pair_tables import (
     tetrachoric,
 )
 
+# Only compiled functions can call these.
+solve_weak_tables = njit(lambda *arguments: module._solve_weak_tables(*arguments))
+solve_correlation = njit(lambda *arguments: module._solve_correlation(*arguments))
 ROOT = Path(__file__).parents[4]
 DATA = ROOT.parent / "shared" / "data"
 COLUMNS = ("n", "ones_i", "ones_j", "joint")
@@ -65,12 +69,12 @@ def test_the_series_of_weak_correlations_agrees_with_the_integral(rarest):
         margins = *module._describe_margins(n, i), *module._describe_margins(n, j)
         lanes = np.empty(module._FIRST_TERM + module._N_TERMS * module._LANES)
         correlation, is_solved = np.empty(n_tables), np.empty(n_tables, np.bool_)
-        module._solve_weak_tables(n, i, j, joint, *margins, lanes, correlation, is_solved)
+        solve_weak_tables(n, i, j, joint, *margins, lanes, correlation, is_solved)
         for t in np.flatnonzero(is_solved):
             h, factor_i, k, factor_j = (values[t] for values in margins)
             n11, n10, n01 = joint[t], i[t] - joint[t], j[t] - joint[t]
             cells = n11, n10, n01, n[t] - n11 - n10 - n01
-            expected.append(module._solve_correlation(*cells, h, k, 8 * factor_i * factor_j))
+            expected.append(solve_correlation(*cells, h, k, 8 * factor_i * factor_j))
             found.append(correlation[t])
     assert len(found) > 0.5 * 100 * n_tables
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
