@@ -100,11 +100,12 @@ class CodesWriter:
         """Return whether a range is stored with these checksums."""
         if len(checksums) != len(self.names):
             return False
-        group = open_group(parse_path(self.folder))
+        folder = parse_path(self.folder)
+        group = open_group(folder)
         try:
             for name, recorded in zip(self.names, checksums, strict=True):
                 opener = partial(open_checked_array, group, name)
-                _read_checked_chunk(self.folder, opener, name, key, self._slice_rows(key), recorded)
+                _read_checked_chunk(folder, opener, name, key, self._slice_rows(key), recorded)
         except StoreUnreachableError:
             raise
         except DataError:
@@ -272,7 +273,7 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
         opener = partial(self._open_array, name)
         recorded = self.manifest["arrays"][name]["checksums"][key]
         try:
-            return _read_checked_chunk(str(self.path), opener, name, key, rows, recorded)
+            return _read_checked_chunk(self.path, opener, name, key, rows, recorded)
         except StoreUnreachableError:
             raise
         except DataError as error:
@@ -314,7 +315,7 @@ def _slice_chunk_rows(key: int, rows_per_chunk: int, n_rows: int) -> slice:
 
 
 def _read_checked_chunk(
-    folder: str, opener: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
+    folder: AnyPath, opener: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
 ) -> NDArray[Any]:
     """Read a range of one array and check that it exists: Zarr reads a missing chunk as zeros."""
     try:
@@ -324,13 +325,13 @@ def _read_checked_chunk(
         raise
     except Exception as error:
         damaged = DataError(f"{name}: chunk {key} is damaged ({format_error(error)}).")
-        raise make_store_error(folder, error) or damaged from error
+        raise make_store_error(str(folder), error) or damaged from error
     if checksum(values) != recorded:
         raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
     if (
         values.size
         and not values.any()
-        and not has_chunk(array, key, *(0 for _ in array.shape[1:]))
+        and not has_chunk(folder, array, key, *(0 for _ in array.shape[1:]))
     ):
         raise DataError(f"{name}: chunk {key} is missing.")
     return values

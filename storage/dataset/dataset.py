@@ -408,13 +408,13 @@ class BinaryDataset(StorageReprMixin):
         coordinates = [(k, position)[-array.ndim :] for k in range(len(parts))]
         is_same = checksum(values) == self._get_checksum(name, key)
         are_stored = (
-            part.any() or has_chunk(array, *place)
+            part.any() or has_chunk(self.path, array, *place)
             for part, place in zip(parts, coordinates, strict=True)
         )
         if is_same and all(are_stored):
             return values
         self._check_unchanged()
-        is_missing = not all(has_chunk(array, *place) for place in coordinates)
+        is_missing = not all(has_chunk(self.path, array, *place) for place in coordinates)
         state = "missing" if is_missing else "damaged (checksum)"
         raise DamagedChunkError(
             f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again."

@@ -271,7 +271,7 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
     free = np.setdiff1d(np.arange(dataset.n_positions), dataset.positions)
     for name in dataset.manifest["stored"] if len(free) else ():
         if format_array_path(name) in group:
-            delete_chunks(group[format_array_path(name)], free.tolist())
+            delete_chunks(dataset.path, group[format_array_path(name)], free.tolist())
     for levels in dataset.levels.values():
         levels.truncate(group)
     by_chunk = {CHUNKS: dataset.chunks, ONES: dataset.ones(), CHECKSUMS: dataset.checksums}

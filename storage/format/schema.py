@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,10 @@ from urllib.parse import quote
 
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.core.sync import sync
 
 from storage.errors import DataError
-from storage.stores.locations import DATASET_FORMAT
-from storage.stores.object_store import translate_store_errors
+from storage.stores.locations import DATASET_FORMAT, AnyPath
+from storage.stores.object_path import ObjectPath
 
 SAFE_CODECS = frozenset(
     {
@@ -165,20 +165,30 @@ def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None
     return array
 
 
-def has_chunk(array: Any, *coordinates: int) -> bool:
-    """Return whether a chunk is stored: Zarr reads a missing one as zeros."""
-    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-    with translate_store_errors(chunk):
-        return bool(sync(chunk.exists()))
+def has_chunk(folder: AnyPath, array: Any, *coordinates: int) -> bool:
+    """Return whether a chunk of an array in a folder is stored: Zarr reads a missing one as zeros.
+
+    An error, such as a folder that may not be read, is raised: the chunk may exist.
+    """
+    chunk = _make_chunk_path(folder, array, coordinates)
+    if isinstance(chunk, ObjectPath):
+        return chunk.is_file()
+    try:
+        return stat.S_ISREG(chunk.stat().st_mode)  # `is_file` is False for some errors
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
-def delete_chunks(array: Any, positions: Iterable[int]) -> None:
+def delete_chunks(folder: AnyPath, array: Any, positions: Iterable[int]) -> None:
     """Delete the chunks at these positions along the last axis, whether they are stored or not."""
     lead = [(k,) for k in range(array.cdata_shape[0])] if array.ndim == 2 else [()]
     for coordinates in ((*first, position) for position in positions for first in lead):
-        chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-        with translate_store_errors(chunk):
-            sync(chunk.delete())
+        _make_chunk_path(folder, array, coordinates).unlink(missing_ok=True)
+
+
+def _make_chunk_path(folder: AnyPath, array: Any, coordinates: tuple[int, ...]) -> AnyPath:
+    key = f"{array.path}/{array.metadata.encode_chunk_key(coordinates)}"
+    return folder / key
 
 
 def create_array(

@@ -19,7 +19,7 @@ from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
-from storage.format.schema import DATASET_FORMAT
+from storage.format.schema import DATASET_FORMAT, has_chunk
 from storage.stores.locations import checksum
 from tests.storage.conftest import (
     Array,
@@ -355,6 +355,20 @@ def test_a_missing_chunk_of_zeros_is_missed(array: str, tmp_path: Path) -> None:
     line = f"{dataset.path}: {array}: chunk 2 is missing. Ingest the dataset again."
     assert refusal(lambda: dataset.read_chunk(2, columns=("zero", "kind"))) == line
     assert refusal(dataset.verify) == line
+
+
+def test_a_chunk_that_cannot_be_examined_is_not_missing(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data.zarr", np.zeros((200, 3), np.uint8))
+    array, file = dataset.open_array("bits"), chunk_file(dataset.path, "bits", 2)
+    assert has_chunk(dataset.path, array, 0, 2)
+    file.unlink()
+    assert not has_chunk(dataset.path, array, 0, 2)
+    file.mkdir()
+    assert not has_chunk(dataset.path, array, 0, 2)
+    file.rmdir()
+    file.symlink_to(file)
+    with pytest.raises(OSError, match="Too many levels"):
+        has_chunk(dataset.path, array, 0, 2)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("{")])

@@ -17,7 +17,8 @@ from storage.artifacts.artifacts import NamedArray, RunFolder, write_artifact
 from storage.codes.codes import CodeArraySpec, UnfinishedCodes, create_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset, ChunkReader
 from storage.dataset.writer import _choose_chunk_words, append_dataset, create_dataset
-from storage.errors import DataError, FolderInUseError
+from storage.errors import DataError, FolderInUseError, StoreUnreachableError
+from storage.format.schema import has_chunk
 from storage.sources import ReadOptions, expand_sources, open_source
 from storage.stores import locations
 from storage.stores.locations import AnyPath, parse_path
@@ -235,6 +236,19 @@ def test_a_missing_chunk_of_zeros_is_seen(bucket):
     open_dataset(folder).verify()
     (folder / "bits/c/0/1").unlink()
     with pytest.raises(DataError, match="chunk 1 is missing"):
+        open_dataset(folder).verify()
+
+
+def test_a_chunk_whose_request_is_refused_is_not_missing(faulty_bucket, faulty):
+    folder = parse_path(f"{faulty_bucket}/d.zarr")
+    write_dataset(folder, np.zeros((200, 4), np.uint8))
+    array = open_dataset(folder).open_array("bits")
+    assert has_chunk(folder, array, 0, 1)
+    assert not has_chunk(folder, array, 0, 9)
+    faulty.fault = lambda request: DENIED if request.method == "HEAD" else None
+    with pytest.raises(StoreUnreachableError, match="refused access"):
+        has_chunk(folder, array, 0, 1)
+    with pytest.raises(StoreUnreachableError, match="refused access"):
         open_dataset(folder).verify()
 
 
