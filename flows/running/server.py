@@ -44,8 +44,10 @@ def run_with_server(run_flow: Callable[[], T]) -> T:
         try:
             return run_flow()
         finally:
-            # Task runs are recorded from events, which Prefect sends in the background until the
-            # process ends. No public function sends them while the server is still there.
+            # Task runs are recorded from events, which a thread of Prefect sends until the process
+            # ends. They must arrive while the server is there, and the thread must end, as the
+            # next run has another server. Prefect documents no function for this; its own
+            # `prefect_test_harness` calls this one too.
             EventsWorker.drain_all(_DRAIN_SECONDS, at_exit=False)
 
 

@@ -184,9 +184,12 @@ def _run_task(function: Callable[[T], R], item: T) -> R:
     key = worker.get_current_task()
 
     def should_continue() -> bool:
-        """Ask the worker, which is informed when the client releases the task or dies.
+        """Return whether the worker still wants the task's result.
 
-        Dask has no function for this. A `distributed.Event` would miss clients that die.
+        The scheduler informs the worker when the client releases the task or dies. Dask documents
+        these states ("Worker State Machine"), but offers a task no function to read its own. A
+        `distributed.Event` would miss clients that die, and a `WorkerPlugin` would learn the same
+        states, but stay on the user's cluster.
         """
         task = worker.state.tasks.get(key)
         return task is not None and task.state != "cancelled"
