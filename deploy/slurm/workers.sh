@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Job array of Dask workers for the command of job $1. It is submitted by submit.sh.
-#SBATCH --array=1-100%8     # 8 workers at a time; the next task replaces a worker that has left
+#SBATCH --array=1-100%8     # 8 workers at a time; when one leaves, the next of 100 replaces it
 #SBATCH --output=%x-%a.log
 #SBATCH --time=04:00:00     # for each worker
 #SBATCH --ntasks=1
