@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from numba import _dynfunc, njit  # type: ignore[attr-defined]
+from numba import _dynfunc, njit, version_info  # type: ignore[attr-defined]
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.event import Event, Listener, install_listener
 
 F = TypeVar("F", bound=Callable[..., Any])
+LATEST_NUMBA = (0, 68)
+"""The latest version whose internals were tried here. Later ones compile functions as usual."""
 
 
 def callee(**options: Any) -> Callable[[F], F]:
@@ -25,7 +27,9 @@ def callee(**options: Any) -> Callable[[F], F]:
     fastmath, the order of sums may differ from that of a function that is optimized by itself.
     """
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    decorator: Callable[[F], F] = njit(**options, pipeline_class=_CalleeCompiler)
+    if version_info.short <= LATEST_NUMBA:
+        options["pipeline_class"] = _CalleeCompiler
+    decorator: Callable[[F], F] = njit(**options)
     return decorator
 
 
