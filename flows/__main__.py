@@ -32,6 +32,7 @@ COMMANDS = {
         "experiments": "Reproduce published figures.",
     },
     "Schedules and clusters": {
+        "warm": "Compile the functions of all models for this machine.",
         "serve": "Run the scheduled deployments in this process.",
         "certificates": "Create TLS certificates for a cluster.",
     },

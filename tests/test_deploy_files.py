@@ -100,6 +100,16 @@ def test_compose_is_whole() -> None:
     assert built == {"latentbits"}
 
 
+def test_containers_share_compiled_functions() -> None:
+    folder = "/home/latentbits/.cache/latentbits"
+    services = read_compose().services
+    sharing = {name for name in services if f"compiled:{folder}" in services[name].volumes}
+    assert sharing == {"dask-worker", "worker"}
+    # So that the volume belongs to the user of the image.
+    image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(rf"^USER latentbits\n(.*\n)*RUN mkdir -p {folder}$", image, re.MULTILINE)
+
+
 def test_web_pages_of_dask_stay_on_loopback() -> None:
     """Without dashboard, Dask still serves pages on every interface, without TLS."""
     commands = [" ".join(service.command or []) for service in read_compose().services.values()]

@@ -22,6 +22,5 @@ def _digest_sources() -> str:
 
 
 # Numba only checks the file of the called function and would miss edits in other files.
-if "NUMBA_CACHE_DIR" not in os.environ:
-    folder = user_cache_path("latentbits") / f"kernels-{_digest_sources()}"
-    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+_cache_folder = Path(os.environ.get("NUMBA_CACHE_DIR") or user_cache_path("latentbits"))
+numba.config.CACHE_DIR = str(_cache_folder / f"kernels-{_digest_sources()}")  # type: ignore[attr-defined]
