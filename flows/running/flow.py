@@ -167,19 +167,32 @@ def _get_default(option: Any) -> Any:
     return Parameter.empty if option.default is MISSING else option.default
 
 
+class FinishedStage:
+    """The result of a stage's task: what the stage used.
+
+    Prefect recognizes a result by the identity of the object and of its parts. Two dictionaries
+    share the objects of their keys, so Prefect would draw an edge to the wrong stage.
+    """
+
+    def __init__(self, usage: dict[str, Any]) -> None:
+        self.usage = usage
+
+
 @dataclass(frozen=True)
 class StageRunner:
     """Runs the stages of a flow as Prefect tasks, and records time and memory of each in `usage`.
 
-    What a stage used is the result of its task, and the parameter of the tasks that need the stage.
-    So Prefect draws the stages as a graph, but neither stores nor sends their results, which may be
-    as large as the data. Names of features and segments replace the indices in error messages.
+    The result of a stage's task is a `FinishedStage`, and the parameter of the tasks that need the
+    stage. So Prefect draws the stages as a graph, but neither stores nor sends their results, which
+    may be as large as the data. Names of features and segments replace the indices in error
+    messages.
     """
 
     executor: Executor
     feature_names: Sequence[str]
     segment_names: Sequence[str]
     usage: dict[str, dict[str, Any]] = field(default_factory=dict)
+    finished: dict[str, FinishedStage] = field(default_factory=dict)
 
     def run(self, name: str, work: Callable[[], T], inputs: Sequence[str] = ()) -> T:
         """Run a stage as a task of this name; its result does not pass through Prefect.
@@ -189,16 +202,16 @@ class StageRunner:
         """
         results: list[T] = []
 
-        def stage() -> dict[str, Any]:
+        def stage() -> FinishedStage:
             before = read_usage(self.executor)
             if not results:
                 results.append(self._run_with_names(work))
                 release_free_memory()
-            return compute_usage(before, read_usage(self.executor))
+            return FinishedStage(compute_usage(before, read_usage(self.executor)))
 
-        self.usage[name] = run_task(
-            name, stage, {earlier: self.usage[earlier] for earlier in inputs}
-        )
+        needed = {earlier: self.finished[earlier] for earlier in inputs}
+        self.finished[name] = run_task(name, stage, needed)
+        self.usage[name] = self.finished[name].usage
         return results[0]
 
     def _run_with_names(self, work: Callable[[], T]) -> T:
