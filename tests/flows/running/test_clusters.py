@@ -9,7 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from flows import certificates as command
 from flows.cli.app import run_app
 from flows.running.cluster_settings import ClusterSettings
 from flows.running.clusters import open_cluster
+from pipeline.errors import FitError
 from storage import load_artifact
 from tests.support.cluster_processes import (
     make_tls_options,
@@ -274,14 +276,33 @@ def test_evaluate_takes_a_cluster(cli, dataset, encrypted, files):
     assert there.json["models"] == alone.json["models"]
 
 
-def test_logs_of_dask_are_silent_during_a_run_only() -> None:
+def _fail(item: int) -> int:
+    raise FitError(f"failed at {item}")
+
+
+@pytest.mark.parametrize("task", [abs, _fail])
+def test_logs_of_dask_are_silent_during_a_run_only(task: Callable[[int], int]) -> None:
     logger = logging.getLogger("distributed.worker")
     before = logger.level
     try:
         logger.setLevel(logging.WARNING)
-        with open_cluster(ClusterSettings()) as executor:
-            assert list(executor.map(abs, [-1])) == [1]
+        expected = nullcontext() if task is abs else pytest.raises(FitError, match="failed at -1")
+        with expected, open_cluster(ClusterSettings()) as executor:
             assert not logger.isEnabledFor(logging.ERROR)
+            assert list(executor.map(task, [-1])) == [1]
+        assert logger.level == logging.WARNING
+    finally:
+        logger.setLevel(before)
+
+
+def test_logs_of_dask_return_if_no_cluster_answers() -> None:
+    logger = logging.getLogger("distributed.worker")
+    before = logger.level
+    try:
+        logger.setLevel(logging.WARNING)
+        silent = ClusterSettings(address="tcp://127.0.0.1:9", worker_timeout=1)
+        with pytest.raises(FitError), open_cluster(silent):
+            raise AssertionError("no cluster is there")
         assert logger.level == logging.WARNING
     finally:
         logger.setLevel(before)
