@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.events import ReceivedEvent
+from prefect.events import Event
+from prefect.events.filters import EventFilter, EventResourceFilter
 
 from flows import fit
 from flows.cli.summary import format_drift
@@ -253,13 +254,12 @@ def test_drift_above_the_limit_is_an_event_on_the_server(cli, prefect_server, mo
     assert stored.message == state.message
 
 
-def _wait_for_event(resource: str) -> ReceivedEvent:
+def _wait_for_event(resource: str) -> Event:
     deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
-            query = {"filter": {"resource": {"id": [resource]}}}
-            events = client._client.post("/events/filter", json=query).json()["events"]
-            if events:
-                return ReceivedEvent.model_validate(events[0])
+            page = client.read_events(EventFilter(resource=EventResourceFilter(id=[resource])))
+            if page.events:
+                return page.events[0]
             time.sleep(0.1)
     raise AssertionError(f"no event of {resource}")
