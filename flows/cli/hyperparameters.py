@@ -21,7 +21,7 @@ from typing import (
 
 from pipeline.errors import FitError, format_suggestion
 from pipeline.models.registry import find_model_class, get_known_model, list_model_names
-from pipeline.models.settings import describe_settings, list_hyperparameters
+from pipeline.models.settings import describe_settings, describe_type, list_hyperparameters
 
 if TYPE_CHECKING:
     from pipeline.models.base import Model
@@ -51,7 +51,6 @@ _TYPE_NAMES = {
     NoneType: AUTO,
 }
 _TRUTH_VALUES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-_VALUE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
 _INDENTATION: dict[str, Any] = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
 
 
@@ -197,4 +196,4 @@ def _describe_value(kind: Any) -> str:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is tuple:
         return "whole numbers separated by commas"
-    return _VALUE_DESCRIPTIONS.get(kind, str(kind))
+    return "yes or no" if kind is bool else describe_type(kind)

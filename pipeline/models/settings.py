@@ -74,7 +74,7 @@ def check_types(model: type[Any], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
         if not any(_has_type(value, kind) for kind in kinds):
-            expected = " or ".join(filter(None, map(_describe_type, kinds)))
+            expected = " or ".join(filter(None, map(describe_type, kinds)))
             parameter = "components" if name == "n_components" else name
             text = f"{{{parameter}}} must be {expected}, but is {value!r}."
             raise FitError(text, parameter=parameter)
@@ -90,7 +90,8 @@ def _has_type(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) if isinstance(kind, type) else True  # see `check_settings`
 
 
-def _describe_type(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
+    """Describe the values of a type, such as `a whole number`."""
     if kind is NoneType:
         return "None"
     return "whole numbers" if get_origin(kind) is tuple else _TYPE_DESCRIPTIONS.get(kind, str(kind))
