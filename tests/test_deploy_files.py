@@ -184,7 +184,7 @@ class Security(Strict):
 class Mount(Strict):
     name: str
     mountPath: str
-    readOnly: bool
+    readOnly: bool = False
 
 
 class Container(Strict):
@@ -205,12 +205,22 @@ class SecretName(Strict):
     secretName: str
 
 
+class ClaimName(Strict):
+    claimName: str
+
+
 class Volume(Strict):
     name: str
-    secret: SecretName
+    secret: SecretName | None = None
+    persistentVolumeClaim: ClaimName | None = None
+
+
+class PodSecurity(Strict):
+    fsGroup: int
 
 
 class Pod(Strict):
+    securityContext: PodSecurity | None = None
     containers: list[Container]
     volumes: list[Volume] = []
     terminationGracePeriodSeconds: int = 30
@@ -340,7 +350,35 @@ class NetworkPolicy(Strict):
     spec: PolicySpec
 
 
-MANIFEST_KINDS = (DaskCluster, DaskAutoscaler, Deployment, Job, Secret, NetworkPolicy)
+class Storage(Strict):
+    storage: str
+
+
+class Request(Strict):
+    requests: Storage
+
+
+class ClaimSpec(Strict):
+    accessModes: list[Literal["ReadWriteMany"]]
+    resources: Request
+
+
+class PersistentVolumeClaim(Strict):
+    apiVersion: Literal["v1"]
+    kind: Literal["PersistentVolumeClaim"]
+    metadata: NamedMetadata
+    spec: ClaimSpec
+
+
+MANIFEST_KINDS = (
+    DaskCluster,
+    DaskAutoscaler,
+    Deployment,
+    Job,
+    Secret,
+    NetworkPolicy,
+    PersistentVolumeClaim,
+)
 
 
 @pytest.fixture(scope="module")
@@ -375,12 +413,20 @@ def test_manifests_fit_together(manifests) -> None:
 
 def test_pods_find_secrets_ports_and_volumes(manifests) -> None:
     secrets = {name for kind, name in manifests if kind == "Secret"}
+    claims = {name for kind, name in manifests if kind == "PersistentVolumeClaim"}
     for pod in pods(manifests):
-        volumes = {volume.name: volume.secret.secretName for volume in pod.volumes}
-        assert set(volumes.values()) <= secrets
+        volumes = {volume.name for volume in pod.volumes}
+        assert {volume.secret.secretName for volume in pod.volumes if volume.secret} <= secrets
+        claimed = [one.persistentVolumeClaim for one in pod.volumes if one.persistentVolumeClaim]
+        assert {claim.claimName for claim in claimed} <= claims
         for container in pod.containers:
             assert {one.secret_ref.name for one in container.env_from} <= secrets
-            assert {mount.name for mount in container.volumeMounts} == set(volumes)
+            assert {mount.name for mount in container.volumeMounts} == volumes
+            if claimed:  # the user may write there, and Docker's folder of compiled functions is it
+                assert pod.securityContext
+                assert pod.securityContext.fsGroup == container.securityContext.runAsUser
+                folders = {mount.mountPath for mount in container.volumeMounts}
+                assert f"mkdir -p {max(folders, key=len)}" in (DEPLOY / "Dockerfile").read_text()
             ports = {port.name for port in container.ports}
             for probe in (container.readinessProbe, container.livenessProbe):
                 assert probe is None or probe.http_get.port in ports
