@@ -17,8 +17,9 @@ from flows.cli.progress import log
 HELP = """Compile the functions of all models for this machine and store them, so that later
 commands need not.
 
-This takes a few minutes. Functions for unusual data, such as hundreds of features, are still
-compiled when they are first needed. The environment variable NUMBA_CACHE_DIR sets the folder.
+This takes about four minutes for all models. Functions for unusual data, such as hundreds of
+features, are still compiled when they are first needed. The environment variable NUMBA_CACHE_DIR
+sets the folder.
 """
 EXAMPLES = f"""Examples:
 
