@@ -37,7 +37,7 @@ exclude_patterns = [
     "templates",
 ]
 
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # Tutorials whose data are missing are shown without results; LATENTBITS_DATA names the folder.
@@ -48,6 +48,7 @@ TUTORIAL_DATA = {
     "spikes": "spikes15",
     "nightly": "unvotes_core",
     "scoring-service": "verbal_aggression",
+    "baskets": "groceries",
 }
 nb_execution_excludepatterns = [
     f"tutorials/{page}.md" for page, name in TUTORIAL_DATA.items() if not has_data(name)

@@ -1,4 +1,4 @@
-"""BLICA finds what is known of real data; `.docs/tutorials/blica-real-data.md` describes it."""
+"""BLICA finds what is known of real data; `.docs/models/blica.md` describes it."""
 
 from __future__ import annotations
 

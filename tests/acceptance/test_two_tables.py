@@ -1,4 +1,4 @@
-"""The commands of `.docs/tutorials/tables.md`, on roll calls and a questionnaire."""
+"""The examples of `.docs/tasks/use-a-fit.md`, on roll calls and a questionnaire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY = 40  # roll call of the General Assembly, of 6,203
 
 def commands_about(file: str) -> list[list[str]]:
     """Words of the commands, from that which ingests the file to the end of its block."""
-    text = (ROOT / ".docs" / "tutorials" / "tables.md").read_text(encoding="utf-8")
+    text = (ROOT / ".docs" / "tasks" / "use-a-fit.md").read_text(encoding="utf-8")
     blocks = re.findall(r"((?:^    latentbits .*\n)+)", text, re.MULTILINE)
     (block,) = (block for block in blocks if f"ingest {file} " in block)
     return [shlex.split(line)[1:] for line in block.splitlines()]
