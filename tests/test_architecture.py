@@ -21,7 +21,7 @@ FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob(
 TOP_LEVEL = {
     *("flows", "pipeline", "storage", "tests", "deploy", "latentbits"),
     *("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md"),
-    *("CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
+    *("CITATION.cff", "CONTRIBUTING.md", "MANIFEST.in", "SECURITY.md"),
 }
 FORBIDDEN = {
     "flows": {"latentbits", "tests"},

@@ -153,7 +153,10 @@ def redescribed(folder: Path, name: str, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-DELTA = [{"name": "numcodecs.delta", "configuration": {"dtype": "u1"}}, {"name": "bytes"}]
+DELTA = [
+    {"name": "numcodecs.delta", "configuration": {"dtype": "u1"}},
+    {"name": "bytes", "configuration": {"endian": "little"}},
+]
 OTHERS = {
     "codec": {"codecs": DELTA},
     "unknown": {"codecs": [{"name": "numcodecs.pickle", "configuration": {"protocol": 5}}]},
