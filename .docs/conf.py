@@ -14,6 +14,7 @@ os.environ["LATENTBITS_PROGRAM"] = "latentbits"  # help pages call commands by t
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # for the kernels of the tutorials
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
+from docutils import nodes  # noqa: E402
 from tutorial_data import has_data  # noqa: E402
 
 project = "latentbits"
@@ -92,6 +93,14 @@ def skip_member(
     return True if name.startswith("set_") and name.endswith("_request") else None
 
 
+def remove_empty_outputs(app: Any, doctree: nodes.document) -> None:
+    """Remove outputs of cells that are blank, such as a progress line that was erased."""
+    for block in list(doctree.findall(nodes.literal_block)):
+        if not block.astext().strip():
+            block.parent.remove(block)
+
+
 def setup(app: Any) -> None:
-    """Connect the handler above."""
+    """Connect the handlers above."""
+    app.connect("doctree-read", remove_empty_outputs)
     app.connect("autodoc-skip-member", skip_member)
