@@ -167,11 +167,11 @@ def _get_default(option: Any) -> Any:
     return Parameter.empty if option.default is MISSING else option.default
 
 
-class FinishedStage:
-    """The result of a stage's task: what the stage used.
+class _FinishedStage:
+    """The result of a stage's task: the time and memory that the stage took.
 
-    Prefect recognizes a result by the identity of the object and of its parts. Two dictionaries
-    share the objects of their keys, so Prefect would draw an edge to the wrong stage.
+    Prefect recognizes a result by the identity of the object, or of the parts of a dictionary. Two
+    dictionaries share the objects of their keys, so Prefect would draw an edge to the wrong stage.
     """
 
     def __init__(self, usage: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ class FinishedStage:
 class StageRunner:
     """Runs the stages of a flow as Prefect tasks, and records time and memory of each in `usage`.
 
-    The result of a stage's task is a `FinishedStage`, and the parameter of the tasks that need the
+    The record of a stage is the result of its task, and the parameter of the tasks that need the
     stage. So Prefect draws the stages as a graph, but neither stores nor sends their results, which
     may be as large as the data. Names of features and segments replace the indices in error
     messages.
@@ -191,8 +191,7 @@ class StageRunner:
     executor: Executor
     feature_names: Sequence[str]
     segment_names: Sequence[str]
-    usage: dict[str, dict[str, Any]] = field(default_factory=dict)
-    finished: dict[str, FinishedStage] = field(default_factory=dict)
+    _finished: dict[str, _FinishedStage] = field(default_factory=dict, init=False)
 
     def run(self, name: str, work: Callable[[], T], inputs: Sequence[str] = ()) -> T:
         """Run a stage as a task of this name; its result does not pass through Prefect.
@@ -202,16 +201,15 @@ class StageRunner:
         """
         results: list[T] = []
 
-        def stage() -> FinishedStage:
+        def stage() -> _FinishedStage:
             before = read_usage(self.executor)
             if not results:
                 results.append(self._run_with_names(work))
                 release_free_memory()
-            return FinishedStage(compute_usage(before, read_usage(self.executor)))
+            return _FinishedStage(compute_usage(before, read_usage(self.executor)))
 
-        needed = {earlier: self.finished[earlier] for earlier in inputs}
-        self.finished[name] = run_task(name, stage, needed)
-        self.usage[name] = self.finished[name].usage
+        needed = {earlier: self._finished[earlier] for earlier in inputs}
+        self._finished[name] = run_task(name, stage, needed)
         return results[0]
 
     def _run_with_names(self, work: Callable[[], T]) -> T:
@@ -220,6 +218,11 @@ class StageRunner:
             return work()
         except FitError as error:
             raise error.with_names(self.feature_names, self.segment_names) from error
+
+    @property
+    def usage(self) -> dict[str, dict[str, Any]]:
+        """Seconds, CPU time and memory of each stage."""
+        return {name: stage.usage for name, stage in self._finished.items()}
 
     @property
     def seconds(self) -> dict[str, float]:
