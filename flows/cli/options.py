@@ -99,8 +99,8 @@ class ExecutorOptions(TypedDict, total=False):
         str,
         Option(
             group=CLUSTER,
-            help="Address such as tls://host:8786, scheduler file (.json), name of a Prefect "
-            "block, or local for worker processes on this machine.",
+            help="Address (tls://host:8786), scheduler file (.json), Prefect block, or local: "
+            "processes on this machine.",
         ),
     ]
     tls_ca: Annotated[str, Option(group=CLUSTER, help="CA certificate file for tls:// clusters.")]
