@@ -258,7 +258,9 @@ def _wait_for_event(resource: str) -> Event:
     deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
-            page = client.read_events(EventFilter(resource=EventResourceFilter(id=[resource])))
+            page = client.read_events(
+                EventFilter(resource=EventResourceFilter(id=[resource])), limit=1
+            )
             if page.events:
                 return page.events[0]
             time.sleep(0.1)
