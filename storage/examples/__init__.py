@@ -245,15 +245,19 @@ def _make_digits() -> Example:
     return Example(tuple(names.tolist()), len(X), lambda: iter([batch]), ("digit",), "digit")
 
 
-def _read_digits() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _read_digits() -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the images, (n_images, 64), and digits of `sklearn.datasets.load_digits`.
 
-    Importing scikit-learn would take half of the time of a small fit.
+    Importing scikit-learn would take half of the time of a small fit, so its file is read.
     """
     package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("No module named 'sklearn'")
-    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    folder = Path(package.origin or "").parent if package else Path()
+    path = folder / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():
+        from sklearn.datasets import load_digits
+
+        images, digits = load_digits(return_X_y=True)
+        return images, digits.astype(int)
     table = np.loadtxt(path, delimiter=",", dtype=np.int64)
     return table[:, :-1], table[:, -1]
 

@@ -195,10 +195,19 @@ def test_a_slug_holds_all_parameters() -> None:
     assert format_example_slug("example:digits") == "digits"
 
 
-def test_digits_are_dark_pixels_that_are_neither_seldom_set_nor_seldom_clear() -> None:
-    """All pixels kept have both values in a tenth of the images; those left out have not."""
+@pytest.mark.parametrize("has_file", [True, False])
+def test_digits_are_dark_pixels_that_are_neither_seldom_set_nor_seldom_clear(
+    monkeypatch: pytest.MonkeyPatch, has_file: bool
+) -> None:
+    """All pixels kept have both values in a tenth of the images; those left out have not.
+
+    The images are also found where scikit-learn has no file of them.
+    """
+    if not has_file:
+        monkeypatch.setattr(examples, "find_spec", lambda name: None)
     example = open_example("example:digits")
     (batch,) = example.iter_batches()
+    assert [*batch.columns["digit"]] == [str(digit) for digit in load_digits().target]
     dark = load_digits().images >= 10
     for row, column in np.ndindex(8, 8):
         name, pixel = f"r{row}c{column}", dark[:, row, column]
