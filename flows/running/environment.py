@@ -25,7 +25,7 @@ _EMBEDDED_SERVER_SETTINGS = {
     # Recording task runs one by one would take half of the server's time.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-    # Blocks are for servers that keep running, like pages, which an embedded server never has.
+    # Blocks are for servers that keep running.
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     # A dependency of the server would add type checks to all its modules at every start.
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",

@@ -122,7 +122,7 @@ class TetrachoricResult(NamedTuple):
 
 
 @_callee
-def _threshold(ones: float, zeros: float) -> float:
+def _compute_threshold(ones: float, zeros: float) -> float:
     """Return −Φ⁻¹(share of ones), from the rarer value: swapping 0 and 1 changes only the sign."""
     rarer = norm_ppf(min(ones, zeros) / (ones + zeros))
     return -rarer if ones <= zeros else rarer
@@ -131,7 +131,7 @@ def _threshold(ones: float, zeros: float) -> float:
 @_callee
 def _describe_margin(ones: float, zeros: float) -> tuple[float, float]:
     """Return the threshold of a feature, and p (1 − p) / (√(2π) φ(threshold))."""
-    n, threshold = ones + zeros, _threshold(ones, zeros)
+    n, threshold = ones + zeros, _compute_threshold(ones, zeros)
     return threshold, ones / n * (zeros / n) * math.exp(0.5 * threshold * threshold)
 
 

@@ -93,8 +93,8 @@ from pipeline.numerics.probit.probit_sites import (
     combine_rows,
     dot,
     find_fixed_point,
-    kernel,
     set_tilted_cumulants,
+    site_callee,
     site_log_evidence,
     tail_coefficients,
 )
@@ -264,7 +264,7 @@ def _fill_posteriors(rows: ProbitRows, posterior: ProbitPosterior) -> None:
             posterior.variance[sample, k] = row.variance[k]
 
 
-@kernel
+@site_callee
 def fill_skewness_terms(
     sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
 ) -> float:
@@ -288,7 +288,7 @@ def fill_skewness_terms(
     return gain
 
 
-@kernel
+@site_callee
 def _fill_contractions(
     t: Floats, kappa: Floats, tensor: Floats, R: Floats, pair: Floats, combination: Floats
 ) -> None:
@@ -315,13 +315,13 @@ def _fill_contractions(
                 R[i] += t[k, i] * t[j, i] * combination[i]
 
 
-@kernel
+@site_callee
 def _triangle_position(k: int, j: int) -> int:
     """Return the position of entry k, j ≤ k in a lower triangle stored row after row."""
     return k * (k + 1) // 2 + j
 
 
-@kernel
+@site_callee
 def _count_orders(k: int, j: int, m: int) -> float:
     """Count the distinct orders of k ≥ j ≥ m."""
     if k == m:
@@ -346,7 +346,7 @@ def _fill_pair_sums(
             q[i] += t[k, i] * (2.0 * out[i] + G[k, k] * t[k, i])
 
 
-@kernel
+@site_callee
 def add_skewness_to_moments(
     G: Floats, shift: Floats, factor: Floats, mean: Floats, variance: Floats
 ) -> float:
@@ -366,7 +366,7 @@ def add_skewness_to_moments(
     return largest
 
 
-@kernel
+@site_callee
 def _quadratic_form(vector: Floats, G: Floats, first: int) -> float:
     """Return vectorᵀ G vector over the entries from `first` on."""
     total = 0.0

@@ -77,7 +77,7 @@ from pipeline.numerics.probit.probit_sites import (
     combine_rows,
     dot,
     find_fixed_point,
-    kernel,
+    site_callee,
     site_log_evidence,
 )
 from pipeline.random import RowRandom
@@ -172,7 +172,7 @@ def _fill_scores(rows: ProbitRows, scores: ProbitScores) -> None:
         scores.error[sample] = abs(gain)
 
 
-@kernel
+@site_callee
 def _fill_derivatives(
     row: ProbitRow,
     x: NDArray[np.uint8],
@@ -295,7 +295,7 @@ def _fill_quadrature_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitS
         )
 
 
-@kernel
+@site_callee
 def _place_points(row: ProbitRow, lattice: _Lattice, memory: _RowWorkspace) -> float:
     """Move the points to the posterior, weigh them by the prior, return the log of their volume."""
     log_volume = lattice.log_volume
@@ -313,7 +313,7 @@ def _place_points(row: ProbitRow, lattice: _Lattice, memory: _RowWorkspace) -> f
     return log_volume
 
 
-@kernel
+@site_callee
 def _add_log_factors(row: ProbitRow, tail: Floats, memory: _RowWorkspace) -> None:
     """Add the logs of all factors to the weights, and write h of each."""
     z, product = memory.z, memory.product
@@ -332,7 +332,7 @@ def _add_log_factors(row: ProbitRow, tail: Floats, memory: _RowWorkspace) -> Non
                 product[s] = 1.0
 
 
-@kernel
+@site_callee
 def _multiply_factor(
     z: Floats, tail: Floats, slope: Floats, product: Floats, log_weight: Floats
 ) -> None:
@@ -353,7 +353,7 @@ def _multiply_factor(
         log_weight[s] -= 0.0 if is_positive else quarter
 
 
-@kernel
+@site_callee
 def _normalise(log_weight: Floats, lattice: _Lattice) -> tuple[float, float]:
     """Turn log weights into shares; return the log of their sum and an estimate of its error."""
     top = log_weight.max()
@@ -369,7 +369,7 @@ def _normalise(log_weight: Floats, lattice: _Lattice) -> tuple[float, float]:
     return top + math.log(total), abs(black / total - 0.5) + outmost / total
 
 
-@kernel
+@site_callee
 def _average_scores(
     row: ProbitRow,
     x: NDArray[np.uint8],

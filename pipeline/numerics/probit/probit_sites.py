@@ -28,7 +28,7 @@ SITE_KERNEL_OPTIONS: dict[str, Any] = {
 # For functions that only other kernels call. Without `forceinline`, a process that compiles the
 # caller may use another copy of a kernel, with sums in another order, than a process that loads the
 # caller from the cache.
-kernel = callee(**SITE_KERNEL_OPTIONS, forceinline=True)
+site_callee = callee(**SITE_KERNEL_OPTIONS, forceinline=True)
 
 # Rows of `sites`, (N_FIELDS, n). Data are mirrored so that every site stands for x = 1.
 OFFSET, PRECISION, SHIFT = 0, 1, 2  # b, τ and ν: the site is exp(ν s − τ s² / 2) at s = w_iᵀ u
@@ -74,7 +74,7 @@ def tail_coefficients(degree: int = TAIL_DEGREE) -> Floats:
     return np.asarray(chebyshev.cheb2poly(chebyshev.chebfit(t, (x + 1.25) * excess, degree)))
 
 
-@kernel
+@site_callee
 def match_site_moments(sites: Floats, step: float, tail: Floats) -> None:
     """Move every site by `step` towards the moments of its tilted distribution; 1 moves it there.
 
@@ -89,7 +89,7 @@ def match_site_moments(sites: Floats, step: float, tail: Floats) -> None:
         sites[SHIFT, i] += step * (scale * shift - sites[SHIFT, i])
 
 
-@kernel
+@site_callee
 def set_cavities(sites: Floats, tail: Floats) -> None:
     """Set cavity moments from marginals and sites (equation 3.56), z, and its derivatives."""
     for i in range(sites.shape[1]):
@@ -111,7 +111,7 @@ def set_cavities(sites: Floats, tail: Floats) -> None:
         sites[CURVATURE, i] = slope * excess
 
 
-@kernel
+@site_callee
 def _set_tail_excess(sites: Floats, tail: Floats) -> None:
     """Write h(|z|) − |z| by Horner's rule, four powers in one sweep over the sites."""
     z, ratio, excess = sites[Z], sites[SLOPE], sites[EXCESS]
@@ -127,7 +127,7 @@ def _set_tail_excess(sites: Floats, tail: Floats) -> None:
         excess[i] /= abs(z[i]) + 1.25
 
 
-@kernel
+@site_callee
 def update_moments(row: ProbitRow) -> float:
     """Compute moments of u and marginals of the sites from the sites; return the largest change."""
     _factorise(row.sites, row.weights, row.factor, row.linear)
@@ -143,7 +143,7 @@ def update_moments(row: ProbitRow) -> float:
     return largest
 
 
-@kernel
+@site_callee
 def _factorise(sites: Floats, weights: Floats, L: Floats, linear: Floats) -> None:
     """Compute A = L Lᵀ, then L⁻ᵀ and L⁻¹ Σ ν_i w_i."""
     weighted = np.empty(sites.shape[1])
@@ -160,7 +160,7 @@ def _factorise(sites: Floats, weights: Floats, L: Floats, linear: Floats) -> Non
             L[j, k] = -L[k, k] * (L[k, j] * L[j, j] + dot(L[k, j + 1 : k], L[j, j + 1 : k]))
 
 
-@kernel
+@site_callee
 def _project(
     sites: Floats, weights: Floats, directions: Floats, factor: Floats, linear: Floats
 ) -> None:
@@ -176,7 +176,7 @@ def _project(
             sites[VARIANCE, i] += along * along
 
 
-@kernel
+@site_callee
 def log_site_scales(sites: Floats) -> float:
     """Sum over sites log Φ(z) and the log of the site's own scale (terms of equation 3.65)."""
     total = 0.0
@@ -192,7 +192,7 @@ def log_site_scales(sites: Floats) -> float:
     return total
 
 
-@kernel
+@site_callee
 def set_tilted_cumulants(sites: Floats, skewness: Floats, kurtosis: Floats) -> None:
     """Set skewness and excess kurtosis of the tilted distributions from derivatives of log Φ."""
     for i in range(sites.shape[1]):
@@ -206,7 +206,7 @@ def set_tilted_cumulants(sites: Floats, skewness: Floats, kurtosis: Floats) -> N
         skewness[i], kurtosis[i] = third * scale * math.sqrt(scale), fourth * scale * scale
 
 
-@kernel
+@site_callee
 def combine_rows(coefficients: Floats, rows: Floats, out: Floats) -> None:
     """Compute out = Σ_k coefficients[k] rows[k]."""
     for i in range(len(out)):
@@ -216,7 +216,7 @@ def combine_rows(coefficients: Floats, rows: Floats, out: Floats) -> None:
             out[i] += coefficients[k] * rows[k, i]
 
 
-@kernel
+@site_callee
 def dot(a: Floats, b: Floats) -> float:
     """Return aᵀ b; NumPy's dot would call BLAS, which is slower at these sizes."""
     total = 0.0
@@ -242,7 +242,7 @@ class ProbitRows(NamedTuple):
     max_rounds: int
 
 
-@kernel
+@site_callee
 def allocate_workspace(n_components: int, n: int) -> ProbitRow:
     """Allocate working memory for a row with n observed sites."""
     return ProbitRow(
@@ -256,7 +256,7 @@ def allocate_workspace(n_components: int, n: int) -> ProbitRow:
     )
 
 
-@kernel
+@site_callee
 def find_fixed_point(
     rows: ProbitRows, sample: int, row: ProbitRow, square: Floats, features: NDArray[np.int64]
 ) -> tuple[ProbitRow, int, float]:
@@ -274,7 +274,7 @@ def find_fixed_point(
     return row, n_rounds, change
 
 
-@kernel
+@site_callee
 def _list_observed(observed: NDArray[np.bool_], features: NDArray[np.int64]) -> int:
     """Write the indices of the observed features; return their number."""
     n = 0
@@ -285,7 +285,7 @@ def _list_observed(observed: NDArray[np.bool_], features: NDArray[np.int64]) -> 
     return n
 
 
-@kernel
+@site_callee
 def _mirror_row(
     x: NDArray[np.uint8],
     features: NDArray[np.int64],
@@ -303,7 +303,7 @@ def _mirror_row(
             row.weights[k, i] = signs[i] * weights[k, features[i]]
 
 
-@kernel
+@site_callee
 def _iterate_rounds(
     row: ProbitRow, square: Floats, tail: Floats, tol: float, max_rounds: int
 ) -> tuple[int, float]:
@@ -321,7 +321,7 @@ def _iterate_rounds(
     return rounds, change
 
 
-@kernel
+@site_callee
 def site_log_evidence(row: ProbitRow) -> float:
     """Return log P(x) by the sites (equation 3.65); their cavities must be set."""
     total: float = log_site_scales(row.sites) + 0.5 * dot(row.linear, row.linear)
@@ -330,7 +330,7 @@ def site_log_evidence(row: ProbitRow) -> float:
     return total
 
 
-@kernel
+@site_callee
 def _reset_sites(row: ProbitRow) -> None:
     """Set the sites to zero and all moments to those of the prior."""
     sites = row.sites
@@ -344,7 +344,7 @@ def _reset_sites(row: ProbitRow) -> None:
             sites[VARIANCE, i] += row.weights[k, i] ** 2
 
 
-@kernel
+@site_callee
 def _sweep_sites(row: ProbitRow, covariance: Floats, step: float, tail: Floats) -> None:
     """Update the sites in turn, and the moments of u after each one."""
     centre, image = np.empty(len(row.mean)), np.empty(len(row.mean))
@@ -360,7 +360,7 @@ def _sweep_sites(row: ProbitRow, covariance: Floats, step: float, tail: Floats) 
         row.sites[PRECISION, i], row.sites[SHIFT, i] = site[PRECISION, 0], site[SHIFT, 0]
 
 
-@kernel
+@site_callee
 def _update_site(
     site: Floats,
     weights: Floats,
