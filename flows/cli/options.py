@@ -76,7 +76,12 @@ class ExecutorOptions(TypedDict, total=False):
     """Where the work runs."""
 
     name: Annotated[
-        ExecutorName, Option(name="--executor", group=RUN, help="Where to run. [default: dask]")
+        ExecutorName,
+        Option(
+            name="--executor",
+            group=RUN,
+            help="Where to run. [default: threads, or dask on a cluster]",
+        ),
     ]
     workers: Annotated[
         WholeNumber,

@@ -59,20 +59,27 @@ def compute_row_memory(executor: Executor) -> int:
 
 
 def check_executor_options(
-    name: ExecutorName = "dask",
+    name: ExecutorName | None = None,
     workers: int | None = None,
     cluster: str | None = None,
     **others: Any,
 ) -> ClusterSettings | None:
-    """Check the options before anything is started; return the cluster to use, if any."""
+    """Check the options before anything is started; return the cluster to use, if any.
+
+    Without a name, the executor is Dask if a cluster, workers or its report are asked for by an
+    option or a variable, and threads otherwise.
+    """
     if workers is not None and workers < 1:
         raise FitError(f"{{workers}} is {workers}. Choose at least 1.")
     if cluster == "":
         raise FitError("{cluster} is empty. Is a shell variable unset?")
-    if name == "dask":
-        if others.get("performance_report"):
-            _check_performance_report(others["performance_report"])
-        return resolve_cluster_settings({"workers": workers, "cluster": cluster, **others})
+    if name is None or name == "dask":
+        report = others.get("performance_report")
+        if report:
+            _check_performance_report(report)
+        settings = resolve_cluster_settings({"workers": workers, "cluster": cluster, **others})
+        is_dask = name == "dask" or report or settings != ClusterSettings()
+        return settings if is_dask else None
     for option, value in {"cluster": cluster, **others}.items():
         if value:
             raise FitError(

@@ -43,9 +43,14 @@ def refusal(**where: object) -> str:
     return message
 
 
-def test_nothing_said_is_a_cluster_in_this_process():
-    assert check_executor_options() == ClusterSettings()
+def test_threads_are_the_default_without_a_cluster(monkeypatch, tmp_path):
+    assert check_executor_options() is None
     assert check_executor_options(name="threads") is None
+    assert check_executor_options(name="dask") == ClusterSettings()
+    report = str(tmp_path / "report.html")
+    assert check_executor_options(performance_report=report) == ClusterSettings()
+    environment(monkeypatch, workers="2")
+    assert check_executor_options() == ClusterSettings(workers=2)
 
 
 def test_local_takes_all_cores_unless_told_otherwise():
