@@ -392,7 +392,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(rows.n_features)])
         rule = None if self.binarize is None else self.binarize_
         tables = make_tables(rows, names, segments, keep, rule, _REMEDY)
-        n_earlier = earlier.first.n_samples if earlier else 0
+        n_earlier = earlier.first.n_rows if earlier else 0
         if segments is None:
             return replace(make_memory_dataset(tables, (), n_earlier), segment_names=("",))
         return make_memory_dataset(tables, earlier.segment_names if earlier else (), n_earlier)

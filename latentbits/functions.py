@@ -165,7 +165,7 @@ def fit_with_argument_names(
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
-    record = _describe_fit(built, dataset, split, seed, state, first.n_samples)
+    record = _describe_fit(built, dataset, split, seed, state, first.n_rows)
     return Fitted(built, state.params, record, argument_names)
 
 
@@ -234,7 +234,7 @@ def fit_to_more_rows(
         state = fit_model(
             built, rows, executor, seed, state=state, statistics=statistics, progress=show
         )
-    record = _describe_fit(built, dataset, None, seed, state, first.n_samples)
+    record = _describe_fit(built, dataset, None, seed, state, first.n_rows)
     counts = RowCounts(first, statistics, key, dataset.segment_names)
     return Fitted(built, state.params, record, argument_names), counts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.data.matching import check_same_features
+from pipeline.data.weights import ColumnPart, RowWeights, WeightKind, measure_weights, weigh_rows
 from pipeline.errors import FitError
 from pipeline.inference import from_artifact
 from pipeline.statistics.labels import SEGMENT
@@ -24,7 +25,7 @@ from storage.stores.object_path import ObjectPath, is_url
 
 LoadedModel = from_artifact.LoadedModel[Artifact]
 """A fitted model (hyperparameters and parameters), and the artifact it comes from."""
-ALL_ROWS, TRAIN, TEST = "all", "train", "test"
+SPLIT, ALL_ROWS, TRAIN, TEST = "split", "all", "train", "test"
 
 
 def open_dataset_or_example(name: str) -> BinaryDataset:
@@ -105,14 +106,42 @@ def make_row_source(
     memory: int = 0,
     skipped: Sequence[int] = (),
     columns: tuple[str, ...] = (),
+    weights: RowWeights | None = None,
 ) -> RowSource:
     """Make the rows of a dataset or split readable by passes.
 
     Every process may keep `memory` bytes of chunks. Skipped chunks are left out, and the per-row
-    columns are read as well.
+    columns are read as well. Rows have `weights`, if given.
     """
+    if weights is not None:
+        columns = tuple(dict.fromkeys([*columns, weights.column]))
     read = dataset.make_reader(split, memory, skipped, columns)
-    return RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
+    rows = RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
+    return rows if weights is None else weigh_rows(rows, weights)
+
+
+def measure_dataset_weights(
+    dataset: BinaryDataset, column: str, kind: WeightKind, split: str | None
+) -> RowWeights:
+    """Check and measure the weights of a dataset or split; only their column is read."""
+    dataset.check_columns([column])
+    if column in dataset.levels:
+        raise DataError(
+            f"{{weight}}: {dataset.path}: {column} contains texts. Choose a column of numbers."
+        )
+
+    def read() -> Iterator[ColumnPart]:
+        names = [column] if split is None else [column, SPLIT]
+        for key in range(dataset.n_chunks):
+            _, values = dataset.read_row_labels(key, names)
+            rows = dataset.chunks[key, 0] + np.arange(dataset.rows_per_chunk[key])
+            if split is not None:
+                is_chosen = values[SPLIT] == dataset.find_split_code(split)
+                yield rows[is_chosen], values[column][is_chosen]
+            else:
+                yield rows, values[column]
+
+    return measure_weights(column, kind, read)
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:

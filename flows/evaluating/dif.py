@@ -23,7 +23,6 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import pool_margins
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 
@@ -87,7 +86,7 @@ def compute_item_bias(
     """Test all items; list the most biased first."""
     model = GroupTraits(groups.column, groups.values)
     first: Any = collect_first_statistics(model, rows, executor, seed, progress)
-    has_missing_values = bool((pool_margins(first)[0] < first.n_samples).any())
+    has_missing_values = not first.is_complete
     shared, objective = None, 0.0
     if has_missing_values or groups.test == _LIKELIHOOD_RATIO:
         state = initialize_fit(model, first, seed)

@@ -188,7 +188,7 @@ def _describe_model(
         **describe_scores(refits[0].subject, refits[0].measure, sums),
         "folds": [
             {
-                "rows": fold.n_samples,
+                "rows": fold.n_rows,
                 "n_components": refit.n_components,
                 **describe_likelihood(refit.measure, fold),
             }

@@ -263,7 +263,7 @@ def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
         needed = ["draw rows", "pair counts", "score"]
         models.append(stages.run(f"evaluate {model.name}", work, needed))
     return {
-        "n_samples": observed.n_samples,
+        "n_samples": observed.n_rows,
         "n_drawn": N_SAMPLE_ROWS,
         "n_features_judged": len(job.feature_subset),
         "baselines": _describe_baseline_rows(job),
@@ -316,7 +316,7 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
     first = _count_features(job, rows)
     baselines: list[ComparedModel] = []
     warnings: list[str] = []
-    for name, model in make_baseline_models(first.n_samples).items():
+    for name, model in make_baseline_models(first.n_rows).items():
         try:
             state = _fit_baseline(job, model, rows, first)
         except FitError as error:
@@ -336,7 +336,7 @@ def _fit_baseline(
     executor, seed, progress = job.executor, job.options.seed, job.progress
     state = initialize_fit(model, first, seed)
     n_start = min(_MAX_START_ROWS, _MAX_START_VALUES // rows.n_features)
-    if first.n_samples >= 2 * n_start and model.n_components != 1:
+    if first.n_rows >= 2 * n_start and model.n_components != 1:
         block = draw_dataset_rows(rows, n_start, executor, seed, progress).block
         X, observed = block.unpack_values(), block.unpack_mask()
         sample = make_memory_dataset(

@@ -219,11 +219,11 @@ def _compare_likelihoods(
         unit = "nats lost per bit"
         values = [describe_reconstruction(sums)["nll_per_bit"] for sums in scores]
     else:
-        values = [sums.objective / sums.n_samples for sums in scores]
+        values = [sums.objective / sums.n_rows for sums in scores]
     return {
         "measure": name or "nll_per_bit",
         "unit": unit,
-        "rows": scores[0].n_samples,
+        "rows": scores[0].n_rows,
         "before": values[0],
         "now": values[1],
         "difference": values[1] - values[0],

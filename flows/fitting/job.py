@@ -18,6 +18,7 @@ from flows.data.datasets import (
     check_dataset_features,
     load_fitted_model,
     make_row_source,
+    measure_dataset_weights,
     open_dataset_or_example,
     read_true_mixing,
     resolve_split,
@@ -28,6 +29,7 @@ from flows.fitting.provenance import compute_fingerprint, describe_artifact
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.resources import find_memory_limit
 from pipeline.data.blocks import RowSource
+from pipeline.data.weights import RowWeights
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_provenance
 from pipeline.executors.base import Executor
@@ -36,7 +38,7 @@ from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
-from pipeline.models.registry import find_models
+from pipeline.models.registry import check_weight_kind, find_models
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
@@ -52,8 +54,8 @@ class FitPlan:
 
     Attributes
     ----------
-    dataset, split
-        The rows to fit.
+    dataset, split, weights
+        The rows to fit, and their weights if they have any.
     initial_fit
         The fit to start from, with `--warm-start`.
     truth
@@ -68,6 +70,7 @@ class FitPlan:
     model: Model
     dataset: BinaryDataset
     split: str | None
+    weights: RowWeights | None
     initial_fit: LoadedModel | None
     truth: NDArray[np.float64] | None
     provenance: Mapping[str, Any]
@@ -109,11 +112,17 @@ class FitJob(FitPlan):
     def rows(self) -> RowSource:
         """The rows to fit."""
         columns = self.model.list_required_columns()
-        return make_row_source(self.dataset, self.split, self.row_memory, self.skipped, columns)
+        return make_row_source(
+            self.dataset, self.split, self.row_memory, self.skipped, columns, self.weights
+        )
 
     def open_kept_statistics(self, kind: type[Statistics], key: str | None) -> KeptSums[Any]:
         """Open the kept statistics of a key, unless chunks are skipped: they cover all chunks."""
-        return open_kept_statistics(self.dataset, self.split, kind, None if self.skipped else key)
+        if self.skipped:
+            key = None
+        elif key is not None and self.weights is not None:
+            key = f"{key} {self.weights.key}"
+        return open_kept_statistics(self.dataset, self.split, kind, key)
 
 
 def prepare_fit(options: FitOptions) -> FitPlan:
@@ -126,6 +135,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     dataset = open_dataset_or_example(options.dataset)
     split = resolve_split(dataset, options.split, TRAIN)
     _check_labels(model, dataset)
+    weights = _measure_weights(options, model, dataset, split)
     truth = _load_truth(model, dataset) if options.truth else None
     default_runs, initial_fit = parse_path("runs") / dataset.path.resolve().stem, None
     runs = parse_path(options.output) if options.output else default_runs
@@ -139,13 +149,38 @@ def prepare_fit(options: FitOptions) -> FitPlan:
             split,
             options.seed,
             warm_start=None if initial_fit is None else describe_artifact(initial_fit),
+            weights=weights,
         ),
         "skip_corrupt": options.skip_corrupt,
     }
     run_folder = RunFolder(runs, model.name, compute_fingerprint(provenance))
     return FitPlan(
-        options, model, dataset, split, initial_fit, truth, provenance, run_folder, open_executor
+        options,
+        model,
+        dataset,
+        split,
+        weights,
+        initial_fit,
+        truth,
+        provenance,
+        run_folder,
+        open_executor,
     )
+
+
+def _measure_weights(
+    options: FitOptions, model: Model, dataset: BinaryDataset, split: str | None
+) -> RowWeights | None:
+    """Check the weights of the rows, and that the model can use them; None without `--weight`."""
+    if options.weight is None:
+        if options.weights is not None:
+            raise FitError("{weights} needs {weight=COLUMN}, the column of the weights.")
+        return None
+    if options.skip_corrupt:
+        raise FitError("{weight} cannot be combined with {skip_corrupt}. Leave out one of them.")
+    kind = options.weights or "frequency"
+    check_weight_kind(model, kind)
+    return measure_dataset_weights(dataset, options.weight, kind, split)
 
 
 def _check_labels(model: Model, dataset: BinaryDataset) -> None:

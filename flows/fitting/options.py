@@ -19,6 +19,7 @@ from flows.cli.options import (
     Seed,
     Switch,
 )
+from pipeline.data.weights import WeightKind
 
 
 @Option(name="*")
@@ -58,6 +59,14 @@ class FitOptions:
             help="Fit only rows with this value in the `split` column, or all. "
             "[default: train if it exists]",
         ),
+    ] = None
+    weight: Annotated[
+        str | None,
+        Option(group=DATA, metavar="COLUMN", help="Per-row column that holds the rows' weights."),
+    ] = None
+    weights: Annotated[
+        WeightKind | None,
+        Option(group=DATA, help="Their meaning: repeated rows, or a survey. [default: frequency]"),
     ] = None
     output: Annotated[
         str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")

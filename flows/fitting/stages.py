@@ -102,10 +102,10 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
         start = stages.run(label, partial(_start_passes, job, states, first), needed)
         needed = [label]
     state = stages.run("fit", partial(_run_passes, job, states, start), needed)
-    measure = partial(_try_measure_drift, job, state, first.n_samples, start.statistics)
+    measure = partial(_try_measure_drift, job, state, first.n_rows, start.statistics)
     drift = stages.run("drift", measure, ["fit", *needed])
     del start, measure  # the statistics may be large, and are not needed any more
-    save = partial(_save_artifact, job, state, first.n_samples, drift, stages.usage)
+    save = partial(_save_artifact, job, state, first.n_rows, drift, stages.usage)
     summary = stages.run("write artifact", save, ["fit", "drift"])
     write_report = partial(_try_write_report, summary["artifact"], job.dataset)
     has_report = job.options.report

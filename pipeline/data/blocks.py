@@ -45,6 +45,11 @@ class BinaryBlock:
         Per-row columns, each (n_samples,).
     tile
         The pairs of features to count; None means all of them.
+    weights
+        Weight of each row in units of `weight_unit`, (n_samples,); None if every weight is 1.
+        Integers keep weighted counts exact.
+    weight_unit
+        Weight of a row whose entry in `weights` is 1.
     """
 
     words: Words
@@ -54,11 +59,27 @@ class BinaryBlock:
     rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     tile: Tile | None = None
+    weights: NDArray[np.int64] | None = None
+    weight_unit: float = 1.0
 
     @property
     def n_features(self) -> int:
         """Number of features."""
         return len(self.words)
+
+    @property
+    def row_weights(self) -> NDArray[np.float64] | None:
+        """Weight of each row, (n_samples,); None if every weight is 1."""
+        if self.weights is None:
+            return None
+        return self.weights.astype(np.float64) * self.weight_unit
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of all rows."""
+        if self.weights is None:
+            return float(self.n_samples)
+        return self.weight_unit * int(self.weights.sum())
 
     def unpack_values(self) -> NDArray[np.uint8]:
         """Unpack the values, (n_samples, n_features)."""
@@ -145,7 +166,16 @@ def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
             name: np.concatenate([block.column(name) for block in blocks])[order]
             for name in blocks[0].columns
         },
+        weights=_concatenate_weights(blocks, order),
+        weight_unit=blocks[0].weight_unit,
     )
+
+
+def _concatenate_weights(
+    blocks: Sequence[BinaryBlock], order: NDArray[np.intp]
+) -> NDArray[np.int64] | None:
+    weights = [block.weights for block in blocks if block.weights is not None]
+    return np.concatenate(weights)[order] if weights else None
 
 
 class PackedChunk(Protocol):
@@ -174,6 +204,20 @@ class PackedChunk(Protocol):
     @property
     def keep(self) -> NDArray[np.bool_] | None:
         """Mask of the rows of the chosen split, (n_rows,); None takes all rows."""
+
+
+@dataclass(frozen=True)
+class WeightedChunk:
+    """A chunk with the weights of its rows; see `BinaryBlock`. Rows of weight 0 are not kept."""
+
+    words: Words
+    observed: Words | None
+    blocks: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+    keep: NDArray[np.bool_] | None
+    weights: NDArray[np.int64]
+    weight_unit: float
 
 
 @dataclass(frozen=True)
@@ -239,6 +283,8 @@ def iter_blocks(chunk: PackedChunk, part: ChunkPart = WHOLE_CHUNK) -> Iterator[B
             chunk.rows[rows],
             {name: values[rows] for name, values in chunk.columns.items()},
         )
+        if isinstance(chunk, WeightedChunk):
+            block = replace(block, weights=chunk.weights[rows], weight_unit=chunk.weight_unit)
         yield block if chunk.keep is None else block.take_rows(np.flatnonzero(chunk.keep[rows]))
 
 
@@ -254,6 +300,7 @@ def _take_rows(block: BinaryBlock, full_words: slice, single: NDArray[np.int64])
         n_samples=len(indices),
         rows=block.rows[indices],
         columns={name: values[indices] for name, values in block.columns.items()},
+        weights=None if block.weights is None else block.weights[indices],
     )
 
 

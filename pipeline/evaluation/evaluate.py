@@ -259,7 +259,7 @@ def _score_rows(
         **losses,
         **predicted,
     }
-    sums = Sums(n, float(scores.nats.sum()), values)
+    sums = Sums(n, n, float(scores.nats.sum()), values)
     return sums, _RowScores(scores.nats, wrong_bits, n_observed)
 
 
@@ -276,7 +276,7 @@ def _sum_differences(a: _RowScores, b: _RowScores) -> Sums:
             "wrong_bits_by_observed": wrong * n_observed,
         }
         values |= {name: np.array(products[name].sum()) for name in products}
-    return Sums(len(nats), float(nats.sum()), values)
+    return Sums(len(nats), len(nats), float(nats.sum()), values)
 
 
 def _compute_losses(
@@ -329,7 +329,7 @@ def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any
     """
     if measure.name is None:
         return {"kind": "none", "refusals": list(measure.refusals)}
-    n, mean = sums.n_samples, sums.objective / sums.n_samples
+    n, mean = sums.n_rows, sums.objective / sums.n_rows
     variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
     row_variance = float(sums.values["error_variance"])
     shared = float(sums.values["shared_error"]) / n
@@ -387,7 +387,7 @@ def is_comparable(kind: str, other: str) -> bool:
 def _describe_pair(a: Mapping[str, Any], b: Mapping[str, Any], sums: Sums) -> dict[str, Any]:
     differences = {}
     if is_comparable(a["kind"], b["kind"]):
-        n, mean = sums.n_samples, sums.objective / sums.n_samples
+        n, mean = sums.n_rows, sums.objective / sums.n_rows
         variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
         errors = [np.sqrt(variance / n), a["estimation_error"], b["estimation_error"]]
         differences["nats_per_row"] = (mean, float(np.linalg.norm(errors)))

@@ -147,7 +147,7 @@ class GroupTraits(Model):
             by_group = np.zeros((2, len(expected.rows)))
             by_group[group] = expected.rows
             sums = {"ones": expected.ones, "mass": expected.mass, "rows": by_group}
-            parts.append(Sums(len(rows), expected.log_likelihood, sums))
+            parts.append(Sums(len(rows), len(rows), expected.log_likelihood, sums))
         return parts[0].merge(parts[1])
 
     def transform(
@@ -219,7 +219,7 @@ class GroupTraits(Model):
         """Return all parameters as a vector."""
         return np.append(params.items, params.focal)
 
-    def unpack_params(self, params: GroupParams, packed: Array, n_samples: int) -> Any:
+    def unpack_params(self, params: GroupParams, packed: Array, weight: float) -> Any:
         """Undo `pack_params`."""
         return GroupParams(packed[:-2].reshape(-1, 2).copy(), packed[-2:].copy())
 
@@ -334,7 +334,7 @@ def count_by_score(
             chosen = is_member & (scores == k)
             rows[g, k] = chosen.sum() if params is None else mask[chosen].sum(axis=0)
             ones[g, k] = answered[chosen].sum(axis=0, dtype=np.int64)
-    return Sums(block.n_samples, 0.0, {"rows": rows, "ones": ones, "group_rows": group_rows})
+    return Sums.from_block(block, 0.0, {"rows": rows, "ones": ones, "group_rows": group_rows})
 
 
 def mantel_haenszel(rows: Counts, ones: Counts) -> ItemBias:

@@ -118,7 +118,7 @@ def _sort_sample(sample: RowSample, labels: NDArray[np.str_] | None = None) -> S
     observed = None if sample.observed.all() else sample.observed[order]
     block = replace(pack_block(sample.X[order], observed), rows=sample.rows[order])
     labels = np.empty(0, np.str_) if labels is None else labels[order]
-    return SampledRows(block, sample.segments[order], labels, sample.n_samples)
+    return SampledRows(block, sample.segments[order], labels, sample.n_rows)
 
 
 def code_rows(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.data.datasets import Dataset
+from pipeline.data.weights import RowWeights
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules, list_versions
@@ -22,11 +23,12 @@ def describe_provenance(
     seed: int,
     module: str = "pipeline.fitting.loop",
     warm_start: Mapping[str, str] | None = None,
+    weights: RowWeights | None = None,
 ) -> dict[str, Any]:
     """Describe everything that determines a result.
 
     `module` does the work with the model and the rows; `warm_start` identifies the artifact of the
-    fit it starts from.
+    fit it starts from. Rows may have `weights`.
     """
     return {
         "model": model.name,
@@ -39,6 +41,7 @@ def describe_provenance(
         "feature_names": dataset.feature_names,
         "segment_names": dataset.segment_names,
         "warm_start": warm_start,
+        **({} if weights is None else {"row_weights": weights.describe()}),
     }
 
 

@@ -272,7 +272,7 @@ def _update_state(
     rng = np.random.default_rng([seed, state.iteration, start + 1])
     mapped = model.update(state, statistics, map_items, rng)
     objective = _compute_objective(model, state, statistics)
-    step = _accelerate(model, state, mapped, objective, statistics.n_samples)
+    step = _accelerate(model, state, mapped, objective, statistics.weight)
     next_params = convert_to_c_order(step.parameters)
     updated = replace(mapped, iteration=state.iteration + 1, acceleration=step.memory)
     if not step.accepted:
@@ -299,14 +299,14 @@ def _compute_objective(model: Model, state: FitState, statistics: Statistics) ->
 
 
 def _accelerate(
-    model: Model, state: FitState, mapped: FitState, objective: float, n_samples: int
+    model: Model, state: FitState, mapped: FitState, objective: float, weight: float
 ) -> SquaremStep:
     """Choose the parameters of the next pass: the result of `update`, or an extrapolation."""
     if not isinstance(model, CanAccelerate) or model.acceleration == "none":
         return SquaremStep(mapped.params, {}, True)
     start, end = model.pack_params(state.params), model.pack_params(mapped.params)
     step = choose_squarem_step(start, end, objective, state.acceleration)
-    return step._replace(parameters=model.unpack_params(mapped.params, step.parameters, n_samples))
+    return step._replace(parameters=model.unpack_params(mapped.params, step.parameters, weight))
 
 
 def _advance_stage(model: Model, state: FitState, statistics: Statistics) -> FitState:
@@ -371,7 +371,7 @@ def fit_model(
         if statistics is None:
             statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
         elif has_fixed_statistics and state.history:
-            progress(_format_pass_label(model, state), 1, 1, statistics.n_samples)
+            progress(_format_pass_label(model, state), 1, 1, statistics.n_rows)
         state = fit_pass(model, state, rows, executor, seed, statistics, progress)
         statistics = statistics if has_fixed_statistics else None
         checkpoint(state)

@@ -67,14 +67,14 @@ class ObjectiveCriterion:
         Maximum number of passes.
     tol
         Change of the objective per row, nats; 0 for a model that needs a single pass.
-    n_rows
-        Number of rows. The change of all rows together is at most 10,000 `tol`, because more rows
-        resolve smaller changes of the parameters.
+    weight
+        Sum of the weights of all rows, or their number. The change of all rows together is at most
+        10,000 `tol`, because more rows resolve smaller changes of the parameters.
     """
 
     max_iter: int
     tol: float
-    n_rows: int = 1
+    weight: float = 1.0
     keeps_best: ClassVar[bool] = False
     is_stalled: ClassVar[bool] = False
 
@@ -84,7 +84,7 @@ class ObjectiveCriterion:
             return len(history) >= 1
         if len(history) < 2:
             return False
-        threshold = self.tol * min(1.0, _MAX_ROWS_OF_TOLERANCE / self.n_rows)
+        threshold = self.tol * min(1.0, _MAX_ROWS_OF_TOLERANCE / self.weight)
         if len(history) == 2:  # one plain step, as after a warm start: any ratio may follow
             change = abs(history[1] - history[0])
             return change * _MAX_GAIN_RATIO / (1 - _MAX_GAIN_RATIO) <= threshold

@@ -41,21 +41,21 @@ def run_e_step_with_held_out(
 
     `e_step` returns the sums of a block; their objective is the score. The seed of `rng` selects
     the held-out `share` of the rows. Return the sums of the other rows, to which `held_out` and
-    `held_out_rows`, the score and the number of the held-out rows, are added.
+    `held_out_weight`, the score and the weight of the held-out rows, are added.
     """
     if share == 0:
         return e_step(block)
     is_out = is_held_out(block.rows, share, rng.seed)
     scored = e_step(block.take_rows(np.flatnonzero(is_out)))
     fitted = e_step(block.take_rows(np.flatnonzero(~is_out)))
-    held_out = {"held_out": np.array(scored.objective), "held_out_rows": np.array(scored.n_samples)}
+    held_out = {"held_out": np.array(scored.objective), "held_out_weight": np.array(scored.weight)}
     return replace(fitted, values={**fitted.values, **held_out})
 
 
 def compute_held_out_score(statistics: Sums) -> float:
     """Return the mean score of the held-out rows, nats; 0 if there are none."""
-    rows = int(statistics.values["held_out_rows"])
-    return float(statistics.values["held_out"]) / max(rows, 1)
+    weight = float(statistics.values["held_out_weight"])
+    return float(statistics.values["held_out"]) / weight if weight else 0.0
 
 
 def record_held_out_score(

@@ -339,7 +339,7 @@ def train_on_blocks(
     values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
     counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_scored)}
     values["n_fitted_squared"] = np.array(float(learner.n_rows) ** 2)
-    return StepSums(n_rows, nats, {**values, **counts})
+    return StepSums(n_rows, n_rows, nats, {**values, **counts})
 
 
 class _ScoredRows:

@@ -148,12 +148,10 @@ class Autoencoder(GradientModel):
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         n_hidden = self.n_components or min(len(shares), MAX_DEFAULT_COMPONENTS)
         params = AutoencoderParams(*draw_first_layer(shares, n_hidden, rng))
-        baseline = compute_baseline_score(
-            shares, observed / first.n_samples, squared=self._is_squared
-        )
+        baseline = compute_baseline_score(shares, observed / first.n_rows, squared=self._is_squared)
         warnings = make_constant_feature_warnings(observed, ones)
         n_numbers = len(flatten_layers(params.layers))
-        return self._make_initial_state(params, first.n_samples, n_numbers, baseline, warnings)
+        return self._make_initial_state(params, first.n_rows, n_numbers, baseline, warnings)
 
     def warm_start(self, state: FitState, params: AutoencoderParams) -> FitState:
         """Start from the parameters of an earlier fit."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
+from pipeline.data.weights import WeightKind
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.models.settings import check_settings
@@ -57,6 +58,8 @@ class Model(Protocol):
     signed_arrays: ClassVar[tuple[str, ...]] = ()
     """Arrays of parameters that change sign if a component is reversed; empty if its sign has a
     meaning."""
+    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ()
+    """Meanings of row weights that the model can use; see `pipeline.data.weights`."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
     max_iter: int
@@ -145,7 +148,7 @@ class Model(Protocol):
 
     def objective(self, params: Any, statistics: Any) -> float:
         """Return the objective per row, which is maximised, in nats."""
-        return float(statistics.objective / statistics.n_samples)
+        return float(statistics.objective / statistics.weight)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Return the convergence criterion of the current stage."""

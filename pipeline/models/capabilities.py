@@ -203,8 +203,8 @@ class CanAccelerate(Protocol):
     def pack_params(self, params: Any) -> Array:
         """Return the parameters that passes change, as an unconstrained array."""
 
-    def unpack_params(self, params: Any, packed: Array, n_samples: int) -> Any:
-        """Return `params` with these values, within the bounds of a fit to `n_samples` rows."""
+    def unpack_params(self, params: Any, packed: Array, weight: float) -> Any:
+        """Return `params` with these values, within the bounds of a fit to rows of this weight."""
 
 
 @runtime_checkable

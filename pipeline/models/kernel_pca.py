@@ -201,7 +201,7 @@ class KernelPCA(Model):
                 observed_rows, params.landmark_rows(block.n_features), float(params.width)
             )
             values |= {name: np.asarray(array) for name, array in kernel_sums._asdict().items()}
-        return LandmarkSums(block.n_samples, 0.0, values)
+        return LandmarkSums.from_block(block, 0.0, values)
 
     def update(
         self,
@@ -295,7 +295,7 @@ def _median_distance(rows: BitRows) -> float:
 
 
 def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    sums, n = statistics.values, np.array([statistics.n_samples])
+    sums, n = statistics.values, np.array([statistics.n_rows])
     return pool_margins(FeatureCounts(np.zeros(1, np.int64), n, sums["observed"], sums["ones"]))
 
 

@@ -167,7 +167,7 @@ class LaplacianEigenmap(Model):
         n = rows.n_rows
         if n < 2:
             raise FitError(
-                f"All {first.n_samples} rows are the same, but a graph needs rows that differ. "
+                f"All {first.n_rows} rows are the same, but a graph needs rows that differ. "
                 "Fit other rows."
             )
         limit = f"there are only {n} {'landmarks' if self.landmarks else 'distinct rows'}"

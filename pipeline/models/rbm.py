@@ -256,7 +256,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         warnings = make_constant_feature_warnings(observed, ones)
         baseline = params.baseline_log_likelihood
         state = self._make_initial_state(
-            params, first.n_samples, params.theta.size, baseline, warnings
+            params, first.n_rows, params.theta.size, baseline, warnings
         )
         chains = self._draw_first_chains(params.shares, state.working, rng)
         return replace(state, working={**state.working, "chains": chains})
@@ -288,7 +288,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         if sums is None:
             return None
         values = {**sums.values, "chains": learner.chains, "chain_keys": learner.chain_keys}
-        return ChainSteps(sums.n_samples, sums.objective, values)
+        return ChainSteps(sums.n_rows, sums.weight, sums.objective, values)
 
     def _make_rule(self, working: Arrays) -> ContrastRule:
         return ContrastRule(

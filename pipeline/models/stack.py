@@ -201,10 +201,10 @@ class Stack(GradientModel):
         feature_shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         below = [feature_shares, *(np.full(size, 0.5) for size in sizes[1:-1])]
         layers = [draw_first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
-        baseline = compute_baseline_score(below[0], observed / first.n_samples)
+        baseline = compute_baseline_score(below[0], observed / first.n_rows)
         state = FitState(
             StackParams.from_layers(layers),
-            auxiliary={"unlearnt": np.array(baseline), "n_samples": np.array(first.n_samples)},
+            auxiliary={"unlearnt": np.array(baseline), "n_samples": np.array(first.n_rows)},
             warnings=make_constant_feature_warnings(observed, ones),
         )
         return self._begin_stage(state, 0 if self.pretrain else len(layers))

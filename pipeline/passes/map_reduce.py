@@ -245,7 +245,7 @@ def _iter_with_progress(
     rows = 0
     progress(label, 0, total, rows)
     for n_tasks, part in enumerate(results, start=1):
-        rows += 0 if part is None else part.n_samples
+        rows += 0 if part is None else part.n_rows
         progress(label, n_tasks, total, rows)
         yield part
 

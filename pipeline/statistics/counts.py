@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -29,13 +30,17 @@ StripCounts = Mapping[str, NDArray[Any]]
 observed, and in these rows `ones_left` and `ones_right`, the ones of the left and right feature."""
 _MAX_BATCH_WORDS, _MAX_BATCH_BYTES = 512, 32 << 20
 """Size of a batch of chunks, which are counted together."""
+_FULL_ARRAYS = ("rows", "weights", "full_rows", "full_ones")
 _MASKED_ARRAYS = ("pair_rows", "ones_left", "ones_right")
 STRIP_COUNTS = ("joint", *_MASKED_ARRAYS)
 
 
 @dataclass(frozen=True)
 class FeatureCounts(CountStatistics):
-    """Rows, observed values and ones of every feature."""
+    """Rows, observed values and ones of every feature.
+
+    With weights, a row counts as many times as its weight in units of `weight_unit`.
+    """
 
     label: ClassVar[str] = "feature counts"
     segments: Counts  # indices of the segments seen, sorted, (n_seen,)
@@ -43,47 +48,73 @@ class FeatureCounts(CountStatistics):
     # Number of observed values, and of ones among them, (n_seen, n_features).
     observed: Counts
     ones: Counts
+    weights: Counts | None = None  # sum of the weights of each segment, (n_seen,)
+    weight_unit: float = 1.0
 
     @classmethod
     def from_block(cls, block: BinaryBlock) -> Self:
         """Count one block."""
-        mask = block.observed_words
-        ones = kernels.popcounts(block.words)
-        observed = np.full_like(ones, block.n_samples) if mask is None else kernels.popcounts(mask)
-        return cls(
-            np.array([block.segment]), np.array([block.n_samples]), observed[None], ones[None]
-        )
+        segment, rows = np.array([block.segment]), np.array([block.n_samples])
+        ones, mask = _count_ones(block.words, block.weights), block.observed_words
+        total = block.n_samples if block.weights is None else block.weights.sum()
+        observed = np.full_like(ones, total) if mask is None else _count_ones(mask, block.weights)
+        weights = None if block.weights is None else np.array([total])
+        return cls(segment, rows, observed[None], ones[None], weights, block.weight_unit)
 
     @property
-    def n_samples(self) -> int:
+    def n_rows(self) -> int:
         """Number of rows."""
         return int(self.rows.sum())
 
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows."""
+        return float(self.n_rows if self.weights is None else self.weight_unit * self.weights.sum())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no value is missing."""
+        totals = self.rows if self.weights is None else self.weights
+        return bool((self.observed == totals[:, None]).all())
+
     def merge(self, other: Self) -> Self:
         """Add further rows."""
-        return replace(self, **sum_by_segment(self, other, ("rows", "observed", "ones")))
+        return replace(self, **sum_by_segment(self, other, ("rows", "observed", "ones", "weights")))
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return _list_arrays(self)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the counts from the arrays of `to_arrays`."""
-        return cls(**arrays)
+        return cls(**_read_weight_unit(arrays))
 
 
-def pool_margins(counts: FeatureCounts) -> tuple[Counts, Counts]:
+def pool_margins(counts: FeatureCounts) -> tuple[NDArray[Any], NDArray[Any]]:
     """Count the observed values and the ones of each feature over all segments, (n_features,) each.
 
-    A feature that was never observed is refused.
+    Without weights, and with weights that are whole numbers, the counts are integers. A feature
+    that was never observed is refused.
     """
     observed, ones = counts.observed.sum(axis=0), counts.ones.sum(axis=0)
     if (missing := np.flatnonzero(observed == 0)).size:
         raise FitError(
             "These features have no observed value: {features}. Leave them out.", missing.tolist()
         )
-    return observed, ones
+    if counts.weight_unit == 1:
+        return observed, ones
+    return counts.weight_unit * observed, counts.weight_unit * ones
+
+
+def _count_ones(words: NDArray[np.uint64], weights: Counts | None) -> Counts:
+    """Return the ones of each feature, (n_features,), each times the weight of its row."""
+    if weights is None:
+        return kernels.popcounts(words)
+    total = np.zeros(len(words), np.int64)
+    for plane in kernels.split_into_bit_planes(weights):  # from the highest bit to the lowest
+        total = 2 * total + kernels.popcounts(words & plane)
+    return total
 
 
 def make_constant_feature_warnings(
@@ -111,11 +142,12 @@ class PairCounts(CountStatistics):
 
     Blocks without a mask are counted in `full_rows`, `full_ones` and `joint`, blocks with a mask in
     `pair_rows`, `ones_left`, `ones_right` and `joint`. Merging the two kinds is thus a plain sum.
+    With weights, a row counts as many times as its weight in units of `weight_unit`.
     """
 
     label: ClassVar[str] = "pair counts"
     segments: Counts  # indices of the segments seen, sorted, (n_seen,)
-    rows: Counts  # number of rows of each segment, (n_seen,)
+    rows: Counts  # number of rows read of each segment, (n_seen,)
     # Rows, and ones of each feature, in blocks without a mask: (n_seen,), (n_seen, n_features).
     full_rows: Counts
     full_ones: Counts
@@ -126,6 +158,8 @@ class PairCounts(CountStatistics):
     ones_left: Counts | None = None
     ones_right: Counts | None = None
     tile: Tile | None = None  # the features of the last two axes; None means all
+    weights: Counts | None = None  # sum of the weights of each segment, (n_seen,)
+    weight_unit: float = 1.0
 
     @classmethod
     def from_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:
@@ -150,6 +184,8 @@ class PairCounts(CountStatistics):
             full_rows=np.zeros(n, np.int64),
             full_ones=np.zeros((n, first.n_features), np.int64),
             tile=first.tile,
+            weights=None if first.weights is None else np.zeros(n, np.int64),
+            weight_unit=first.weight_unit,
             **{name: np.zeros(shape, np.int64) for name in by_pair},
         )
         for place, part in enumerate(parts):
@@ -158,19 +194,23 @@ class PairCounts(CountStatistics):
 
     def _add_part(self, place: int, block: BinaryBlock) -> None:
         """Add a block to one row of the counts, in place."""
-        words, mask = block.words, block.observed_words
+        words, mask, weights = block.words, block.observed_words, block.weights
+        total = block.n_samples if weights is None else int(weights.sum())
         self.rows[place] += block.n_samples
-        _add_joint_counts(words, words, block.tile, self.joint[place])
+        if self.weights is not None:
+            self.weights[place] += total
+        add = partial(_add_joint_counts, tile=block.tile, weights=weights)
+        add(words, words, self.joint[place])
         if mask is None:
-            self.full_rows[place] += block.n_samples
-            self.full_ones[place] += kernels.popcounts(words)
+            self.full_rows[place] += total
+            self.full_ones[place] += _count_ones(words, weights)
         else:
             assert self.pair_rows is not None
             assert self.ones_left is not None
             assert self.ones_right is not None
-            _add_joint_counts(mask, mask, block.tile, self.pair_rows[place])
-            _add_joint_counts(words, mask, block.tile, self.ones_left[place])
-            _add_joint_counts(mask, words, block.tile, self.ones_right[place])
+            add(mask, mask, self.pair_rows[place])
+            add(words, mask, self.ones_left[place])
+            add(mask, words, self.ones_right[place])
 
     @classmethod
     def from_groups(cls, block: BinaryBlock, n_groups: int) -> Self:
@@ -203,9 +243,14 @@ class PairCounts(CountStatistics):
         return self
 
     @property
-    def n_samples(self) -> int:
-        """Number of rows."""
+    def n_rows(self) -> int:
+        """Number of rows read."""
         return int(self.rows.sum())
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows."""
+        return float(self.n_rows if self.weights is None else self.weight_unit * self.weights.sum())
 
     @property
     def n_features(self) -> int:
@@ -214,7 +259,7 @@ class PairCounts(CountStatistics):
 
     def merge(self, other: Self) -> Self:
         """Add further rows of the same tile."""
-        names = ("rows", "full_rows", "full_ones", "joint", "pair_rows", "ones_left", "ones_right")
+        names = (*_FULL_ARRAYS, "joint", *_MASKED_ARRAYS)
         return replace(self, **sum_by_segment(self, other, names))
 
     @classmethod
@@ -233,6 +278,8 @@ class PairCounts(CountStatistics):
             _assemble_square(parts, "pair_rows", "pair_rows") if masked else None,
             _assemble_square(parts, "ones_left", "ones_right") if masked else None,
             _assemble_square(parts, "ones_right", "ones_left") if masked else None,
+            weights=first.weights,
+            weight_unit=first.weight_unit,
         )
 
     def margins(self) -> tuple[Counts, Counts]:
@@ -283,24 +330,20 @@ class PairCounts(CountStatistics):
             name: segments
             if name == "segments"
             else sum_weighted_rows(rows, place, times, len(segments))
-            for name, rows in self._counts.items()
+            for name, rows in _list_arrays(self).items()
+            if name != "weight_unit"
         }
-        return type(self)(tile=self.tile, **sums)
-
-    @property
-    def _counts(self) -> dict[str, Counts]:
-        names = (field.name for field in fields(self))
-        return {name: a for name in names if isinstance(a := getattr(self, name), np.ndarray)}
+        return type(self)(tile=self.tile, weight_unit=self.weight_unit, **sums)
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
         tile = {} if self.tile is None else {"tile": np.array(self.tile, np.int64)}
-        return {**self._counts, **tile}
+        return {**_list_arrays(self), **tile}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the counts from the arrays of `to_arrays`."""
-        counts = {name: a for name, a in arrays.items() if name != "tile"}
+        counts = {name: a for name, a in _read_weight_unit(arrays).items() if name != "tile"}
         tile = Tile(*map(tuple, arrays["tile"].tolist())) if "tile" in arrays else None
         return cls(**counts, tile=tile)
 
@@ -318,6 +361,20 @@ def make_tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | No
     return tuple(Tile(left, right) for k, left in enumerate(edges) for right in edges[k:])
 
 
+def _list_arrays(counts: FeatureCounts | PairCounts) -> dict[str, NDArray[Any]]:
+    """Return all arrays by name and, with weights, their unit."""
+    names = [field.name for field in fields(counts)]
+    arrays = {n: a for n in names if isinstance(a := getattr(counts, n), np.ndarray)}
+    unit = {} if counts.weights is None else {"weight_unit": np.array(counts.weight_unit)}
+    return arrays | unit
+
+
+def _read_weight_unit(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the arrays of `_list_arrays`, with the unit of the weights as a number."""
+    unit = {name: float(arrays[name]) for name in ("weight_unit",) if name in arrays}
+    return {**arrays, **unit}
+
+
 def _split_into_groups(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
     """Deal rows to groups; return the groups with rows, or the first group if there are none."""
     key = block.segment * n_groups
@@ -327,8 +384,18 @@ def _split_into_groups(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
     return [group for group in groups if group.n_samples] or groups[:1]
 
 
-def _add_joint_counts(left: Any, right: Any, tile: Tile | None, counts: Counts) -> None:
-    if tile is None:
+def _add_joint_counts(
+    left: Any, right: Any, counts: Counts, tile: Tile | None, weights: Counts | None
+) -> None:
+    """Add the joint counts of a tile, in which each row counts as many times as its weight."""
+    if weights is not None:
+        total = np.zeros_like(counts)
+        for plane in kernels.split_into_bit_planes(weights):  # from the highest bit to the lowest
+            total *= 2
+            masked = left & plane
+            _add_joint_counts(masked, masked if left is right else right, total, tile, None)
+        counts += total
+    elif tile is None:
         kernels.add_joint_counts(left, right, counts)
     elif left is right and tile.left == tile.right:
         words = left[slice(*tile.left)]

@@ -76,9 +76,14 @@ class LabelCounts(CountStatistics):
         )
 
     @property
-    def n_samples(self) -> int:
+    def n_rows(self) -> int:
         """Number of rows."""
-        return self.counts.n_samples
+        return self.counts.n_rows
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows."""
+        return self.counts.weight
 
     def merge(self, other: Self) -> Self:
         """Add further rows."""

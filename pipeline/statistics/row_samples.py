@@ -69,9 +69,14 @@ class RowSample(CountStatistics):
         return cls(counts, size, draws[places], sample.rows, X, observed, segments, sample_labels)
 
     @property
-    def n_samples(self) -> int:
+    def n_rows(self) -> int:
         """Number of all rows."""
-        return self.counts.n_samples
+        return self.counts.n_rows
+
+    @property
+    def weight(self) -> float:
+        """Number of all rows; samples are of rows without weights."""
+        return self.counts.weight
 
     def merge(self, other: Self) -> Self:
         """Keep the smallest draws of both samples."""
@@ -106,7 +111,7 @@ class DistinctRows(CountStatistics):
     ----------
     size
         Maximum number of distinct rows to keep.
-    n_features, n_samples
+    n_features, n_rows
         Number of features, and of all rows.
     is_whole
         Whether all distinct rows were kept.
@@ -119,7 +124,7 @@ class DistinctRows(CountStatistics):
     label: ClassVar[str] = "distinct rows"
     size: int
     n_features: int
-    n_samples: int
+    n_rows: int
     is_whole: bool
     hashes: Words
     words: Words
@@ -142,7 +147,7 @@ class DistinctRows(CountStatistics):
         cls,
         size: int,
         n_features: int,
-        n_samples: int,
+        n_rows: int,
         is_whole: bool,
         hashes: Words,
         words: Words,
@@ -160,7 +165,7 @@ class DistinctRows(CountStatistics):
         counts = np.add.reduceat(times[order], first)[:size] if len(first) else times
         is_whole = is_whole and len(first) <= size
         per_row = hashes[places], words[places], observed[places], counts
-        return cls(size, n_features, n_samples, is_whole, *per_row)
+        return cls(size, n_features, n_rows, is_whole, *per_row)
 
     @property
     def n_distinct(self) -> int:
@@ -180,6 +185,11 @@ class DistinctRows(CountStatistics):
         return BitRows(self.n_features, self.words.T, None if is_complete else self.observed.T)
 
     @property
+    def weight(self) -> float:
+        """Number of rows; rows with weights are not sampled."""
+        return float(self.n_rows)
+
+    @property
     def rows_with_values(self) -> tuple[BitRows, Counts]:
         """The distinct rows with an observed value, and their counts."""
         places = np.flatnonzero(self.observed.any(axis=1))
@@ -188,10 +198,10 @@ class DistinctRows(CountStatistics):
     def merge(self, other: Self) -> Self:
         """Keep the smallest hashes of both."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in _DISTINCT_ARRAYS)
-        n_samples = self.n_samples + other.n_samples
+        n_rows = self.n_rows + other.n_rows
         is_whole = self.is_whole and other.is_whole
         arrays = map(np.concatenate, pairs)
-        return self._keep_smallest(self.size, self.n_features, n_samples, is_whole, *arrays)
+        return self._keep_smallest(self.size, self.n_features, n_rows, is_whole, *arrays)
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
@@ -200,8 +210,8 @@ class DistinctRows(CountStatistics):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the rows from the arrays of `to_arrays`."""
-        size, n_features, n_samples = (int(arrays[n]) for n in ("size", "n_features", "n_samples"))
-        scalars = size, n_features, n_samples, bool(arrays["is_whole"])
+        size, n_features, n_rows = (int(arrays[n]) for n in ("size", "n_features", "n_rows"))
+        scalars = size, n_features, n_rows, bool(arrays["is_whole"])
         return cls(*scalars, *(arrays[name] for name in _DISTINCT_ARRAYS))
 
 

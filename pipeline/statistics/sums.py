@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.blocks import BinaryBlock
+
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
@@ -23,12 +25,16 @@ class Statistics(Protocol):
     """Name of the pass that collects these statistics, such as `pair counts`."""
 
     @property
-    def n_samples(self) -> int:
-        """Number of rows summed."""
+    def n_rows(self) -> int:
+        """Number of rows read."""
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows, which is their number if they have none."""
 
     @property
     def objective(self) -> float:
-        """Objective summed over rows, which is maximised; 0.0 if the model has none."""
+        """Objective summed over rows times their weights; 0.0 if the model has none."""
 
     def merge(self, other: Self) -> Self:
         """Add the statistics of further rows."""
@@ -96,29 +102,43 @@ class Sums(UntiledStatistics):
     """Named arrays, summed over rows."""
 
     label: ClassVar[str] = "E-step"
-    n_samples: int
-    objective: float  # objective summed over rows, nats
+    n_rows: int
+    weight: float  # sum of the weights of the rows
+    objective: float  # objective summed over rows times their weights, nats
     # The sums. Only sums with the same names and shapes can be merged.
     values: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def from_block(
+        cls, block: BinaryBlock, objective: float, values: Mapping[str, NDArray[Any]]
+    ) -> Self:
+        """Return the sums over the rows of a block."""
+        return cls(block.n_samples, block.weight, objective, values)
 
     def merge(self, other: Self) -> Self:
         """Add further rows."""
         return type(self)(
-            self.n_samples + other.n_samples,
+            self.n_rows + other.n_rows,
+            self.weight + other.weight,
             self.objective + other.objective,
             {name: value + other.values[name] for name, value in self.values.items()},
         )
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
-        scalars = {"n_samples": np.array(self.n_samples), "objective": np.array(self.objective)}
+        scalars = {
+            "n_rows": np.array(self.n_rows),
+            "weight": np.array(self.weight),
+            "objective": np.array(self.objective),
+        }
         return {**scalars, **{f"sum_{name}": value for name, value in self.values.items()}}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the sums from the arrays of `to_arrays`."""
         return cls(
-            int(arrays["n_samples"]),
+            int(arrays["n_rows"]),
+            float(arrays["weight"]),
             float(arrays["objective"]),
             {n.removeprefix("sum_"): a for n, a in arrays.items() if n.startswith("sum_")},
         )
@@ -174,9 +194,14 @@ class ScoreSums(UntiledStatistics):
     mixed_information: Array
 
     @property
-    def n_samples(self) -> int:
+    def n_rows(self) -> int:
         """Number of rows."""
         return int(self.rows.sum())
+
+    @property
+    def weight(self) -> float:
+        """Number of rows; models with these sums take no weights."""
+        return float(self.n_rows)
 
     @property
     def objective(self) -> float:
@@ -214,9 +239,14 @@ class JointStatistics:
     parts: tuple[Statistics, ...]
 
     @property
-    def n_samples(self) -> int:
-        """Number of rows summed."""
-        return self.parts[0].n_samples
+    def n_rows(self) -> int:
+        """Number of rows read."""
+        return self.parts[0].n_rows
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of the rows."""
+        return self.parts[0].weight
 
     @property
     def objective(self) -> float:

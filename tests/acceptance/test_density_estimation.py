@@ -83,8 +83,8 @@ def score(name: str, model: Model) -> Score:
         subjects = {model.name: (subject, "log_likelihood")}
         sums = score_models(subjects, split_rows(name, split), executor, 0).models[model.name]
         assert float(sums.values["error_variance"]) == 0
-        means[split] = sums.objective / sums.n_samples
-        error = float(sums.values["shared_error"]) / sums.n_samples
+        means[split] = sums.objective / sums.n_rows
+        error = float(sums.values["shared_error"]) / sums.n_rows
     found = Score(**means, error=error, n_components=int(state.diagnostics["n_components"]))
     print(
         f"{name:9} {model.name:18} {found.n_components:4} components: train {found.train:9.4f}, "

@@ -138,14 +138,14 @@ class Coder(Model):
         changes = {
             f"part_{i}": n_rows * (after - before) for i, (after, before) in enumerate(moved)
         }
-        return Sums(n_rows, objective, changes)
+        return Sums(n_rows, n_rows, objective, changes)
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks; the next pass takes shorter steps."""
         k = int(state.working["layer"])
-        changes = [statistics.values[f"part_{i}"] / statistics.n_samples for i in range(3)]
+        changes = [statistics.values[f"part_{i}"] / statistics.n_rows for i in range(3)]
         moved = zip(state.params.layer(k), changes, strict=True)
         params = state.params.with_layer(k, tuple(a + change for a, change in moved))
         return replace(

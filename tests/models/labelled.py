@@ -92,7 +92,7 @@ class Labelled(Model):
         X, mask = block.unpack_values(), block.unpack_mask()
         observed = np.ones_like(X) if mask is None else mask
         values = {"ones": member @ X, "observed": member @ observed, "rows": member.sum(axis=1)}
-        return Sums(block.n_samples, 0.0, values)
+        return Sums.from_block(block, 0.0, values)
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator

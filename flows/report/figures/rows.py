@@ -127,10 +127,10 @@ def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetS
         raise DataError(f"{dataset.path} has no rows of the fitted split.")
     observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
     if not isinstance(fitted.model, CanSample):
-        return DatasetSample(rows, None, features, observed.n_samples, 0)
+        return DatasetSample(rows, None, features, observed.n_rows, 0)
     implied = _count_drawn_pairs(fitted, segment_rows, indices, features)
     pairs = compare_pairs(observed, implied)
-    return DatasetSample(rows, pairs, features, observed.n_samples, implied.n_samples)
+    return DatasetSample(rows, pairs, features, observed.n_rows, implied.n_rows)
 
 
 def _choose_row_count(fitted: LoadedModel, n_features: int) -> int:

@@ -185,20 +185,21 @@ class BernoulliMixture(Model):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
         observed, ones = pool_margins(first)
-        if self.n_components is None and first.n_samples < _MIN_ROWS_TO_CHOOSE:
+        if self.n_components is None and first.n_rows < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
-                f"The dataset has only {first.n_samples} rows; choosing {{components}} needs at "
+                f"The dataset has only {first.n_rows} rows; choosing {{components}} needs at "
                 f"least {_MIN_ROWS_TO_CHOOSE}. Give a number.",
                 parameter="components",
             )
-        if (self.n_components or 1) > first.n_samples:
+        if (self.n_components or 1) > first.n_rows:
             raise FitError(
                 f"{{components}} is {self.n_components}, but the dataset has only "
-                f"{first.n_samples} rows. Choose at most {first.n_samples}.",
+                f"{first.n_rows} rows. Choose at most {first.n_rows}.",
                 parameter="components",
             )
         auxiliary = {
-            "n_rows": np.array(first.n_samples),
+            "n_rows": np.array(first.n_rows),
+            "weight": np.array(first.weight),
             "margins": scipy.special.logit(
                 (ones + self.smoothing) / (observed + 2 * self.smoothing)
             ),
@@ -254,13 +255,13 @@ class BernoulliMixture(Model):
         """Return the mean log-likelihood per row plus the log prior per row, nats."""
         p = params.probabilities
         log_prior = np.log(p).sum() + np.log1p(-p).sum() + np.log(params.weights).sum()
-        return float((statistics.objective + self.smoothing * log_prior) / statistics.n_samples)
+        return float((statistics.objective + self.smoothing * log_prior) / statistics.weight)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, sooner in the short runs."""
         is_short = bool(state.auxiliary.get("short", False))
         tol = max(self.tol, is_short * SHORT_RUN_TOL)
-        return ObjectiveCriterion(self.max_iter, tol, int(state.auxiliary.get("n_rows", 1)))
+        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
@@ -278,9 +279,9 @@ class BernoulliMixture(Model):
         """Return log-odds, then log-weights."""
         return params.free_parameters
 
-    def unpack_params(self, params: BernoulliMixtureParams, packed: Array, n_samples: int) -> Any:
-        """Return the parameters, within the bounds that an M-step of `n_samples` rows can reach."""
-        limit = np.log((n_samples + len(params.weights)) / self.smoothing + 1)
+    def unpack_params(self, params: BernoulliMixtureParams, packed: Array, weight: float) -> Any:
+        """Return the parameters, within the bounds that an M-step can reach."""
+        limit = np.log((weight + len(params.weights)) / self.smoothing + 1)
         return params.with_free_parameters(packed, limit)
 
     def select_start(self, state: FitState) -> FitState:
@@ -293,7 +294,7 @@ class BernoulliMixture(Model):
             return None
         auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
         state, n_doubled = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
-        if is_best and n_doubled <= min(MAX_HELD_OUT_COMPONENTS, statistics.n_samples):
+        if is_best and n_doubled <= min(MAX_HELD_OUT_COMPONENTS, statistics.n_rows):
             return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
         return replace(
             self._begin_long_run(state, 0.0), params=get_best_params(self.params, auxiliary)
@@ -332,12 +333,12 @@ class BernoulliMixture(Model):
         information = sum_mixture_information(
             block.unpack_values(), block.unpack_mask(), params.probabilities, posterior
         )
-        return Sums(block.n_samples, float(nats.sum()), information)
+        return Sums.from_block(block, float(nats.sum()), information)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors and intervals."""
         params, n_rows = state.params, int(state.auxiliary["n_rows"])
-        scale = n_rows / max(statistics.n_samples, 1)
+        scale = n_rows / max(statistics.n_rows, 1)
         sums = {name: scale * values for name, values in statistics.values.items()}
         errors = compute_mixture_errors(
             params.probabilities, params.weights, sums, n_rows, self.smoothing
@@ -415,7 +416,7 @@ def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
         "missing": sums.missing,
         "empty_rows": np.array(block.count_unobserved_rows()),
     }
-    return Sums(block.n_samples, sums.log_likelihood, values)
+    return Sums.from_block(block, sums.log_likelihood, values)
 
 
 def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:

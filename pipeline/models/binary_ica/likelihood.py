@@ -282,7 +282,7 @@ class BinaryICALikelihood(ProbitICA):
         best = state.auxiliary
         if best["likelihood"][0] < best["start"][0]:
             best = _return_to_start(best)
-        objective, error = (best["likelihood"] / statistics.n_samples).tolist()
+        objective, error = (best["likelihood"] / statistics.n_rows).tolist()
         params = _take_step(state, best, 0.0).params.normalize_columns()
         score_rows = self._choose_score_function(*params.mixing.shape)
         diagnostics = {
@@ -380,8 +380,7 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
     if not statistics.n_unsettled:
         return ()
     text = (
-        f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not "
-        "converge"
+        f"the likelihood of {statistics.n_unsettled} of {statistics.n_rows} rows did not converge"
     )
     return (FitWarning(text),)
 

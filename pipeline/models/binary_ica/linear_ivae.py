@@ -186,10 +186,10 @@ class LinearIVAE(GradientModel):
         self._check_shape(len(ones), len(first.segments))
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         params = self._draw_first_params(first, shares, rng)
-        baseline = compute_baseline_score(shares, observed / first.n_samples)
+        baseline = compute_baseline_score(shares, observed / first.n_rows)
         n_numbers = params.vae.flatten().size
         warnings = make_constant_feature_warnings(observed, ones)
-        return self._make_initial_state(params, first.n_samples, n_numbers, baseline, warnings)
+        return self._make_initial_state(params, first.n_rows, n_numbers, baseline, warnings)
 
     def _check_shape(self, n_features: int, n_segments: int) -> None:
         if n_segments < 2:

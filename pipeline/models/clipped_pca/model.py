@@ -202,7 +202,7 @@ class ClippedPCA(Model):
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
             self._empty_params(n_features, _compute_thresholds(observed, ones)),
-            working={"n_samples": np.array(first.n_samples), "observed": observed, "ones": ones},
+            working={"n_samples": np.array(first.n_rows), "observed": observed, "ones": ones},
             auxiliary={
                 "null_seeds": rng.integers(2**63, size=self.null_draws),
                 "constant": constant,

@@ -42,22 +42,22 @@ def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Gene
 
     `counts` are the counts of all pairs, with segments pooled; `rng` draws the simulated rows.
     """
-    params, n_rows = state.params, counts.n_samples
+    params, weight = state.params, counts.weight
     n, ones_i, ones_j, both = (
         np.broadcast_to(np.asarray(a, np.float64), params.correlation.shape)
         for a in counts.table(0)
     )
-    influence = correlation_influence(params.correlation, n, ones_i, ones_j, both, n_rows)
+    influence = correlation_influence(params.correlation, n, ones_i, ones_j, both, weight)
     observed, ones = (margin[0] for margin in counts.margins())
     params = replace(
         params,
-        correlation_error=correlation_standard_errors(influence, n, ones_i, ones_j, both, n_rows),
+        correlation_error=correlation_standard_errors(influence, n, ones_i, ones_j, both, weight),
         thresholds_error=compute_threshold_errors(observed, ones),
     )
     constant = state.auxiliary["constant"]
     errors = _estimate_loading_errors(
-        params, influence, observed / n_rows, constant, rng
-    ) / np.sqrt(n_rows)
+        params, influence, observed / weight, constant, rng
+    ) / np.sqrt(weight)
     return replace(state, params=replace(params, loadings_error=errors))
 
 
@@ -114,7 +114,7 @@ class CorrelationInfluence(NamedTuple):
 
 
 def correlation_influence(
-    correlation: Array, n: Array, ones_i: Array, ones_j: Array, both: Array, n_rows: int
+    correlation: Array, n: Array, ones_i: Array, ones_j: Array, both: Array, weight: float
 ) -> CorrelationInfluence:
     """Compute how the bits of a row move each correlation, (n_features, n_features).
 
@@ -130,7 +130,7 @@ def correlation_influence(
     spread = np.sqrt(1 - rho**2)
     density = np.exp(-(t_i**2 - 2 * rho * t_i * t_j + t_j**2) / (2 * spread**2))
     density /= 2 * np.pi * spread
-    joint = np.where(is_informative, n_rows / rows / np.maximum(density, _MIN_DENSITY), 0.0)
+    joint = np.where(is_informative, weight / rows / np.maximum(density, _MIN_DENSITY), 0.0)
     single = joint * scipy.special.ndtr((rho * t_i - t_j) / spread)
     constant = joint * both / rows - single * p_i - single.T * p_j
     return CorrelationInfluence(joint, single, constant)
@@ -142,7 +142,7 @@ def correlation_standard_errors(
     ones_i: Array,
     ones_j: Array,
     both: Array,
-    n_rows: int,
+    weight: float,
 ) -> Array:
     """Compute the standard errors of correlations, (n_features, n_features); NaN where unknown.
 
@@ -157,7 +157,7 @@ def correlation_standard_errors(
         change = a * b * joint - a * single - b * single.T - influence.constant
         variance += count / rows * change**2
     # The influences weigh a row by the share of rows that observe the pair.
-    errors = np.sqrt(variance / rows) * rows / n_rows
+    errors = np.sqrt(variance / rows) * rows / weight
     errors = np.where(influence.joint > 0, errors, np.nan)
     np.fill_diagonal(errors, 0.0)
     return np.asarray(errors)

@@ -160,7 +160,7 @@ def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Su
         "rounds": np.array(moments.rounds),
         "empty_rows": np.array(block.count_unobserved_rows()),
     }
-    return Sums(block.n_samples, moments.bound, values)
+    return Sums.from_block(block, moments.bound, values)
 
 
 def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
@@ -174,7 +174,7 @@ def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock
         "peak": np.array(counts.peak),
         "empty_rows": np.array(block.count_unobserved_rows()),
     }
-    return Sums(block.n_samples, counts.log_likelihood, values)
+    return Sums.from_block(block, counts.log_likelihood, values)
 
 
 def _e_step_with_gradient(
@@ -188,7 +188,7 @@ def _e_step_with_gradient(
         "rounds": np.array(moments.rounds),
         "empty_rows": np.array(block.count_unobserved_rows()),
     }
-    return Sums(block.n_samples, moments.log_likelihood, values)
+    return Sums.from_block(block, moments.log_likelihood, values)
 
 
 def m_step(
@@ -472,7 +472,7 @@ def begin_finer_stage(state: FitState, statistics: Sums) -> FitState | None:
     grid = grid_from_working(state.working)
     if grid is None or "has_own_nodes" in state.working:
         return None
-    peak = float(statistics.values["peak"]) / statistics.n_samples
+    peak = float(statistics.values["peak"]) / statistics.weight
     if (finer := grid.refine(state.params.weights, peak)) is None:
         own_nodes = {"has_own_nodes": np.array(1)}
         has_ended = not grid.is_too_coarse(peak)
@@ -504,7 +504,7 @@ def represents_all_scales(params: LatentTraitParams, working: Arrays, sums: Sums
     if (grid := grid_from_working(working)) is None:
         return False
     is_resolved = not len(grid.find_steep_features(params.weights))
-    return is_resolved and not grid.is_too_coarse(float(sums.values["peak"]) / sums.n_samples)
+    return is_resolved and not grid.is_too_coarse(float(sums.values["peak"]) / sums.weight)
 
 
 def is_variational(working: Arrays) -> bool:

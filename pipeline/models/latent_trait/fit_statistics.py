@@ -35,7 +35,7 @@ def compute_fit_statistics(
     `sums` is the result of `summarize_information` over all rows, `rank` the number of identifiable
     parameters, and `varying` the features that are not constant.
     """
-    n, log_likelihood = sums.n_samples, sums.objective
+    n, log_likelihood = sums.weight, sums.objective
     statistics: dict[str, Any] = {
         "log_likelihood": log_likelihood,
         "n_parameters": rank,
@@ -150,7 +150,7 @@ def compute_item_statistics(
     n_always = int((np.delete(ones, varying, axis=1).sum(axis=0) == n_complete).sum())
     scores = slice(n_always, n_always + len(varying) + 1)
     # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
-    answers = sums.n_samples * np.maximum(values["observed"][varying], 1)
+    answers = sums.weight * np.maximum(values["observed"][varying], 1)
     shares = n_complete * int(values["rows_informing"]) / answers
     by_score = item_fit_statistics(
         rows[scores],

@@ -280,8 +280,9 @@ class LatentTrait(Model):
             "constant": constant,
             "margins": offsets,
             "seed": rng.integers(2**63, size=1),
-            "n_rows": np.array(first.n_samples),
-            "is_complete": np.array((observed == first.n_samples).all()),
+            "n_rows": np.array(first.n_rows),
+            "weight": np.array(first.weight),
+            "is_complete": np.array(first.is_complete),
         }
         text = "constant features, pinned at their margins: {features}"
         warnings = (FitWarning(text, tuple(constant.tolist())),) if constant.size else ()
@@ -341,7 +342,7 @@ class LatentTrait(Model):
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row (or its bound) plus the log prior, nats."""
         penalty = 0.5 * self.prior_precision * float((params.weights**2).sum())
-        return (statistics.objective - penalty) / statistics.n_samples
+        return (statistics.objective - penalty) / statistics.weight
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, sooner in the first stages."""
@@ -349,7 +350,7 @@ class LatentTrait(Model):
         tol = max(self.tol, is_first * _FIRST_STAGE_TOL)
         if "stretch" in state.working:
             tol = max(tol, _STRETCHED_TOL)
-        return ObjectiveCriterion(self.max_iter, tol, int(state.auxiliary.get("n_rows", 1)))
+        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
@@ -377,7 +378,7 @@ class LatentTrait(Model):
         """Return weights and offsets side by side, (n_features, n_components + 1)."""
         return params.free_parameters
 
-    def unpack_params(self, params: LatentTraitParams, packed: Array, n_samples: int) -> Any:
+    def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
         """Return the parameters with these weights and offsets."""
         return params.with_free_parameters(packed)
 
@@ -431,7 +432,7 @@ class LatentTrait(Model):
         if estimator == "variational":
             diagnostics["objective_is"] = "lower bound"
         if "rounds" in sums:
-            diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
+            diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.weight
         prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
         warnings = [*state.warnings, *_warn_about_fit(params.weights, state, diagnostics, prior)]
         if "has_own_nodes" in working:
@@ -441,7 +442,7 @@ class LatentTrait(Model):
             steep = np.setdiff1d(steep, state.auxiliary["diverging"])
             warnings += _warn_about_steep_features(steep, prior)
         elif (grid := grid_from_working(working)) is not None:
-            peak = float(sums["peak"]) / statistics.n_samples
+            peak = float(sums["peak"]) / statistics.weight
             warnings += grid.warn_about_nodes(
                 state.params.weights, state.auxiliary["diverging"], peak, prior
             )
@@ -662,7 +663,7 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
     """
     sums, q = statistics.values, state.params.weights.shape[1]
     n_informing = max(int(sums["rows_informing"]), 1)
-    share = n_informing / statistics.n_samples
+    share = n_informing / statistics.weight
     if is_wide(state.params):
         names: tuple[str, ...] = ("curvature", "item_variance", "shared_variance")
         return {name: sums[name] / share for name in names}

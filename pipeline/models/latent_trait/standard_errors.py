@@ -120,7 +120,7 @@ def summarize_scores(
         values |= _sum_scores(params, X, observed, posterior)
     elif not is_wide(params):
         values["products"] = sum_ep_score_products(X, observed, weights, offsets)
-    return Sums(block.n_samples, 0.0, values)
+    return Sums.from_block(block, 0.0, values)
 
 
 def is_wide(params: LatentTraitParams) -> bool:
@@ -180,7 +180,7 @@ def summarize_information(
         posterior = node_posterior(X, observed, weights, offsets, nodes)
         values |= _sum_scores_on_nodes(params, nodes, X, observed, posterior)
     values |= _sum_residuals(params, X, observed, posterior)
-    return Sums(block.n_samples, log_likelihood, values)
+    return Sums.from_block(block, log_likelihood, values)
 
 
 def _sum_scores_on_nodes(

@@ -225,20 +225,20 @@ class NoisyOr(Model):
         """Keep the sample; the first pass ignores the rows, and its update finds a network."""
         observed, ones = pool_margins(first.counts)
         layers = self._sizes
-        if layers is None and first.n_samples < _MIN_ROWS_TO_CHOOSE:
+        if layers is None and first.n_rows < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
-                f"The dataset has only {first.n_samples} rows; choosing the layers needs at least "
+                f"The dataset has only {first.n_rows} rows; choosing the layers needs at least "
                 f"{_MIN_ROWS_TO_CHOOSE}. Set {{components}} or {{layers}}.",
                 parameter="layers",
             )
-        working = _make_stage_working(first.n_samples, int(rng.integers(2**63)), searching=True)
+        working = _make_stage_working(first.n_rows, int(rng.integers(2**63)), searching=True)
         _, is_learned = _split_rows(first.rows, working)
         sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)[is_learned]
         leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
         return FitState(
             NoisyOrParams((np.zeros((len(ones), 1)),), leaks),
             working,
-            {"sample": sample, "n_samples": np.array(first.n_samples)},
+            {"sample": sample, "n_samples": np.array(first.n_rows)},
             warnings=make_constant_feature_warnings(observed, ones),
         )
 
@@ -259,7 +259,7 @@ class NoisyOr(Model):
     ) -> Sums:
         """Draw hidden units and compute the sums of eq. 9; score some of the rows."""
         if working["searching"]:
-            return Sums(block.n_samples, 0.0, {})
+            return Sums.from_block(block, 0.0, {})
         # Every pass uses the same draws, because otherwise passes could not be compared.
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
         is_scored, is_learned = _split_rows(block.rows, working)
@@ -267,7 +267,7 @@ class NoisyOr(Model):
         nats = estimate_row_likelihoods(params.network, unpack_rows(scored), scored.rows, rng)
         sums = {"n_judged": np.array(len(nats))}
         sums |= self._sum_drawn_units(params, block.take_rows(np.flatnonzero(is_learned)), rng)
-        return Sums(block.n_samples, float(nats.sum()), sums)
+        return Sums.from_block(block, float(nats.sum()), sums)
 
     def _sum_drawn_units(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom

@@ -98,6 +98,15 @@ def symmetric_joint_counts(words: Words) -> Counts:
     return joint_counts(words, words)
 
 
+def split_into_bit_planes(weights: Counts) -> Words:
+    """Split integers of at least 0, (n_samples,), into the words of each bit, (n_bits, n_words).
+
+    The first plane holds the highest bit that occurs.
+    """
+    bits = np.arange(int(weights.max(initial=0)).bit_length())[::-1]
+    return pack_rows((weights[:, None] >> bits & 1).astype(np.uint8))
+
+
 def pack_rows(X: Bits) -> Words:
     """Pack samples in {0, 1}, (n_samples, n_features), into (n_features, ceil(n_samples / 64))."""
     if X.max(initial=0) > 1:

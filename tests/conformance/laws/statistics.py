@@ -67,7 +67,7 @@ def test_merging_is_a_sum(facts: Facts, data: DenseData, draw: st.DataObject) ->
         for other in (right, backwards, tree_merge(parts)):
             assert_same(other.to_arrays(), left.to_arrays(), rtol=1e-9)
             assert other.objective == pytest.approx(left.objective, rel=1e-9)
-        assert left.n_samples == sum(part.n_samples for part in parts) == len(data.X)
+        assert left.n_rows == sum(part.n_rows for part in parts) == len(data.X)
         for part, copy in zip(before, copies, strict=True):
             assert_same(part, copy)
 
@@ -79,7 +79,7 @@ def test_statistics_survive_storage(facts: Facts, data: DenseData) -> None:
         for part in parts:
             restored = type(part).from_arrays(dict(part.to_arrays()))
             assert_same(restored.to_arrays(), part.to_arrays())
-            assert (restored.n_samples, restored.objective) == (part.n_samples, part.objective)
+            assert (restored.n_rows, restored.objective) == (part.n_rows, part.objective)
 
 
 @settings(settings.get_profile("laws"))

@@ -86,7 +86,7 @@ def test_counts_without_a_part_are_those_of_the_rest(data: DenseData, draw: st.D
     found, expected = subtract_counts(counts_of(data, sizes), counts_of(part)), counts_of(rest)
     for got, wanted in zip(found.table(0), expected.table(0), strict=True):
         np.testing.assert_array_equal(*np.broadcast_arrays(got, wanted))
-    assert found.n_samples == len(rest.X)
+    assert found.n_rows == len(rest.X)
 
 
 @settings(deadline=None, max_examples=20)

@@ -329,7 +329,7 @@ def test_implied_pairs_are_those_of_the_model_wherever_they_are_drawn() -> None:
         for executor in (SERIAL, ThreadsExecutor(3))
     ]
     assert drawn_pairs[0].joint.tobytes() == drawn_pairs[1].joint.tobytes()
-    assert drawn_pairs[0].n_samples == N_SAMPLE_ROWS
+    assert drawn_pairs[0].n_rows == N_SAMPLE_ROWS
     error = np.sqrt(exact * (1 - exact) / N_SAMPLE_ROWS)
     assert (np.abs(drawn_pairs[0].joint[0] / N_SAMPLE_ROWS - exact) < 5 * error).all()
     other = count_implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 6)
@@ -339,7 +339,7 @@ def test_implied_pairs_are_those_of_the_model_wherever_they_are_drawn() -> None:
 def test_segments_are_drawn_as_often_as_they_are_in_the_data() -> None:
     subject = by_segment(BySegment, (2, -1, 0))
     implied = count_implied_pairs(subject, np.array([300, 0, 100]), 2, ALL[:2], SERIAL, 0)
-    assert implied.n_samples == N_SAMPLE_ROWS
+    assert implied.n_rows == N_SAMPLE_ROWS
     shares = implied.joint[0].diagonal() / N_SAMPLE_ROWS
     np.testing.assert_allclose(shares, 0.75 * 0.9 + 0.25 * 0.1, atol=0.005)
 

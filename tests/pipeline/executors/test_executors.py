@@ -137,7 +137,7 @@ def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
         ClippedPCA(), FitState(None), slow, DaskExecutor(three_workers), seed=0
     )
     three_workers.cluster.scheduler.remove_plugin(record.name)
-    assert counts.n_samples == dataset.n_rows
+    assert counts.n_rows == dataset.n_rows
     done = [task for task in record.done if not task[0].endswith("-function")]
     assert len({key for key, _, _ in done}) == -(-N_CHUNKS // CHUNKS_PER_GROUP)
     assert {worker for _, worker, _ in done} == set(three_workers.scheduler_info()["workers"])

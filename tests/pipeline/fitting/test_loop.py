@@ -43,8 +43,8 @@ class Trace:
 
     alive: ClassVar[weakref.WeakSet[Trace]] = weakref.WeakSet()
 
-    def __init__(self, text: str, n_samples: int) -> None:
-        self.text, self.n_samples = text, n_samples
+    def __init__(self, text: str, n_rows: int) -> None:
+        self.text, self.n_rows = text, n_rows
         self.alive.add(self)
 
     @classmethod
@@ -52,7 +52,7 @@ class Trace:
         return cls(str(block.rows[0]), block.n_samples)
 
     def merge(self, other: Trace) -> Trace:
-        return Trace(f"({self.text} {other.text})", self.n_samples + other.n_samples)
+        return Trace(f"({self.text} {other.text})", self.n_rows + other.n_rows)
 
     @classmethod
     def stitch(cls, parts: Sequence[Trace]) -> Trace:
@@ -73,7 +73,7 @@ def test_chunks_fold_in_groups_and_groups_merge_in_a_tree(executor: Any) -> None
     third = "(((((((16 17) 18) 19) 20) 21) 22) 23)"
     last = "((((24 25) 26) 27) 28)"
     assert folded.text == f"(({first} {second}) ({third} {last}))"
-    assert folded.n_samples == 29
+    assert folded.n_rows == 29
 
 
 def test_groups_without_rows_of_the_split_are_passed_over() -> None:
@@ -151,13 +151,17 @@ class ShareStatistics:
     """Ones of each feature, and how far the shares are from the data."""
 
     label: ClassVar[str] = "shares"
-    n_samples: int
+    n_rows: int
     ones: NDArray[np.float64]
     objective: float
 
+    @property
+    def weight(self) -> float:
+        return self.n_rows
+
     def merge(self, other: ShareStatistics) -> ShareStatistics:
         return ShareStatistics(
-            self.n_samples + other.n_samples,
+            self.n_rows + other.n_rows,
             self.ones + other.ones,
             self.objective + other.objective,
         )
@@ -194,7 +198,7 @@ class Shares(Model):
     def update(
         self, state: FitState, statistics: ShareStatistics, map_items: Any, rng: Any
     ) -> FitState:
-        share = (state.params.share + statistics.ones / statistics.n_samples) / 2
+        share = (state.params.share + statistics.ones / statistics.n_rows) / 2
         return replace(state, params=ShareParams(share), diagnostics={"n_components": 0})
 
 

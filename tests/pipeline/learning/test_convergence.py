@@ -52,8 +52,8 @@ def test_the_same_gain_matters_whatever_the_size_of_the_objective(objective: flo
 
 def test_many_rows_resolve_smaller_gains() -> None:
     history = [-5.0 - 1e-3 * 0.5**k for k in range(14)]
-    assert ObjectiveCriterion(500, 1e-6, n_rows=10_000).has_converged(history)
-    assert not ObjectiveCriterion(500, 1e-6, n_rows=1_000_000).has_converged(history)
+    assert ObjectiveCriterion(500, 1e-6, weight=10_000).has_converged(history)
+    assert not ObjectiveCriterion(500, 1e-6, weight=1_000_000).has_converged(history)
 
 
 def test_objectives_that_fall_have_not_converged() -> None:

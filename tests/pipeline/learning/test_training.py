@@ -159,7 +159,7 @@ def test_few_rows_are_cut_into_small_batches(n: int, batch: int) -> None:
 
 
 def test_a_score_that_is_no_number_is_far_down() -> None:
-    sums = Sums(1, float("nan"), {"n_judged": np.array(1)})
+    sums = Sums(1, 1.0, float("nan"), {"n_judged": np.array(1)})
     assert compute_finite_score(sums, UNLEARNT) < 2 * UNLEARNT
 
 

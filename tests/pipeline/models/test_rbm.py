@@ -289,7 +289,7 @@ def test_steps_are_contrasted_statistics_on_the_average(goes_on: bool) -> None:
 def test_chains_go_on_from_one_task_each() -> None:
     def part(key: list[float], bit: int) -> ChainSteps:
         chains = {"chains": np.full((2, 3), bit, np.uint8), "chain_keys": np.array(key)}
-        return ChainSteps(1, -1.0, {"theta": np.ones(4), **chains})
+        return ChainSteps(1, 1.0, -1.0, {"theta": np.ones(4), **chains})
 
     parts = [part([0.5, 0.2], 0), part([0.1, 0.9], 1), part([0.3, 0.4], 0)]
     left = parts[0].merge(parts[1]).merge(parts[2])
@@ -297,7 +297,7 @@ def test_chains_go_on_from_one_task_each() -> None:
     for merged in (left, right):
         assert merged.values["chains"].tolist() == [[1, 1, 1], [0, 0, 0]]
         assert merged.values["theta"].tolist() == [3, 3, 3, 3]
-        assert merged.n_samples == 3
+        assert merged.n_rows == 3
 
 
 # --- fits ----------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_a_wrong_estimate_changes_no_count(nanoseconds: float, result_bytes: flo
     )
     for name, values in whole.to_arrays().items():
         np.testing.assert_array_equal(found.to_arrays()[name], values)
-    assert found.n_samples == 20_000
+    assert found.n_rows == 20_000
     assert done == [*range(len(done))][::-1]
     assert len(done) <= 1 + 3 * 64
 

@@ -64,7 +64,7 @@ def test_feature_counts_are_those_of_the_dense_matrix(data: DenseData, draw: st.
     blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
     counts = merged([FeatureCounts.from_block(block) for block in blocks])
     assert_same(counts.to_arrays(), dense_feature_counts(data))
-    assert counts.n_samples == len(data.X)
+    assert counts.n_rows == len(data.X)
 
 
 @untimed
@@ -74,7 +74,7 @@ def test_pooled_pair_tables_are_those_of_the_dense_matrix(
 ) -> None:
     blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
     counts = merged([PairCounts.from_block(block, pooled=True) for block in blocks])
-    assert (counts.n_samples, counts.n_features) == data.X.shape
+    assert (counts.n_rows, counts.n_features) == data.X.shape
     assert counts.segments.tolist() == [0]
     square = np.ones((data.X.shape[1],) * 2, np.int64)
     for part, expected in zip(counts.table(0), count_dense_pairs(data), strict=True):

@@ -35,7 +35,7 @@ def test_numbers_have_their_moments(n_parts: int) -> None:
     np.testing.assert_allclose(found.moments, expected, rtol=1e-9)
     np.testing.assert_array_equal(found.values, np.sort(known))
     assert found.kinds.tolist() == [0, 48]
-    assert found.n_samples == 50
+    assert found.n_rows == 50
 
 
 @pytest.mark.parametrize("n_parts", [1, 2, 7])

@@ -35,7 +35,7 @@ def test_the_sample_is_of_the_rows_with_the_smallest_draws(
     np.testing.assert_array_equal(found.segments, data.labels[expected])
     np.testing.assert_array_equal(found.labels, expected / 2)
     np.testing.assert_array_equal(found.counts.observed.sum(axis=0), data.mask.sum(axis=0))
-    assert found.n_samples == len(data.X)
+    assert found.n_rows == len(data.X)
     again = RowSample.from_arrays(found.to_arrays())
     for name, values in found.to_arrays().items():
         np.testing.assert_array_equal(again.to_arrays()[name], values)

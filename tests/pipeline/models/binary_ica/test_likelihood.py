@@ -302,7 +302,7 @@ def test_fit_stopped_below_its_start_returns_start():
         state = model.update(state, statistics, executor.map, np.random.default_rng(0))
     state = model.finish(replace(state, history=(-1.0,)), lower)
     np.testing.assert_array_equal(state.params.mixing, start.mixing)
-    assert state.history == (sums.log_likelihood / sums.n_samples,)
+    assert state.history == (sums.log_likelihood / sums.n_rows,)
 
 
 def test_prior_of_variances_ignores_common_scale(fitted_example):
