@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks
+from pipeline.data.weights import WeightKind, measure_weights, weigh_rows
 
 Bits = NDArray[np.uint8]
 Words = NDArray[np.uint64]
@@ -32,12 +33,15 @@ class DenseData:
         Segment of each row, (n_samples,), or None where all are in segment 0.
     keep
         Rows of the chosen split, (n_samples,), or None.
+    weights
+        Weight of each row, (n_samples,), or None.
     """
 
     X: Bits
     observed: Bits | None = None
     segments: NDArray[np.int64] | None = None
     keep: NDArray[np.bool_] | None = None
+    weights: NDArray[Any] | None = None
 
     @property
     def mask(self) -> Bits:
@@ -56,7 +60,7 @@ class DenseData:
 
     def take_rows(self, at: Any) -> DenseData:
         """Some of the rows."""
-        columns = (self.observed, self.segments, self.keep)
+        columns = (self.observed, self.segments, self.keep, self.weights)
         return DenseData(
             self.X[at], *(None if column is None else column[at] for column in columns)
         )
@@ -84,13 +88,19 @@ class StrategyReader:
         return self.chunks[key]
 
 
-def make_memory_rows(data: DenseData, chunk_sizes: Sequence[int] | None = None) -> RowSource:
+def make_memory_rows(
+    data: DenseData, chunk_sizes: Sequence[int] | None = None, kind: WeightKind = "frequency"
+) -> RowSource:
     """Cut rows into chunks of these sizes, one by default, and lay them out as storage does."""
     sizes = [len(data.X)] if chunk_sizes is None else chunk_sizes
     assert sum(sizes) == len(data.X)
     spans = pairwise(np.cumsum([0, *sizes]).tolist())
     chunks = tuple(_make_chunk(data.take_rows(slice(a, b)), a) for a, b in spans)
-    return RowSource(StrategyReader(chunks), sizes, data.X.shape[1], data.n_segments)
+    rows = RowSource(StrategyReader(chunks), sizes, data.X.shape[1], data.n_segments)
+    if data.weights is None:
+        return rows
+    parts = [(chunk.rows, chunk.columns["weight"]) for chunk in chunks]
+    return weigh_rows(rows, measure_weights("weight", kind, lambda: parts))
 
 
 def make_memory_blocks(
@@ -116,7 +126,11 @@ def _make_chunk(data: DenseData, first_row: int) -> StrategyChunk:
         else None,
         blocks.reshape(-1, 3),
         first_row + order,
-        {"position": first_row + order, "label": _label_rows(data)[order]},
+        {
+            "position": first_row + order,
+            "label": _label_rows(data)[order],
+            **({} if data.weights is None else {"weight": data.weights[order]}),
+        },
         None if data.keep is None else data.keep[order],
     )
 

@@ -1,0 +1,147 @@
+"""Weights of rows: repeated rows, absent rows, and survey weights whose size does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.data.weights import WeightKind
+from pipeline.errors import FitError
+from pipeline.fitting.loop import FitState, collect_first_statistics, fit_model
+from pipeline.models.capabilities import CanLearnLocally, HasInformationPass
+from pipeline.models.registry import check_weight_kind
+from pipeline.random import RowRandom
+from tests.conformance.checks import assert_same, params_of
+from tests.conformance.facts import Facts
+from tests.conformance.rows import SERIAL, fitted, probit
+from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_NUMBERS_OF_ROWS = ("n_rows", "rows", "weights", "weight_unit", "sum_rounds", "sum_empty_rows")
+
+
+def skip_unless_used(facts: Facts, kind: WeightKind) -> None:
+    """Skip a law if the model cannot use such weights."""
+    if kind not in facts.make().weight_kinds:
+        pytest.skip(f"{facts.name} takes no {kind} weights")
+
+
+def make_weighted_rows(masked: bool) -> DenseData:
+    """300 rows, some with missing values, and a whole number for each."""
+    rng = np.random.default_rng(12)
+    X = probit().X[:300]
+    mask = (rng.random(X.shape) < 0.8).astype(np.uint8) if masked else None
+    return DenseData(X, mask, weights=rng.integers(0, 6, len(X)))
+
+
+def repeat_rows(data: DenseData) -> DenseData:
+    """Repeat every row as many times as its weight says."""
+    assert data.weights is not None
+    repeated = data.take_rows(np.repeat(np.arange(len(data.X)), data.weights))
+    return replace(repeated, weights=None)
+
+
+def summarize_rows(facts: Facts, data: DenseData, state: FitState) -> list[dict[str, NDArray[Any]]]:
+    """All statistics of the rows at a state, without those that count rows."""
+    model, rng = facts.make(), RowRandom(0)
+    (block,) = make_memory_blocks(data)
+    parts = [model.summarize_first(block, rng)]
+    if not isinstance(model, CanLearnLocally):
+        parts.append(model.summarize(state.params, state.working, block, rng))
+    if isinstance(model, HasInformationPass):
+        working = model.begin_information_pass(state)
+        if working is not None:
+            parts.append(model.summarize_information(state.params, working, block, rng))
+    return [
+        {name: values for name, values in part.to_arrays().items() if name not in _NUMBERS_OF_ROWS}
+        for part in parts
+    ]
+
+
+def list_states(facts: Facts) -> list[FitState]:
+    return [fitted(facts, **settings_) for settings_ in ({}, *facts.variants)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_integer_weights_equal_repeated_rows(facts: Facts, masked: bool) -> None:
+    skip_unless_used(facts, "frequency")
+    data = make_weighted_rows(masked)
+    for state in list_states(facts):
+        for part, other in zip(
+            summarize_rows(facts, data, state),
+            summarize_rows(facts, repeat_rows(data), state),
+            strict=True,
+        ):
+            assert_same(part, other, rtol=1e-9)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_of_weight_0_are_absent(facts: Facts, masked: bool) -> None:
+    skip_unless_used(facts, "frequency")
+    data = make_weighted_rows(masked)
+    assert data.weights is not None
+    ones_and_zeros = replace(data, weights=np.minimum(data.weights, 1))
+    absent = replace(data, weights=None, keep=data.weights > 0)
+    for state in list_states(facts):
+        for part, other in zip(
+            summarize_rows(facts, ones_and_zeros, state),
+            summarize_rows(facts, absent, state),
+            strict=True,
+        ):
+            assert_same(part, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_fit_of_weighted_rows_is_that_of_repeated_rows(facts: Facts, masked: bool) -> None:
+    skip_unless_used(facts, "frequency")
+    data = make_weighted_rows(masked)
+    model = facts.make()
+    weighted, repeated = (
+        fit_model(model, make_memory_rows(rows), SERIAL) for rows in (data, repeat_rows(data))
+    )
+    assert weighted.history == pytest.approx(repeated.history, rel=1e-9)
+    for name, values in params_of(repeated).items():
+        np.testing.assert_allclose(
+            params_of(weighted)[name], values, rtol=1e-6, atol=1e-6, err_msg=name
+        )
+
+
+def test_the_size_of_sampling_weights_does_not_matter(facts: Facts) -> None:
+    skip_unless_used(facts, "sampling")
+    data, model = make_weighted_rows(masked=False), facts.make()
+    weights = 0.3 + np.random.default_rng(1).random(len(data.X))
+    once, twice = (
+        fit_model(
+            model,
+            make_memory_rows(replace(data, weights=factor * weights), kind="sampling"),
+            SERIAL,
+        )
+        for factor in (1.0, 2.0)
+    )
+    assert_same(params_of(once), params_of(twice))
+
+
+def test_weights_that_the_model_cannot_use_are_refused(facts: Facts) -> None:
+    model = facts.make()
+    refused = {"frequency", "sampling"} - set(model.weight_kinds)
+    for kind in refused:
+        with pytest.raises(FitError, match=f"{model.name} cannot use weights"):
+            check_weight_kind(model, kind)
+    for kind in model.weight_kinds:
+        check_weight_kind(model, kind)
+
+
+def test_weights_of_1_change_nothing(facts: Facts) -> None:
+    skip_unless_used(facts, "frequency")
+    data, model = probit(), facts.make()
+    plain, weighted = (
+        collect_first_statistics(model, make_memory_rows(rows), SERIAL, 0).to_arrays()
+        for rows in (data, replace(data, weights=np.ones(len(data.X))))
+    )
+    assert_same({name: weighted[name] for name in plain}, plain)
