@@ -79,7 +79,8 @@ def measure_weights(
     """Check the weights of all rows, and choose their unit.
 
     Whole numbers are used as they are. If some weight is not whole, the unit is a power of two, and
-    rounding to it changes no weight by more than 2**-20 of the largest.
+    rounding to it changes no weight by more than 2**-20 of the largest; weights that are still
+    smaller may become 0.
 
     Parameters
     ----------
