@@ -53,6 +53,21 @@ def format_row_count(n_rows: int, split: str | None) -> str:
     return f"{n_rows:,} ({'all' if split is None else f'split {split}'})"
 
 
+def list_weights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the line about the weights of rows in a summary or manifest; empty without weights."""
+    weights = record.get("row_weights")
+    return [("weights", _format_weights(weights))] if weights else []
+
+
+def _format_weights(weights: Mapping[str, Any]) -> str:
+    """Describe the weights of rows, given their record in a manifest."""
+    column, total = weights["column"], weights["total"]
+    if weights["kind"] == "frequency":
+        return f"{column}, which counts {total:,.0f} rows"
+    effective = weights["effective_rows"]
+    return f"{column}, with the information of {effective:,.0f} rows of equal weights"
+
+
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     """Summarize a fit from its manifest and parameters."""
     names = ("model", "split", "n_samples", "n_components", "iterations", "converged")
@@ -63,6 +78,7 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         "n_segments": len(manifest["segment_names"]),
         "objective": manifest.get("objective"),
         "diagnostics": manifest["diagnostics"],
+        "row_weights": manifest.get("row_weights"),
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],
         "spectrum": np.asarray(getattr(params, "eigenvalues", ()))[:_MAX_SHOWN].tolist(),
@@ -84,6 +100,7 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("model", f"{summary['model']}, {n} component{'s' * (n != 1)}"),
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
+        *list_weights(summary),
         ("features", f"{summary['n_features']:,}"),
         ("segments", f"{summary['n_segments']:,}"),
         ("passes", describe_passes(summary["iterations"], summary["converged"])),

@@ -113,9 +113,8 @@ def make_row_source(
     Every process may keep `memory` bytes of chunks. Skipped chunks are left out, and the per-row
     columns are read as well. Rows have `weights`, if given.
     """
-    if weights is not None:
-        columns = tuple(dict.fromkeys([*columns, weights.column]))
-    read = dataset.make_reader(split, memory, skipped, columns)
+    number_columns = () if weights is None else (weights.column,)
+    read = dataset.make_reader(split, memory, skipped, columns, number_columns)
     rows = RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
     return rows if weights is None else weigh_rows(rows, weights)
 
@@ -125,21 +124,17 @@ def measure_dataset_weights(
 ) -> RowWeights:
     """Check and measure the weights of a dataset or split; only their column is read."""
     dataset.check_columns([column])
-    if column in dataset.levels:
-        raise DataError(
-            f"{{weight}}: {dataset.path}: {column} contains texts. Choose a column of numbers."
-        )
 
     def read() -> Iterator[ColumnPart]:
         names = [column] if split is None else [column, SPLIT]
         for key in range(dataset.n_chunks):
             _, values = dataset.read_row_labels(key, names)
             rows = dataset.chunks[key, 0] + np.arange(dataset.rows_per_chunk[key])
+            numbers = dataset.parse_numbers(column, values[column])
             if split is not None:
                 is_chosen = values[SPLIT] == dataset.find_split_code(split)
-                yield rows[is_chosen], values[column][is_chosen]
-            else:
-                yield rows, values[column]
+                rows, numbers = rows[is_chosen], numbers[is_chosen]
+            yield rows, numbers
 
     return measure_weights(column, kind, read)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.summary import format_row_count, join_names
+from flows.cli.summary import format_row_count, join_names, list_weights
 from flows.exporting.columns import read_item_columns
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
@@ -94,6 +94,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         ("model", manifest["model"]),
         ("dataset", format_dataset_name(manifest)),
         ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
+        *list_weights(manifest),
         ("features", f"{len(manifest['feature_names']):,}"),
         ("segments", f"{len(manifest['segment_names']):,}"),
         ("components", f"{manifest['n_components']:,}"),

@@ -146,6 +146,22 @@ def _check_values(
             )
 
 
+def weigh_chunk(chunk: PackedChunk, weights: RowWeights, values: NDArray[Any]) -> WeightedChunk:
+    """Return a chunk with the weights of its rows, given the values of their column, (n_rows,)."""
+    units = weights.to_units(values)
+    keep = units > 0 if chunk.keep is None else chunk.keep & (units > 0)
+    return WeightedChunk(
+        chunk.words,
+        chunk.observed,
+        chunk.blocks,
+        chunk.rows,
+        chunk.columns,
+        None if keep.all() else keep,
+        units,
+        weights.scale,
+    )
+
+
 @dataclass(frozen=True)
 class _WeightedReader:
     """Reads chunks with the weights of their rows, in any process."""
@@ -155,18 +171,7 @@ class _WeightedReader:
 
     def __call__(self, key: int) -> WeightedChunk:
         chunk = self.read(key)
-        units = self.weights.to_units(chunk.columns[self.weights.column])
-        keep = units > 0 if chunk.keep is None else chunk.keep & (units > 0)
-        return WeightedChunk(
-            chunk.words,
-            chunk.observed,
-            chunk.blocks,
-            chunk.rows,
-            chunk.columns,
-            None if keep.all() else keep,
-            units,
-            self.weights.scale,
-        )
+        return weigh_chunk(chunk, self.weights, chunk.columns[self.weights.column])
 
 
 def weigh_rows(rows: RowSource, weights: RowWeights) -> RowSource:

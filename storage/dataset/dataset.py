@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +157,10 @@ class BinaryDataset(StorageReprMixin):
         """Return values of a per-row column as ingested: codes become their texts."""
         return self.levels[name].decode(values) if name in self.levels else values
 
+    def parse_numbers(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values of a per-row column as numbers, also if it stores codes of texts."""
+        return self.levels[name].parse_numbers(values) if name in self.levels else values
+
     @cached_property
     def positions(self) -> NDArray[np.int64]:
         """Position of each chunk in the arrays, (n_chunks,); updated chunks change theirs."""
@@ -276,10 +280,11 @@ class BinaryDataset(StorageReprMixin):
         memory: int = 0,
         skipped: Sequence[int] = (),
         columns: tuple[str, ...] = (),
+        number_columns: tuple[str, ...] = (),
     ) -> ChunkReader:
         """Return a `ChunkReader` of this dataset, which works in any process."""
-        path = str(self.path.resolve())
-        return ChunkReader(path, self.digest, split, columns, memory, frozenset(skipped))
+        path, skips = str(self.path.resolve()), frozenset(skipped)
+        return ChunkReader(path, self.digest, split, columns, memory, skips, number_columns)
 
     def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Unpack a chunk to values and mask, each (n_rows, n_features), in original row order."""
@@ -461,6 +466,8 @@ class ChunkReader:
         Maximum size of the chunks that a process caches, in bytes.
     skipped
         Chunks to replace by empty ones.
+    number_columns
+        Further columns, whose texts are numbers; see `BinaryDataset.parse_numbers`.
     """
 
     path: str
@@ -469,12 +476,13 @@ class ChunkReader:
     columns: tuple[str, ...] = ()
     memory: int = 0
     skipped: frozenset[int] = frozenset()
+    number_columns: tuple[str, ...] = ()
 
     def __call__(self, key: int) -> Chunk:
         """Return a chunk, from the cache if possible."""
         if key in self.skipped:
             return make_empty_chunk(key)
-        rows = (self.path, self.digest, self.split, self.columns)
+        rows = (self.path, self.digest, self.split, self.columns, self.number_columns)
         return get_or_read_chunk(rows, key, self.memory, lambda: self._read(key))
 
     def is_readable(self, key: int) -> bool:
@@ -487,7 +495,11 @@ class ChunkReader:
 
     def _read(self, key: int) -> Chunk:
         dataset = _open_cached(self.path, self.digest)
-        return mark_missing_texts(dataset.read_chunk(key, self.split, self.columns), dataset.levels)
+        names = tuple(dict.fromkeys([*self.columns, *self.number_columns]))
+        chunk = dataset.read_chunk(key, self.split, names)
+        numbers = {n: dataset.parse_numbers(n, chunk.columns[n]) for n in self.number_columns}
+        marked = mark_missing_texts(chunk, dataset.levels)
+        return replace(marked, columns={**marked.columns, **numbers})
 
 
 @lru_cache(maxsize=8)

@@ -149,6 +149,20 @@ class Levels:
             texts[on_page] = np.array(self.read_page(int(page)), object)[places[on_page]]
         return texts
 
+    def parse_numbers(self, codes: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the number that each code's text states, (n,); NaN if the text is empty."""
+        distinct, places = np.unique(codes, return_inverse=True)
+        texts = self.decode(distinct)
+        try:
+            numbers = np.array([float(text) if text else np.nan for text in texts])
+        except ValueError:
+            text = next(text for text in texts if text and not _is_number(text))
+            raise DataError(
+                f"{self.folder}: column {self.name!r} contains the text {text!r}, which is not a "
+                "number. Choose a column of numbers."
+            ) from None
+        return numbers[places]
+
     def locate(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return page and position of codes, (n,) each; raise `DataError` if one has no text."""
         ends = np.array([0, *(end for end, _, _ in self.pages)])
@@ -198,3 +212,11 @@ class Levels:
             f"{self.folder}: levels/{self.name}: the texts do not match the manifest. "
             "Ingest the dataset again."
         )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

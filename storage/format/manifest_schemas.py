@@ -197,6 +197,19 @@ class DriftRecord(TypedDict):
     likelihood: NotRequired[OmissionRecord | LikelihoodDriftRecord]
 
 
+class RowWeightsRecord(TypedDict):
+    """The weights of the fitted rows; see `pipeline.data.weights.RowWeights`."""
+
+    column: str
+    kind: Literal["frequency", "sampling"]
+    unit: Number
+    scale: Number
+    n_rows: Count
+    total: Number
+    effective_rows: Number
+    digest: str
+
+
 def _check_objective_name(diagnostics: dict[str, Any]) -> None:
     if not isinstance(diagnostics.get("objective_is", ""), str):
         raise ValueError("should have text in objective_is")
@@ -217,6 +230,7 @@ class FitManifest(ArtifactManifest, total=False):
     dataset: DatasetRecord
     feature_names: UniqueNames
     segment_names: UniqueNames
+    row_weights: RowWeightsRecord
     warm_start: WarmStartRecord | None
     iterations: Count
     converged: bool

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel, check_dataset_features, may_open
-from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
+from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_blocks, pack_block
 from pipeline.data.datasets import IN_MEMORY
 from pipeline.data.matching import find_segment_indices
+from pipeline.data.weights import RowWeights, weigh_chunk
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
 from pipeline.models.capabilities import CanSample, check_can_sample
 from pipeline.passes.map_reduce import tree_merge
@@ -148,8 +149,13 @@ def _iter_blocks(
 ) -> Iterator[BinaryBlock]:
     split = fitted.artifact.manifest["split"]
     split = split if "split" in dataset.column_names else None
+    record = fitted.artifact.manifest.get("row_weights")
+    weights = RowWeights(**record) if record else None
     for key in keys:
-        chunk = dataset.read_chunk(int(key), split, dataset.column_names)
+        chunk: PackedChunk = dataset.read_chunk(int(key), split, dataset.column_names)
+        if weights is not None and weights.column in chunk.columns:
+            numbers = dataset.parse_numbers(weights.column, chunk.columns[weights.column])
+            chunk = weigh_chunk(chunk, weights, numbers)
         yield from (block for block in iter_blocks(chunk) if block.n_samples)
 
 

@@ -48,6 +48,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
@@ -164,6 +165,7 @@ class ClippedPCA(Model):
     """
 
     name: ClassVar[str] = "clipped-pca"
+    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency",)
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     pair_counts: ClassVar[tuple[str, ...]] = STRIP_COUNTS
