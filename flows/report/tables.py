@@ -237,6 +237,14 @@ def _format_megabytes(n_bytes: int | None) -> str:
     return "" if n_bytes is None else f"{n_bytes / 1e6:,.0f} MB"
 
 
+_OPTIONAL_INDICES = (
+    ("aic", "AIC and BIC", "use"),
+    ("m2", "M₂ and its indices", "use"),
+    ("s_x2", "S-X²", "uses"),
+)
+"""Entry of the fit statistics, symbol and verb of the indices that a fit may leave out."""
+
+
 def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     """Return the table of fit statistics, if the fit has any."""
     statistics = manifest["diagnostics"].get("fit_statistics")
@@ -244,7 +252,7 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
         return None
     rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(statistics))
     notes, n_fitted = [_NOTE] if "m2" in statistics else [], manifest.get("n_samples", 0)
-    for name, symbol, verb in (("m2", "M₂ and its indices", "use"), ("s_x2", "S-X²", "uses")):
+    for name, symbol, verb in _OPTIONAL_INDICES:
         if reason := statistics.get(f"{name}_missing"):
             notes.append(f"{symbol} could not be computed: {reason}.")
         elif (n_rows := statistics.get(f"{name}_rows", n_fitted)) < n_fitted:
@@ -256,7 +264,8 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
     yield "log-likelihood", f"{statistics['log_likelihood']:,.2f}".replace("-", "−")
     yield "parameters", f"{statistics['n_parameters']:,}"
-    yield "AIC, BIC", f"{statistics['aic']:,.1f}, {statistics['bic']:,.1f}"
+    if "aic" in statistics:
+        yield "AIC, BIC", f"{statistics['aic']:,.1f}, {statistics['bic']:,.1f}"
     if "m2" in statistics:
         p = "< 0.0001" if statistics["m2_p"] < 1e-4 else f"= {statistics['m2_p']:.4f}"
         m2, df = format_number(statistics["m2"], 5), f"{statistics['m2_df']:,}"

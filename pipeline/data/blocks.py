@@ -50,6 +50,8 @@ class BinaryBlock:
         Integers keep weighted counts exact.
     weight_unit
         Weight of a row whose entry in `weights` is 1.
+    has_sampling_weights
+        Whether the weights are those of a survey, see `pipeline.data.weights`.
     """
 
     words: Words
@@ -61,6 +63,7 @@ class BinaryBlock:
     tile: Tile | None = None
     weights: NDArray[np.int64] | None = None
     weight_unit: float = 1.0
+    has_sampling_weights: bool = False
 
     @property
     def n_features(self) -> int:
@@ -168,6 +171,7 @@ def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
         },
         weights=_concatenate_weights(blocks, order),
         weight_unit=blocks[0].weight_unit,
+        has_sampling_weights=blocks[0].has_sampling_weights,
     )
 
 
@@ -218,6 +222,7 @@ class WeightedChunk:
     keep: NDArray[np.bool_] | None
     weights: NDArray[np.int64]
     weight_unit: float
+    has_sampling_weights: bool
 
 
 @dataclass(frozen=True)
@@ -284,7 +289,12 @@ def iter_blocks(chunk: PackedChunk, part: ChunkPart = WHOLE_CHUNK) -> Iterator[B
             {name: values[rows] for name, values in chunk.columns.items()},
         )
         if isinstance(chunk, WeightedChunk):
-            block = replace(block, weights=chunk.weights[rows], weight_unit=chunk.weight_unit)
+            block = replace(
+                block,
+                weights=chunk.weights[rows],
+                weight_unit=chunk.weight_unit,
+                has_sampling_weights=chunk.has_sampling_weights,
+            )
         yield block if chunk.keep is None else block.take_rows(np.flatnonzero(chunk.keep[rows]))
 
 

@@ -159,6 +159,7 @@ def weigh_chunk(chunk: PackedChunk, weights: RowWeights, values: NDArray[Any]) -
         None if keep.all() else keep,
         units,
         weights.scale,
+        weights.kind == "sampling",
     )
 
 

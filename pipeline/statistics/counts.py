@@ -50,6 +50,7 @@ class FeatureCounts(CountStatistics):
     ones: Counts
     weights: Counts | None = None  # sum of the weights of each segment, (n_seen,)
     weight_unit: float = 1.0
+    has_sampling_weights: bool = False
 
     @classmethod
     def from_block(cls, block: BinaryBlock) -> Self:
@@ -59,7 +60,8 @@ class FeatureCounts(CountStatistics):
         total = block.n_samples if block.weights is None else block.weights.sum()
         observed = np.full_like(ones, total) if mask is None else _count_ones(mask, block.weights)
         weights = None if block.weights is None else np.array([total])
-        return cls(segment, rows, observed[None], ones[None], weights, block.weight_unit)
+        kind = (block.weight_unit, block.has_sampling_weights)
+        return cls(segment, rows, observed[None], ones[None], weights, *kind)
 
     @property
     def n_rows(self) -> int:
@@ -88,7 +90,7 @@ class FeatureCounts(CountStatistics):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the counts from the arrays of `to_arrays`."""
-        return cls(**_read_weight_unit(arrays))
+        return cls(**_read_scalars(arrays))
 
 
 def pool_margins(counts: FeatureCounts) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -343,7 +345,7 @@ class PairCounts(CountStatistics):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the counts from the arrays of `to_arrays`."""
-        counts = {name: a for name, a in _read_weight_unit(arrays).items() if name != "tile"}
+        counts = {name: a for name, a in _read_scalars(arrays).items() if name != "tile"}
         tile = Tile(*map(tuple, arrays["tile"].tolist())) if "tile" in arrays else None
         return cls(**counts, tile=tile)
 
@@ -365,14 +367,17 @@ def _list_arrays(counts: FeatureCounts | PairCounts) -> dict[str, NDArray[Any]]:
     """Return all arrays by name and, with weights, their unit."""
     names = [field.name for field in fields(counts)]
     arrays = {n: a for n in names if isinstance(a := getattr(counts, n), np.ndarray)}
-    unit = {} if counts.weights is None else {"weight_unit": np.array(counts.weight_unit)}
-    return arrays | unit
+    if counts.weights is not None:
+        arrays["weight_unit"] = np.array(counts.weight_unit)
+    if isinstance(counts, FeatureCounts) and counts.has_sampling_weights:
+        arrays["has_sampling_weights"] = np.array(True)
+    return arrays
 
 
-def _read_weight_unit(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the arrays of `_list_arrays`, with the unit of the weights as a number."""
-    unit = {name: float(arrays[name]) for name in ("weight_unit",) if name in arrays}
-    return {**arrays, **unit}
+def _read_scalars(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the arrays of `_list_arrays`, with facts about the weights as scalars."""
+    names = ("weight_unit", "has_sampling_weights")
+    return {**arrays, **{name: arrays[name].item() for name in names if name in arrays}}
 
 
 def _split_into_groups(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
@@ -388,20 +393,15 @@ def _add_joint_counts(
     left: Any, right: Any, counts: Counts, tile: Tile | None, weights: Counts | None
 ) -> None:
     """Add the joint counts of a tile, in which each row counts as many times as its weight."""
-    if weights is not None:
-        total = np.zeros_like(counts)
-        for plane in kernels.split_into_bit_planes(weights):  # from the highest bit to the lowest
-            total *= 2
-            masked = left & plane
-            _add_joint_counts(masked, masked if left is right else right, total, tile, None)
-        counts += total
-    elif tile is None:
-        kernels.add_joint_counts(left, right, counts)
+    if tile is None:
+        kernels.add_weighted_joint_counts(left, right, weights, counts)
     elif left is right and tile.left == tile.right:
         words = left[slice(*tile.left)]
-        kernels.add_joint_counts(words, words, counts)
+        kernels.add_weighted_joint_counts(words, words, weights, counts)
     else:
-        kernels.add_joint_counts(left[slice(*tile.left)], right[slice(*tile.right)], counts)
+        kernels.add_weighted_joint_counts(
+            left[slice(*tile.left)], right[slice(*tile.right)], weights, counts
+        )
 
 
 def _assemble_square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:

@@ -150,9 +150,8 @@ def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Su
         return _e_step_with_gradient(ep_e_step, params, block)
     if (nodes := nodes_from_working(working)) is not None:
         return _e_step_on_nodes(params, nodes, block)
-    moments = variational_e_step(
-        block.words, block.observed_words, block.n_samples, params.weights, params.offsets
-    )
+    bits = (block.words, block.observed_words, block.n_samples)
+    moments = variational_e_step(*bits, params.weights, params.offsets, block.row_weights)
     values = {
         "curvature": moments.curvature,
         "target": moments.target,
@@ -165,7 +164,7 @@ def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Su
 
 def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
     X, observed = block.unpack_values(), block.unpack_mask()
-    counts = node_statistics(X, observed, params.weights, params.offsets, nodes)
+    counts = node_statistics(X, observed, params.weights, params.offsets, nodes, block.row_weights)
     extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     values = {
         "ones": counts.ones,
@@ -180,7 +179,8 @@ def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock
 def _e_step_with_gradient(
     e_step: Callable[..., NewtonStatistics], params: LatentTraitParams, block: BinaryBlock
 ) -> Sums:
-    moments = e_step(block.unpack_values(), block.unpack_mask(), params.weights, params.offsets)
+    X, observed = block.unpack_values(), block.unpack_mask()
+    moments = e_step(X, observed, params.weights, params.offsets, block.row_weights)
     values = {
         "gradient": moments.gradient,
         "curvature": moments.curvature,

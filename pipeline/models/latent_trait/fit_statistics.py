@@ -22,26 +22,38 @@ _SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
 _MIN_ITEMS = 3  # fewer items have no informative sum scores
 _MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
 _MIN_PAIR_VARIANCE = 1e-12
+_INVALID_WITH_WEIGHTS = "the rows have sampling weights"
 _MAX_STEPS = 2000
 _RESIDUAL_TOLERANCE = 1e-4  # relative norm of the residual; the relative error of M₂ is near 1e-7
 _RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
 
 
 def compute_fit_statistics(
-    params: LatentTraitParams, sums: Sums, nodes: Nodes, rank: int, varying: NDArray[np.intp]
+    params: LatentTraitParams,
+    sums: Sums,
+    nodes: Nodes,
+    rank: int,
+    varying: NDArray[np.intp],
+    has_sampling_weights: bool,
 ) -> dict[str, Any]:
     """Return likelihood, information criteria, reliability, M₂ with its indices, and rows of S-X².
 
     `sums` is the result of `summarize_information` over all rows, `rank` the number of identifiable
-    parameters, and `varying` the features that are not constant.
+    parameters, and `varying` the features that are not constant. Entries that end in `_missing`
+    state why an index is left out.
     """
     n, log_likelihood = sums.weight, sums.objective
     statistics: dict[str, Any] = {
         "log_likelihood": log_likelihood,
         "n_parameters": rank,
+        "reliability": _reliability(sums).tolist(),
+    }
+    if has_sampling_weights:
+        names = ("aic", "m2", "s_x2")
+        return statistics | {f"{name}_missing": _INVALID_WITH_WEIGHTS for name in names}
+    statistics |= {
         "aic": 2 * rank - 2 * log_likelihood,
         "bic": rank * float(np.log(n)) - 2 * log_likelihood,
-        "reliability": _reliability(sums).tolist(),
     }
     if reason := explain_missing_s_x2(sums.values, varying):
         statistics["s_x2_missing"] = reason
@@ -59,7 +71,7 @@ def compute_fit_statistics(
             "m2_missing": f"{n_complete:,} rows are too few for {rank:,} parameters"
         }
     if 2 * n_complete < n:
-        return statistics | {"m2_missing": f"only {n_complete:,} of {n:,} rows have all values"}
+        return statistics | {"m2_missing": f"only {n_complete:,} of {n:,.0f} rows have all values"}
     if _has_constant_item(both, n_complete):
         return statistics | {"m2_missing": "an item is constant in the rows that have all values"}
     weights, offsets = params.weights[varying], params.offsets[varying]
@@ -93,7 +105,7 @@ def _has_constant_item(both: NDArray[np.int64], n_rows: int) -> bool:
 def _reliability(sums: Sums) -> Array:
     """Return the share of each component's variance that the codes capture, (q,)."""
     values = sums.values
-    n = max(int(values["rows_informing"]), 1)
+    n = max(float(values["weight_informing"]), 1)
     mean = values["codes"] / n
     between = np.diag(values["codes_squared"]) / n - mean**2
     within = np.diag(values["codes_variance"]) / n

@@ -49,6 +49,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
@@ -156,8 +157,9 @@ class LatentTrait(Model):
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used above 3 components), from both (`sandwich`, also right if the
-        model is wrong), or `none`. With more than 3,000 parameters they are always `louis`. The
-        variational and sampling fits have none, because their own error is larger.
+        model is wrong, and always used for rows with sampling weights), or `none`. With more than
+        3,000 parameters they are always `louis`. The variational and sampling fits have none,
+        because their own error is larger.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -169,6 +171,7 @@ class LatentTrait(Model):
     """
 
     name: ClassVar[str] = "latent-trait"
+    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
@@ -283,6 +286,7 @@ class LatentTrait(Model):
             "n_rows": np.array(first.n_rows),
             "weight": np.array(first.weight),
             "is_complete": np.array(first.is_complete),
+            "has_sampling_weights": np.array(first.has_sampling_weights),
         }
         text = "constant features, pinned at their margins: {features}"
         warnings = (FitWarning(text, tuple(constant.tolist())),) if constant.size else ()
@@ -458,8 +462,12 @@ class LatentTrait(Model):
         if self.errors == "none" or not has_likelihood(state.working):
             return None
         n_rows, shape = int(state.auxiliary["n_rows"]), state.params.weights.shape
-        share = choose_row_share(n_rows, shape, self.errors)
+        share = choose_row_share(n_rows, shape, self._choose_error_form(state))
         return {**state.working, "share": np.array(share)}
+
+    def _choose_error_form(self, state: FitState) -> str:
+        is_sampled = bool(state.auxiliary["has_sampling_weights"])
+        return choose_error_form(self.errors, state.params.weights.shape, is_sampled)
 
     def summarize_information(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -477,17 +485,15 @@ class LatentTrait(Model):
         varying = np.setdiff1d(np.arange(n_features), state.auxiliary["constant"])
         if grid_from_working(state.working) is not None:
             state = self._add_fit_statistics(state, statistics, varying)
+        if (form := self._choose_error_form(state)) == "none":
+            return _warn_no_errors(state, "sampling weights need fewer components or items")
         if is_wide(state.params) and (q > MAX_COMPONENTS or self._has_equal_slopes):
             return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters")
         n_rows = _MIN_ROWS_PER_PARAMETER
         rank = count_parameters(len(varying), q, self._has_equal_slopes)
-        if q > MAX_COMPONENTS and statistics.values["rows_informing"] < n_rows * rank:
+        if q > MAX_COMPONENTS and statistics.values["weight_informing"] < n_rows * rank:
             return _warn_no_errors(state, f"fewer than {n_rows} rows per parameter")
-        diagnostics = {
-            **state.diagnostics,
-            "errors": choose_error_form(self.errors, (n_features, q)),
-        }
-        state = replace(state, diagnostics=diagnostics)
+        state = replace(state, diagnostics={**state.diagnostics, "errors": form})
         return self._add_errors(state, statistics, varying)
 
     def _add_fit_statistics(
@@ -497,7 +503,10 @@ class LatentTrait(Model):
         nodes = Nodes(state.working["points"], state.working["log_weights"])
         item_statistics = compute_item_statistics(params, statistics, nodes, varying)
         rank = count_parameters(len(varying), q, self._has_equal_slopes)
-        fit_statistics = compute_fit_statistics(params, statistics, nodes, rank, varying)
+        is_sampled = bool(state.auxiliary["has_sampling_weights"])
+        fit_statistics = compute_fit_statistics(
+            params, statistics, nodes, rank, varying, is_sampled
+        )
         diagnostics = {**state.diagnostics, "fit_statistics": fit_statistics}
         return replace(state, params=replace(params, **item_statistics), diagnostics=diagnostics)
 
@@ -662,7 +671,7 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
     correction matters if there are many parameters.
     """
     sums, q = statistics.values, state.params.weights.shape[1]
-    n_informing = max(int(sums["rows_informing"]), 1)
+    n_informing = max(float(sums["weight_informing"]), 1.0)
     share = n_informing / statistics.weight
     if is_wide(state.params):
         names: tuple[str, ...] = ("curvature", "item_variance", "shared_variance")
@@ -670,7 +679,7 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
     scale = 1 / share
     if q > MAX_COMPONENTS:
         scale *= n_informing / (n_informing - state.params.free_parameters.size - 1)
-    names = ("spread", "products", "curvature")
+    names = ("spread", "products", "curvature", "weighted_products")
     return {name: scale * sums[name] for name in names if name in sums}
 
 

@@ -15,7 +15,8 @@ sum scores are counted in the rows without missing values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from pipeline.models.latent_trait.wide_errors import (
     compute_item_covariances,
     list_shared_directions,
 )
-from pipeline.numerics.bits.kernels import pack_rows, symmetric_joint_counts
+from pipeline.numerics.bits.kernels import add_weighted_joint_counts
 from pipeline.numerics.information import invert_constrained_information, invert_information
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -42,6 +43,7 @@ from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
 from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
+    TraitScores,
     count_score_vectors,
     estimate_trait_scores,
     sum_block_scores,
@@ -64,19 +66,25 @@ _MIN_INFORMATION = 1e-6  # of an item, as a share of the information with known 
 _MIN_ROWS_PER_PARAMETER = {"louis": 5, "crossproduct": 100, "sandwich": 100}
 
 
-def choose_error_form(errors: str, shape: tuple[int, int]) -> str:
+def choose_error_form(
+    errors: str, shape: tuple[int, int], has_sampling_weights: bool = False
+) -> str:
     """Return the form of standard errors of weights of a shape, (n_features, q).
 
-    Above 3 components, only `crossproduct` is possible; with many items, only `louis`.
+    Above 3 components, only `crossproduct` is possible; with many items, only `louis`. Only the
+    sandwich is right with sampling weights: there are none in these two cases.
     """
     n_features, q = shape
+    if has_sampling_weights:
+        is_possible = q <= MAX_COMPONENTS and n_features * (q + 1) <= MAX_PARAMETERS
+        return "sandwich" if is_possible else "none"
     if q > MAX_COMPONENTS:
         return "crossproduct"
     return "louis" if n_features * (q + 1) > MAX_PARAMETERS else errors
 
 
-def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
-    """Return the share of rows over which scores are summed.
+def choose_row_share(n_rows: int, shape: tuple[int, int], form: str) -> float:
+    """Return the share of rows over which scores are summed for a form of standard errors.
 
     `louis` needs fewer rows than the products of scores, which determine a matrix of full rank only
     if rows are many.
@@ -87,7 +95,7 @@ def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
         return min(1.0, MAX_ROWS / max(n_rows, 1))
     n_vectors = count_score_vectors(n_features, q) if q <= MAX_COMPONENTS else 1
     affordable = min(_MAX_WORK / (n_vectors * n_parameters**2), MAX_ROWS)
-    required = _MIN_ROWS_PER_PARAMETER[choose_error_form(errors, shape)] * n_parameters
+    required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * n_parameters
     return min(1.0, max(affordable, required) / max(n_rows, 1))
 
 
@@ -112,14 +120,15 @@ def summarize_scores(
     params: LatentTraitParams, share: float, block: BinaryBlock, rng: RowRandom
 ) -> Sums:
     """Compute the sums for standard errors over a share of the rows, without nodes."""
-    X, observed, n_rows = _select_rows(share, block, rng)
-    weights, offsets = params.weights, params.offsets
-    values: dict[str, NDArray[Any]] = {"rows_informing": np.array(n_rows)}
-    if weights.shape[1] <= MAX_COMPONENTS:
-        posterior = posterior_on_lattice(X, observed, params.items)
-        values |= _sum_scores(params, X, observed, posterior)
+    sample = _select_rows(share, block, rng)
+    values: dict[str, NDArray[Any]] = {"weight_informing": np.array(sample.weight)}
+    if params.weights.shape[1] <= MAX_COMPONENTS:
+        posterior = posterior_on_lattice(sample.X, sample.observed, params.items)
+        values |= _sum_scores(params, sample, posterior)
     elif not is_wide(params):
-        values["products"] = sum_ep_score_products(X, observed, weights, offsets)
+        values["products"] = sum_ep_score_products(
+            sample.X, sample.observed, params.weights, params.offsets, sample.row_weights
+        )
     return Sums.from_block(block, 0.0, values)
 
 
@@ -128,26 +137,53 @@ def is_wide(params: LatentTraitParams) -> bool:
     return params.free_parameters.size > MAX_PARAMETERS
 
 
-def _sum_scores(
-    params: LatentTraitParams,
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
-    posterior: HasMoments,
-) -> Values:
+class _RowSample(NamedTuple):
+    """Some rows of a block: values and mask, (n_rows, n_features), and weights, (n_rows,)."""
+
+    X: NDArray[np.uint8]
+    observed: NDArray[np.uint8] | None
+    row_weights: Array | None
+    has_sampling_weights: bool
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights."""
+        return float(len(self.X) if self.row_weights is None else self.row_weights.sum())
+
+    def take_rows(self, is_taken: NDArray[np.bool_]) -> _RowSample:
+        """Return the rows of a mask, (n_rows,)."""
+        return self._replace(
+            X=self.X[is_taken],
+            observed=None if self.observed is None else self.observed[is_taken],
+            row_weights=None if self.row_weights is None else self.row_weights[is_taken],
+        )
+
+
+def _sum_scores(params: LatentTraitParams, sample: _RowSample, posterior: HasMoments) -> Values:
     """Sum scores and information per row; with many items, only those of `wide_errors`."""
-    arguments = (X, observed, params.weights, params.offsets, posterior)
-    if not is_wide(params):
-        return sum_trait_scores(*arguments)._asdict()
-    return sum_block_scores(*arguments, list_shared_directions(params.weights).scales)._asdict()
+    arguments = (sample.X, sample.observed, params.weights, params.offsets, posterior)
+    if is_wide(params):
+        directions = list_shared_directions(params.weights).scales
+        return sum_block_scores(*arguments, directions, sample.row_weights)._asdict()
+    return _sum_weighted_scores(partial(sum_trait_scores, *arguments), sample)
 
 
-def _select_rows(
-    share: float, block: BinaryBlock, rng: RowRandom
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, int]:
-    """Return a random share of the rows, with their mask and number."""
-    X, observed = block.unpack_values(), block.unpack_mask()
-    places = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
-    return X[places], None if observed is None else observed[places], len(places)
+def _sum_weighted_scores(sum_scores: Callable[..., TraitScores], sample: _RowSample) -> Values:
+    """Call a function that takes `row_weights`; with sampling weights, also sum w² s sᵀ."""
+    values: Values = sum_scores(row_weights=sample.row_weights)._asdict()
+    if not sample.has_sampling_weights or sample.row_weights is None:
+        return values
+    squared = sum_scores(row_weights=sample.row_weights**2)
+    return {**values, "weighted_products": squared.products}
+
+
+def _select_rows(share: float, block: BinaryBlock, rng: RowRandom) -> _RowSample:
+    """Return a random share of the rows."""
+    sample = _RowSample(
+        block.unpack_values(), block.unpack_mask(), block.row_weights, block.has_sampling_weights
+    )
+    is_taken = rng.stream("information").uniform(block.rows, 1)[:, 0] < share
+    return sample.take_rows(is_taken)
 
 
 def summarize_information(
@@ -165,60 +201,62 @@ def summarize_information(
     weights, offsets = params.weights, params.offsets
     values: dict[str, NDArray[Any]] = {}
     if nodes is None:
-        log_likelihood = lattice_e_step(X, observed, weights, offsets).log_likelihood
+        log_likelihood = lattice_e_step(
+            X, observed, weights, offsets, block.row_weights
+        ).log_likelihood
         nodes = list_lattice_nodes(weights, offsets)
     else:
         by_row = node_posterior(X, observed, weights, offsets, nodes).log_likelihood
-        log_likelihood = float(by_row.sum())
-    if len(offsets) <= MAX_ITEMS:
+        row_weights = block.row_weights
+        log_likelihood = float((by_row if row_weights is None else row_weights * by_row).sum())
+    if len(offsets) <= MAX_ITEMS and not block.has_sampling_weights:
         values |= _count_complete_rows(block, X, observed)
-    X, observed, _ = _select_rows(share, block, rng)
+    sample = _select_rows(share, block, rng)
     if nodes is None or is_wide(params):
-        posterior: Any = posterior_on_lattice(X, observed, params.items)
-        values |= _sum_scores(params, X, observed, posterior)
+        posterior: Any = posterior_on_lattice(sample.X, sample.observed, params.items)
+        values |= _sum_scores(params, sample, posterior)
     else:
-        posterior = node_posterior(X, observed, weights, offsets, nodes)
-        values |= _sum_scores_on_nodes(params, nodes, X, observed, posterior)
-    values |= _sum_residuals(params, X, observed, posterior)
+        posterior = node_posterior(sample.X, sample.observed, weights, offsets, nodes)
+        values |= _sum_scores_on_nodes(params, nodes, sample, posterior)
+    values |= _sum_residuals(params, sample, posterior)
     return Sums.from_block(block, log_likelihood, values)
 
 
 def _sum_scores_on_nodes(
     params: LatentTraitParams,
     nodes: Nodes,
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
+    sample: _RowSample,
     posterior: NodePosterior,
 ) -> Values:
     """Sum scores on the nodes for complete rows, which is much cheaper, and per row for others."""
-    weights, offsets = params.weights, params.offsets
-    if observed is None:
-        return sum_node_scores(X, weights, offsets, nodes)._asdict()
-    is_complete = observed.all(axis=1)
-    complete = sum_node_scores(X[is_complete], weights, offsets, nodes)
+    if sample.observed is None:
+        on_nodes = partial(sum_node_scores, sample.X, params.weights, params.offsets, nodes)
+        return _sum_weighted_scores(on_nodes, sample)
+    is_complete = np.asarray(sample.observed.all(axis=1))
+    complete = sample.take_rows(is_complete)._replace(observed=None)
+    of_complete = _sum_scores_on_nodes(params, nodes, complete, posterior)
     moments = NodePosterior(*(values[~is_complete] for values in posterior))
-    X, observed = X[~is_complete], observed[~is_complete]
-    incomplete = sum_trait_scores(X, observed, weights, offsets, moments)
-    return {name: getattr(complete, name) + getattr(incomplete, name) for name in complete._fields}
+    of_others = _sum_scores(params, sample.take_rows(~is_complete), moments)
+    return {name: of_complete[name] + of_others[name] for name in of_complete}
 
 
-def _sum_residuals(
-    params: LatentTraitParams,
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
-    posterior: HasMoments,
-) -> Values:
+def _sum_residuals(params: LatentTraitParams, sample: _RowSample, posterior: HasMoments) -> Values:
     """Sum the moments of the codes, and the squared residuals at the codes."""
-    mean = posterior.mean
+    X, observed, mean = sample.X, sample.observed, posterior.mean
     P = scipy.special.expit(mean @ params.weights.T + params.offsets)
     variance = np.maximum(P * (1 - P), np.finfo(float).tiny)
     mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
+    codes, covariance = mean, posterior.covariance
+    if sample.row_weights is not None:
+        mask *= sample.row_weights[:, None]
+        codes = mean * sample.row_weights[:, None]
+        covariance = covariance * sample.row_weights[:, None, None]
     squares = mask * (X - P) ** 2
     return {
-        "rows_informing": np.array(len(X)),
-        "codes": mean.sum(axis=0),
-        "codes_squared": mean.T @ mean,
-        "codes_variance": posterior.covariance.sum(axis=0),
+        "weight_informing": np.array(sample.weight),
+        "codes": codes.sum(axis=0),
+        "codes_squared": codes.T @ mean,
+        "codes_variance": covariance.sum(axis=0),
         "observed": mask.sum(axis=0),
         "squares": squares.sum(axis=0),
         "variances": (mask * variance).sum(axis=0),
@@ -229,21 +267,26 @@ def _sum_residuals(
 def _count_complete_rows(
     block: BinaryBlock, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
 ) -> Values:
-    """Count pairs of ones, and ones by sum score, in complete rows."""
-    words = block.words
+    """Count pairs of ones, and ones by sum score, in complete rows times their weights."""
     if observed is not None:
-        X = np.ascontiguousarray(X[observed.all(axis=1)])
-        words = pack_rows(X)
-    n_features = block.n_features
+        is_complete = observed.all(axis=1)
+        block, X = block.take_rows(np.flatnonzero(is_complete)), X[is_complete]
+    n_features, weights = block.n_features, block.weights
+    both = np.zeros((n_features, n_features), np.int64)
+    add_weighted_joint_counts(block.words, block.words, weights, both)
     scores = X.sum(axis=1, dtype=np.int64)
     order = np.argsort(scores.astype(np.uint16), kind="stable")  # a fast radix sort for uint16
     rows = np.bincount(scores, minlength=n_features + 1)
-    ones = np.zeros((n_features + 1, n_features), np.int64)
+    score_rows, ones = rows, np.zeros((n_features + 1, n_features), np.int64)
+    values = X[order] if weights is None else X[order] * weights[order, None]
+    if weights is not None:
+        score_rows = np.zeros(n_features + 1, np.int64)
+        np.add.at(score_rows, scores, weights)
     if len(X):
         present = np.flatnonzero(rows)
         starts = (np.cumsum(rows) - rows)[present]
-        ones[present] = np.add.reduceat(X[order], starts, axis=0, dtype=np.int64)
-    return {"both": symmetric_joint_counts(words), "score_rows": rows, "score_ones": ones}
+        ones[present] = np.add.reduceat(values, starts, axis=0, dtype=np.int64)
+    return {"both": both, "score_rows": score_rows, "score_ones": ones}
 
 
 def count_parameters(n_features: int, q: int, equal_slopes: bool) -> int:
@@ -315,7 +358,8 @@ def standard_errors(
         covariance = inverse.covariance
         unknown = fixed | inverse.find_unidentified((n_features, q + 1))
     if form == "sandwich":
-        covariance = covariance @ sums["products"] @ covariance
+        products = sums.get("weighted_products", sums["products"])
+        covariance = covariance @ products @ covariance
     blocks = covariance.reshape(n_features, q + 1, n_features, q + 1)
     item_covariance = blocks[np.arange(n_features), :, np.arange(n_features)]
     item_covariance[unknown] = np.nan

@@ -93,6 +93,25 @@ def add_joint_counts(
     _add_joint_counts(_memory(left), _memory(right), left.shape[1], same, symmetric, table, counts)
 
 
+def add_weighted_joint_counts(
+    left: Words, right: Words, weights: Counts | None, counts: Counts
+) -> None:
+    """Add joint counts in which each sample counts as many times as its weight, in place.
+
+    With the bits w_b of the weights, (n_samples,), the counts are Σ_b 2^b popcount(x ∧ y ∧ w_b).
+    Other parameters are as for `add_joint_counts`; without weights, each sample counts once.
+    """
+    if weights is None:
+        add_joint_counts(left, right, counts)
+        return
+    total = np.zeros_like(counts)
+    for plane in split_into_bit_planes(weights):  # from the highest bit to the lowest
+        total *= 2
+        masked = left & plane
+        add_joint_counts(masked, masked if left is right else right, total)
+    counts += total
+
+
 def symmetric_joint_counts(words: Words) -> Counts:
     """Return `joint_counts(words, words)`, (n_features, n_features), counting each pair once."""
     return joint_counts(words, words)

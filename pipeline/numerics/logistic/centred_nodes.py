@@ -50,9 +50,10 @@ _MAX_DISTANCE = 1.0  # of the last step of Newton's method, in standard deviatio
 
 
 class _Batch(NamedTuple):
-    """Rows side by side, padded with rows without values; 0 where a value is missing."""
+    """Rows side by side, padded with rows of weight 0; 0 where a value is missing."""
 
     n_rows: int
+    weights: Floats  # of the rows, (n_lanes,)
     ones: Floats  # t, (n_features, n_lanes)
     mask: Floats  # (n_features, n_lanes)
 
@@ -65,7 +66,11 @@ class _Laplace(NamedTuple):
 
 
 def centred_e_step(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    row_weights: Floats | None = None,
 ) -> NewtonStatistics:
     """E-step on nodes centred at each row's posterior.
 
@@ -77,8 +82,11 @@ def centred_e_step(
         Mask of the same shape; None if all values are observed.
     weights, offsets
         w, (n_features, q), for 1 to 3 components, and b, (n_features,).
+    row_weights
+        Weight of each row in the sums, (n_samples,); None if every weight is 1.
     """
     n_features, q = weights.shape
+    own_weights = np.ones(len(X)) if row_weights is None else row_weights
     z, log_v = gauss_hermite(CENTRED_NODES_PER_AXIS[q], q)
     log_v = log_v + 0.5 * (z**2).sum(axis=1)
     gradient = np.zeros((n_features, q + 1))
@@ -91,7 +99,7 @@ def centred_e_step(
     x, log_mass = np.ones((q + 1, len(z), n_lanes)), np.empty((len(z), n_lanes))
     sigma = np.empty((n_features, len(z) * n_lanes))
     slopes = np.empty_like(sigma)
-    for batch in _iter_batches(X, observed, n_lanes):
+    for batch in _iter_batches(X, observed, own_weights, n_lanes):
         linear = free.T @ batch.ones
         gaussian = _find_modes(batch, weights, offsets, linear)
         np.einsum("dal,na->dnl", gaussian.root, z, out=x[:q])
@@ -104,8 +112,9 @@ def centred_e_step(
         largest = log_mass.max(axis=0)
         share = np.exp(log_mass - largest)
         totals = share.sum(axis=0)
-        log_likelihood += float((largest + np.log(totals))[: batch.n_rows].sum())
-        share *= (np.arange(n_lanes) < batch.n_rows) / totals
+        nats = batch.weights * (largest + np.log(totals))
+        log_likelihood += float(nats[: batch.n_rows].sum())
+        share *= batch.weights / totals
         weigh_node_curves(share.reshape(-1), sigma, slopes)
         gradient += batch.ones @ (share * x).sum(axis=1).T
         gradient -= sigma @ flat.T
@@ -117,7 +126,9 @@ def centred_e_step(
     return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0)
 
 
-def _iter_batches(X: Bits, observed: Bits | None, n_lanes: int) -> Iterator[_Batch]:
+def _iter_batches(
+    X: Bits, observed: Bits | None, row_weights: Floats, n_lanes: int
+) -> Iterator[_Batch]:
     for start in range(0, len(X), n_lanes):
         check_cancelled()
         rows = slice(start, min(start + n_lanes, len(X)))
@@ -126,7 +137,7 @@ def _iter_batches(X: Bits, observed: Bits | None, n_lanes: int) -> Iterator[_Bat
         ones[:, :n_rows] = X[rows].T
         mask[:, :n_rows] = 1.0 if observed is None else observed[rows].T
         ones *= mask
-        yield _Batch(n_rows, ones, mask)
+        yield _Batch(n_rows, np.pad(row_weights[rows], (0, n_lanes - n_rows)), ones, mask)
 
 
 def _find_modes(batch: _Batch, weights: Floats, offsets: Floats, linear: Floats) -> _Laplace:

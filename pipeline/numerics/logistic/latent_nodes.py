@@ -122,7 +122,12 @@ def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nod
 
 
 def node_statistics(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    nodes: Nodes,
+    row_weights: Floats | None = None,
 ) -> NodeStatistics:
     """Sum responsibilities over rows: the E-step of EM.
 
@@ -137,16 +142,24 @@ def node_statistics(
         Slopes w, (n_features, n_components), and offsets b, (n_features,).
     nodes
         Nodes and weights of the prior.
+    row_weights
+        Weight of each row in the sums, (n_samples,); None if every weight is 1.
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
     sums, log_likelihood, peak = np.zeros_like(coefficients), 0.0, 0.0
     for batch in _iter_batches(X, observed, coefficients):
         totals = batch.scores.sum(axis=1)
-        sums += (batch.design / totals[:, None]).T @ batch.scores
         n_rows = batch.rows.stop - batch.rows.start
-        log_likelihood += float((batch.log_scale + np.log(totals))[:n_rows].sum())
-        peak += float((1 / totals[:n_rows]).sum())  # the largest score is 1
+        shares, nats = batch.design / totals[:, None], (batch.log_scale + np.log(totals))[:n_rows]
+        peaks = 1 / totals[:n_rows]  # the largest score is 1
+        if row_weights is not None:
+            own_weights = row_weights[batch.rows]
+            shares[:n_rows] *= own_weights[:, None]
+            nats, peaks = own_weights * nats, own_weights * peaks
+        sums += shares.T @ batch.scores
+        log_likelihood += float(nats.sum())
+        peak += float(peaks.sum())
     # Without missing values, every feature has the mass of the column of ones.
     mass = np.tile(sums[-1], (n_features, 1)) if observed is None else sums[n_features:-1]
     return NodeStatistics(

@@ -153,6 +153,8 @@ def variational_e_step(
     n_samples: int,
     weights: Floats,
     offsets: Floats,
+    row_weights: Floats | None = None,
+    *,
     tol: float = 1e-4,
     max_rounds: int = 20,
 ) -> VariationalStatistics:
@@ -168,6 +170,8 @@ def variational_e_step(
         Number of rows.
     weights, offsets
         w, (n_features, q), and b, (n_features,).
+    row_weights
+        Weight of each row in the sums, (n_samples,); None if every weight is 1.
     tol
         A row stops once its bound changes by less, nats; with 0, it takes `max_rounds` rounds.
     max_rounds
@@ -182,10 +186,18 @@ def variational_e_step(
     curvature = np.zeros((len(weights), model.place.max() + 1))
     target, moments = np.zeros(model.weights.shape), np.zeros(model.place.shape)
     bound, rounds = 0.0, 0
+    start = 0
     for bits in _iter_strips(words, observed_words, n_samples):
-        posteriors = _estimate_strip(bits, model, tol, max_rounds)
-        _add_statistics(bits, model, posteriors, curvature, target)
-        moments += sum_trait_moments(*_unpack_gaussians(bits, model, posteriors))
+        posteriors, own_weights = _estimate_strip(bits, model, tol, max_rounds), None
+        lane_weights = np.empty((0, LANES))
+        if row_weights is not None:
+            own_weights = row_weights[start : start + bits.n_samples]
+            lane_weights = np.zeros((len(bits.values), LANES))
+            lane_weights.ravel()[: bits.n_samples] = own_weights
+            posteriors.bound[:] *= lane_weights
+        start += bits.n_samples
+        _add_statistics(bits, lane_weights, model, posteriors, curvature, target)
+        moments += sum_trait_moments(*_unpack_gaussians(bits, model, posteriors), own_weights)
         bound += float(posteriors.bound.sum())
         rounds += int(posteriors.rounds.sum())
     return VariationalStatistics(curvature, target, moments, bound, rounds)
@@ -360,6 +372,7 @@ def _estimate_posteriors(
 @njit(**LANE_KERNEL_OPTIONS, cache=True)
 def _add_statistics(
     bits: InterleavedRows,
+    row_weights: Floats,
     model: LogisticParameters,
     posteriors: LanePosteriors,
     curvature: Floats,
@@ -367,7 +380,7 @@ def _add_statistics(
 ) -> None:
     """Add the sums of the M-step to (n_features, packed) and (n_features, q + 1).
 
-    ξ is set from the posteriors.
+    ξ is set from the posteriors. `row_weights` are (n_words, LANES), or (0, LANES) if they are 1.
     """
     work, place, folded = _allocate(model), model.place, np.empty(VECTOR)
     rows, lanes, q = work.rows, work.lanes, len(model.place) - 1
@@ -381,6 +394,10 @@ def _add_statistics(
         for i in range(len(target)):
             add_features(bits.observed[w], model.forms, i, i + 1, rows, lanes, len(rows))
             set_signs(bits.values[w, i], lanes)
+            if len(row_weights) > 0:
+                for lane in range(LANES):
+                    lanes[LANES * (HEAD + CURVATURE) + lane] *= row_weights[w, lane]
+                    lanes[LANES * SIGN + lane] *= row_weights[w, lane]
             for s in range(curvature.shape[1]):
                 factor = get_lane_row(lanes, HEAD + CURVATURE)
                 curvature[i, s] += dot_lanes(factor, get_moment(lanes, s), folded)

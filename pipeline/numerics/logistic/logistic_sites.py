@@ -198,7 +198,13 @@ class _Workspace(NamedTuple):
     gain: Floats  # change of the log-likelihood in the previous round, or Newton decrement
 
 
-def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> NewtonStatistics:
+def ep_e_step(
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    row_weights: Floats | None = None,
+) -> NewtonStatistics:
     """E-step: match the sites of each row, and compute the sums of the M-step.
 
     Parameters
@@ -209,6 +215,8 @@ def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) 
         Mask of the same shape; None if all values are observed.
     weights, offsets
         w, (n_features, q), and b, (n_features,).
+    row_weights
+        Weight of each row in the sums, (n_samples,); None if every weight is 1.
     """
     n_features, q = weights.shape
     gradient = np.zeros((n_features, q + 1))
@@ -218,9 +226,15 @@ def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) 
     height = max(_BATCH_ENTRIES // n_features, 1)
     for rows in _iter_batches(len(X), height):
         batch = _match_sites(X, observed, rows, items)
+        own_weights, nats = None, batch.log_likelihood
+        if row_weights is not None:
+            own_weights = row_weights[rows]
+            nats = own_weights * nats
+            parts = (own_weights * part for part in batch.moments)
+            batch = batch._replace(moments=TiltedMoments(*parts))
         _add_batch(batch, weights, gradient, curvature)
-        moments += sum_trait_moments(batch.mean.T, batch.covariance())
-        log_likelihood += float(batch.log_likelihood.sum())
+        moments += sum_trait_moments(batch.mean.T, batch.covariance(), own_weights)
+        log_likelihood += float(nats.sum())
         rounds += int(batch.rounds.sum())
     return NewtonStatistics(gradient, curvature, moments, log_likelihood, rounds)
 
@@ -240,9 +254,13 @@ def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Float
 
 
 def sum_ep_score_products(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    row_weights: Floats | None = None,
 ) -> Floats:
-    """Return Σ_n s_n s_nᵀ, the products of the scores of rows, with parameters as for `ep_e_step`.
+    """Return Σ_n r_n s_n s_nᵀ, the products of scores, with parameters as for `ep_e_step`.
 
     The parameters of a score are ordered by item, its weights first, then its offset. Products are
     in single precision, because the sums over rows have far larger sampling errors.
@@ -257,6 +275,8 @@ def sum_ep_score_products(
         scores[:, :, :q] = residual[:, :, None] * batch.mean.T[:, None]
         scores[:, :, :q] += covariance[:, :, None] * (weights @ batch.covariance())
         scores[:, :, q] = residual
+        if row_weights is not None:
+            scores *= np.sqrt(row_weights[rows])[:, None, None]
         flat = scores.reshape(len(scores), -1).T
         products = ssyrk(1.0, flat, beta=1.0, c=products, overwrite_c=True)
     full = np.add(products, products.T, dtype=np.float64)  # below the diagonal, products are 0

@@ -52,14 +52,21 @@ class TraitGaussian(NamedTuple):
         return weights @ self.root, offsets + weights @ self.mean
 
 
-def sum_trait_moments(mean: Floats, covariance: Floats) -> Floats:
-    """Return Σ_n ⟨x̂ x̂ᵀ⟩ with x̂ = (x, 1), (q + 1, q + 1).
+def sum_trait_moments(
+    mean: Floats, covariance: Floats, row_weights: Floats | None = None
+) -> Floats:
+    """Return Σ_n r_n ⟨x̂ x̂ᵀ⟩ with x̂ = (x, 1), (q + 1, q + 1).
 
-    `mean`, (n_samples, q), and `covariance`, (n_samples, q, q), are those of each row.
+    `mean`, (n_samples, q), and `covariance`, (n_samples, q, q), are those of each row, and r_n its
+    weight, (n_samples,), or 1.
     """
     extended = np.column_stack([mean, np.ones(len(mean))])
-    moments: Floats = extended.T @ extended
-    moments[:-1, :-1] += covariance.sum(axis=0)
+    if row_weights is None:
+        moments: Floats = extended.T @ extended
+        moments[:-1, :-1] += covariance.sum(axis=0)
+    else:
+        moments = (extended * row_weights[:, None]).T @ extended
+        moments[:-1, :-1] += np.tensordot(row_weights, covariance, 1)
     return moments
 
 

@@ -74,12 +74,18 @@ class TraitScores(NamedTuple):
 
 
 def sum_trait_scores(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: HasMoments
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    posterior: HasMoments,
+    row_weights: Floats | None = None,
 ) -> TraitScores:
     """Sum scores and information over rows.
 
     `X` and `observed` are (n_samples, n_features); the model is (n_features, q) and (n_features,).
-    The mean and covariance of each row's posterior place the points.
+    The mean and covariance of each row's posterior place the points. `row_weights` are (n_samples,)
+    or all 1.
     """
     n_features, q = weights.shape
     size = n_features * (q + 1)
@@ -87,7 +93,7 @@ def sum_trait_scores(
     sums = TraitScores(spread, products, np.zeros((n_features, q + 1, q + 1)))
     means: list[Singles] = []
     deviations: list[Singles] = []
-    for part in _iter_scores(X, observed, weights, offsets, posterior):
+    for part in _iter_scores(X, observed, weights, offsets, posterior, row_weights):
         sums.curvature[:] += part.curvature
         means.append(part.mean.reshape(-1, size))
         deviations.append(part.deviations.reshape(-1, size))
@@ -135,6 +141,7 @@ def sum_block_scores(
     offsets: Floats,
     posterior: HasMoments,
     directions: Floats,
+    row_weights: Floats | None = None,
 ) -> BlockScores:
     """Sum the information of each item, and along directions V that all items share.
 
@@ -145,7 +152,7 @@ def sum_block_scores(
     shape = (n_features, q + 1, q + 1)
     sums = BlockScores(np.zeros(shape), np.zeros(shape), np.zeros((n_directions, n_directions)))
     flat = directions.reshape(-1, n_directions)
-    for part in _iter_scores(X, observed, weights, offsets, posterior):
+    for part in _iter_scores(X, observed, weights, offsets, posterior, row_weights):
         deviations = part.deviations.reshape(-1, n_features, q + 1)
         by_item = deviations.transpose(1, 2, 0)
         sums.item_variance[:] += by_item @ np.swapaxes(by_item, 1, 2)
@@ -155,7 +162,9 @@ def sum_block_scores(
     return sums
 
 
-def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> TraitScores:
+def sum_node_scores(
+    X: Bits, weights: Floats, offsets: Floats, nodes: Nodes, row_weights: Floats | None = None
+) -> TraitScores:
     """Sum scores of rows without missing values, by their responsibilities R_nl.
 
     E[s sᵀ] then separates into a part of the rows and a part of the nodes,
@@ -171,6 +180,8 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
         Values 0 and 1, (n_samples, n_features).
     weights, offsets, nodes
         The model, (n_features, q) and (n_features,), and the nodes of its prior.
+    row_weights
+        Weight of each row in the sums, (n_samples,); None if every weight is 1.
     """
     n_features, q = weights.shape
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
@@ -183,11 +194,17 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
     products = np.zeros((expected.shape[1], expected.shape[1]))
     for rows, shares in iter_responsibilities(X, None, weights, offsets, nodes):
         bits = X[rows].astype(np.float64)
+        expected_squares = shares @ squares
         scores = (bits[:, :, None] * (shares @ z)[:, None]).reshape(len(bits), -1)
         scores -= shares @ expected
-        products += scores.T @ scores
-        for total, moment in zip(moments, (shares @ squares).T, strict=True):
-            total += (bits.T * moment) @ bits
+        weighted_bits, weighted_scores = bits, scores
+        if row_weights is not None:
+            own_weights = row_weights[rows, None]
+            weighted_bits, weighted_scores = own_weights * bits, own_weights * scores
+            shares *= own_weights
+        products += weighted_scores.T @ scores
+        for total, moment in zip(moments, expected_squares.T, strict=True):
+            total += (weighted_bits.T * moment) @ bits
         ones += bits.T @ shares
         mass += shares.sum(axis=0)
     spread = np.empty((n_features, q + 1, n_features, q + 1))
@@ -199,7 +216,7 @@ def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> 
 
 
 class _RowScores(NamedTuple):
-    """Scores of some rows, and their sum of curvatures.
+    """Scores of some rows, times the roots of their weights, and their weighted sum of curvatures.
 
     Attributes
     ----------
@@ -217,7 +234,12 @@ class _RowScores(NamedTuple):
 
 
 def _iter_scores(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: HasMoments
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    posterior: HasMoments,
+    row_weights: Floats | None,
 ) -> Iterator[_RowScores]:
     """Compute the scores of some rows at a time at the points of their posteriors."""
     (n_features, q), mask = weights.shape, np.ones_like(X) if observed is None else observed
@@ -244,6 +266,11 @@ def _iter_scores(
             *share.shape, -1
         )
         slopes = sigma * (1 - sigma)
+        if row_weights is not None:
+            roots = np.sqrt(row_weights[rows])
+            slopes *= row_weights[rows, None, None]
+            mean *= roots[:, None, None]
+            deviations *= roots[:, None, None, None].astype(np.float32)
         curvature = (slopes @ squares).sum(axis=0).reshape(n_features, q + 1, q + 1)
         yield _RowScores(mean.astype(np.float32), deviations, curvature)
 

@@ -67,7 +67,7 @@ def test_the_likelihood_is_exact_for_narrow_posteriors_and_steep_items(q, n_feat
 @pytest.mark.parametrize("q", [1, 2, 3])
 def test_a_stretched_lattice_is_nearly_as_exact(q):
     X, weights, offsets = draw_rows(q)
-    whole, stretched = (lattice_e_step(X, None, weights, offsets, s) for s in (1.0, 1.3))
+    whole, stretched = (lattice_e_step(X, None, weights, offsets, stretch=s) for s in (1.0, 1.3))
     assert whole.log_likelihood != stretched.log_likelihood
     assert stretched.log_likelihood == pytest.approx(whole.log_likelihood, abs=2e-4 * len(X))
     np.testing.assert_allclose(stretched.gradient, whole.gradient, atol=2e-3 * len(X))
