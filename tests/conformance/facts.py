@@ -86,6 +86,8 @@ class Facts:
     n_sampled, shares_off
         Rows that a flexible model samples to be refitted, and how far shares of pairs may be off
         after that: five seeds stay below it.
+    single_precision
+        Sums over rows that are accumulated in single precision.
     slow
         Laws that take seconds with this model, and are left to the matrix.
     """
@@ -105,6 +107,7 @@ class Facts:
     n_sampled: int = 20_000
     shares_off: float = 0.015
     fit_off: float = 0.025
+    single_precision: Collection[str] = ()
     slow: Collection[str] = ()
 
     @property

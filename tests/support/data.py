@@ -25,6 +25,11 @@ def find_shared_data(name: str) -> Path:
     return path
 
 
+def find_reference(name: str) -> Path:
+    """Path of a file with values from R; skips the test where it is absent."""
+    return find_shared_data(f"../reference/{name}")
+
+
 @dataclass
 class ArrayBatch:
     X: np.ndarray

@@ -163,7 +163,7 @@ def compute_item_statistics(
     scores = slice(n_always, n_always + len(varying) + 1)
     # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
     answers = sums.weight * np.maximum(values["observed"][varying], 1)
-    shares = n_complete * int(values["rows_informing"]) / answers
+    shares = n_complete * float(values["weight_informing"]) / answers
     by_score = item_fit_statistics(
         rows[scores],
         ones[scores][:, varying],
