@@ -65,7 +65,8 @@ def _format_weights(weights: Mapping[str, Any]) -> str:
     if weights["kind"] == "frequency":
         return f"{column}, which counts {total:,.0f} rows"
     effective = weights["effective_rows"]
-    return f"{column}, with the information of {effective:,.0f} rows of equal weights"
+    clusters = f", drawn in clusters of {weights['psu']}" if weights["psu"] else ""
+    return f"{column}, with the information of {effective:,.0f} rows of equal weights{clusters}"
 
 
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:

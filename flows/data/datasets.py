@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +14,20 @@ from numpy.typing import NDArray
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.data.matching import check_same_features
-from pipeline.data.weights import ColumnPart, RowWeights, WeightKind, measure_weights, weigh_rows
+from pipeline.data.weights import (
+    ColumnPart,
+    RowWeights,
+    WeightKind,
+    count_clusters,
+    measure_weights,
+    weigh_rows,
+)
 from pipeline.errors import FitError
 from pipeline.inference import from_artifact
 from pipeline.statistics.labels import SEGMENT
 from storage.artifacts.artifacts import Artifact, load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.levels import PAGE_TEXTS
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
 from storage.stores.locations import AnyPath
@@ -114,29 +124,44 @@ def make_row_source(
     columns are read as well. Rows have `weights`, if given.
     """
     number_columns = () if weights is None else (weights.column,)
+    if weights is not None and weights.psu is not None:
+        columns = (*columns, weights.psu)
     read = dataset.make_reader(split, memory, skipped, columns, number_columns)
     rows = RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
     return rows if weights is None else weigh_rows(rows, weights)
 
 
 def measure_dataset_weights(
-    dataset: BinaryDataset, column: str, kind: WeightKind, split: str | None
+    dataset: BinaryDataset, column: str, kind: WeightKind, split: str | None, psu: str | None
 ) -> RowWeights:
-    """Check and measure the weights of a dataset or split; only their column is read."""
-    dataset.check_columns([column])
+    """Check and measure the weights of a dataset or split; only their columns are read.
 
-    def read() -> Iterator[ColumnPart]:
-        names = [column] if split is None else [column, SPLIT]
+    `psu` is the column of primary sampling units, if rows were drawn in clusters.
+    """
+    dataset.check_columns([column, *([psu] if psu else [])])
+
+    def read(name: str) -> Iterator[ColumnPart]:
+        names = [name] if split is None else [name, SPLIT]
         for key in range(dataset.n_chunks):
-            _, values = dataset.read_row_labels(key, names)
-            rows = dataset.chunks[key, 0] + np.arange(dataset.rows_per_chunk[key])
-            numbers = dataset.parse_numbers(column, values[column])
+            _, columns = dataset.read_row_labels(key, names)
+            rows, values = dataset.chunks[key, 0] + np.arange(len(columns[name])), columns[name]
+            if name == column:
+                values = dataset.parse_numbers(name, values)
+            elif name in dataset.levels:
+                values = dataset.levels[name].mark_missing(values)
             if split is not None:
-                is_chosen = values[SPLIT] == dataset.find_split_code(split)
-                rows, numbers = rows[is_chosen], numbers[is_chosen]
-            yield rows, numbers
+                is_chosen = columns[SPLIT] == dataset.find_split_code(split)
+                rows, values = rows[is_chosen], values[is_chosen]
+            yield rows, values
 
-    return measure_weights(column, kind, read)
+    if psu is not None:
+        if psu in dataset.levels and len(dataset.levels[psu].pages) > 1:
+            raise DataError(
+                f"{{psu}}: {dataset.path}: {psu} has more than {PAGE_TEXTS:,} different texts. "
+                "Number the units."
+            )
+        count_clusters(psu, partial(read, psu))
+    return replace(measure_weights(column, kind, partial(read, column)), psu=psu)
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:

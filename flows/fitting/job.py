@@ -38,7 +38,7 @@ from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
-from pipeline.models.registry import check_weight_kind, find_models
+from pipeline.models.registry import check_cluster_errors, check_weight_kind, find_models
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
@@ -173,14 +173,19 @@ def _measure_weights(
 ) -> RowWeights | None:
     """Check the weights of the rows, and that the model can use them; None without `--weight`."""
     if options.weight is None:
-        if options.weights is not None:
-            raise FitError("{weights} needs {weight=COLUMN}, the column of the weights.")
+        for name in ("weights", "psu"):
+            if getattr(options, name) is not None:
+                raise FitError(f"{{{name}}} needs {{weight=COLUMN}}, the column of the weights.")
         return None
+    if options.psu is not None and options.weights != "sampling":
+        raise FitError("{psu} needs {weights=sampling}. Add that, or leave it out.")
     if options.skip_corrupt:
         raise FitError("{weight} cannot be combined with {skip_corrupt}. Leave out one of them.")
     kind = options.weights or "frequency"
+    if options.psu is not None:
+        check_cluster_errors(model)
     check_weight_kind(model, kind)
-    return measure_dataset_weights(dataset, options.weight, kind, split)
+    return measure_dataset_weights(dataset, options.weight, kind, split, options.psu)
 
 
 def _check_labels(model: Model, dataset: BinaryDataset) -> None:

@@ -68,6 +68,10 @@ class FitOptions:
         WeightKind | None,
         Option(group=DATA, help="Their meaning: repeated rows, or a survey. [default: frequency]"),
     ] = None
+    psu: Annotated[
+        str | None,
+        Option(group=DATA, metavar="COLUMN", help="Column of a survey's primary sampling units."),
+    ] = None
     output: Annotated[
         str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
     ] = None

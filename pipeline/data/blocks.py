@@ -52,6 +52,8 @@ class BinaryBlock:
         Weight of a row whose entry in `weights` is 1.
     has_sampling_weights
         Whether the weights are those of a survey, see `pipeline.data.weights`.
+    clusters
+        Index of each row's cluster of a survey, (n_samples,); None if rows were drawn one by one.
     """
 
     words: Words
@@ -64,6 +66,7 @@ class BinaryBlock:
     weights: NDArray[np.int64] | None = None
     weight_unit: float = 1.0
     has_sampling_weights: bool = False
+    clusters: NDArray[np.int64] | None = None
 
     @property
     def n_features(self) -> int:
@@ -169,17 +172,18 @@ def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
             name: np.concatenate([block.column(name) for block in blocks])[order]
             for name in blocks[0].columns
         },
-        weights=_concatenate_weights(blocks, order),
+        weights=_concatenate([block.weights for block in blocks], order),
         weight_unit=blocks[0].weight_unit,
         has_sampling_weights=blocks[0].has_sampling_weights,
+        clusters=_concatenate([block.clusters for block in blocks], order),
     )
 
 
-def _concatenate_weights(
-    blocks: Sequence[BinaryBlock], order: NDArray[np.intp]
+def _concatenate(
+    parts: Sequence[NDArray[np.int64] | None], order: NDArray[np.intp]
 ) -> NDArray[np.int64] | None:
-    weights = [block.weights for block in blocks if block.weights is not None]
-    return np.concatenate(weights)[order] if weights else None
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present)[order] if present else None
 
 
 class PackedChunk(Protocol):
@@ -223,6 +227,7 @@ class WeightedChunk:
     weights: NDArray[np.int64]
     weight_unit: float
     has_sampling_weights: bool
+    clusters: NDArray[np.int64] | None
 
 
 @dataclass(frozen=True)
@@ -294,6 +299,7 @@ def iter_blocks(chunk: PackedChunk, part: ChunkPart = WHOLE_CHUNK) -> Iterator[B
                 weights=chunk.weights[rows],
                 weight_unit=chunk.weight_unit,
                 has_sampling_weights=chunk.has_sampling_weights,
+                clusters=None if chunk.clusters is None else chunk.clusters[rows],
             )
         yield block if chunk.keep is None else block.take_rows(np.flatnonzero(chunk.keep[rows]))
 
@@ -311,6 +317,7 @@ def _take_rows(block: BinaryBlock, full_words: slice, single: NDArray[np.int64])
         rows=block.rows[indices],
         columns={name: values[indices] for name, values in block.columns.items()},
         weights=None if block.weights is None else block.weights[indices],
+        clusters=None if block.clusters is None else block.clusters[indices],
     )
 
 

@@ -48,6 +48,9 @@ class RowWeights:
         "Survey Sampling", 1965).
     digest
         SHA-256 of the values.
+    psu
+        Per-row column of the primary sampling units, the clusters that were drawn as a whole; None
+        if rows were drawn one by one.
     """
 
     column: str
@@ -58,6 +61,7 @@ class RowWeights:
     total: float
     effective_rows: float
     digest: str
+    psu: str | None = None
 
     @property
     def key(self) -> str:
@@ -124,6 +128,30 @@ def measure_weights(
     )
 
 
+def count_clusters(column: str, read: Callable[[], Iterable[ColumnPart]]) -> int:
+    """Check the clusters of all rows, given as integers or codes of texts, and count them.
+
+    Raises
+    ------
+    FitError
+        If a row has no cluster, the clusters are other numbers, or there is only one.
+    """
+    seen: NDArray[np.int64] = np.empty(0, np.int64)
+    for rows, values in read():
+        if values.dtype.kind not in "iu":
+            raise FitError(
+                f"{{psu}}: {column} contains numbers that are not whole, or missing. Choose a "
+                "column of texts or whole numbers."
+            )
+        if (values < 0).any():
+            row = rows[np.argmax(values < 0)] + 1
+            raise FitError(f"{{psu}}: row {row} has no unit in {column}. Give every row one.")
+        seen = np.union1d(seen, values)
+    if len(seen) < 2:
+        raise FitError(f"{{psu}}: all rows have the same unit in {column}. Leave it out.")
+    return len(seen)
+
+
 def _check_values(
     column: str, kind: WeightKind, rows: NDArray[np.int64], values: NDArray[Any]
 ) -> None:
@@ -160,6 +188,7 @@ def weigh_chunk(chunk: PackedChunk, weights: RowWeights, values: NDArray[Any]) -
         units,
         weights.scale,
         weights.kind == "sampling",
+        None if weights.psu is None else chunk.columns[weights.psu].astype(np.int64),
     )
 
 

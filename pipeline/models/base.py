@@ -60,6 +60,8 @@ class Model(Protocol):
     meaning."""
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ()
     """Meanings of row weights that the model can use; see `pipeline.data.weights`."""
+    has_cluster_errors: ClassVar[bool] = False
+    """Whether standard errors allow for the clusters of a survey, `BinaryBlock.clusters`."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
     max_iter: int

@@ -92,6 +92,17 @@ def check_weight_kind(model: Model, kind: WeightKind) -> None:
         )
 
 
+def check_cluster_errors(model: Model) -> None:
+    """Refuse the clusters of a survey if the model's standard errors would ignore them."""
+    if not model.has_cluster_errors:
+        able = [name for name, other in find_models().items() if other.has_cluster_errors]
+        raise FitError(
+            f"The standard errors of {model.name} do not allow for clusters. "
+            f"Those of {', '.join(able)} do.",
+            parameter="psu",
+        )
+
+
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
     """Create a model from the settings in a manifest, which stores tuples as lists."""
     names = {f.name for f in fields(kind) if f.init}  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -142,6 +142,38 @@ class Sums(UntiledStatistics):
             float(arrays["objective"]),
             {n.removeprefix("sum_"): a for n, a in arrays.items() if n.startswith("sum_")},
         )
+
+
+@dataclass(frozen=True)
+class ClusteredSums(Sums):
+    """Named arrays summed over rows, and scores summed over the rows of each cluster."""
+
+    clusters: Counts  # indices of the clusters seen, sorted, (n_seen,)
+    scores: Array  # (n_seen, n_parameters)
+
+    def merge(self, other: Self) -> Self:
+        """Add further rows."""
+        clusters = np.union1d(self.clusters, other.clusters)
+        scores = np.zeros((len(clusters), self.scores.shape[1]))
+        for part in (self, other):
+            scores[np.searchsorted(clusters, part.clusters)] += part.scores
+        total = Sums(*self._sums).merge(Sums(*other._sums))
+        return replace(self, **vars(total), clusters=clusters, scores=scores)
+
+    @property
+    def _sums(self) -> tuple[int, float, float, Mapping[str, NDArray[Any]]]:
+        return self.n_rows, self.weight, self.objective, self.values
+
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Return all arrays by name."""
+        return {**super().to_arrays(), "clusters": self.clusters, "scores": self.scores}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Restore the sums from the arrays of `to_arrays`."""
+        sums, scores = Sums.from_arrays(arrays), arrays["scores"]
+        totals = (sums.n_rows, sums.weight, sums.objective, sums.values)
+        return cls(*totals, arrays["clusters"], scores)
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,7 @@ class RowWeightsRecord(TypedDict):
     total: Number
     effective_rows: Number
     digest: str
+    psu: str | None
 
 
 def _check_objective_name(diagnostics: dict[str, Any]) -> None:

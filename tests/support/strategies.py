@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,8 +33,8 @@ class DenseData:
         Segment of each row, (n_samples,), or None where all are in segment 0.
     keep
         Rows of the chosen split, (n_samples,), or None.
-    weights
-        Weight of each row, (n_samples,), or None.
+    weights, clusters
+        Weight and cluster of each row, (n_samples,), or None.
     """
 
     X: Bits
@@ -42,6 +42,7 @@ class DenseData:
     segments: NDArray[np.int64] | None = None
     keep: NDArray[np.bool_] | None = None
     weights: NDArray[Any] | None = None
+    clusters: NDArray[np.int64] | None = None
 
     @property
     def mask(self) -> Bits:
@@ -60,7 +61,7 @@ class DenseData:
 
     def take_rows(self, at: Any) -> DenseData:
         """Some of the rows."""
-        columns = (self.observed, self.segments, self.keep, self.weights)
+        columns = (self.observed, self.segments, self.keep, self.weights, self.clusters)
         return DenseData(
             self.X[at], *(None if column is None else column[at] for column in columns)
         )
@@ -100,7 +101,9 @@ def make_memory_rows(
     if data.weights is None:
         return rows
     parts = [(chunk.rows, chunk.columns["weight"]) for chunk in chunks]
-    return weigh_rows(rows, measure_weights("weight", kind, lambda: parts))
+    weights = measure_weights("weight", kind, lambda: parts)
+    psu = None if data.clusters is None else "cluster"
+    return weigh_rows(rows, replace(weights, psu=psu))
 
 
 def make_memory_blocks(
@@ -130,6 +133,7 @@ def _make_chunk(data: DenseData, first_row: int) -> StrategyChunk:
             "position": first_row + order,
             "label": _label_rows(data)[order],
             **({} if data.weights is None else {"weight": data.weights[order]}),
+            **({} if data.clusters is None else {"cluster": data.clusters[order]}),
         },
         None if data.keep is None else data.keep[order],
     )

@@ -114,7 +114,7 @@ from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
@@ -172,6 +172,7 @@ class LatentTrait(Model):
 
     name: ClassVar[str] = "latent-trait"
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    has_cluster_errors: ClassVar[bool] = True
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
@@ -462,12 +463,10 @@ class LatentTrait(Model):
         if self.errors == "none" or not has_likelihood(state.working):
             return None
         n_rows, shape = int(state.auxiliary["n_rows"]), state.params.weights.shape
-        share = choose_row_share(n_rows, shape, self._choose_error_form(state))
-        return {**state.working, "share": np.array(share)}
-
-    def _choose_error_form(self, state: FitState) -> str:
         is_sampled = bool(state.auxiliary["has_sampling_weights"])
-        return choose_error_form(self.errors, state.params.weights.shape, is_sampled)
+        form = choose_error_form(self.errors, shape, is_sampled)
+        share = choose_row_share(n_rows, shape, form, is_sampled)
+        return {**state.working, "share": np.array(share)}
 
     def summarize_information(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -485,7 +484,8 @@ class LatentTrait(Model):
         varying = np.setdiff1d(np.arange(n_features), state.auxiliary["constant"])
         if grid_from_working(state.working) is not None:
             state = self._add_fit_statistics(state, statistics, varying)
-        if (form := self._choose_error_form(state)) == "none":
+        is_sampled = bool(state.auxiliary["has_sampling_weights"])
+        if (form := choose_error_form(self.errors, (n_features, q), is_sampled)) == "none":
             return _warn_no_errors(state, "sampling weights need fewer components or items")
         if is_wide(state.params) and (q > MAX_COMPONENTS or self._has_equal_slopes):
             return _warn_no_errors(state, f"more than {MAX_PARAMETERS} parameters")
@@ -680,7 +680,11 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
     if q > MAX_COMPONENTS:
         scale *= n_informing / (n_informing - state.params.free_parameters.size - 1)
     names = ("spread", "products", "curvature", "weighted_products")
-    return {name: scale * sums[name] for name in names if name in sums}
+    scaled = {name: scale * sums[name] for name in names if name in sums}
+    if isinstance(statistics, ClusteredSums):
+        scores, n_clusters = statistics.scores, len(statistics.clusters)
+        scaled["weighted_products"] = n_clusters / (n_clusters - 1) * scores.T @ scores
+    return scaled
 
 
 def _difficulties(slopes: Array, offsets: Array) -> Array:

@@ -47,11 +47,12 @@ from pipeline.numerics.logistic.trait_scores import (
     count_score_vectors,
     estimate_trait_scores,
     sum_block_scores,
+    sum_cluster_scores,
     sum_node_scores,
     sum_trait_scores,
 )
 from pipeline.random import RowRandom
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 Values = Mapping[str, NDArray[Any]]
@@ -83,7 +84,9 @@ def choose_error_form(
     return "louis" if n_features * (q + 1) > MAX_PARAMETERS else errors
 
 
-def choose_row_share(n_rows: int, shape: tuple[int, int], form: str) -> float:
+def choose_row_share(
+    n_rows: int, shape: tuple[int, int], form: str, has_sampling_weights: bool = False
+) -> float:
     """Return the share of rows over which scores are summed for a form of standard errors.
 
     `louis` needs fewer rows than the products of scores, which determine a matrix of full rank only
@@ -93,6 +96,8 @@ def choose_row_share(n_rows: int, shape: tuple[int, int], form: str) -> float:
     n_parameters = n_features * (q + 1)
     if n_parameters > MAX_PARAMETERS:
         return min(1.0, MAX_ROWS / max(n_rows, 1))
+    if has_sampling_weights:  # scores are summed by cluster, and weights may differ much
+        return 1.0
     n_vectors = count_score_vectors(n_features, q) if q <= MAX_COMPONENTS else 1
     affordable = min(_MAX_WORK / (n_vectors * n_parameters**2), MAX_ROWS)
     required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * n_parameters
@@ -125,7 +130,8 @@ def summarize_scores(
     if params.weights.shape[1] <= MAX_COMPONENTS:
         posterior = posterior_on_lattice(sample.X, sample.observed, params.items)
         values |= _sum_scores(params, sample, posterior)
-    elif not is_wide(params):
+        return _make_sums(params, block, 0.0, values, sample, posterior)
+    if not is_wide(params):
         values["products"] = sum_ep_score_products(
             sample.X, sample.observed, params.weights, params.offsets, sample.row_weights
         )
@@ -219,7 +225,35 @@ def summarize_information(
         posterior = node_posterior(sample.X, sample.observed, weights, offsets, nodes)
         values |= _sum_scores_on_nodes(params, nodes, sample, posterior)
     values |= _sum_residuals(params, sample, posterior)
-    return Sums.from_block(block, log_likelihood, values)
+    return _make_sums(params, block, log_likelihood, values, sample, posterior)
+
+
+def _make_sums(
+    params: LatentTraitParams,
+    block: BinaryBlock,
+    log_likelihood: float,
+    values: Values,
+    sample: _RowSample,
+    posterior: HasMoments,
+) -> Sums:
+    """Return the sums of a block, with the scores of each cluster if rows were drawn in clusters.
+
+    With sampling weights, the sample has all rows of the block unless there are many parameters.
+    """
+    if block.clusters is None or sample.row_weights is None or is_wide(params):
+        return Sums.from_block(block, log_likelihood, values)
+    clusters, places = np.unique(block.clusters, return_inverse=True)
+    scores = sum_cluster_scores(
+        sample.X,
+        sample.observed,
+        params.weights,
+        params.offsets,
+        posterior,
+        sample.row_weights,
+        places,
+    )
+    counts = (block.n_samples, block.weight, log_likelihood)
+    return ClusteredSums(*counts, values, clusters, scores)
 
 
 def _sum_scores_on_nodes(

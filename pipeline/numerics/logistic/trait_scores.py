@@ -162,6 +162,29 @@ def sum_block_scores(
     return sums
 
 
+def sum_cluster_scores(
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    posterior: HasMoments,
+    row_weights: Floats,
+    clusters: NDArray[np.intp],
+) -> Floats:
+    """Sum the scores of rows times their weights by cluster, (n_clusters, p).
+
+    `clusters` are the indices of the rows' clusters, (n_samples,), counted from 0. Other parameters
+    are as for `sum_trait_scores`.
+    """
+    total, start = np.zeros((clusters.max(initial=-1) + 1, weights.size + len(offsets))), 0
+    # Scores come times the roots of the weights that they are given.
+    for part in _iter_scores(X, observed, weights, offsets, posterior, row_weights**2):
+        stop = start + len(part.mean)
+        np.add.at(total, clusters[start:stop], part.mean.reshape(stop - start, -1))
+        start = stop
+    return total
+
+
 def sum_node_scores(
     X: Bits, weights: Floats, offsets: Floats, nodes: Nodes, row_weights: Floats | None = None
 ) -> TraitScores:

@@ -13,6 +13,7 @@ from storage.artifacts.artifacts import load_artifact
 from tests.support.data import draw_probit_rows, write_arrays
 
 LATENT_TRAIT = ("--model", "latent-trait", "--components", "1")
+SURVEY = ("--weight", "survey", "--weights", "sampling")
 
 
 def count_patterns(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -35,6 +36,9 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         "negative": np.where(np.arange(len(patterns)) == 3, -1, 1),
         "missing": np.where(np.arange(len(patterns)) == 3, np.nan, 1.0),
         "infinite": np.where(np.arange(len(patterns)) == 3, np.inf, 1.0),
+        "unit": np.array([f"u{i % 20}" for i in range(len(patterns))], object),
+        "only": np.array(["u"] * len(patterns), object),
+        "gaps": np.array(["u0", ""] * len(patterns), object)[: len(patterns)],
         "nothing": np.zeros(len(patterns), np.int64),
         "split": np.array(["train", "test"] * len(patterns), object)[: len(patterns)],
     }
@@ -84,6 +88,23 @@ def test_weights_are_of_the_rows_of_the_split(cli, datasets) -> None:
     ]
 
 
+def test_clusters_change_only_the_standard_errors(cli, plain_cli, datasets) -> None:
+    command = ("fit", "--dataset", datasets[1], *LATENT_TRAIT, "--split", "all", *SURVEY)
+    rows, clusters, on_threads = (
+        load_artifact(call(*command, *options, "--no-report", "--json").json["artifact"])
+        for call, options in (
+            (cli, ()),
+            (cli, ("--psu", "unit")),
+            (plain_cli, ("--psu", "unit", "--executor", "threads")),
+        )
+    )
+    for name in ("weights", "offsets"):
+        np.testing.assert_array_equal(clusters[name], rows[name])
+        assert not np.allclose(clusters[f"{name}_error"], rows[f"{name}_error"], rtol=0.01)
+        np.testing.assert_array_equal(clusters[f"{name}_error"], on_threads[f"{name}_error"])
+    assert clusters.manifest["row_weights"]["psu"] == "unit"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -97,6 +118,16 @@ def test_weights_are_of_the_rows_of_the_split(cli, datasets) -> None:
         (("--weights", "sampling"), "--weights needs --weight COLUMN"),
         (("--weight", "frequency", "--skip-corrupt"), "cannot be combined with --skip-corrupt"),
         (("--weight", "frequency", "--model", "rbm"), "rbm cannot use weights"),
+        (("--psu", "unit"), "--psu needs --weight COLUMN"),
+        (("--psu", "unit", "--weight", "frequency"), "--psu needs --weights sampling"),
+        ((*SURVEY, "--psu", "survey"), "numbers that are not whole"),
+        ((*SURVEY, "--psu", "only"), "all rows have the same unit in only"),
+        ((*SURVEY, "--psu", "gaps"), "row 2 has no unit in gaps"),
+        ((*SURVEY, "--psu", "nobody"), "no per-row column 'nobody'"),
+        (
+            (*SURVEY, "--psu", "unit", "--model", "bernoulli-mixture"),
+            "standard errors of bernoulli-mixture do not allow for clusters",
+        ),
     ],
 )
 def test_weights_that_cannot_be_used_are_refused(

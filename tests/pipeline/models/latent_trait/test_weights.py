@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipeline.data.blocks import pack_block
 from pipeline.data.weights import WeightKind
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
+from pipeline.random import RowRandom
 from tests.support.data import find_reference
 from tests.support.strategies import DenseData, make_memory_rows
 
 Floats = NDArray[np.float64]
 
+RNG = RowRandom(0)
 TWO_PARAMETERS, RASCH = {"n_components": 1}, {"n_components": 1, "equal_slopes": "yes"}
 
 
@@ -127,3 +130,50 @@ def test_sampling_weights_leave_out_errors_that_have_no_sandwich() -> None:
     state = fit(data, "sampling", n_components=4, tol=1e-3)
     assert state.params.weights_error is None
     assert any("sampling weights" in warning.text for warning in state.warnings)
+
+
+def test_clusters_add_up_their_scores_before_they_are_squared() -> None:
+    """The sandwich by finite differences of the log-likelihood of each cluster."""
+    data = read_weighted_rows("verbal_aggression_weights")
+    data = DenseData(data.X[:, :6].copy(), weights=data.weights)
+    clusters = np.arange(len(data.X)) % 40
+    state = fit(replace(data, clusters=clusters), "sampling", **TWO_PARAMETERS)
+    assert data.weights is not None
+    weights = data.weights / data.weights.mean()
+
+    free = state.params.free_parameters
+
+    def by_row(values: Floats) -> Floats:
+        params = state.params.with_free_parameters(values.reshape(free.shape))
+        return LatentTrait(n_components=1).log_likelihood(params, pack_block(data.X), RNG).nats
+
+    at, step = free.ravel(), 1e-4
+    moves = step * np.eye(len(at))
+    scores = np.array([(by_row(at + m) - by_row(at - m)) / (2 * step) for m in moves]).T
+    totals = np.array([(weights * scores.T)[:, clusters == c].sum(axis=1) for c in range(40)])
+
+    def curvature(a: Floats, b: Floats) -> float:
+        corners = by_row(at + a + b) - by_row(at + a - b) - by_row(at - a + b) + by_row(at - a - b)
+        return float(weights @ corners) / (4 * (10 * step) ** 2)
+
+    bread = np.array([[curvature(a, b) for a in 10 * moves] for b in 10 * moves])
+    inverse = np.linalg.inv(-bread)
+    covariance = inverse @ (40 / 39 * totals.T @ totals) @ inverse
+    errors = np.sqrt(np.diag(covariance)).reshape(free.shape)
+    assert state.params.weights_error is not None
+    assert state.params.offsets_error is not None
+    np.testing.assert_allclose(state.params.weights_error[:, 0], errors[:, 0], rtol=0.01)
+    np.testing.assert_allclose(state.params.offsets_error, errors[:, 1], rtol=0.01)
+    alone = fit(data, "sampling", **TWO_PARAMETERS).params.offsets_error
+    assert np.abs(state.params.offsets_error / alone - 1).max() > 0.02
+
+
+def test_clusters_of_one_row_each_are_rows() -> None:
+    data = read_weighted_rows("verbal_aggression_weights")
+    n = len(data.X)
+    clustered = fit(replace(data, clusters=np.arange(n)), "sampling", **TWO_PARAMETERS).params
+    alone = fit(data, "sampling", **TWO_PARAMETERS).params
+    factor = np.sqrt(n / (n - 1))
+    assert clustered.weights_error is not None
+    assert alone.weights_error is not None
+    np.testing.assert_allclose(clustered.weights_error, factor * alone.weights_error, rtol=1e-3)
