@@ -151,6 +151,18 @@ class ClusteredSums(Sums):
     clusters: Counts  # indices of the clusters seen, sorted, (n_seen,)
     scores: Array  # (n_seen, n_parameters)
 
+    @classmethod
+    def from_sums(cls, sums: Sums, clusters: Counts, scores: Array) -> Self:
+        """Add the scores of clusters to sums."""
+        totals = (sums.n_rows, sums.weight, sums.objective, sums.values)
+        return cls(*totals, clusters, scores)
+
+    def sum_score_products(self) -> Array:
+        """Return n / (n − 1) Σ g gᵀ over the scores g of all n clusters."""
+        n = len(self.clusters)
+        products: Array = n / (n - 1) * self.scores.T @ self.scores
+        return products
+
     def merge(self, other: Self) -> Self:
         """Add further rows."""
         clusters = np.union1d(self.clusters, other.clusters)
@@ -171,9 +183,7 @@ class ClusteredSums(Sums):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the sums from the arrays of `to_arrays`."""
-        sums, scores = Sums.from_arrays(arrays), arrays["scores"]
-        totals = (sums.n_rows, sums.weight, sums.objective, sums.values)
-        return cls(*totals, arrays["clusters"], scores)
+        return cls.from_sums(Sums.from_arrays(arrays), arrays["clusters"], arrays["scores"])
 
 
 @dataclass(frozen=True)

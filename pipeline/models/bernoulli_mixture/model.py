@@ -38,7 +38,7 @@ themselves if there are fewer than about 2 log₂ n_components + 1 features.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -50,6 +50,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
@@ -70,7 +71,7 @@ from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -140,7 +141,8 @@ class BernoulliMixture(Model):
     starts
         Number of short runs; the fit continues with the best.
     errors
-        Standard errors from the observed information (`louis`), or `none`.
+        Standard errors from the observed information (`louis`), or `none`. With sampling weights
+        they are those of the sandwich.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
@@ -150,6 +152,8 @@ class BernoulliMixture(Model):
     """
 
     name: ClassVar[str] = "bernoulli-mixture"
+    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    has_cluster_errors: ClassVar[bool] = True
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
@@ -191,15 +195,16 @@ class BernoulliMixture(Model):
                 f"least {_MIN_ROWS_TO_CHOOSE}. Give a number.",
                 parameter="components",
             )
-        if (self.n_components or 1) > first.n_rows:
+        if (self.n_components or 1) > first.weight:
             raise FitError(
                 f"{{components}} is {self.n_components}, but the dataset has only "
-                f"{first.n_rows} rows. Choose at most {first.n_rows}.",
+                f"{first.weight:.0f} rows. Choose at most {first.weight:.0f}.",
                 parameter="components",
             )
         auxiliary = {
             "n_rows": np.array(first.n_rows),
             "weight": np.array(first.weight),
+            "has_sampling_weights": np.array(first.has_sampling_weights),
             "margins": scipy.special.logit(
                 (ones + self.smoothing) / (observed + 2 * self.smoothing)
             ),
@@ -294,7 +299,7 @@ class BernoulliMixture(Model):
             return None
         auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
         state, n_doubled = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
-        if is_best and n_doubled <= min(MAX_HELD_OUT_COMPONENTS, statistics.n_rows):
+        if is_best and n_doubled <= min(MAX_HELD_OUT_COMPONENTS, statistics.weight):
             return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
         return replace(
             self._begin_long_run(state, 0.0), params=get_best_params(self.params, auxiliary)
@@ -321,6 +326,8 @@ class BernoulliMixture(Model):
         if self.errors == "none" or state.params.free_parameters.size > MAX_PARAMETERS:
             return None
         share = MAX_ROWS / max(int(state.auxiliary["n_rows"]), 1)
+        if state.auxiliary["has_sampling_weights"]:  # scores are summed by cluster
+            share = 1.0
         return {"share": np.array(min(share, 1.0))}
 
     def summarize_information(
@@ -330,18 +337,32 @@ class BernoulliMixture(Model):
         uniform = rng.stream("information").uniform(block.rows, 1)[:, 0]
         block = block.take_rows(np.flatnonzero(uniform < working["share"]))
         posterior, nats = _posterior(params, block)
-        information = sum_mixture_information(
-            block.unpack_values(), block.unpack_mask(), params.probabilities, posterior
-        )
-        return Sums.from_block(block, float(nats.sum()), information)
+        weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
+        arguments = (block.unpack_values(), block.unpack_mask(), params, posterior, weights)
+        information = sum_mixture_information(*arguments)
+        sums = Sums.from_block(block, float(weights @ nats), information)
+        if not block.has_sampling_weights:
+            return sums
+        if block.clusters is None:
+            products = np.zeros_like(information["products"])
+            for _, scores in _iter_scores(*arguments):
+                products += scores.T @ scores
+            return replace(sums, values={**information, "score_products": products})
+        clusters, places = np.unique(block.clusters, return_inverse=True)
+        by_cluster = np.zeros((len(clusters), len(information["products"])))
+        for rows, scores in _iter_scores(*arguments):
+            np.add.at(by_cluster, places[rows], scores)
+        return ClusteredSums.from_sums(sums, clusters, by_cluster)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors and intervals."""
-        params, n_rows = state.params, int(state.auxiliary["n_rows"])
-        scale = n_rows / max(statistics.n_rows, 1)
+        params, weight = state.params, float(state.auxiliary["weight"])
+        scale = weight / statistics.weight if statistics.weight else 1.0
         sums = {name: scale * values for name, values in statistics.values.items()}
+        if isinstance(statistics, ClusteredSums):
+            sums["score_products"] = statistics.sum_score_products()
         errors = compute_mixture_errors(
-            params.probabilities, params.weights, sums, n_rows, self.smoothing
+            params.probabilities, params.weights, sums, weight, self.smoothing
         )
         params = replace(
             params,
@@ -409,7 +430,9 @@ class BernoulliMixture(Model):
 
 def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
     terms = compute_mixture_terms(params.probabilities, params.weights)
-    sums = sum_mixture_statistics(block.words, block.observed_words, block.n_samples, terms)
+    sums = sum_mixture_statistics(
+        block.words, block.observed_words, block.n_samples, terms, block.row_weights
+    )
     values = {
         "mass": sums.mass,
         "ones": sums.ones,
@@ -437,49 +460,84 @@ class MixtureErrors(NamedTuple):
 
 
 def sum_mixture_information(
-    X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, probabilities: Array, posterior: Array
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    params: BernoulliMixtureParams,
+    posterior: Array,
+    row_weights: Array,
 ) -> dict[str, Array]:
-    """Compute the sums of the information over rows.
+    """Compute the sums of the information over rows times their weights.
 
-    `X` and `observed` are (n_samples, n_features), `probabilities` is p, (n_components,
-    n_features), and `posterior` is P(k | x), (n_samples, n_components).
+    `X` and `observed` are (n_samples, n_features), `posterior` is P(k | x), (n_samples,
+    n_components), and `row_weights` are (n_samples,).
 
     Returns
     -------
     dict
         `values`: Σ r_k m_i, (n_components, n_features); `spread`: Σ r_k v_k v_kᵀ, (n_components,
-        n_features + 1, n_features + 1); `products`: Σ of scores by scores, (p, p).
+        n_features + 1, n_features + 1); `products`: Σ (r_k v_k)_k (r_k v_k)_kᵀ, (p, p).
     """
-    n_components, n_features = probabilities.shape
+    n_components, n_features = params.probabilities.shape
     width = n_features + 1
-    values = np.zeros(probabilities.shape)
+    values = np.zeros(params.probabilities.shape)
     spread = np.zeros((n_components, width, width))
     products = np.zeros((n_components * width,) * 2)
+    for rows, mask, v, r in _iter_score_vectors(X, observed, params, posterior):
+        weighted = r * row_weights[rows]
+        values += weighted @ mask
+        spread += np.swapaxes(v * weighted[:, :, None], 1, 2) @ v
+        expected = np.moveaxis(v * r[:, :, None], 0, 1).reshape(len(mask), -1)
+        products += (expected * row_weights[rows, None]).T @ expected
+    return {"values": values, "spread": spread, "products": products}
+
+
+def _iter_scores(
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    params: BernoulliMixtureParams,
+    posterior: Array,
+    row_weights: Array,
+) -> Iterator[tuple[slice, Array]]:
+    """Yield rows, and their scores times their weights, (n_rows, p).
+
+    Parameters are as for `sum_mixture_information`.
+    """
+    for rows, mask, v, r in _iter_score_vectors(X, observed, params, posterior):
+        scores = v * r[:, :, None]
+        scores[:, :, -1] -= params.weights[:, None]
+        flat = np.moveaxis(scores, 0, 1).reshape(len(mask), -1)
+        yield rows, flat * row_weights[rows, None]
+
+
+def _iter_score_vectors(
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    params: BernoulliMixtureParams,
+    posterior: Array,
+) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """Yield rows, their mask, v, (n_components, n_rows, width), and r, (n_components, n_rows)."""
+    n_components, width = len(params.weights), X.shape[1] + 1
     height = max(1, _BATCH_ENTRIES // (n_components * width))
     for start in range(0, len(X), height):
         check_cancelled()
         rows = slice(start, start + height)
-        r = posterior[rows].T
         mask = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
         v = np.ones((n_components, len(mask), width))
-        v[:, :, :-1] = mask * (X[rows] - probabilities[:, None])
-        values += r @ mask
-        spread += np.swapaxes(v * r[:, :, None], 1, 2) @ v
-        scores = np.moveaxis(v * r[:, :, None], 0, 1).reshape(len(mask), -1)
-        products += scores.T @ scores
-    return {"values": values, "spread": spread, "products": products}
+        v[:, :, :-1] = mask * (X[rows] - params.probabilities[:, None])
+        yield rows, mask, v, posterior[rows].T
 
 
 def compute_mixture_errors(
     probabilities: Array,
     weights: Array,
     sums: Mapping[str, NDArray[Any]],
-    n_samples: int,
+    weight: float,
     smoothing: float,
 ) -> MixtureErrors:
     """Invert the information in `sums`, the result of `sum_mixture_information` for all rows.
 
-    The pseudo-counts `smoothing` add information like rows.
+    `weight` is the sum of their weights. The pseudo-counts `smoothing` add information like rows.
+    With `score_products` in `sums`, (p, p), the errors are those of the sandwich.
     """
     n_components, n_features = probabilities.shape
     width = n_features + 1
@@ -490,18 +548,19 @@ def compute_mixture_errors(
     information += sums["products"]
     places = np.arange(n_components) * width + n_features
     jacobian = np.diag(weights) - np.outer(weights, weights)
-    information[np.ix_(places, places)] += (n_samples + n_components * smoothing) * jacobian
+    information[np.ix_(places, places)] += (weight + n_components * smoothing) * jacobian
     # Log-weights are determined up to a constant, so the last one is fixed.
     directions = np.delete(np.eye(len(information)), places[-1], axis=1)
     inverse = invert_information(information, directions)
-    log_odds = np.sqrt(np.diag(inverse.covariance)).reshape(n_components, width)[:, :-1]
+    covariance = inverse.covariance
+    if "score_products" in sums:
+        covariance = covariance @ sums["score_products"] @ covariance
+    log_odds = np.sqrt(np.diag(covariance)).reshape(n_components, width)[:, :-1]
     unknown = inverse.find_unidentified((n_components, width, 1))[:, :-1]
     half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
     centre = scipy.special.logit(probabilities)
     interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
-    weights_error = np.sqrt(
-        np.diag(jacobian @ inverse.covariance[np.ix_(places, places)] @ jacobian)
-    )
+    weights_error = np.sqrt(np.diag(jacobian @ covariance[np.ix_(places, places)] @ jacobian))
     return MixtureErrors(np.where(unknown, np.nan, variances * log_odds), interval, weights_error)
 
 
@@ -556,13 +615,21 @@ def mixture_posterior(
 
 
 def sum_mixture_statistics(
-    words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
+    words: Words,
+    observed_words: Words | None,
+    n_samples: int,
+    terms: MixtureTerms,
+    row_weights: Array | None = None,
 ) -> MixtureSums:
-    """Compute the sums of the M-step; parameters as for `mixture_posterior`."""
+    """Compute the sums of the M-step; parameters as for `mixture_posterior`.
+
+    `row_weights` are (n_samples,) or all 1.
+    """
+    own_weights = np.ones(n_samples) if row_weights is None else row_weights
     mass = np.zeros(len(terms.start))
     ones, missing = np.zeros_like(terms.log_odds), np.zeros_like(terms.log_odds)
     by_word = _interleave_words(words, observed_words)
-    log_likelihood = _add_sums(*by_word, n_samples, *terms, mass, ones, missing)
+    log_likelihood = _add_sums(*by_word, own_weights, *terms, mass, ones, missing)
     return MixtureSums(float(log_likelihood), mass, ones, missing)
 
 
@@ -668,7 +735,7 @@ def _fill_posterior(
 def _add_sums(
     words: Words,
     observed: Words,
-    n_samples: int,
+    row_weights: Array,
     log_odds: Array,
     log_absent: Array,
     start: Array,
@@ -679,11 +746,15 @@ def _add_sums(
     scratch, nats = np.empty((_ROWS_PER_WORD, len(start))), np.empty(_ROWS_PER_WORD)
     total = 0.0
     for w in range(len(words)):
-        n_rows = min(_ROWS_PER_WORD, n_samples - _ROWS_PER_WORD * w)
+        first = _ROWS_PER_WORD * w
+        n_rows = min(_ROWS_PER_WORD, len(row_weights) - first)
         shares = scratch[:n_rows]
         _score_word(words, observed, w, log_odds, log_absent, start, shares, nats[:n_rows])
         for row in range(n_rows):
-            total += nats[row]
+            weight = row_weights[first + row]
+            total += weight * nats[row]
+            for k in range(len(start)):
+                shares[row, k] *= weight
             mass += shares[row]
         for i in range(words.shape[1]):
             _add_rows_to_total(words[w, i], shares, ones[i])

@@ -682,8 +682,7 @@ def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:
     names = ("spread", "products", "curvature", "weighted_products")
     scaled = {name: scale * sums[name] for name in names if name in sums}
     if isinstance(statistics, ClusteredSums):
-        scores, n_clusters = statistics.scores, len(statistics.clusters)
-        scaled["weighted_products"] = n_clusters / (n_clusters - 1) * scores.T @ scores
+        scaled["weighted_products"] = statistics.sum_score_products()
     return scaled
 
 

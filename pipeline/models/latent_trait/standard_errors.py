@@ -240,8 +240,9 @@ def _make_sums(
 
     With sampling weights, the sample has all rows of the block unless there are many parameters.
     """
+    sums = Sums.from_block(block, log_likelihood, values)
     if block.clusters is None or sample.row_weights is None or is_wide(params):
-        return Sums.from_block(block, log_likelihood, values)
+        return sums
     clusters, places = np.unique(block.clusters, return_inverse=True)
     scores = sum_cluster_scores(
         sample.X,
@@ -252,8 +253,7 @@ def _make_sums(
         sample.row_weights,
         places,
     )
-    counts = (block.n_samples, block.weight, log_likelihood)
-    return ClusteredSums(*counts, values, clusters, scores)
+    return ClusteredSums.from_sums(sums, clusters, scores)
 
 
 def _sum_scores_on_nodes(

@@ -28,6 +28,7 @@ from pipeline.models.bernoulli_mixture.model import (
 )
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
+from tests.support.data import find_reference
 from tests.support.strategies import DenseData, make_memory_rows, tables
 
 Bits = NDArray[np.uint8]
@@ -289,7 +290,9 @@ def test_errors_are_those_of_the_hessian(masked: bool) -> None:
         for a in steps
     ]
     covariance = np.linalg.inv(-np.array(hessian) / (2 * STEP) ** 2)
-    sums = sum_mixture_information(X, observed, P, softmax(joint(at), axis=1))
+    params = BernoulliMixtureParams(P, weights)
+    posterior = softmax(joint(at), axis=1)
+    sums = sum_mixture_information(X, observed, params, posterior, np.ones(len(X)))
     found = compute_mixture_errors(P, weights, sums, len(X), smoothing)
     deviations = np.sqrt(np.diag(covariance))
     expected = (P * (1 - P)) * deviations[:10].reshape(2, 5)
@@ -297,3 +300,68 @@ def test_errors_are_those_of_the_hessian(masked: bool) -> None:
     np.testing.assert_allclose(found.weights, weights.prod() * deviations[10], rtol=1e-4)
     low, high = logit(found.interval)
     np.testing.assert_allclose((high - low).ravel() / 2, 1.959964 * deviations[:10], rtol=1e-4)
+
+
+def read_carcinoma() -> tuple[DenseData, DenseData]:
+    """Read the ratings as patterns with frequencies, and as rows."""
+    text = find_reference("data/carcinoma.csv").read_text().splitlines()[1:]
+    X = np.array([line.split(",") for line in text], np.int64) - 1
+    patterns, counts = np.unique(X.astype(np.uint8), axis=0, return_counts=True)
+    return DenseData(patterns, weights=counts), DenseData(np.repeat(patterns, counts, axis=0))
+
+
+def test_frequencies_of_patterns_give_the_latent_classes_of_polca() -> None:
+    model = BernoulliMixture(n_components=2, smoothing=1e-6, starts=10, tol=1e-9)
+    by_pattern, by_row = (
+        fit_model(model, make_memory_rows(data), SERIAL) for data in read_carcinoma()
+    )
+    assert by_pattern.history[-1] * 118 == pytest.approx(-317.2568, abs=1e-3)
+    np.testing.assert_allclose(by_pattern.params.weights, [0.5012124, 0.4987876], atol=1e-4)
+    share = find_reference("10_latent_classes/carcinoma_K2_se_two_ways.csv").read_text()
+    expected = float(share.splitlines()[1].split(",")[5])  # from the Hessian
+    assert by_pattern.params.weights_error[0] == pytest.approx(expected, rel=0.01)
+    for name in ("weights", "probabilities", "weights_error", "probabilities_error"):
+        found, same = (getattr(state.params, name) for state in (by_pattern, by_row))
+        np.testing.assert_allclose(found, same, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("n_clusters", [None, 50])
+def test_errors_with_sampling_weights_are_those_of_the_sandwich(n_clusters: int | None) -> None:
+    """The sandwich by finite differences of the log-likelihood of each row."""
+    rng = np.random.default_rng(4)
+    P = np.array([[0.2, 0.7, 0.4, 0.8], [0.8, 0.3, 0.6, 0.1]])
+    X = (rng.random((600, 4)) < P[(rng.random(600) > 0.6).astype(int)]).astype(np.uint8)
+    weights = 0.2 + 2 * rng.random(600)
+    clusters = None if n_clusters is None else np.arange(600) % n_clusters
+    model = BernoulliMixture(n_components=2, smoothing=1e-6, tol=1e-10)
+    rows = make_memory_rows(DenseData(X, weights=weights, clusters=clusters), kind="sampling")
+    params = fit_model(model, rows, SERIAL).params
+    scaled = weights / weights.mean()
+    at = np.append(logit(params.probabilities).ravel(), np.log(np.divide(*params.weights)))
+
+    def by_row(place: Floats) -> Floats:
+        p, alpha = expit(place[:8]).reshape(2, 4), np.append(place[8:], 0.0)
+        each = X[:, None] * np.log(p) + (1 - X[:, None]) * np.log1p(-p)
+        return np.asarray(logsumexp(each.sum(axis=2) + log_softmax(alpha), axis=1))
+
+    steps = STEP * np.eye(9)
+    scores = np.array([(by_row(at + s) - by_row(at - s)) / (2 * STEP) for s in steps]).T
+    scores *= scaled[:, None]
+    signs = [(s, t) for s in (1, -1) for t in (1, -1)]
+    hessian = [
+        [sum(s * t * (scaled @ by_row(at + s * a + t * b)) for s, t in signs) for b in steps]
+        for a in steps
+    ]
+    inverse = np.linalg.inv(-np.array(hessian) / (2 * STEP) ** 2)
+    if clusters is not None:
+        totals = np.array([scores[clusters == c].sum(axis=0) for c in range(50)])
+        meat = 50 / 49 * totals.T @ totals
+    else:
+        meat = scores.T @ scores
+    deviations = np.sqrt(np.diag(inverse @ meat @ inverse))
+    p = params.probabilities
+    expected = (p * (1 - p)) * deviations[:8].reshape(2, 4)
+    np.testing.assert_allclose(params.probabilities_error, expected, rtol=1e-3)
+    np.testing.assert_allclose(
+        params.weights_error, params.weights.prod() * deviations[8], rtol=1e-3
+    )
