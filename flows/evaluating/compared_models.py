@@ -99,6 +99,12 @@ def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str
                 f"{model.name} is {_format_model(model)}, but only latent-trait fits by quadrature "
                 "maximise the likelihood. Leave out {likelihood_ratio}."
             )
+        weights = model.manifest.get("row_weights")
+        if weights is not None and weights["kind"] == "sampling":
+            raise FitError(
+                f"{model.name} has sampling weights, with which likelihood-ratio tests are not "
+                "valid. Leave out {likelihood_ratio}."
+            )
     ordered = sorted(models, key=lambda model: _get_fit_statistics(model)["n_parameters"])
     return [_run_test(small, large) for small, large in pairwise(ordered)]
 
@@ -127,11 +133,14 @@ def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
 def _check_rows(small: ComparedModel, large: ComparedModel) -> None:
     def identify_rows(model: ComparedModel) -> tuple[Any, ...]:
         manifest = model.manifest
-        return manifest["dataset"]["digest"], manifest["split"], manifest["n_samples"]
+        weights = manifest.get("row_weights")
+        rows = manifest["dataset"]["digest"], manifest["split"], manifest["n_samples"]
+        return *rows, None if weights is None else weights["digest"]
 
     if identify_rows(small) != identify_rows(large):
         raise FitError(
-            f"{small.name}, {large.name} were fitted to different rows (dataset or split). "
+            f"{small.name}, {large.name} were fitted to different rows (dataset, split or "
+            "weights). "
             "Fit both to the same rows."
         )
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.acceptance.test_two_tables import saved
@@ -15,8 +16,10 @@ from tests.support.data import write_arrays
 @pytest.fixture
 def fits(cli: Any, tmp_path: Path) -> Any:
     """Fit LSAT-6 as each pair of a name and settings says."""
-    write_arrays(tmp_path / "lsat6.zarr", saved("lsat6")["X"])
-    write_arrays(tmp_path / "half.zarr", saved("lsat6")["X"][:500])
+    X = saved("lsat6")["X"]
+    write_arrays(tmp_path / "lsat6.zarr", X)
+    write_arrays(tmp_path / "half.zarr", X[:500])
+    write_arrays(tmp_path / "weighted.zarr", X, columns={"w": 1 + np.arange(len(X)) % 3})
 
     def fitted(name: str, *settings: str, dataset: str = "lsat6") -> str:
         path = str(tmp_path / name)
@@ -50,12 +53,17 @@ def test_what_cannot_be_tested_is_refused(cli: Any, fits: Any, tmp_path: Path) -
     one = fits("one", "--components", "1")
     half = fits("half", "--components", "1", dataset="half")
     prior = fits("prior", "--components", "2", "--set", "prior_precision=1")
+    weight = ("--components", "2", "--weight", "w")
+    weighted = fits("weighted", *weight, dataset="weighted")
+    survey = fits("survey", *weight, "--weights", "sampling", dataset="weighted")
     bound = fits("bound", "--components", "1", "--set", "estimator=variational")
     for artifacts, told in {
         (one,): "--likelihood-ratio needs two or more artifacts. Repeat --artifact.",
-        (one, half): "were fitted to different rows (dataset or split).",
+        (one, half): "were fitted to different rows (dataset, split or weights).",
         (one, one): "latent-trait with 1 component and latent-trait",
         (one, prior): "latent-trait with 1 component and latent-trait",
+        (one, weighted): "were fitted to different rows (dataset, split or weights).",
+        (one, survey): "has sampling weights, with which likelihood-ratio tests are not valid.",
         (one, bound): "but only latent-trait fits by quadrature maximise the likelihood.",
     }.items():
         done = compared(cli, tmp_path, *artifacts)
