@@ -87,6 +87,10 @@ class BinaryBlock:
             return float(self.n_samples)
         return self.weight_unit * int(self.weights.sum())
 
+    def split_weights(self) -> Words | None:
+        """Return the bit planes of the weights, (n_bits, n_words); None if every weight is 1."""
+        return None if self.weights is None else kernels.split_into_bit_planes(self.weights)
+
     def unpack_values(self) -> NDArray[np.uint8]:
         """Unpack the values, (n_samples, n_features)."""
         return kernels.unpack_rows(self.words, self.n_samples)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
+from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile, WeightedChunk
 from pipeline.errors import FitError, FitWarning
 from pipeline.numerics.bits import kernels
 from pipeline.statistics.sums import Counts, CountStatistics, sum_by_segment, sum_weighted_rows
@@ -56,9 +56,10 @@ class FeatureCounts(CountStatistics):
     def from_block(cls, block: BinaryBlock) -> Self:
         """Count one block."""
         segment, rows = np.array([block.segment]), np.array([block.n_samples])
-        ones, mask = _count_ones(block.words, block.weights), block.observed_words
+        mask, planes = block.observed_words, block.split_weights()
+        ones = _count_ones(block.words, planes)
         total = block.n_samples if block.weights is None else block.weights.sum()
-        observed = np.full_like(ones, total) if mask is None else _count_ones(mask, block.weights)
+        observed = np.full_like(ones, total) if mask is None else _count_ones(mask, planes)
         weights = None if block.weights is None else np.array([total])
         kind = (block.weight_unit, block.has_sampling_weights)
         return cls(segment, rows, observed[None], ones[None], weights, *kind)
@@ -109,14 +110,12 @@ def pool_margins(counts: FeatureCounts) -> tuple[NDArray[Any], NDArray[Any]]:
     return counts.weight_unit * observed, counts.weight_unit * ones
 
 
-def _count_ones(words: NDArray[np.uint64], weights: Counts | None) -> Counts:
+def _count_ones(words: NDArray[np.uint64], planes: NDArray[np.uint64] | None) -> Counts:
     """Return the ones of each feature, (n_features,), each times the weight of its row."""
-    if weights is None:
+    if planes is None:
         return kernels.popcounts(words)
-    total = np.zeros(len(words), np.int64)
-    for plane in kernels.split_into_bit_planes(weights):  # from the highest bit to the lowest
-        total = 2 * total + kernels.popcounts(words & plane)
-    return total
+    counts: Counts = kernels.joint_counts(words, planes) @ (1 << np.arange(len(planes)))
+    return counts
 
 
 def make_constant_feature_warnings(
@@ -196,16 +195,16 @@ class PairCounts(CountStatistics):
 
     def _add_part(self, place: int, block: BinaryBlock) -> None:
         """Add a block to one row of the counts, in place."""
-        words, mask, weights = block.words, block.observed_words, block.weights
-        total = block.n_samples if weights is None else int(weights.sum())
+        words, mask, planes = block.words, block.observed_words, block.split_weights()
+        total = block.n_samples if block.weights is None else int(block.weights.sum())
         self.rows[place] += block.n_samples
         if self.weights is not None:
             self.weights[place] += total
-        add = partial(_add_joint_counts, tile=block.tile, weights=weights)
+        add = partial(_add_joint_counts, tile=block.tile, planes=planes)
         add(words, words, self.joint[place])
         if mask is None:
             self.full_rows[place] += total
-            self.full_ones[place] += _count_ones(words, weights)
+            self.full_ones[place] += _count_ones(words, planes)
         else:
             assert self.pair_rows is not None
             assert self.ones_left is not None
@@ -390,18 +389,20 @@ def _split_into_groups(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
 
 
 def _add_joint_counts(
-    left: Any, right: Any, counts: Counts, tile: Tile | None, weights: Counts | None
+    left: NDArray[np.uint64],
+    right: NDArray[np.uint64],
+    counts: Counts,
+    tile: Tile | None,
+    planes: NDArray[np.uint64] | None,
 ) -> None:
     """Add the joint counts of a tile, in which each row counts as many times as its weight."""
     if tile is None:
-        kernels.add_weighted_joint_counts(left, right, weights, counts)
+        kernels.add_joint_counts(left, right, counts, planes)
     elif left is right and tile.left == tile.right:
         words = left[slice(*tile.left)]
-        kernels.add_weighted_joint_counts(words, words, weights, counts)
+        kernels.add_joint_counts(words, words, counts, planes)
     else:
-        kernels.add_weighted_joint_counts(
-            left[slice(*tile.left)], right[slice(*tile.right)], weights, counts
-        )
+        kernels.add_joint_counts(left[slice(*tile.left)], right[slice(*tile.right)], counts, planes)
 
 
 def _assemble_square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:
@@ -419,37 +420,38 @@ def _assemble_square(parts: Sequence[PairCounts], upper: str, lower: str) -> Cou
 def count_strip(
     features: slice,
     n_features: int,
-    n_samples: int,
+    total: int,
     masked: bool,
     chunks: Iterable[PackedChunk],
     earlier: StripCounts | None = None,
 ) -> StripCounts:
     """Count the pairs of a strip of features with each other and with all later features.
 
-    `masked` tells whether any of all `n_samples` rows has missing values. `chunks` are the chunks
-    to count, and `earlier` the counts of the other rows, which may be changed in place. Counts are
-    stored in the smallest integers that can hold `n_samples`.
+    `total` is the number of all rows or, with weights, the sum of their weights in units. `masked`
+    tells whether any of these rows has missing values. `chunks` are the chunks to count, and
+    `earlier` the counts of the other rows, which may be changed in place. Counts are stored in the
+    smallest integers that can hold `total`.
     """
     shape = (features.stop - features.start, n_features - features.start)
-    names, dtype = STRIP_COUNTS if masked else ("joint",), _choose_count_type(n_samples, np.uint32)
+    names, dtype = STRIP_COUNTS if masked else ("joint",), _choose_count_type(total, np.uint32)
     if earlier is None:
         counts = {name: np.zeros(shape, dtype) for name in names}
     else:
         counts = {name: earlier[name].astype(dtype, copy=False) for name in names}
     for batch in _iter_chunk_batches(chunks, shape[1]):
         _add_chunks(counts, features, batch)
-    stored = _choose_count_type(n_samples, np.uint16)
+    stored = _choose_count_type(total, np.uint16)
     return {name: values.astype(stored, copy=False) for name, values in counts.items()}
 
 
 def make_strip_table(
-    strip: StripCounts, features: slice, n_samples: int, ones: NDArray[np.int64]
+    strip: StripCounts, features: slice, total: int, ones: NDArray[np.int64]
 ) -> PairTable:
-    """Return the tables of a strip, given the number of ones of each feature, (n_features,)."""
+    """Return the tables of a strip, given `count_strip`'s total and the ones, (n_features,)."""
     if "pair_rows" in strip:
         return PairTable(*(strip[name] for name in (*_MASKED_ARRAYS, "joint")))
     return PairTable(
-        np.array(n_samples), ones[features, None], ones[None, features.start :], strip["joint"]
+        np.array(total), ones[features, None], ones[None, features.start :], strip["joint"]
     )
 
 
@@ -470,19 +472,19 @@ def _iter_chunk_batches(chunks: Iterable[PackedChunk], n_right: int) -> Iterator
 
 
 def _add_chunks(counts: StripCounts, features: slice, chunks: Sequence[PackedChunk]) -> None:
-    """Add the rows of the chosen split; masking the left side is enough to leave out the others."""
+    """Add the rows of the chosen split, each as many times as its weight."""
     height, right = features.stop - features.start, slice(features.start, None)
-    row_mask = np.concatenate([_make_row_mask(chunk) for chunk in chunks])
+    planes = kernels.split_into_bit_planes(np.concatenate([_place_weights(c) for c in chunks]))
     words = _concatenate_words([chunk.words[right] for chunk in chunks])
-    left = words[:height] & row_mask
-    kernels.add_joint_counts(left, words, counts["joint"], is_strip=True)
+    left = words[:height]
+    kernels.add_joint_counts(left, words, counts["joint"], planes, is_strip=True)
     if "pair_rows" not in counts:
         return
     masks = _concatenate_words([_get_mask(chunk)[right] for chunk in chunks])
-    left_mask = masks[:height] & row_mask
-    kernels.add_joint_counts(left_mask, masks, counts["pair_rows"], is_strip=True)
-    kernels.add_joint_counts(left, masks, counts["ones_left"])
-    kernels.add_joint_counts(left_mask, words, counts["ones_right"])
+    left_mask = masks[:height]
+    kernels.add_joint_counts(left_mask, masks, counts["pair_rows"], planes, is_strip=True)
+    kernels.add_joint_counts(left, masks, counts["ones_left"], planes)
+    kernels.add_joint_counts(left_mask, words, counts["ones_right"], planes)
 
 
 def _concatenate_words(words: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
@@ -495,21 +497,25 @@ def _get_mask(chunk: PackedChunk) -> NDArray[np.uint64]:
     return full if chunk.observed is None else chunk.observed
 
 
-def _make_row_mask(chunk: PackedChunk) -> NDArray[np.uint64]:
-    """Return a mask of the rows of the chosen split, (n_words,), without padding."""
-    bits, last = np.zeros(64 * chunk.words.shape[1], np.uint8), 0
+def _place_weights(chunk: PackedChunk) -> NDArray[Any]:
+    """Return the weight at each position of the words, (64 n_words,), in units.
+
+    It is 0 for padding and outside of the chosen split, and 1 for rows without weights.
+    """
+    weights: NDArray[Any] = np.ones(len(chunk.rows), np.uint8)
+    if isinstance(chunk, WeightedChunk):
+        weights = chunk.weights
+    if chunk.keep is not None:
+        weights = weights * chunk.keep
+    placed, last = np.zeros(64 * chunk.words.shape[1], weights.dtype), 0
     for _, first_word, n_rows in chunk.blocks.tolist():
-        in_split = True if chunk.keep is None else chunk.keep[last : last + n_rows]
-        bits[64 * first_word : 64 * first_word + n_rows] = in_split
+        placed[64 * first_word : 64 * first_word + n_rows] = weights[last : last + n_rows]
         last += n_rows
-    packed: NDArray[np.uint64] = np.packbits(bits, bitorder="little").view(np.uint64)
-    return packed
+    return placed
 
 
-def _choose_count_type(
-    n_samples: int, least: type[np.unsignedinteger[Any]]
-) -> type[np.integer[Any]]:
-    """Return the smallest integer type that can count the rows and is no smaller than `least`."""
-    if n_samples <= np.iinfo(least).max:
+def _choose_count_type(total: int, least: type[np.unsignedinteger[Any]]) -> type[np.integer[Any]]:
+    """Return the smallest integer type that can hold a total and is no smaller than `least`."""
+    if total <= np.iinfo(least).max:
         return least
-    return np.uint32 if n_samples <= np.iinfo(np.uint32).max else np.int64
+    return np.uint32 if total <= np.iinfo(np.uint32).max else np.int64

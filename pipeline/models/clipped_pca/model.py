@@ -204,7 +204,7 @@ class ClippedPCA(Model):
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
             self._empty_params(n_features, _compute_thresholds(observed, ones)),
-            working={"n_samples": np.array(first.n_rows), "observed": observed, "ones": ones},
+            working={"weight": np.array(int(first.weight)), "observed": observed, "ones": ones},
             auxiliary={
                 "null_seeds": rng.integers(2**63, size=self.null_draws),
                 "constant": constant,
@@ -384,9 +384,9 @@ class ClippedPCA(Model):
             )
         null_quantiles = np.zeros(0)
         if self.n_components is None:
-            n, observed, ones = (state.working[k] for k in ("n_samples", "observed", "ones"))
+            weight, observed, ones = (state.working[k] for k in ("weight", "observed", "ones"))
             null_quantiles = estimate_null_quantiles(
-                int(n), observed, ones, self._estimator_function, n_leading, rng
+                int(weight), observed, ones, self._estimator_function, n_leading, rng
             )
         values = shrink_eigenvalues(spectrum.values, shrinkage)
         params = replace(
@@ -563,16 +563,16 @@ def estimate_strip(
     `earlier` are the counts of rows that are not in `chunks`. Return `correlation` (float32),
     `status`, and the counts, each (n_strip, n_features − first).
     """
-    n_samples, ones = int(margins["n_samples"]), margins["ones"]
-    masked = bool((margins["observed"] < n_samples).any())
-    counts = count_strip(features, len(ones), n_samples, masked, chunks, earlier)
+    weight, ones = int(margins["weight"]), margins["ones"]
+    masked = bool((margins["observed"] < weight).any())
+    counts = count_strip(features, len(ones), weight, masked, chunks, earlier)
     shape = counts["joint"].shape
     correlation, status = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
     for first in range(0, shape[0], _ROWS_AT_ONCE):
         pairs = slice(first, first + _ROWS_AT_ONCE), slice(first, None)
         rows = slice(features.start + first, min(features.start + pairs[0].stop, features.stop))
         part = {name: values[pairs] for name, values in counts.items()}
-        correlation[pairs], status[pairs] = estimate(make_strip_table(part, rows, n_samples, ones))
+        correlation[pairs], status[pairs] = estimate(make_strip_table(part, rows, weight, ones))
     mirror_upper_triangle(correlation[:, : shape[0]], status[:, : shape[0]])
     return {"correlation": correlation, "status": status, **counts}
 

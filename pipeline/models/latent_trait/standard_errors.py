@@ -30,7 +30,7 @@ from pipeline.models.latent_trait.wide_errors import (
     compute_item_covariances,
     list_shared_directions,
 )
-from pipeline.numerics.bits.kernels import add_weighted_joint_counts
+from pipeline.numerics.bits.kernels import add_joint_counts
 from pipeline.numerics.information import invert_constrained_information, invert_information
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -307,7 +307,7 @@ def _count_complete_rows(
         block, X = block.take_rows(np.flatnonzero(is_complete)), X[is_complete]
     n_features, weights = block.n_features, block.weights
     both = np.zeros((n_features, n_features), np.int64)
-    add_weighted_joint_counts(block.words, block.words, weights, both)
+    add_joint_counts(block.words, block.words, both, block.split_weights())
     scores = X.sum(axis=1, dtype=np.int64)
     order = np.argsort(scores.astype(np.uint16), kind="stable")  # a fast radix sort for uint16
     rows = np.bincount(scores, minlength=n_features + 1)

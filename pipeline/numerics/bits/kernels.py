@@ -7,7 +7,9 @@ are not contiguous within a row. Pair counting copies strips of at most STRIP_WO
 feature.
 
 Pairs are counted by AND and population count. If the CPU has no population count of vectors, most
-pairs are counted by looking up four samples at once.
+pairs are counted by looking up four samples at once. Weights of samples are split into bit planes:
+the samples whose weight has bit b are counted by themselves, and their counts are multiplied by
+2**b.
 
 Every kernel is compiled for one set of types on its first call and cached on disk. All kernels
 release the GIL and start no threads. Counts are exact.
@@ -70,19 +72,29 @@ def joint_counts(left: Words, right: Words) -> Counts:
 
 
 def add_joint_counts(
-    left: Words, right: Words, counts: NDArray[Any], *, is_strip: bool = False
+    left: Words,
+    right: Words,
+    counts: NDArray[Any],
+    planes: Words | None = None,
+    *,
+    is_strip: bool = False,
 ) -> None:
     """Add `joint_counts` to `counts`, (n_left, n_right), in C order, in place.
 
     `counts` are int64 or, if they can hold the sums, uint32. If both sides are the same array,
     counting takes half the time.
 
+    With `planes`, the result of `split_into_bit_planes`, a sample counts as many times as its
+    weight.
+
     `is_strip` states that `right` begins with the features of `left`, where one side may be masked.
     Each pair of these features is then counted once, and `counts` must be symmetric for them.
     """
-    if left.shape[1] != right.shape[1]:
+    n_words = {words.shape[1] for words in (left, right, planes) if words is not None}
+    if len(n_words) > 1:
         raise FitError(
-            f"Left has {left.shape[1]} words per feature, but right has {right.shape[1]}. Pass the "
+            f"Left has {left.shape[1]} words per feature, but right has {right.shape[1]}"
+            f"{'' if planes is None else f' and the weights have {planes.shape[1]}'}. Pass the "
             "same samples on both sides."
         )
     same = left is right
@@ -90,26 +102,11 @@ def add_joint_counts(
     # Without a table, Numba compiles no lookups, which take as long to compile as all the rest.
     by_lookup = COUNT_BY_LOOKUP and min(4 * len(left), len(right)) >= LOOKUP_FEATURES
     table = make_lookup_table(False) if by_lookup else None
-    _add_joint_counts(_memory(left), _memory(right), left.shape[1], same, symmetric, table, counts)
-
-
-def add_weighted_joint_counts(
-    left: Words, right: Words, weights: Counts | None, counts: Counts
-) -> None:
-    """Add joint counts in which each sample counts as many times as its weight, in place.
-
-    With the bits w_b of the weights, (n_samples,), the counts are Σ_b 2^b popcount(x ∧ y ∧ w_b).
-    Other parameters are as for `add_joint_counts`; without weights, each sample counts once.
-    """
-    if weights is None:
-        add_joint_counts(left, right, counts)
-        return
-    total = np.zeros_like(counts)
-    for plane in split_into_bit_planes(weights):  # from the highest bit to the lowest
-        total *= 2
-        masked = left & plane
-        add_joint_counts(masked, masked if left is right else right, total)
-    counts += total
+    sides = _memory(left), _memory(right), left.shape[1], same, symmetric, table
+    if planes is None:
+        _add_joint_counts(*sides, counts)
+    else:
+        _add_weighted_joint_counts(*sides, _memory(planes), len(planes), counts)
 
 
 def symmetric_joint_counts(words: Words) -> Counts:
@@ -120,10 +117,15 @@ def symmetric_joint_counts(words: Words) -> Counts:
 def split_into_bit_planes(weights: Counts) -> Words:
     """Split integers of at least 0, (n_samples,), into the words of each bit, (n_bits, n_words).
 
-    The first plane holds the highest bit that occurs.
+    Plane b holds the bits of 2**b; the last plane is the highest with a bit that is 1.
     """
-    bits = np.arange(int(weights.max(initial=0)).bit_length())[::-1]
-    return pack_rows((weights[:, None] >> bits & 1).astype(np.uint8))
+    n_bits = int(weights.max(initial=0)).bit_length()
+    planes = np.zeros((n_bits, 8 * -(-len(weights) // 64)), np.uint8)
+    narrow = weights.astype(np.min_scalar_type((1 << n_bits) - 1))
+    for b in range(n_bits):
+        plane = np.packbits(narrow & narrow.dtype.type(1 << b), bitorder="little")
+        planes[b, : len(plane)] = plane
+    return planes.view(np.uint64)
 
 
 def pack_rows(X: Bits) -> Words:
@@ -221,7 +223,44 @@ def _add_joint_counts(
         _copy_strip(left, n_left, start, stop, left_strip)
         if not same:
             _copy_strip(right, n_right, start, stop, right_strip)
-        _add_strip(left_strip, right_strip, symmetric, table, counts)
+        _add_strip(left_strip, right_strip, symmetric, table, 0, counts)
+    if symmetric:
+        _mirror(counts)
+
+
+@_kernel
+def _add_weighted_joint_counts(
+    left: Memory,
+    right: Memory,
+    n_words: int,
+    same: bool,
+    symmetric: bool,
+    table: Bits | None,
+    planes: Memory,
+    n_planes: int,
+    counts: Counts,
+) -> None:
+    """Add the joint counts of left and right, one strip and bit plane at a time.
+
+    Words without any sample of the plane are left out.
+    """
+    n_left, n_right = counts.shape
+    n_strips = max(1, -(-n_words // (STRIP_WORDS if table is None else LOOKUP_WORDS)))
+    width = max(8, -(-n_words // (8 * n_strips)) * 8)  # equal strips of whole vectors
+    left_memory = _empty_strip(n_left, width).reshape(-1)
+    right_memory = left_memory if same else _empty_strip(n_right, width).reshape(-1)
+    for start in range(0, n_words, width):
+        stop = min(start + width, n_words)
+        for b in range(n_planes):
+            plane = _row(planes, b, start, stop)
+            used = np.flatnonzero(plane)
+            if not len(used):
+                continue
+            left_strip = _select_strip(left, n_left, start, used, plane, left_memory)
+            right_strip = left_strip
+            if not same:
+                right_strip = _select_strip(right, n_right, start, used, None, right_memory)
+            _add_strip(left_strip, right_strip, symmetric, table, b, counts)
     if symmetric:
         _mirror(counts)
 
@@ -257,10 +296,40 @@ def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Wo
 
 
 @_callee
+def _select_strip(
+    words: Memory,
+    n_features: int,
+    start: int,
+    used: NDArray[np.int64],
+    plane: Words | None,
+    memory: Words,
+) -> Words:
+    """Copy the used words from `start` on, masked by a plane if there is one, into whole tiles."""
+    n_padded, width = -(-n_features // TILE) * TILE, -(-len(used) // 8) * 8
+    strip = memory[: n_padded * width].reshape(n_padded, width)
+    is_gapless = len(used) == used[-1] + 1
+    for i in range(n_features):
+        feature = _row(words, i, start, start + used[-1] + 1)
+        if is_gapless:
+            for w in range(len(feature)):
+                strip[i, w] = feature[w] if plane is None else feature[w] & plane[w]
+        else:
+            for w in range(len(used)):
+                k = used[w]
+                strip[i, w] = feature[k] if plane is None else feature[k] & plane[k]
+        strip[i, len(used) :] = 0
+    strip[n_features:] = 0
+    return strip
+
+
+@_callee
 def _add_strip(
-    left: Words, right: Words, symmetric: bool, table: Bits | None, counts: Counts
+    left: Words, right: Words, symmetric: bool, table: Bits | None, shift: int, counts: Counts
 ) -> None:
-    """Add one strip's joint counts; if symmetric, those on and above the diagonal are complete."""
+    """Add one strip's joint counts times 2**shift.
+
+    If symmetric, those on and above the diagonal are complete.
+    """
     n_left, n_right = counts.shape
     if table is not None:  # Numba compiles no branch whose condition is always false
         digits = split_left(left)
@@ -269,18 +338,20 @@ def _add_strip(
         n_rows = min(stop, n_left) if symmetric else n_left
         # Narrow blocks are faster as tiles.
         if table is not None and stop - block >= BLOCK_FEATURES // 3:
-            _look_up_block(table, digits, right[block:stop], n_rows, counts[:, block:stop])
+            _look_up_block(table, digits, right[block:stop], n_rows, shift, counts[:, block:stop])
             continue
         for i in range(0, n_rows, TILE):
             for j in range(max(i, block) if symmetric else block, stop, TILE):
                 tile = _count_tile(left[i : i + TILE], right[j : j + TILE])
                 for a in range(min(TILE, n_left - i)):
                     for b in range(min(TILE, n_right - j)):
-                        counts[i + a, j + b] += np.int64(tile[a][b])
+                        counts[i + a, j + b] += np.int64(tile[a][b]) << shift
 
 
 @_callee
-def _look_up_block(table: Bits, digits: Digits, right: Words, n_rows: int, counts: Counts) -> None:
+def _look_up_block(
+    table: Bits, digits: Digits, right: Words, n_rows: int, shift: int, counts: Counts
+) -> None:
     """Add the joint counts of `n_rows` left features with a block of right ones, by lookup."""
     others = split_right(right)
     tile = allocate_aligned(LOOKUP_ROWS * LOOKUP_COLUMNS // 4).view(np.uint16)
@@ -289,7 +360,7 @@ def _look_up_block(table: Bits, digits: Digits, right: Words, n_rows: int, count
         count_by_lookup(table, digits, first, others, tile)
         for i in range(first, min(first + LOOKUP_ROWS, n_rows)):
             for j in range(counts.shape[1]):
-                counts[i, j] += np.int64(tile[i - first, j])
+                counts[i, j] += np.int64(tile[i - first, j]) << shift
 
 
 @_callee

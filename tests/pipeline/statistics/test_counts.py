@@ -1,15 +1,15 @@
-"""Counts against the dense matrix, counted by NumPy."""
+"""Counts, weighted or not, against the dense matrix, counted by NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from tests.support.strategies import (
 
 untimed = settings(deadline=None, max_examples=60)
 Counts = Mapping[str, NDArray[Any]]
+any_weight = st.integers(0, 3) | st.integers(0, 1 << 40)
 
 
 def dense_feature_counts(data: DenseData) -> Counts:
@@ -46,6 +47,28 @@ def dense_feature_counts(data: DenseData) -> Counts:
         "observed": np.array([part.mask.sum(axis=0, dtype=np.int64) for part in parts]),
         "ones": np.array([(part.X & part.mask).sum(axis=0, dtype=np.int64) for part in parts]),
     }
+
+
+def draw_row_weights(
+    draw: st.DataObject, n_rows: int, weight: st.SearchStrategy[int] = any_weight
+) -> NDArray[np.int64]:
+    return draw.draw(hnp.arrays(np.int64, n_rows, elements=weight))
+
+
+def weigh(block: BinaryBlock, draw: st.DataObject) -> BinaryBlock:
+    """Give the rows of a block weights, or not."""
+    if not draw.draw(st.booleans()):
+        return block
+    return replace(block, weights=draw_row_weights(draw, block.n_samples), weight_unit=0.5)
+
+
+def count_weighted_pairs(data: DenseData, weights: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The tables of all pairs, in which rows count as many times as their weight."""
+    mask = data.mask.astype(np.int64)
+    ones = (data.X & data.mask).astype(np.int64)
+    return [
+        (weights * a.T) @ b for a, b in ((mask, mask), (ones, mask), (mask, ones), (ones, ones))
+    ]
 
 
 def merged(parts: list[Any]) -> Any:
@@ -106,9 +129,11 @@ def test_a_table_of_some_pairs_is_part_of_the_whole(data: DenseData, draw: st.Da
 
 
 @untimed
-@given(tables(st.integers(1, 9)), st.integers(1, 10), st.booleans())
-def test_tiles_stitch_to_the_whole(data: DenseData, side: int, pooled: bool) -> None:
-    block = pack_block(data.X, data.observed, segment=1)
+@given(tables(st.integers(1, 9)), st.integers(1, 10), st.booleans(), st.data())
+def test_tiles_stitch_to_the_whole(
+    data: DenseData, side: int, pooled: bool, draw: st.DataObject
+) -> None:
+    block = weigh(pack_block(data.X, data.observed, segment=1), draw)
     whole = PairCounts.from_block(block, pooled=pooled)
     cut = make_tiles(data.X.shape[1], 1, 64 * side**2)
     assert (cut == (None,)) == (side >= data.X.shape[1])
@@ -133,11 +158,14 @@ def test_tiles_cover_the_upper_triangle_within_the_budget(
 def test_counts_survive_storage() -> None:
     X = np.random.default_rng(0).integers(0, 2, (100, 4), dtype=np.uint8)
     mask = np.random.default_rng(1).integers(0, 2, (100, 4), dtype=np.uint8)
-    for block in (pack_block(X), pack_block(X, mask, segment=2)):
+    weights = np.random.default_rng(2).integers(0, 1 << 40, 100)
+    plain, masked = pack_block(X), pack_block(X, mask, segment=2)
+    for block in (plain, masked, replace(masked, weights=weights, weight_unit=0.25)):
         for counts in (FeatureCounts.from_block(block), PairCounts.from_block(block, pooled=False)):
             stored = type(counts).from_arrays(dict(counts.to_arrays()))
             assert_same(stored.to_arrays(), counts.to_arrays())
             assert_same(stored.merge(counts).to_arrays(), counts.merge(stored).to_arrays())
+            assert (stored.n_rows, stored.weight) == (100, block.weight)
 
 
 @pytest.mark.parametrize("n_samples", [1, 64, 65])
@@ -145,6 +173,69 @@ def test_the_diagonal_counts_single_features(n_samples: int) -> None:
     X = np.random.default_rng(0).integers(0, 2, (n_samples, 5), dtype=np.uint8)
     counts = PairCounts.from_block(pack_block(X), pooled=True)
     np.testing.assert_array_equal(counts.joint[0].diagonal(), X.sum(axis=0))
+
+
+@untimed
+@given(tables(), st.booleans(), st.data())
+def test_weighted_counts_are_those_of_repeated_rows(
+    data: DenseData, pooled: bool, draw: st.DataObject
+) -> None:
+    weights = draw_row_weights(draw, len(data.X), st.integers(0, 4))
+    assume(weights.any())
+    chunks = draw.draw(chunkings(len(data.X)))
+    blocks = make_memory_blocks(replace(data, weights=weights), chunks)
+    copies = make_memory_blocks(data.take_rows(np.repeat(np.arange(len(weights)), weights)))
+    for count in (FeatureCounts.from_block, partial(PairCounts.from_block, pooled=pooled)):
+        found, expected = (merged([count(block) for block in some]) for some in (blocks, copies))
+        assert (found.n_rows, found.weight) == (np.count_nonzero(weights), weights.sum())
+        assert expected.weight == expected.n_rows == weights.sum()
+        # A segment whose rows all have weight 0 is seen, but has no rows.
+        is_seen = found.rows > 0
+        np.testing.assert_array_equal(found.segments[is_seen], expected.segments)
+        np.testing.assert_array_equal(found.weights[is_seen], expected.rows)
+        if isinstance(found, FeatureCounts):
+            np.testing.assert_array_equal(found.observed[is_seen], expected.observed)
+            np.testing.assert_array_equal(found.ones[is_seen], expected.ones)
+            assert found.is_complete == expected.is_complete
+            continue
+        square = np.ones((found.n_features,) * 2, np.int64)
+        for place, other in enumerate(np.flatnonzero(is_seen)):
+            for part, dense in zip(found.table(other), expected.table(place), strict=True):
+                np.testing.assert_array_equal(part * square, dense * square)
+        for margin, dense in zip(found.margins(), expected.margins(), strict=True):
+            np.testing.assert_array_equal(margin[is_seen], dense)
+
+
+@untimed
+@given(tables(), st.data())
+def test_large_weights_are_summed_exactly(data: DenseData, draw: st.DataObject) -> None:
+    weights = draw_row_weights(draw, len(data.X))
+    block = replace(pack_block(data.X, data.observed), weights=weights)
+    first, counts = FeatureCounts.from_block(block), PairCounts.from_block(block, pooled=False)
+    n, _, _, joint = expected = count_weighted_pairs(data, weights)
+    np.testing.assert_array_equal(first.observed[0], n.diagonal())
+    np.testing.assert_array_equal(first.ones[0], joint.diagonal())
+    assert first.weight == counts.weight == block.weight == weights.sum()
+    square = np.ones_like(joint)
+    for part, dense in zip(counts.table(0), expected, strict=True):
+        np.testing.assert_array_equal(part * square, dense)
+    added = PairCounts.from_block(block, pooled=False).add_block(block, pooled=False)
+    assert_same(added.to_arrays(), counts.merge(counts).to_arrays())
+
+
+@pytest.mark.parametrize("n_features", [70, 200])
+def test_weighted_counts_across_words_and_blocks(n_features: int) -> None:
+    rng = np.random.default_rng(0)
+    data = DenseData(*rng.integers(0, 2, (2, 9_000, n_features), np.uint8))
+    # Most of the higher bit planes have words without any row.
+    weights = np.where(rng.random(9_000) < 0.01, rng.integers(0, 1 << 30, 9_000), 1)
+    weights[:200] = 0
+    for mask in (None, data.observed):
+        block = replace(pack_block(data.X, mask), weights=weights)
+        counts = PairCounts.from_block(block, pooled=True)
+        expected = count_weighted_pairs(replace(data, observed=mask), weights)
+        for part, dense in zip(counts.table(0), expected, strict=True):
+            np.testing.assert_array_equal(np.broadcast_to(part, dense.shape), dense)
 
 
 group_numbers = st.integers(1, 5)
@@ -181,6 +272,26 @@ def test_groups_are_counted_like_segments(
         expected = count_dense_pairs(data.take_rows(some))
         for part, dense in zip(counts.table(place), expected, strict=True):
             np.testing.assert_array_equal(part * square, dense)
+
+
+@untimed
+@given(long_tables, group_numbers, st.data())
+def test_groups_of_weighted_rows_are_counted_by_weight(
+    data: DenseData, n_groups: int, draw: st.DataObject
+) -> None:
+    weights = draw_row_weights(draw, len(data.X))
+    block = replace(pack_block(data.X, data.observed, segment=2), weights=weights)
+    counts = PairCounts.from_groups(block, n_groups)
+    rows = rows_by_group([block], n_groups)
+    assert counts.segments.tolist() == [*rows]
+    assert counts.weights.tolist() == [weights[some].sum() for some in rows.values()]
+    square = np.ones((data.X.shape[1],) * 2, np.int64)
+    for place, some in enumerate(rows.values()):
+        expected = count_weighted_pairs(data.take_rows(some), weights[some])
+        for part, dense in zip(counts.table(place), expected, strict=True):
+            np.testing.assert_array_equal(part * square, dense)
+    once = counts.sum_weighted_groups(n_groups, np.ones((1, n_groups), np.int64))
+    assert_same(once.to_arrays(), PairCounts.from_block(block, pooled=False).to_arrays())
 
 
 @untimed
@@ -243,7 +354,7 @@ def test_weighting_and_merging_may_change_places(
 def test_tiles_of_groups_stitch_to_the_whole(
     data: DenseData, side: int, n_groups: int, draw: st.DataObject
 ) -> None:
-    block = pack_block(data.X, data.observed, segment=1)
+    block = weigh(pack_block(data.X, data.observed, segment=1), draw)
     whole = PairCounts.from_groups(block, n_groups)
     cut = make_tiles(data.X.shape[1], 1, 64 * side**2)
     parts = [PairCounts.from_groups(replace(block, tile=tile), n_groups) for tile in cut]
@@ -274,17 +385,20 @@ def test_wrong_weights_are_refused(weights: Any) -> None:
 def test_a_strip_has_the_pairs_of_all_rows_of_the_split(
     data: DenseData, draw: st.DataObject
 ) -> None:
+    if draw.draw(st.booleans()):
+        data = replace(data, weights=draw_row_weights(draw, len(data.X)))
+        assume(data.weights.any())
     kept = data if data.keep is None else data.take_rows(data.keep)
-    X, mask = (kept.X & kept.mask).astype(np.int64), kept.mask.astype(np.int64)
-    n = X.shape[1]
+    weights = np.ones(len(kept.X), np.int64) if kept.weights is None else kept.weights
+    is_counted, total, n = weights > 0, int(weights.sum()), data.X.shape[1]
     first = draw.draw(st.integers(0, n - 1))
     features = slice(first, draw.draw(st.integers(first + 1, n)))
     rows = make_memory_rows(data, draw.draw(chunkings(len(data.X))))
     chunks = map(rows.read, range(rows.n_chunks))
-    masked = bool((mask == 0).any())
-    strip = count_strip(features, n, len(X), masked, chunks)
-    table = make_strip_table(strip, features, len(X), X.sum(axis=0))
-    expected = (mask.T @ mask, X.T @ mask, mask.T @ X, X.T @ X)
+    masked = bool((kept.mask[is_counted] == 0).any())
+    strip = count_strip(features, n, total, masked, chunks)
+    expected = count_weighted_pairs(kept, weights)
+    table = make_strip_table(strip, features, total, expected[-1].diagonal())
     for got, square in zip(table, expected, strict=True):
         wanted = square[features, first:]
         np.testing.assert_array_equal(np.broadcast_to(got, wanted.shape), wanted)
@@ -293,6 +407,9 @@ def test_a_strip_has_the_pairs_of_all_rows_of_the_split(
 @settings(deadline=None, max_examples=30)
 @given(data=tables(splits=True), draw=st.data())
 def test_earlier_counts_are_added_to(data: DenseData, draw: st.DataObject) -> None:
+    if draw.draw(st.booleans()):
+        weights = draw_row_weights(draw, len(data.X), st.integers(1, 400))
+        data = replace(data, weights=weights)
     rows = make_memory_rows(data, draw.draw(chunkings(len(data.X))))
     n, n_samples = data.X.shape[1], draw.draw(st.sampled_from([65_535, 65_536, 2**32]))
     chunks = [rows.read(key) for key in range(rows.n_chunks)]

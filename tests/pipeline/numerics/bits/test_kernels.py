@@ -138,11 +138,64 @@ def test_a_strip_with_masked_samples_adds_to_the_counts_of_earlier_ones(
 ) -> None:
     X = random_bits(64 * kernels.LOOKUP_WORDS + 99, n_right)
     words, mask = packbits(X), packbits(random_bits(len(X), 1, 1))
-    counts = np.zeros((n_left, n_right), np.uint32)
+    counts, by_planes = np.zeros((2, n_left, n_right), np.uint32)
     for _ in range(2):
         kernels.add_joint_counts(words[:n_left] & mask, words, counts, is_strip=True)
+        kernels.add_joint_counts(words[:n_left], words, by_planes, mask, is_strip=True)
     kept = X[random_bits(len(X), 1, 1)[:, 0] == 1]
     np.testing.assert_array_equal(counts, 2 * dense_joint_counts(kept[:, :n_left], kept))
+    np.testing.assert_array_equal(by_planes, counts)
+
+
+@untimed
+@given(hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(0, 2**62)))
+def test_bit_planes_hold_the_bits_of_weights(weights: NDArray[np.int64]) -> None:
+    planes = kernels.split_into_bit_planes(weights)
+    n_bits = int(weights.max(initial=0)).bit_length()
+    assert planes.shape == (n_bits, -(-len(weights) // 64))
+    bits = kernels.unpack_rows(planes, len(weights)).astype(np.int64)
+    np.testing.assert_array_equal(bits @ (1 << np.arange(n_bits)), weights)
+    np.testing.assert_array_equal(kernels.popcounts(planes), bits.sum(axis=0))  # no padding
+
+
+@untimed
+@given(binary_matrices, st.integers(1, 9), st.integers(0, 99), st.data())
+def test_samples_count_as_many_times_as_their_weight(
+    left: Bits, n_right: int, seed: int, data: st.DataObject
+) -> None:
+    right = random_bits(len(left), n_right, seed)
+    elements = st.integers(0, 3) | st.integers(0, 2**40)
+    weights = data.draw(hnp.arrays(np.int64, len(left), elements=elements))
+    planes = kernels.split_into_bit_planes(weights)
+    for other in (left, right):
+        words = packbits(left)
+        sides = (words, words) if other is left else (words, inside_a_chunk(packbits(right)))
+        counts = np.full((left.shape[1], other.shape[1]), 7)
+        kernels.add_joint_counts(*sides, counts, planes)
+        expected = (weights * left.astype(np.int64).T) @ other + 7
+        np.testing.assert_array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("rare", [1.0, 0.3, 0.002])
+@pytest.mark.parametrize(
+    ("n_left", "n_right"), [(5, 3), (64, kernels.LOOKUP_FEATURES + 3), (70, 70)]
+)
+def test_weighted_counts_across_strips(n_left: int, n_right: int, rare: float) -> None:
+    n_samples = 2 * 64 * kernels.STRIP_WORDS + 99
+    rng = np.random.default_rng(0)
+    weights = np.where(rng.random(n_samples) < rare, rng.integers(0, 2**36, n_samples), 0)
+    weights[:3000] = 2
+    planes = kernels.split_into_bit_planes(weights)
+    X = random_bits(n_samples, max(n_left, n_right))
+    words = packbits(X)
+    assert weights.sum() < 2**53  # so that sums of floats are exact
+    expected = (weights * X.T.astype(np.float64)) @ X.astype(np.float64)
+    counts = np.zeros((n_left, n_right), np.int64)
+    kernels.add_joint_counts(words[:n_left], words[:n_right].copy(), counts, planes)
+    np.testing.assert_array_equal(counts, expected[:n_left, :n_right])
+    counts = np.zeros((len(words),) * 2, np.int64)
+    kernels.add_joint_counts(words, words, counts, planes)
+    np.testing.assert_array_equal(counts, expected)
 
 
 @pytest.mark.parametrize("n_features", [0, 1, 5])
@@ -248,6 +301,9 @@ def test_threads_count_the_same_as_one() -> None:
 def test_sides_of_different_samples_are_refused() -> None:
     with pytest.raises(FitError, match=r"Left has 3 words per feature, but right has 4\. "):
         kernels.joint_counts(np.zeros((2, 3), np.uint64), np.zeros((2, 4), np.uint64))
+    words, counts = np.zeros((2, 3), np.uint64), np.zeros((2, 2), np.int64)
+    with pytest.raises(FitError, match="but right has 3 and the weights have 4"):
+        kernels.add_joint_counts(words, words, counts, np.zeros((1, 4), np.uint64))
 
 
 def test_packing_refuses_what_is_not_binary() -> None:
