@@ -240,26 +240,25 @@ def _add_weighted_joint_counts(
     n_planes: int,
     counts: Counts,
 ) -> None:
-    """Add the joint counts of left and right, one strip and bit plane at a time.
+    """Add the joint counts of left and right, one bit plane at a time.
 
-    Words without any sample of the plane are left out.
+    Words without any sample of the plane are left out; strips consist of the others.
     """
     n_left, n_right = counts.shape
-    n_strips = max(1, -(-n_words // (STRIP_WORDS if table is None else LOOKUP_WORDS)))
-    width = max(8, -(-n_words // (8 * n_strips)) * 8)  # equal strips of whole vectors
-    left_memory = _empty_strip(n_left, width).reshape(-1)
-    right_memory = left_memory if same else _empty_strip(n_right, width).reshape(-1)
-    for start in range(0, n_words, width):
-        stop = min(start + width, n_words)
-        for b in range(n_planes):
-            plane = _row(planes, b, start, stop)
-            used = np.flatnonzero(plane)
-            if not len(used):
-                continue
-            left_strip = _select_strip(left, n_left, start, used, plane, left_memory)
+    max_width = STRIP_WORDS if table is None else LOOKUP_WORDS
+    left_memory = _empty_strip(n_left, max_width).reshape(-1)
+    right_memory = left_memory if same else _empty_strip(n_right, max_width).reshape(-1)
+    for b in range(n_planes):
+        plane = _row(planes, b, 0, n_words)
+        used = np.flatnonzero(plane)
+        n_strips = max(1, -(-len(used) // max_width))
+        width = max(8, -(-len(used) // (8 * n_strips)) * 8)  # equal strips of whole vectors
+        for first in range(0, len(used), width):
+            columns = used[first : first + width]
+            left_strip = _select_strip(left, n_left, columns, plane, left_memory)
             right_strip = left_strip
             if not same:
-                right_strip = _select_strip(right, n_right, start, used, None, right_memory)
+                right_strip = _select_strip(right, n_right, columns, None, right_memory)
             _add_strip(left_strip, right_strip, symmetric, table, b, counts)
     if symmetric:
         _mirror(counts)
@@ -299,25 +298,24 @@ def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Wo
 def _select_strip(
     words: Memory,
     n_features: int,
-    start: int,
-    used: NDArray[np.int64],
+    columns: NDArray[np.int64],
     plane: Words | None,
     memory: Words,
 ) -> Words:
-    """Copy the used words from `start` on, masked by a plane if there is one, into whole tiles."""
-    n_padded, width = -(-n_features // TILE) * TILE, -(-len(used) // 8) * 8
+    """Copy some columns of words, masked by a plane if there is one, into whole tiles."""
+    n_padded, width = -(-n_features // TILE) * TILE, -(-len(columns) // 8) * 8
     strip = memory[: n_padded * width].reshape(n_padded, width)
-    is_gapless = len(used) == used[-1] + 1
+    start, stop = columns[0], columns[-1] + 1
     for i in range(n_features):
-        feature = _row(words, i, start, start + used[-1] + 1)
-        if is_gapless:
+        feature = _row(words, i, start, stop)
+        if len(feature) == len(columns):  # which the compiler turns into operations on vectors
             for w in range(len(feature)):
-                strip[i, w] = feature[w] if plane is None else feature[w] & plane[w]
+                strip[i, w] = feature[w] if plane is None else feature[w] & plane[start + w]
         else:
-            for w in range(len(used)):
-                k = used[w]
-                strip[i, w] = feature[k] if plane is None else feature[k] & plane[k]
-        strip[i, len(used) :] = 0
+            for w in range(len(columns)):
+                k = columns[w]
+                strip[i, w] = feature[k - start] if plane is None else feature[k - start] & plane[k]
+        strip[i, len(columns) :] = 0
     strip[n_features:] = 0
     return strip
 
