@@ -17,15 +17,15 @@ from storage.errors import DataError
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OPTIONS = frozenset(
     (
-        *("append", "artifact", "cluster", "codes", "components", "dataset", "dif", "dif_test"),
-        *("drift_limit", "drop", "drop_constant", "duplicates", "executor", "features", "folds"),
-        *("genotypes", "host", "image_shape", "insecure", "keep", "label", "layers"),
-        *("likelihood_ratio", "long", "map", "memory", "merge_by", "missing", "model", "names"),
-        *("new", "new_features", "no", "orient", "output", "overwrite", "performance_report"),
-        *("psu", "queries", "reconstruct", "resume", "rows", "seed", "segment_by", "segments"),
-        *("set", "skip_corrupt", "split", "split_by", "standardize", "threshold", "tls_ca"),
-        *("tls_cert", "tls_key", "truth", "warm_start", "weight", "weights", "what"),
-        *("worker_memory", "worker_timeout", "workers", "yes"),
+        *("append", "artifact", "cluster", "codes", "collapse", "components", "dataset", "dif"),
+        *("dif_test", "drift_limit", "drop", "drop_constant", "duplicates", "executor"),
+        *("features", "folds", "genotypes", "host", "image_shape", "insecure", "keep", "label"),
+        *("layers", "likelihood_ratio", "long", "map", "memory", "merge_by", "missing", "model"),
+        *("names", "new", "new_features", "no", "orient", "output", "overwrite"),
+        *("performance_report", "psu", "queries", "reconstruct", "resume", "rows", "seed"),
+        *("segment_by", "segments", "set", "skip_corrupt", "split", "split_by", "standardize"),
+        *("threshold", "tls_ca", "tls_cert", "tls_key", "truth", "warm_start", "weight"),
+        *("weights", "what", "worker_memory", "worker_timeout", "workers", "yes"),
     )
 )
 """Parameters with an option of their own; all others are settings of models."""

@@ -151,6 +151,8 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     """Print the size of a new dataset, its warnings and its path."""
     sizes = ("n_rows", "n_features", "n_segments", "n_chunks")
     rows = [(name.removeprefix("n_"), f"{summary[name]:,}") for name in sizes]
+    if summary["n_equal_rows"]:
+        rows[0] = ("rows", f"{summary['n_rows']:,} different ones of {summary['n_equal_rows']:,}")
     rows.append(("columns", ", ".join(summary["columns"]) or "none"))
     if summary["left_out"]:
         rows.append(("left out", join_names(summary["left_out"])))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
 from flows.cli.options import FEATURES, ROWS, VALUES, Option, Repeatable, Switch, WholeNumber
+from flows.data.collapse import FREQUENCY
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifest_schemas import check_schema
@@ -57,6 +58,15 @@ class RoleOptions(TypedDict, total=False):
         Option(
             group=ROWS,
             help="Column to store with the bits, such as a label or row names. Repeatable.",
+        ),
+    ]
+    collapse: Annotated[
+        bool,
+        Switch,
+        Option(
+            group=ROWS,
+            help="Store equal rows once, and their number in the column `frequency`, for "
+            "`fit --weight frequency`.",
         ),
     ]
     missing: Annotated[
@@ -122,6 +132,8 @@ class ColumnRoles:
         Per-row columns with the segment and the split.
     keep
         Per-row columns to store.
+    collapse
+        Whether equal rows are stored once, with their number.
     missing, threshold, maps
         How values become bits; see `storage.sources.ReadOptions`. Maps are spelt as in `--map`.
     features, drop
@@ -136,6 +148,7 @@ class ColumnRoles:
     segment_by: str | None = None
     split_by: str | None = None
     keep: tuple[str, ...] = ()
+    collapse: bool = False
     missing: tuple[str, ...] = ()
     threshold: float | None = None
     maps: tuple[str, ...] = ()
@@ -153,6 +166,11 @@ class ColumnRoles:
         if "split" in self.keep and self.split_by not in (None, "split"):
             raise DataError(
                 "{keep=split} and {split_by} cannot be combined: both would be stored as `split`."
+            )
+        if self.collapse and self.long:
+            raise DataError(
+                "{collapse} and {long} cannot be combined: the rows of a long table have names, so "
+                "that none are equal."
             )
         _ = self.read_options  # raises an error for invalid values
 
@@ -175,6 +193,11 @@ class ColumnRoles:
         split = self.split_by or source.default_split
         others = (name for name in source.column_names if name not in (segment, split))
         keep = tuple(dict.fromkeys([*self.keep, *others, *source.name_columns]))
+        if self.collapse and FREQUENCY in keep:
+            raise DataError(
+                f"{{collapse}}: {source.path} has a per-row column {FREQUENCY}, the name of the "
+                "column that {collapse} adds. Rename it."
+            )
         return replace(self, segment_by=segment, split_by=split, keep=keep)
 
     @property
@@ -182,6 +205,11 @@ class ColumnRoles:
         """Maps the stored name of each per-row column to its name in the sources."""
         split = {"split": self.split_by} if self.split_by else {}
         return {**{name: name for name in self.keep}, **split}
+
+    @property
+    def stored_columns(self) -> list[str]:
+        """Names of all per-row columns of the dataset."""
+        return [*self.per_row_columns, *([FREQUENCY] if self.collapse else [])]
 
 
 def parse_roles(options: RoleOptions) -> ColumnRoles:
@@ -256,7 +284,7 @@ def _lists_to_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_stored_columns(roles: ColumnRoles, base: BinaryDataset) -> None:
     """Check that appended rows have no per-row columns that the dataset does not store."""
-    new = sorted(set(roles.per_row_columns) - set(base.column_names))
+    new = sorted({*roles.stored_columns} - {*base.column_names})
     if new:
         raise DataError(
             f"{{append}}: {base.path} does not store the columns {', '.join(new)}. To add a "

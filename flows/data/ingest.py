@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.cli.summary import join_names
+from flows.data.collapse import FREQUENCY, collapse_rows
 from flows.data.columns import (
     SOURCES_KEY,
     ColumnRoles,
@@ -40,6 +42,7 @@ from storage.sources import (
     NewFiles,
     ReadOptions,
     Source,
+    SourceBatch,
     SourceUpdates,
     collect_tags,
     expand_sources,
@@ -194,33 +197,44 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
     totals = [source.n_rows for source in sources]
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(sources, expected) if roles.segments else expected
+    batches: Iterable[tuple[Any, NDArray[Any] | None]]
+    batches = _iter_labelled_batches(job, n_rows, progress)
+    if roles.collapse:
+        distinct = collapse_rows(batches)
+        batches, n_rows = distinct.iter_batches(), len(distinct)
     with _open_writer(job, n_rows) as writer:
         if (source := _find_updates(sources)) is not None:
             cells = _iter_updates(job, source), source.duplicates
             writer.update(*cells, source.format_known_row)
-        segment = make_segmenter(roles, n_rows, job.base) if n_rows != 0 else None
-        done = n_ones = n_observed = 0
-        progress("ingest", done, n_rows or 0, done)
-        for batch in iter_batches_in_order(sources):
-            columns = {
-                stored: batch.columns[name] for stored, name in roles.per_row_columns.items()
-            }
-            if roles.split_by:
-                columns["split"] = read_row_names("split_by", roles.split_by, batch, done)
-            names = None if segment is None else segment(batch, done)
-            writer.add(replace(batch, columns=columns), names)
-            done += len(batch.X)
-            if roles.maps:
-                n_ones += int(batch.X.sum())
-                n_observed += batch.X.size if batch.observed is None else int(batch.observed.sum())
-            progress("ingest", done, n_rows or 0, done)
-        if roles.maps and job.base is None and n_ones in (0, n_observed):
-            raise DataError(
-                f"{{map}}, {{yes}}: all {n_observed:,} values mean {int(n_ones > 0)}, none means "
-                f"{int(n_ones == 0)}. Check the map: "
-                f"{'; '.join(map(format_plain_map, roles.maps))}."
-            )
+        for batch, segments in batches:
+            writer.add(batch, segments)
     return open_dataset(job.path)
+
+
+def _iter_labelled_batches(
+    job: IngestJob, n_rows: int | None, progress: Progress
+) -> Iterator[tuple[SourceBatch, NDArray[Any] | None]]:
+    """Read the rows of all sources, with their stored columns and the names of their segments."""
+    roles = job.roles
+    segment = make_segmenter(roles, n_rows, job.base) if n_rows != 0 else None
+    done = n_ones = n_observed = 0
+    progress("ingest", done, n_rows or 0, done)
+    for batch in iter_batches_in_order(job.sources):
+        columns = {stored: batch.columns[name] for stored, name in roles.per_row_columns.items()}
+        if roles.split_by:
+            columns["split"] = read_row_names("split_by", roles.split_by, batch, done)
+        yield replace(batch, columns=columns), None if segment is None else segment(batch, done)
+        done += len(batch.X)
+        if roles.maps:
+            n_ones += int(batch.X.sum())
+            n_observed += batch.X.size if batch.observed is None else int(batch.observed.sum())
+        progress("ingest", done, n_rows or 0, done)
+    if roles.maps and job.base is None and n_ones in (0, n_observed):
+        raise DataError(
+            f"{{map}}, {{yes}}: all {n_observed:,} values mean {int(n_ones > 0)}, none means "
+            f"{int(n_ones == 0)}. Check the map: "
+            f"{'; '.join(map(format_plain_map, roles.maps))}."
+        )
 
 
 def _find_updates(sources: Sequence[Any]) -> Any:
@@ -249,7 +263,7 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
         with create_dataset(
             path,
             names,
-            columns=list(roles.per_row_columns),
+            columns=roles.stored_columns,
             expected_rows=n_rows,
             ingest={**asdict(roles), SOURCES_KEY: tags},
             attributes=attributes,
@@ -379,6 +393,7 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
     return {
         "dataset": str(dataset.path),
         "n_rows": dataset.n_rows,
+        "n_equal_rows": _count_equal_rows(dataset),
         "n_features": dataset.n_features,
         "n_segments": dataset.n_segments,
         "n_chunks": dataset.n_chunks,
@@ -390,6 +405,13 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
             *_warn_about_duplicate_names(dataset),
         ],
     }
+
+
+def _count_equal_rows(dataset: BinaryDataset) -> int | None:
+    """Return the number of rows before equal ones were collapsed; None if they were not."""
+    if not dataset.manifest["ingest"].get("collapse"):
+        return None
+    return int(dataset.column(FREQUENCY).sum())
 
 
 def _warn_about_single_row_segments(dataset: BinaryDataset) -> list[str]:
