@@ -19,6 +19,7 @@ from pipeline.data.weights import (
     RowWeights,
     WeightKind,
     count_clusters,
+    digest_weights,
     measure_weights,
     weigh_rows,
 )
@@ -139,29 +140,50 @@ def measure_dataset_weights(
     `psu` is the column of primary sampling units, if rows were drawn in clusters.
     """
     dataset.check_columns([column, *([psu] if psu else [])])
-
-    def read(name: str) -> Iterator[ColumnPart]:
-        names = [name] if split is None else [name, SPLIT]
-        for key in range(dataset.n_chunks):
-            _, columns = dataset.read_row_labels(key, names)
-            rows, values = dataset.chunks[key, 0] + np.arange(len(columns[name])), columns[name]
-            if name == column:
-                values = dataset.parse_numbers(name, values)
-            elif name in dataset.levels:
-                values = dataset.levels[name].mark_missing(values)
-            if split is not None:
-                is_chosen = columns[SPLIT] == dataset.find_split_code(split)
-                rows, values = rows[is_chosen], values[is_chosen]
-            yield rows, values
-
     if psu is not None:
         if psu in dataset.levels and len(dataset.levels[psu].pages) > 1:
             raise DataError(
                 f"{{psu}}: {dataset.path}: {psu} has more than {PAGE_TEXTS:,} different texts. "
                 "Number the units."
             )
-        count_clusters(psu, partial(read, psu))
-    return replace(measure_weights(column, kind, partial(read, column)), psu=psu)
+        count_clusters(psu, partial(_read_units, dataset, psu, split))
+    read = partial(_read_weights, dataset, column, split, dataset.n_chunks)
+    return replace(measure_weights(column, kind, read), psu=psu)
+
+
+def digest_leading_weights(
+    dataset: BinaryDataset, column: str, split: str | None, n_chunks: int
+) -> str:
+    """Digest the weights of the leading chunks of a dataset or split, as `RowWeights.digest`."""
+    return digest_weights(_read_weights(dataset, column, split, n_chunks))
+
+
+def _read_weights(
+    dataset: BinaryDataset, column: str, split: str | None, n_chunks: int
+) -> Iterator[ColumnPart]:
+    for rows, values in _read_column(dataset, column, split, n_chunks):
+        yield rows, dataset.parse_numbers(column, values)
+
+
+def _read_units(dataset: BinaryDataset, column: str, split: str | None) -> Iterator[ColumnPart]:
+    for rows, values in _read_column(dataset, column, split, dataset.n_chunks):
+        has_texts = column in dataset.levels
+        yield rows, dataset.levels[column].mark_missing(values) if has_texts else values
+
+
+def _read_column(
+    dataset: BinaryDataset, name: str, split: str | None, n_chunks: int
+) -> Iterator[ColumnPart]:
+    """Yield the values of a per-row column in the leading chunks, and their original rows."""
+    names = [name] if split is None else [name, SPLIT]
+    for key in range(n_chunks):
+        _, columns = dataset.read_row_labels(key, names)
+        values = columns[name]
+        rows = dataset.chunks[key, 0] + np.arange(len(values))
+        if split is not None:
+            is_chosen = columns[SPLIT] == dataset.find_split_code(split)
+            rows, values = rows[is_chosen], values[is_chosen]
+        yield rows, values
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:

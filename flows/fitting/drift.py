@@ -132,7 +132,7 @@ def _find_previous_fit(job: FitJob) -> LoadedModel | None:
         manifest["model"] == job.model.name
         and before.feature_names == dataset.feature_names
         and int(manifest["dataset"]["n_chunks"]) < dataset.n_chunks
-        and is_of_leading_rows(manifest, dataset, job.split, job.skipped)
+        and is_of_leading_rows(manifest, dataset, job.split, job.skipped, job.weights)
     )
     return before if is_comparable else None
 
@@ -163,6 +163,8 @@ def _measure_correlation_shift(
     names = job.dataset.feature_names
     if len(names) > _MAX_FEATURES:
         return {"note": f"left out: more than {_MAX_FEATURES:,} features"}
+    if job.weights is not None and job.weights.kind == "sampling":
+        return {"note": "left out: the rows have sampling weights"}
     all_rows = _find_pair_counts(job, statistics)
     new_rows = _count_pairs(job, select_appended_rows(job.rows, first))
     with limit_blas_threads():
@@ -202,6 +204,8 @@ def _compare_likelihoods(
     job: FitJob, before: LoadedModel, params: Any, first: int, n_new: int
 ) -> dict[str, Any]:
     """Compare the likelihood of the new rows under both fits."""
+    if job.weights is not None:
+        return {"note": "left out: the rows have weights"}
     if max(map(_count_bytes, (before.params, params))) > _MAX_PARAMS_BYTES:
         return {"note": f"left out: the parameters take more than {_MAX_PARAMS_BYTES >> 20} MiB"}
     n_scored = min(_MAX_SCORED_ROWS, max(100, _MAX_SCORED_CELLS // job.dataset.n_features))

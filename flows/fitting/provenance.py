@@ -9,8 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import LoadedModel, make_row_source, may_open
+from flows.data.datasets import (
+    LoadedModel,
+    digest_leading_weights,
+    make_row_source,
+    may_open,
+)
 from pipeline.data.blocks import RowSource
+from pipeline.data.weights import RowWeights
 from storage.artifacts.artifacts import Artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
@@ -22,11 +28,16 @@ def describe_artifact(fitted: LoadedModel) -> dict[str, str]:
 
 
 def is_of_leading_rows(
-    manifest: Mapping[str, Any], dataset: BinaryDataset, split: str | None, skipped: Sequence[int]
+    manifest: Mapping[str, Any],
+    dataset: BinaryDataset,
+    split: str | None,
+    skipped: Sequence[int],
+    weights: RowWeights | None,
 ) -> bool:
     """Return whether the fit of a manifest used the leading rows of a dataset or split, or all.
 
-    `skipped` are the chunks of the dataset that are left out.
+    `skipped` are the chunks of the dataset that are left out. The rows must also have had the same
+    weights, in the same units.
     """
     n_chunks = int(manifest["dataset"]["n_chunks"])
     left_out = [chunk["chunk"] for chunk in manifest.get("skipped_chunks", ())]
@@ -35,7 +46,27 @@ def is_of_leading_rows(
         and n_chunks <= dataset.n_chunks
         and left_out == [key for key in skipped if key < n_chunks]
         and manifest["dataset"].get("chunks_digest") == dataset.digest_leading_chunks(n_chunks)
+        and _has_same_weights(manifest.get("row_weights"), dataset, split, n_chunks, weights)
     )
+
+
+def _has_same_weights(
+    recorded: Mapping[str, Any] | None,
+    dataset: BinaryDataset,
+    split: str | None,
+    n_chunks: int,
+    weights: RowWeights | None,
+) -> bool:
+    """Return whether the weights of a manifest are those of the leading chunks.
+
+    Digests of chunks do not suffice: a column of texts stores codes, whose texts may have changed.
+    """
+    if recorded is None or weights is None:
+        return recorded is None and weights is None
+    names = ("column", "kind", "unit")
+    return all(recorded[name] == getattr(weights, name) for name in names) and recorded[
+        "digest"
+    ] == digest_leading_weights(dataset, weights.column, split, n_chunks)
 
 
 def compute_fingerprint(provenance: dict[str, Any]) -> str:

@@ -245,8 +245,8 @@ def _find_earlier_strips(
         reason = "did not count pairs"
     elif manifest.get("code") != job.provenance["code"]:
         reason = "ran other code"
-    elif not is_of_leading_rows(manifest, job.dataset, job.split, job.skipped):
-        reason = "used other rows"
+    elif not is_of_leading_rows(manifest, job.dataset, job.split, job.skipped, job.weights):
+        reason = "used other rows or weights"
     elif not set(names) <= set(pairs):
         reason = "had no missing values"
     elif pairs.manifest["rows_per_chunk"] != height or pairs.n_rows != n_features:

@@ -66,7 +66,7 @@ class RowWeights:
     @property
     def key(self) -> str:
         """Tells sums with these weights apart from other sums over the same rows."""
-        return f"{self.column} {self.unit!r} {self.scale!r}"
+        return f"{self.column} {self.kind} {self.unit!r} {self.scale!r}"
 
     def to_units(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """Convert values of the column to units, (n_rows,)."""
@@ -106,7 +106,7 @@ def measure_weights(
         _check_values(column, kind, rows, values)
         largest = max(largest, float(values.max(initial=0)))
         is_whole = is_whole and bool((values == np.rint(values)).all())
-        digest.update(np.ascontiguousarray(values, np.float64).tobytes())
+        digest.update(_to_bytes(values))
     if largest == 0:
         raise FitError(f"{{weight}}: all weights in {column} are 0. Choose another column.")
     unit = 1.0 if is_whole else 2.0 ** (math.frexp(largest)[1] - _UNITS_OF_LARGEST)
@@ -150,6 +150,18 @@ def count_clusters(column: str, read: Callable[[], Iterable[ColumnPart]]) -> int
     if len(seen) < 2:
         raise FitError(f"{{psu}}: all rows have the same unit in {column}. Leave it out.")
     return len(seen)
+
+
+def digest_weights(parts: Iterable[ColumnPart]) -> str:
+    """Return the digest of weights, part by part, which `RowWeights.digest` is."""
+    digest = hashlib.sha256()
+    for _, values in parts:
+        digest.update(_to_bytes(values))
+    return digest.hexdigest()
+
+
+def _to_bytes(values: NDArray[Any]) -> bytes:
+    return np.ascontiguousarray(values, np.float64).tobytes()
 
 
 def _check_values(

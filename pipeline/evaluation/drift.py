@@ -108,7 +108,7 @@ def subtract_counts(total: PairCounts, subset: PairCounts) -> PairCounts:
     """Subtract the pooled counts of some rows from the pooled counts of all rows."""
     difference = dict(total.to_arrays())
     for name, counts in subset.to_arrays().items():
-        if name != "segments":
+        if name not in ("segments", "weight_unit"):
             difference[name] = difference[name] - counts
     return PairCounts.from_arrays(difference)
 

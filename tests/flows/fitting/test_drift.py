@@ -96,6 +96,27 @@ def test_rows_of_another_model_are_seen(cli) -> None:
     assert drift["likelihood"]["difference"] < 0  # fewer nats are lost
 
 
+def test_drift_of_weighted_rows_is_that_of_repeated_rows(cli) -> None:
+    times = np.arange(N_ROWS + N_NEW) % 3
+    old, new = slice(N_ROWS), slice(N_ROWS, None)
+    X = np.concatenate([SAME[old], changed()])
+    columns = {"times": times[old]}
+    write_arrays(Path("weighted.zarr"), X[old], words_per_chunk=100, columns=columns)
+    write_arrays(Path("repeated.zarr"), np.repeat(X[old], times[old], axis=0), words_per_chunk=100)
+    command = ("fit", "--components", "2", *SERIAL, "--dataset")
+    by_times = (*command, "weighted.zarr", "--weight", "times")
+    assert cli(*by_times).code == cli(*command, "repeated.zarr").code == 0
+    append(Path("weighted.zarr"), X[new], times=times[new])
+    append(Path("repeated.zarr"), np.repeat(X[new], times[new], axis=0))
+    found, expected = cli(*by_times).json["drift"], cli(*command, "repeated.zarr").json["drift"]
+    assert found["rows_new"] == np.count_nonzero(times[new])
+    assert found["correlations"] == expected["correlations"]
+    assert found["parameters"] == expected["parameters"]
+    assert found["likelihood"] == {"note": "left out: the rows have weights"}
+    append(Path("weighted.zarr"), X[new], times=times[new])
+    assert cli(*command, "weighted.zarr").json["drift"] is None  # the latest fit has weights
+
+
 def test_new_segments_are_named_and_have_no_likelihood_of_their_own(cli) -> None:
     labels = np.array(["a", "b", "c"])[np.arange(N_ROWS) % 3]
     write_arrays(Path("d.zarr"), SAME[:N_ROWS], segments=labels.tolist(), words_per_chunk=100)

@@ -231,9 +231,25 @@ def test_what_hangs_on_parameters_is_not_kept(dataset) -> None:
     assert not (dataset.path / STATISTICS_FOLDER).exists()
 
 
+OLD, NEW = slice(9_000), slice(9_000, None)
+
+
 def arrays_of(artifact: str) -> dict[str, bytes]:
     found = load_artifact(artifact)
     return {name: found[name].tobytes() for name in found}
+
+
+def log_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the keys of all chunks are added that are read."""
+    read: list[int] = []
+    read_chunk = BinaryDataset.read_chunk
+
+    def logged(self: BinaryDataset, key: int, *others: Any) -> Any:
+        read.append(key)
+        return read_chunk(self, key, *others)
+
+    monkeypatch.setattr(BinaryDataset, "read_chunk", logged)
+    return read
 
 
 @pytest.mark.parametrize(
@@ -244,14 +260,7 @@ def arrays_of(artifact: str) -> dict[str, bytes]:
 def test_a_refit_reads_what_was_appended_and_gives_the_same_bytes(
     cli, tmp_path: Path, roomy, monkeypatch, options: tuple[str, ...]
 ) -> None:
-    read: list[int] = []
-    read_chunk = BinaryDataset.read_chunk
-
-    def logged(self: BinaryDataset, key: int, *others: Any) -> Any:
-        read.append(key)
-        return read_chunk(self, key, *others)
-
-    monkeypatch.setattr(BinaryDataset, "read_chunk", logged)
+    read = log_chunks(monkeypatch)
     X, _ = draw_probit_rows(20_200, 8, 2, seed=4)
     segments = [f"s{k}" for k in np.arange(len(X)) * 4 // 20_000]
     write_rows(tmp_path / "d.zarr", X[:20_000], segments=segments[:20_000], words_per_chunk=35)
@@ -274,3 +283,33 @@ def test_a_refit_reads_what_was_appended_and_gives_the_same_bytes(
     assert set(read) == set(range(dataset.n_chunks))
     assert arrays_of(refit.json["artifact"]) == arrays_of(fresh.json["artifact"])
     assert open_dataset("fresh.zarr").digest == dataset.digest
+
+
+def test_sums_of_weighted_rows_are_kept_for_their_column_alone(
+    cli, tmp_path: Path, roomy, monkeypatch
+) -> None:
+    read = log_chunks(monkeypatch)
+    X, _ = draw_probit_rows(9_200, 8, 2, seed=4)
+    times = np.random.default_rng(4).integers(0, 300, len(X))
+    columns = {"times": times, "other": 1 + times % 2}
+    old, new = ({name: a[rows] for name, a in columns.items()} for rows in (OLD, NEW))
+    write_rows(tmp_path / "d.zarr", X[OLD], words_per_chunk=35, columns=old)
+    command = ("fit", "--components", "2", "--executor", "serial", "--no-report", "--json")
+    assert cli(*command, "--dataset", "d.zarr", "--weight", "times").code == 0
+    before = max(read)
+    with append_dataset(tmp_path / "d.zarr", [f"f{i}" for i in range(8)]) as writer:
+        writer.add(ArrayBatch(X[NEW], columns=new))
+    dataset = open_dataset(tmp_path / "d.zarr")
+    shutil.copytree("d.zarr", "fresh.zarr")
+    shutil.rmtree(Path("fresh.zarr", STATISTICS_FOLDER))
+    everything = set(range(dataset.n_chunks))
+
+    read.clear()
+    refit = cli(*command, "--dataset", "d.zarr", "--weight", "times")
+    assert set(read) == everything - set(range(before + 1))
+    fresh = cli(*command, "--dataset", "fresh.zarr", "--weight", "times")
+    assert arrays_of(refit.json["artifact"]) == arrays_of(fresh.json["artifact"])
+    for options in (("--weight", "other"), ()):
+        read.clear()
+        assert cli(*command, "--dataset", "d.zarr", *options).code == 0
+        assert set(read) == everything

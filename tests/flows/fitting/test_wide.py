@@ -260,6 +260,22 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     return found
 
 
+@pytest.fixture
+def n_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of stored rows that each strip counted."""
+    found: list[int] = []
+    count = model.count_strip
+
+    def noting(features: slice, n: int, total: int, masked: bool, chunks: Any, *more: Any) -> Any:
+        read = [*chunks]
+        if features.start < features.stop:
+            found.append(sum(len(chunk.rows) for chunk in read))
+        return count(features, n, total, masked, iter(read), *more)
+
+    monkeypatch.setattr(model, "count_strip", noting)
+    return found
+
+
 def append_rows(data: Path, n_rows: int, missing: float = 0.0) -> None:
     dataset, rng = open_dataset(data), np.random.default_rng(n_rows)
     shape = (n_rows, dataset.n_features)
@@ -289,6 +305,87 @@ def test_a_refit_counts_appended_rows_and_gives_the_same_bytes(
     refit = fitted(*other)
     assert counted == {strip: [] for strip in STRIPS}
     assert refit == fitted(*other, "--output", "arcsine")
+
+
+def write_weighted_rows(path: Path, weights: np.ndarray, **columns: np.ndarray) -> Path:
+    """Rows with missing values and columns of weights, which are texts as in a file of texts."""
+    rng = np.random.default_rng(3)
+    X, _ = draw_probit_rows(len(weights), N_FEATURES, 2, seed=1)
+    observed = (rng.random(X.shape) < 0.98).astype(np.uint8)
+    texts = {"times": np.array([*map(str, weights)], object), **columns}
+    return write_arrays(path, X * observed, observed, words_per_chunk=4, columns=texts).path
+
+
+def list_bytes(artifact: str) -> dict[str, bytes]:
+    fitted = load_artifact(artifact)
+    assert fitted.pairs is not None
+    arrays = {name: a.tobytes() for name, a in fitted.items()}
+    return arrays | {name: a.tobytes() for name, a in fitted.pairs.items()}
+
+
+@pytest.mark.parametrize("components", ["2", "auto"])
+def test_strips_of_weighted_rows_are_those_of_repeated_rows(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, components: str
+) -> None:
+    monkeypatch.setattr(model, "_N_LEADING", 5)
+    weights = np.random.default_rng(4).integers(0, 4, 500)
+    weighted = write_weighted_rows(tmp_path / "w.zarr", weights)
+    dataset = open_dataset(weighted)
+    X, observed = (
+        np.concatenate([dataset.dense(key)[part] for key in range(dataset.n_chunks)])
+        for part in (0, 1)
+    )
+    rows = np.repeat(np.arange(500), weights)
+    repeated = write_arrays(tmp_path / "r.zarr", X[rows], observed[rows], words_per_chunk=4).path
+    command = ("fit", "--components", components, "--no-report", "--json", "--dataset")
+    one, other = cli(*command, weighted, "--weight", "times"), cli(*command, repeated)
+    assert (one.code, other.code) == (0, 0), one.err
+    assert list_bytes(one.json["artifact"]) == list_bytes(other.json["artifact"])
+
+
+def test_a_refit_of_weighted_rows_counts_appended_ones_and_gives_the_same_bytes(
+    cli: Any, tmp_path: Path, n_counted: list[int]
+) -> None:
+    weights = np.random.default_rng(4).integers(0, 4, 500)
+    data = write_weighted_rows(tmp_path / "d.zarr", weights, other=1 + weights)
+    command = ("fit", "--dataset", data, "--components", 2, "--no-report", "--json")
+    by_times, by_other = (*command, "--weight", "times"), (*command, "--weight", "other")
+
+    def fit_and_count(*given: Any) -> tuple[dict[str, bytes], int]:
+        n_counted.clear()
+        done = cli(*given)
+        assert done.code == 0, done.err
+        (n_rows,) = set(n_counted)
+        return list_bytes(done.json["artifact"]), n_rows
+
+    assert fit_and_count(*by_times)[1] == 500
+    X, _ = draw_probit_rows(50, N_FEATURES, 2, seed=2)
+    columns = {"times": np.array(["7"] * 50, object), "other": np.full(50, 5)}
+    with append_dataset(data, open_dataset(data).feature_names) as writer:
+        writer.add(ArrayBatch(X, columns=columns))
+    refit, n_rows = fit_and_count(*by_times)
+    assert n_rows == 50
+    assert fit_and_count(*by_times, "--output", "alone") == (refit, 550)
+    assert fit_and_count(*command)[1] == 550  # the latest fit has weights
+    assert fit_and_count(*by_times)[1] == 550  # the latest fit has none
+    assert fit_and_count(*by_other)[1] == 550
+
+
+def test_counts_with_other_weights_behind_the_same_codes_are_not_used(
+    cli: Any, tmp_path: Path, n_counted: list[int]
+) -> None:
+    weights = np.arange(500) % 3
+    data = write_weighted_rows(tmp_path / "d.zarr", weights)
+    command = ("fit", "--dataset", data, "--components", 2, "--no-report", "--json")
+    assert cli(*command, "--weight", "times").code == 0
+    leading = open_dataset(data).digest_leading_chunks(1)
+    shutil.rmtree(data)
+    write_weighted_rows(data, weights + 3)
+    assert open_dataset(data).digest_leading_chunks(1) == leading  # the texts are not part of it
+    n_counted.clear()
+    done = cli(*command, "--weight", "times")
+    assert "used other rows or weights" in done.err
+    assert n_counted == [500] * len(STRIPS)
 
 
 @pytest.mark.matrix

@@ -82,11 +82,13 @@ def test_counts_without_a_part_are_those_of_the_rest(data: DenseData, draw: st.D
     first = sizes[0]
     if first == len(data.X):
         return
+    if draw.draw(st.booleans()):
+        data = replace(data, weights=1 + np.arange(len(data.X)) % 5)
     part, rest = data.take_rows(slice(0, first)), data.take_rows(slice(first, None))
     found, expected = subtract_counts(counts_of(data, sizes), counts_of(part)), counts_of(rest)
     for got, wanted in zip(found.table(0), expected.table(0), strict=True):
         np.testing.assert_array_equal(*np.broadcast_arrays(got, wanted))
-    assert found.n_rows == len(rest.X)
+    assert (found.n_rows, found.weight) == (len(rest.X), expected.weight)
 
 
 @settings(deadline=None, max_examples=20)
