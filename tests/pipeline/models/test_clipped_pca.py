@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -194,6 +195,38 @@ def test_missing_values_leave_the_estimate_where_it_was() -> None:
     np.testing.assert_allclose(params.thresholds, thresholds, atol=0.07)
     errors = correlation_of(params.loadings) - correlation_of(loadings)
     assert np.sqrt((errors**2).mean()) < 0.03
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_components": 2},
+        {"n_components": None},
+        {"n_components": 2, "estimator": "arcsine"},
+        {"n_components": None, "repair": "shrink", "empty_cells": "none"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_frequencies_are_repeated_rows_in_every_number(
+    settings: dict[str, Any], masked: bool
+) -> None:
+    X, rng = probit(2000)[0][:400, :12], np.random.default_rng(8)
+    observed = (rng.random(X.shape) < 0.9).astype(np.uint8) if masked else None
+    data = DenseData(X, observed, weights=rng.integers(0, 20, len(X)))
+    copies = replace(data.take_rows(np.repeat(np.arange(len(X)), data.weights)), weights=None)
+    weighted, repeated = (
+        fit_model(ClippedPCA(**settings), make_memory_rows(rows), SerialExecutor())
+        for rows in (data, copies)
+    )
+    for name, expected in vars(repeated.params).items():
+        assert_array_equal(getattr(weighted.params, name), expected, err_msg=name)
+    assert weighted.diagnostics == repeated.diagnostics
+    assert weighted.warnings == repeated.warnings
+    one_each = fit_model(
+        ClippedPCA(**settings), make_memory_rows(replace(data, weights=None)), SerialExecutor()
+    )
+    assert not np.allclose(weighted.params.correlation, one_each.params.correlation, atol=0.02)
 
 
 def test_segments_are_pooled() -> None:
