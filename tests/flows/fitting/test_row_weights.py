@@ -13,6 +13,7 @@ from storage.artifacts.artifacts import load_artifact
 from tests.support.data import draw_probit_rows, write_arrays
 
 LATENT_TRAIT = ("--model", "latent-trait", "--components", "1")
+MIXTURE = ("--model", "bernoulli-mixture", "--components", "2")
 SURVEY = ("--weight", "survey", "--weights", "sampling")
 
 
@@ -47,7 +48,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("column", ["frequency", "texts"])
-@pytest.mark.parametrize("model", [("--components", "2"), LATENT_TRAIT])
+@pytest.mark.parametrize("model", [("--components", "2"), LATENT_TRAIT, MIXTURE])
 def test_a_frequency_is_that_many_rows(cli, datasets, column: str, model: tuple[str, ...]) -> None:
     rows, patterns = datasets
     expanded = cli("fit", "--dataset", rows, *model, "--json").json

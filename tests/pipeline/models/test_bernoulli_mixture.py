@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 
 from pipeline.data.blocks import pack_block
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
@@ -323,6 +325,24 @@ def test_frequencies_of_patterns_give_the_latent_classes_of_polca() -> None:
     for name in ("weights", "probabilities", "weights_error", "probabilities_error"):
         found, same = (getattr(state.params, name) for state in (by_pattern, by_row))
         np.testing.assert_allclose(found, same, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["frequency", "sampling"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_fit_with_weights_of_1_is_one_without_weights(kind: WeightKind, masked: bool) -> None:
+    """Sampling weights of 1 change only the standard errors, to those of the sandwich."""
+    X = drawn(500)
+    mask = (np.random.default_rng(6).random(X.shape) < 0.8).astype(np.uint8) if masked else None
+    data = DenseData(X, mask)
+    ones = replace(data, weights=np.ones(len(X)))
+    model = BernoulliMixture(n_components=3, starts=2)
+    plain = fit_model(model, make_memory_rows(data), SERIAL)
+    weighted = fit_model(model, make_memory_rows(ones, kind=kind), SERIAL)
+    assert weighted.history == plain.history
+    for name in ("weights", "probabilities", "weights_error", "probabilities_error"):
+        found, same = (getattr(state.params, name) for state in (weighted, plain))
+        is_equal = np.array_equal(found, same)
+        assert is_equal == (kind == "frequency" or "error" not in name), name
 
 
 @pytest.mark.parametrize("n_clusters", [None, 50])
