@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, Standardize
+from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, Standardize, WholeNumber
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import list_scales, print_json
@@ -41,6 +41,13 @@ deviation 1 over the rows of the table.
 `--what correlations`: one line per pair of features (and segment, if there are several) with their
 tetrachoric correlation and its status. The correlation is missing if the data do not determine it.
 
+`--what information`: one line per level of the trait from −4 to 4, with the information of the test
+and of each item, the standard error that follows, and the expected number of ones. For a
+latent-trait fit with one component.
+
+`--what short-test --items 40`: the most informative items of such a fit, one after the other, with
+the marginal reliability of a test of the items so far.
+
 `--what fit`: the key numbers and warnings of the fit, in two columns, `name` and `value`.
 """
 EXAMPLES = f"""Examples:
@@ -54,7 +61,7 @@ formulas, such as =1+1, get an apostrophe in front.
 
 {EXIT_CODES}"""
 app = make_app("export", HELP, EXAMPLES)
-ExportKind = Literal["items", "codes", "correlations", "fit"]
+ExportKind = Literal["items", "codes", "correlations", "information", "short-test", "fit"]
 
 
 @Option(name="*")
@@ -77,6 +84,9 @@ class ExportOptions:
     dataset: Annotated[
         str | None,
         Option(group=DATA, help="Dataset that the codes belong to. [default: the recorded one]"),
+    ] = None
+    items: Annotated[
+        WholeNumber | None, Option(group=OUTPUT, help="Number of items of the short test.")
     ] = None
     standardize: Standardize = False
     overwrite: Overwrite = False
@@ -108,6 +118,8 @@ def _check_options(options: ExportOptions) -> None:
     needed = "codes" if options.what == "codes" else "artifact"
     if getattr(options, needed) is None:
         raise FitError(f"{{what={options.what}}} needs {{{needed}}}.")
+    if (options.what == "short-test") != (options.items is not None):
+        raise FitError("{what=short-test} and {items} need each other.")
     for name in ("codes", "dataset", "standardize"):
         if options.what != "codes" and getattr(options, name) not in (None, False):
             raise FitError(f"{{{name}}} cannot be used with {{what={options.what}}}. Leave it out.")
@@ -157,13 +169,18 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         )
         return make_code_table(job.codes, dataset, progress, scale)
     from flows.exporting.artifacts import make_correlation_table, make_fit_table, make_item_table
+    from flows.exporting.information import make_information_table, make_short_test_table
 
+    assert job.fitted is not None
+    if job.options.what == "information":
+        return make_information_table(job.fitted)
+    if job.options.items is not None:
+        return make_short_test_table(job.fitted, job.options.items)
     make: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
         "items": make_item_table,
         "correlations": make_correlation_table,
         "fit": make_fit_table,
     }
-    assert job.fitted is not None
     return make[job.options.what](job.fitted.artifact)
 
 

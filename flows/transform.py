@@ -22,6 +22,7 @@ from flows.cli.options import (
     Seed,
     Split,
     Standardize,
+    Switch,
 )
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import list_scales, print_summary
@@ -45,7 +46,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
 from pipeline.inference.transform import Reconstruction, TransformTask, describe_codes
-from pipeline.models.capabilities import check_can_reconstruct
+from pipeline.models.capabilities import check_can_reconstruct, check_has_person_fit
 from pipeline.passes.row_ranges import (
     ROW,
     ArrayDescriptions,
@@ -73,6 +74,10 @@ the table, divides their standard errors likewise, and prints how to get back.
 
 The dataset must have the features of the fit, in the same order. Segments are matched by name;
 segments that were not fitted use the mean of those that were, with a warning.
+
+`--person-fit` adds `l_z`, the standardized log-likelihood of each row's answers at its code, and
+the mean squared residuals `infit` and `outfit`, for latent-trait fits. An l_z below about -2, or an
+outfit far above 1, means that the answers do not fit.
 
 `--reconstruct probabilities` adds P(x = 1 | codes) for every row and feature, also where the value
 is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½.
@@ -108,6 +113,11 @@ class TransformOptions:
             help="Also write the probability, or the more likely bit, of every feature.",
         ),
     ] = None
+    person_fit: Annotated[
+        bool,
+        Switch,
+        Option(group=OUTPUT, help="Also write how well the answers of each row fit its code."),
+    ] = False
     standardize: Standardize = False
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -136,6 +146,7 @@ class TransformJob:
             "artifact": self.fitted.digest,
             "dtype": self.options.dtype,
             "reconstruct": self.options.reconstruct,
+            **({"person_fit": True} if self.options.person_fit else {}),
         }
 
     @cached_property
@@ -159,7 +170,12 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
 def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
     fitted, options, n_features = job.fitted, job.options, job.dataset.n_features
     arrays = describe_codes(
-        fitted.model, fitted.params, n_features, options.dtype, options.reconstruct
+        fitted.model,
+        fitted.params,
+        n_features,
+        options.dtype,
+        options.reconstruct,
+        options.person_fit,
     )
     return arrays if job.split is None else {**arrays, ROW: ((), (), "int64")}
 
@@ -176,6 +192,7 @@ def _write_codes(
         find_segment_indices(job.fitted.segments, job.dataset.segment_names),
         job.options.dtype,
         job.options.reconstruct,
+        job.options.person_fit,
     )
     report, arrays = partial(progress, "transform"), _describe_arrays(job)
     size = choose_rows_per_range(arrays, sum(n_rows))
@@ -238,6 +255,8 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
     fitted = load_fitted_model(parse_path(options.artifact))
     if options.reconstruct:
         check_can_reconstruct(fitted.model)
+    if options.person_fit:
+        check_has_person_fit(fitted.model)
     dataset = open_dataset_or_example(options.dataset)
     check_dataset_features(fitted, dataset)
     split = resolve_split(dataset, options.split)

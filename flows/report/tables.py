@@ -34,6 +34,7 @@ _MEANINGS = {
     "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
     "SRMSR": "root mean square of residual correlations: close up to 0.05",
     "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
+    "marginal reliability": "mean of I / (I + 1) over the trait, with the information I",
     "reliability": "share of a component's variance that the codes explain",
 }
 
@@ -275,6 +276,8 @@ def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
         yield "SRMSR", f"{statistics['srmsr']:.3f}"
         yield "CFI, TLI", f"{statistics['cfi']:.3f}, {statistics['tli']:.3f}"
     yield "reliability", ", ".join(f"{share:.3f}" for share in statistics["reliability"])
+    if "marginal_reliability" in statistics:
+        yield "marginal reliability", f"{statistics['marginal_reliability']:.3f}"
 
 
 class ItemCell(NamedTuple):

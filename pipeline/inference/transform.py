@@ -15,7 +15,11 @@ from pipeline.executors.base import Executor
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress
 from pipeline.models.base import Model
-from pipeline.models.capabilities import LogLikelihood, check_can_reconstruct
+from pipeline.models.capabilities import (
+    LogLikelihood,
+    check_can_reconstruct,
+    check_has_person_fit,
+)
 from pipeline.params import params_from_arrays
 from pipeline.passes.row_ranges import (
     ROW,
@@ -51,6 +55,7 @@ class TransformTask:
     dtype: str  # type in which floats are stored
     # What to reconstruct from the codes, if anything; also the name of its array.
     reconstruction: Reconstruction | None = None
+    person_fit: bool = False  # whether to add how well the answers of each row fit its code
     # Likelihood to compute instead of codes, such as `log_likelihood`; also the name of its array.
     measure: str | None = None
 
@@ -65,7 +70,8 @@ class TransformTask:
         for block, places in self._iter_blocks(row_range):
             check_cancelled()
             if self.measure is None:
-                coded = _code_block(self.model, params, block, self.rng, self.reconstruction)
+                options = (self.reconstruction, self.person_fit)
+                coded = _code_block(self.model, params, block, self.rng, *options)
             else:
                 nats = compute_likelihoods(self.model, self.measure, params, block, self.rng).nats
                 coded = {self.measure: nats}
@@ -103,13 +109,17 @@ def describe_codes(
     n_features: int,
     dtype: str,
     reconstruction: Reconstruction | None = None,
+    person_fit: bool = False,
 ) -> ArrayDescriptions:
     """Describe the arrays that a `TransformTask` returns, without any data."""
     empty = pack_block(np.empty((0, n_features), np.uint8))
-    codes = _code_block(model, params, empty, RowRandom(0), reconstruction)
+    codes = _code_block(model, params, empty, RowRandom(0), reconstruction, person_fit)
+    dims = dict(model.codes)
+    if reconstruction is not None:
+        dims[reconstruction] = ("feature",)
     return {
         name: (
-            ("feature",) if name == reconstruction else model.codes[name],
+            dims.get(name, ()),
             values.shape[1:],
             str(cast_for_storage(name, values, empty.rows, dtype).dtype),
         )
@@ -123,9 +133,12 @@ def _code_block(
     block: BinaryBlock,
     rng: RowRandom,
     reconstruction: Reconstruction | None,
+    person_fit: bool,
 ) -> dict[str, NDArray[Any]]:
-    """Return the codes of a block's rows and the reconstruction, if any."""
+    """Return the codes of a block's rows, and the reconstruction and the person fit if any."""
     codes = dict(model.transform(params, block, rng))
+    if person_fit:
+        codes |= check_has_person_fit(model).person_fit(params, block, codes["mean"])
     if reconstruction is None:
         return codes
     segments = np.full(block.n_samples, block.segment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -132,6 +132,30 @@ class HasHiddenCauses(Protocol):
 
     def get_hidden_causes(self, params: Any) -> HiddenCauses:
         """Return the hidden units with the probabilities that each turns others on."""
+
+
+@runtime_checkable
+class HasPersonFit(Protocol):
+    """Measures how well the answers of each row fit its code."""
+
+    def person_fit(
+        self, params: Any, block: BinaryBlock, codes: Array
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """MAP: return indices by name, (n_samples,) each, given the codes `mean`."""
+
+
+@runtime_checkable
+class HasItemInformation(Protocol):
+    """Measures a single trait by items with logistic curves."""
+
+    def get_item_curves(self, params: Any) -> tuple[Array, Array]:
+        """Return slopes and offsets, (n_features,) each.
+
+        Raises
+        ------
+        FitError
+            If there are several traits.
+        """
 
 
 @runtime_checkable
@@ -338,6 +362,15 @@ def check_can_sample(model: Model) -> CanSample:
         return model
     raise FitError(
         f"The model {model.name} cannot draw rows. Choose another {{model}}.", parameter="model"
+    )
+
+
+def check_has_person_fit(model: Model) -> HasPersonFit:
+    """Return the model if it measures person fit; refuse any other."""
+    if isinstance(model, HasPersonFit):
+        return model
+    raise FitError(
+        f"The model {model.name} has no person fit. Leave out {{person_fit}}.", parameter="model"
     )
 
 

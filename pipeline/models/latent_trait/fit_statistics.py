@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.numerics.logistic.information import compute_marginal_reliability
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
@@ -48,6 +49,9 @@ def compute_fit_statistics(
         "n_parameters": rank,
         "reliability": _reliability(sums).tolist(),
     }
+    if params.weights.shape[1] == 1:
+        curves = (params.weights[varying, 0], params.offsets[varying])
+        statistics["marginal_reliability"] = compute_marginal_reliability(*curves)
     if has_sampling_weights:
         names = ("aic", "m2", "s_x2")
         return statistics | {f"{name}_missing": _INVALID_WITH_WEIGHTS for name in names}

@@ -103,6 +103,7 @@ from pipeline.models.latent_trait.standard_errors import (
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.centred_points import posterior_by_sampling
+from pipeline.numerics.logistic.information import compute_person_fit
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
@@ -552,6 +553,19 @@ class LatentTrait(Model):
         mean, covariance = posterior.mean, posterior.covariance
         variance = np.diagonal(covariance, axis1=1, axis2=2)
         return {"mean": mean, "variance": variance, "covariance": covariance}
+
+    def person_fit(
+        self, params: LatentTraitParams, block: BinaryBlock, codes: Array
+    ) -> Mapping[str, Array]:
+        """Return `l_z`, `infit` and `outfit` of each row at its code, (n_samples,) each."""
+        X, observed = block.unpack_values(), block.unpack_mask()
+        return compute_person_fit(X, observed, params.weights, params.offsets, codes)._asdict()
+
+    def get_item_curves(self, params: LatentTraitParams) -> tuple[Array, Array]:
+        """Return slopes and offsets of a fit with one trait, (n_features,) each."""
+        if (q := params.weights.shape[1]) != 1:
+            raise FitError(f"The fit has {q} traits. Fit again with {{components=1}}.")
+        return params.weights[:, 0], params.offsets
 
     def lower_bound(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Array:
         """Return the variational lower bound on log P(t) of each row, (n_samples,), nats."""

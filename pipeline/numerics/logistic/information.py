@@ -1,0 +1,122 @@
+"""Information that items give about a single trait, and what follows from it.
+
+The information of an item with the curve P(θ) = σ(w θ + b) is I(θ) = w² P(θ) (1 − P(θ)). That of a
+test is the sum over its items; 1 / √I is the standard error of the maximum likelihood estimate of θ
+(F. M. Lord, "Applications of item response theory to practical testing problems", 1980). With a
+standard normal trait, the marginal reliability is the mean of I / (I + 1) over θ (B. F. Green et
+al., Journal of Educational Measurement 21, 1984).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, xlogy
+
+Floats = NDArray[np.float64]
+
+_REACH, _N_POINTS = 8.0, 1601  # of the integrals over the trait
+
+
+class PersonFit(NamedTuple):
+    """How well the answers of each row fit its code, (n_samples,) each.
+
+    Attributes
+    ----------
+    l_z
+        Standardized log-likelihood at the code (F. Drasgow, M. V. Levine, E. A. Williams, British
+        Journal of Mathematical and Statistical Psychology 38, 1985); low values are misfit.
+    infit, outfit
+        Mean squared residuals at the code, weighted by information and unweighted; about 1 if the
+        answers fit.
+    """
+
+    l_z: Floats
+    infit: Floats
+    outfit: Floats
+
+
+def compute_item_information(slopes: Floats, offsets: Floats, points: Floats) -> Floats:
+    """Return the information of each item at points of the trait, (n_points, n_features)."""
+    eta = np.outer(points, slopes) + offsets
+    information: Floats = slopes**2 * expit(eta) * expit(-eta)
+    return information
+
+
+def compute_marginal_reliability(slopes: Floats, offsets: Floats) -> float:
+    """Return the mean of I / (I + 1) over a standard normal trait."""
+    points, shares = _make_trait_grid()
+    information = compute_item_information(slopes, offsets, points).sum(axis=1)
+    return float(shares @ (information / (information + 1)))
+
+
+def choose_short_test(
+    slopes: Floats, offsets: Floats, n_items: int
+) -> tuple[NDArray[np.intp], Floats]:
+    """Choose items for the most reliable test of `n_items`, one after the other.
+
+    Every step adds the item that raises the marginal reliability most.
+
+    Returns
+    -------
+    tuple
+        The items in the order in which they are added, and the reliability with each, (n_items,).
+    """
+    points, shares = _make_trait_grid()
+    by_item = compute_item_information(slopes, offsets, points)
+    total, chosen, reliabilities = np.zeros(len(points)), [], []
+    is_left = np.ones(len(slopes), np.bool_)
+    for _ in range(n_items):
+        with_item = by_item + total[:, None]
+        reliability = np.where(is_left, shares @ (with_item / (with_item + 1)), -np.inf)
+        best = int(np.argmax(reliability))
+        is_left[best], total = False, with_item[:, best]
+        chosen.append(best)
+        reliabilities.append(float(reliability[best]))
+    return np.array(chosen), np.array(reliabilities)
+
+
+def compute_person_fit(
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    weights: Floats,
+    offsets: Floats,
+    codes: Floats,
+) -> PersonFit:
+    """Compare the answers of each row with the probabilities at its code.
+
+    Rows whose answers are all certain, or that have none, fit: l_z is 0, and the others are 1.
+
+    Parameters
+    ----------
+    X, observed
+        Values and mask, (n_samples, n_features); the mask is None if all values are observed.
+    weights, offsets
+        w, (n_features, q), and b, (n_features,).
+    codes
+        Codes of the rows, (n_samples, q).
+    """
+    mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
+    eta = codes @ weights.T + offsets
+    P, Q = expit(eta), expit(-eta)
+    tiny = np.finfo(float).tiny
+    nats = mask * np.where(X == 1, np.log(np.maximum(P, tiny)), np.log(np.maximum(Q, tiny)))
+    expected = mask * (xlogy(P, P) + xlogy(Q, Q))
+    variance = (mask * P * Q * eta**2).sum(axis=1)
+    squares, uncertain = mask * (X - P) ** 2, mask * P * Q
+    total, n_values = uncertain.sum(axis=1), mask.sum(axis=1)
+    standardized = squares / np.maximum(P * Q, tiny)
+    l_z = (nats - expected).sum(axis=1) / np.sqrt(np.where(variance > 0, variance, np.inf))
+    infit = np.where(total > 0, squares.sum(axis=1) / np.maximum(total, tiny), 1.0)
+    outfit = np.where(n_values > 0, standardized.sum(axis=1) / np.maximum(n_values, 1), 1.0)
+    return PersonFit(l_z, infit, outfit)
+
+
+def _make_trait_grid() -> tuple[Floats, Floats]:
+    """Return points of a standard normal trait, and their shares, (n_points,) each."""
+    points = np.linspace(-_REACH, _REACH, _N_POINTS)
+    density = np.exp(-0.5 * points**2) / math.sqrt(2 * math.pi)
+    return points, density / density.sum()

@@ -1,0 +1,102 @@
+"""Information, short tests and person fit from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.numerics.logistic.information import compute_marginal_reliability
+from storage.artifacts.artifacts import load_artifact
+from storage.codes.codes import open_codes
+from tests.support.data import draw_probit_rows, write_arrays
+
+NAMES = ["a", "b", "c", "d", "e", "f"]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = draw_probit_rows(800, 6, 1, seed=2)
+    observed = (np.random.default_rng(0).random(X.shape) < 0.9).astype(np.uint8)
+    path = tmp_path_factory.mktemp("information") / "d.zarr"
+    return write_arrays(path, X * observed, observed, names=NAMES, words_per_chunk=4).path
+
+
+@pytest.fixture
+def artifact(cli, dataset: Path) -> str:
+    command = (
+        "fit",
+        "--dataset",
+        dataset,
+        "--model",
+        "latent-trait",
+        "--components",
+        "1",
+        "--json",
+    )
+    return cli(*command).json["artifact"]
+
+
+def test_information_adds_up(cli, artifact: str) -> None:
+    assert (
+        cli("export", "--artifact", artifact, "--what", "information", "--output", "t.csv").code
+        == 0
+    )
+    table = pd.read_csv("t.csv")
+    assert table["trait"].iloc[[0, -1]].tolist() == [-4, 4]
+    of_items = table[[f"information_{name}" for name in NAMES]].sum(axis=1)
+    np.testing.assert_allclose(table["information"], of_items, rtol=1e-12)
+    np.testing.assert_allclose(table["standard_error"] ** -2, table["information"], rtol=1e-12)
+    assert table["expected_ones"].between(0, 6).all()
+
+
+def test_a_short_test_of_all_items_has_the_reliability_of_the_fit(cli, artifact: str) -> None:
+    line = ("export", "--artifact", artifact, "--what", "short-test", "--output", "t.csv")
+    assert cli(*line, "--items", "6").code == 0
+    table = pd.read_csv("t.csv")
+    assert sorted(table["feature"]) == NAMES
+    assert table["reliability"].is_monotonic_increasing
+    fit = load_artifact(artifact)
+    expected = compute_marginal_reliability(fit["weights"][:, 0], fit["offsets"])
+    assert table["reliability"].iloc[-1] == pytest.approx(expected)
+    recorded = fit.manifest["diagnostics"]["fit_statistics"]["marginal_reliability"]
+    assert recorded == pytest.approx(expected)
+
+
+def test_person_fit_stands_beside_the_codes(cli, plain_cli, artifact: str, dataset: Path) -> None:
+    line = ("transform", "--dataset", dataset, "--artifact", artifact, "--person-fit")
+    assert cli(*line, "--output", "z.zarr").code == 0
+    assert plain_cli(*line, "--output", "threads.zarr", "--executor", "threads").code == 0
+    codes, on_threads = open_codes(Path("z.zarr")), open_codes(Path("threads.zarr"))
+    for name in ("l_z", "infit", "outfit"):
+        assert codes[name].shape == (800,)
+        np.testing.assert_array_equal(codes[name][:], on_threads[name][:])
+    assert abs(codes["l_z"][:].mean()) < 0.5
+    assert cli(*line, "--output", "z.csv").code == 0
+    assert pd.read_csv("z.csv").columns.tolist() == [
+        "row",
+        "mean_1",
+        "sd_1",
+        "l_z",
+        "infit",
+        "outfit",
+    ]
+
+
+def test_what_has_no_information_is_refused(cli, artifact: str, dataset: Path) -> None:
+    two = ("fit", "--dataset", dataset, "--model", "latent-trait", "--components", "2", "--json")
+    other = ("fit", "--dataset", dataset, "--json")
+    paths = [cli(*command).json["artifact"] for command in (two, other)]
+    line = ("export", "--what", "information", "--output", "t.csv")
+    assert "The fit has 2 traits." in cli(*line, "--artifact", paths[0]).check_refused()
+    assert "no information curves" in cli(*line, "--artifact", paths[1]).check_refused()
+    refused = cli(*line, "--artifact", artifact, "--items", "3").check_refused()
+    assert "--what short-test and --items need each other" in refused
+    line = ("export", "--what", "short-test", "--output", "t.csv", "--artifact", artifact)
+    assert "--what short-test and --items need each other" in cli(*line).check_refused()
+    assert "Choose 1 to 6." in cli(*line, "--items", "7").check_refused()
+    line = ("transform", "--dataset", dataset, "--artifact", paths[1], "--output", "z.zarr")
+    assert "has no person fit" in cli(*line, "--person-fit").check_refused()
+    assert not Path("t.csv").exists()
