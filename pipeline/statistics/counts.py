@@ -75,6 +75,11 @@ class FeatureCounts(CountStatistics):
         return float(self.n_rows if self.weights is None else self.weight_unit * self.weights.sum())
 
     @property
+    def total(self) -> int:
+        """Number of rows or, with weights, their sum in units."""
+        return int((self.rows if self.weights is None else self.weights).sum())
+
+    @property
     def is_complete(self) -> bool:
         """Whether no value is missing."""
         totals = self.rows if self.weights is None else self.weights
@@ -135,6 +140,10 @@ class PairTable(NamedTuple):
     ones_i: NDArray[Any]
     ones_j: NDArray[Any]
     joint: NDArray[Any]
+
+    def scale(self, unit: float) -> PairTable:
+        """Multiply counts by the unit of weights; with a unit of 1, they stay whole numbers."""
+        return self if unit == 1 else PairTable(*(unit * counts for counts in self))
 
 
 @dataclass(frozen=True)
@@ -284,7 +293,7 @@ class PairCounts(CountStatistics):
         )
 
     def margins(self) -> tuple[Counts, Counts]:
-        """Return the numbers of observed values and ones, (n_seen, n_features) each."""
+        """Return observed values and ones, (n_seen, n_features) each, in units of the weights."""
         ones = np.diagonal(self.joint, axis1=1, axis2=2)
         observed = np.broadcast_to(self.full_rows[:, None], ones.shape)
         if self.pair_rows is not None:
@@ -297,15 +306,17 @@ class PairCounts(CountStatistics):
         """Return the tables of pairs (i in left, j in right) for `segments[segment]`."""
         n, ones = self.full_rows[segment], self.full_ones[segment]
         pairs = (segment, left, right)
-        ones_i, ones_j = ones[left, None], ones[None, right]
-        if self.pair_rows is None or self.ones_left is None or self.ones_right is None:
-            return PairTable(n, ones_i, ones_j, self.joint[pairs])
-        return PairTable(
-            n + self.pair_rows[pairs],
-            ones_i + self.ones_left[pairs],
-            ones_j + self.ones_right[pairs],
-            self.joint[pairs],
-        )
+        table = PairTable(n, ones[left, None], ones[None, right], self.joint[pairs])
+        if self.pair_rows is not None:
+            assert self.ones_left is not None
+            assert self.ones_right is not None
+            table = PairTable(
+                n + self.pair_rows[pairs],
+                table.ones_i + self.ones_left[pairs],
+                table.ones_j + self.ones_right[pairs],
+                table.joint,
+            )
+        return table.scale(self.weight_unit)
 
     def list_grouped_segments(self, n_groups: int) -> Counts:
         """Return the segments whose groups were counted, sorted, (n_segments_seen,)."""

@@ -25,7 +25,11 @@ Correlations are stored as float32: this rounds them by at most 3e-8, far below 
 errors, and changes leading eigenvalues by less than a relative 1e-8.
 
 A fitted model uses ψ_i = max(1 − ‖w_i‖², 0.001) and shortens a row of W that is longer than that.
-Cost per block: n_features² / 2 · n_samples / 64 word operations. One pass.
+Cost per block: n_features² / 2 · n_samples / 64 word operations, times the number of bits of the
+largest weight. One pass.
+Weights of rows: every count is weighted. With sampling weights, correlations and thresholds
+estimate those of the population. There are neither standard errors nor a choice of the number of
+components: both would take the rows for independent draws from the population.
 Missing values: margins and pairs are counted where they are observed, which is right if values are
 missing completely at random. If other items decide which values are missing, thresholds and
 correlations are biased; use the latent-trait model by quadrature instead.
@@ -159,13 +163,13 @@ class ClippedPCA(Model):
         the nearest correlation matrix, `shrink` uses (1 − τ) C + τ I with the least sufficient τ.
     errors
         `model` computes standard errors under the fitted Gaussians, for unrepaired tetrachoric
-        correlations of up to 1,000 features; `none` omits them.
+        correlations of up to 1,000 features, unless rows have sampling weights; `none` omits them.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.
     """
 
     name: ClassVar[str] = "clipped-pca"
-    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency",)
+    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     pair_counts: ClassVar[tuple[str, ...]] = STRIP_COUNTS
@@ -201,11 +205,23 @@ class ClippedPCA(Model):
         observed, ones = pool_margins(first)
         n_features = len(ones)
         self._check_size(n_features)
+        if first.has_sampling_weights and self.n_components is None:
+            raise FitError(
+                "The number of components cannot be chosen with sampling weights. "
+                "Set {components}.",
+                parameter="components",
+            )
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
             self._empty_params(n_features, _compute_thresholds(observed, ones)),
-            working={"weight": np.array(int(first.weight)), "observed": observed, "ones": ones},
+            working={
+                "total": np.array(first.total),
+                "weight_unit": np.array(first.weight_unit),
+                "observed": first.observed.sum(axis=0),  # in units, as `ones`
+                "ones": first.ones.sum(axis=0),
+            },
             auxiliary={
+                "has_sampling_weights": np.array(first.has_sampling_weights),
                 "null_seeds": rng.integers(2**63, size=self.null_draws),
                 "constant": constant,
             },
@@ -307,6 +323,9 @@ class ClippedPCA(Model):
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
         if self.errors == "none" or not is_plain or len(correlation) > MAX_FEATURES:
             return fitted
+        if state.auxiliary["has_sampling_weights"]:
+            warning = FitWarning("there are no standard errors for sampling weights")
+            return replace(fitted, warnings=(*fitted.warnings, warning))
         return add_standard_errors(fitted, statistics, rng)
 
     def _repair(self, correlation: Array) -> tuple[Array, float, float]:
@@ -384,9 +403,9 @@ class ClippedPCA(Model):
             )
         null_quantiles = np.zeros(0)
         if self.n_components is None:
-            weight, observed, ones = (state.working[k] for k in ("weight", "observed", "ones"))
+            total, observed, ones = (state.working[k] for k in ("total", "observed", "ones"))
             null_quantiles = estimate_null_quantiles(
-                int(weight), observed, ones, self._estimator_function, n_leading, rng
+                int(total), observed, ones, self._estimator_function, n_leading, rng
             )
         values = shrink_eigenvalues(spectrum.values, shrinkage)
         params = replace(
@@ -563,16 +582,17 @@ def estimate_strip(
     `earlier` are the counts of rows that are not in `chunks`. Return `correlation` (float32),
     `status`, and the counts, each (n_strip, n_features − first).
     """
-    weight, ones = int(margins["weight"]), margins["ones"]
-    masked = bool((margins["observed"] < weight).any())
-    counts = count_strip(features, len(ones), weight, masked, chunks, earlier)
+    total, unit, ones = int(margins["total"]), float(margins["weight_unit"]), margins["ones"]
+    masked = bool((margins["observed"] < total).any())
+    counts = count_strip(features, len(ones), total, masked, chunks, earlier)
     shape = counts["joint"].shape
     correlation, status = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
     for first in range(0, shape[0], _ROWS_AT_ONCE):
         pairs = slice(first, first + _ROWS_AT_ONCE), slice(first, None)
         rows = slice(features.start + first, min(features.start + pairs[0].stop, features.stop))
         part = {name: values[pairs] for name, values in counts.items()}
-        correlation[pairs], status[pairs] = estimate(make_strip_table(part, rows, weight, ones))
+        table = make_strip_table(part, rows, total, ones).scale(unit)
+        correlation[pairs], status[pairs] = estimate(table)
     mirror_upper_triangle(correlation[:, : shape[0]], status[:, : shape[0]])
     return {"correlation": correlation, "status": status, **counts}
 

@@ -77,6 +77,16 @@ def test_weights_are_described(cli, datasets) -> None:
     assert "AIC and BIC could not be computed: the rows have sampling weights" in page
 
 
+def test_clipped_pca_of_a_survey_names_what_it_leaves_out(cli, datasets) -> None:
+    command = ("fit", "--dataset", datasets[1], "--split", "all", *SURVEY)
+    done = cli(*command, "--components", "2", "--json")
+    artifact = load_artifact(done.json["artifact"])
+    assert "correlation_error" not in artifact
+    assert "there are no standard errors for sampling weights" in artifact.manifest["warnings"]
+    message = cli(*command).check_refused()
+    assert "cannot be chosen with sampling weights. Set --components." in message
+
+
 def test_weights_are_of_the_rows_of_the_split(cli, datasets) -> None:
     _, patterns = datasets
     command = ("fit", "--dataset", patterns, *LATENT_TRAIT, "--json")

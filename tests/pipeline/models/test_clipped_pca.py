@@ -229,6 +229,56 @@ def test_frequencies_are_repeated_rows_in_every_number(
     assert not np.allclose(weighted.params.correlation, one_each.params.correlation, atol=0.02)
 
 
+def fit_survey(data: DenseData, **settings: Any) -> FitState:
+    rows = make_memory_rows(data, kind="sampling")
+    return fit_model(ClippedPCA(n_components=2, **settings), rows, SerialExecutor())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("estimator", ["tetrachoric", "arcsine"])
+def test_a_survey_has_the_estimates_of_frequencies_without_errors(
+    estimator: str, masked: bool
+) -> None:
+    X, rng = probit(20_000)[0][:2000, :12], np.random.default_rng(8)
+    observed = (rng.random(X.shape) < 0.9).astype(np.uint8) if masked else None
+    data = DenseData(X, observed, weights=rng.integers(1, 20, len(X)))
+    survey = fit_survey(replace(data, weights=data.weights / 7), estimator=estimator)
+    rows = make_memory_rows(data)
+    counted = fit_model(ClippedPCA(n_components=2, estimator=estimator), rows, SerialExecutor())
+    assert (counted.params.status == PairStatus.PLAIN).all()
+    for name in ("correlation", "thresholds", "loadings"):  # weights are rounded to 2**-20
+        expected = getattr(counted.params, name)
+        assert_allclose(getattr(survey.params, name), expected, atol=1e-4, err_msg=name)
+    for name in ("loadings_error", "thresholds_error", "correlation_error"):
+        assert getattr(survey.params, name) is None
+    texts = [warning.text for warning in survey.warnings]
+    expected_texts = [warning.text for warning in counted.warnings]
+    omitted = ["there are no standard errors for sampling weights"]
+    assert texts == expected_texts + (omitted if estimator == "tetrachoric" else [])
+
+
+def test_weights_undo_unequal_probabilities_of_a_survey() -> None:
+    X = probit(20_000)[0][:, :12]
+    population = fitted(X, n_components=2).params
+    chance = np.where(X[:, :6].sum(axis=1) > 3, 0.8, 0.2)
+    chosen = np.random.default_rng(9).random(len(X)) < chance
+    found = fit_survey(DenseData(X[chosen], weights=1 / chance[chosen])).params
+    plain = fitted(X[chosen], n_components=2).params
+    pairs_that_choose = np.triu_indices(6, 1)
+    shifts, moves = (
+        [(getattr(a, name) - getattr(population, name))[part].mean() for a in (found, plain)]
+        for name, part in (("correlation", pairs_that_choose), ("thresholds", slice(6)))
+    )
+    assert np.abs([shifts[0], moves[0]]).max() < 0.02
+    assert np.abs([shifts[1], moves[1]]).min() > 0.05
+
+
+def test_a_survey_does_not_choose_the_number_of_components() -> None:
+    data = DenseData(probit(2000)[0], weights=np.full(2000, 0.5))
+    with pytest.raises(FitError, match="cannot be chosen with sampling weights"):
+        fit_model(ClippedPCA(), make_memory_rows(data, kind="sampling"), SerialExecutor())
+
+
 def test_segments_are_pooled() -> None:
     X, *_ = probit(2000)
     split = DenseData(X, None, np.random.default_rng(0).integers(0, 4, len(X)))
@@ -477,6 +527,12 @@ SAME: dict[str, tuple[DenseData, dict[str, Any]]] = {
         {},
     ),
     "arcsine": (DenseData(drawn()), {"estimator": "arcsine"}),
+    "frequencies": (DenseData(drawn(), some_missing(), weights=np.arange(1500) % 300), {}),
+    "survey": (DenseData(drawn(), weights=1 / (1 + np.arange(1500) % 7)), {}),
+    "survey with missing values": (
+        DenseData(drawn(), some_missing(), weights=1 / (1 + np.arange(1500) % 7)),
+        {},
+    ),
     "rare": (DenseData(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.03)), {}),
     "boundary": (DenseData(drawn(60)), {"empty_cells": "none"}),
     "shrunk": (DenseData(drawn(60)), {"empty_cells": "none", "repair": "shrink"}),
@@ -486,7 +542,9 @@ SAME: dict[str, tuple[DenseData, dict[str, Any]]] = {
 
 def fit_wide(data: DenseData, executor: Any = SERIAL, **settings: Any) -> FitState:
     given = {"n_components": 3, "errors": "none", **settings}
-    rows = make_memory_rows(data, [64] * (len(data.X) // 64) + [len(data.X) % 64])
+    is_survey = data.weights is not None and data.weights.dtype.kind == "f"
+    sizes = [64] * (len(data.X) // 64) + [len(data.X) % 64]
+    rows = make_memory_rows(data, sizes, "sampling" if is_survey else "frequency")
     return fit_model(ClippedPCA(**given), rows, executor)
 
 
