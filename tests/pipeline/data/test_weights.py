@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import concatenate_blocks, iter_blocks
-from pipeline.data.weights import RowWeights, WeightKind, measure_weights
+from pipeline.data.weights import RowWeights, WeightKind, digest_weights, measure_weights
 from pipeline.errors import FitError
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
 
@@ -27,6 +27,18 @@ def test_whole_numbers_are_kept() -> None:
     assert (weights.unit, weights.scale, weights.n_rows) == (1.0, 1.0, 3)
     np.testing.assert_array_equal(weights.to_units(np.array([3, 0, 2**40])), [3, 0, 2**40])
     assert weights.total == 2**40 + 8
+
+
+def test_sums_of_frequencies_are_never_those_of_a_survey() -> None:
+    frequencies, survey = measure([1, 1], "frequency"), measure([1, 1], "sampling")
+    assert (frequencies.unit, frequencies.scale) == (survey.unit, survey.scale)
+    assert frequencies.key != survey.key
+
+
+def test_parts_do_not_change_the_digest_of_weights() -> None:
+    values = [0.5, 1.25, 0.0, 7.0]
+    parts = [(np.arange(n), np.array(part)) for n, part in ((1, values[:1]), (3, values[1:]))]
+    assert digest_weights(parts) == measure(values).digest != measure(values[:3]).digest
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30))
