@@ -438,7 +438,7 @@ class LatentTrait(Model):
         if estimator == "variational":
             diagnostics["objective_is"] = "lower bound"
         if "rounds" in sums:
-            diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.weight
+            diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_rows
         prior = f"{{prior_precision={max(1.0, 10 * self.prior_precision):g}}}"
         warnings = [*state.warnings, *_warn_about_fit(params.weights, state, diagnostics, prior)]
         if "has_own_nodes" in working:

@@ -177,3 +177,11 @@ def test_clusters_of_one_row_each_are_rows() -> None:
     assert clustered.weights_error is not None
     assert alone.weights_error is not None
     np.testing.assert_allclose(clustered.weights_error, factor * alone.weights_error, rtol=1e-3)
+
+
+def test_rounds_per_row_count_each_row_once() -> None:
+    X = read_weighted_rows("verbal_aggression_weights").X
+    settings = {"n_components": 4, "tol": 1e-3, "errors": "none"}
+    weighted = fit(DenseData(X, weights=np.full(len(X), 3)), **settings)
+    repeated = fit(DenseData(np.repeat(X, 3, axis=0)), **settings)
+    assert weighted.diagnostics["rounds_per_row"] == repeated.diagnostics["rounds_per_row"] > 1
