@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
@@ -40,16 +41,36 @@ def run_e_step_with_held_out(
     """Run the E-step on the rows of a block, but only score the held-out rows.
 
     `e_step` returns the sums of a block; their objective is the score. The seed of `rng` selects
-    the held-out `share` of the rows. Return the sums of the other rows, to which `held_out` and
-    `held_out_weight`, the score and the weight of the held-out rows, are added.
+    the held-out `share` of the rows. Of a row with a frequency, a share of its repetitions is held
+    out. Return the sums of the other rows, to which `held_out` and `held_out_weight`, the score and
+    the weight of the held-out rows, are added.
     """
     if share == 0:
         return e_step(block)
-    is_out = is_held_out(block.rows, share, rng.seed)
-    scored = e_step(block.take_rows(np.flatnonzero(is_out)))
-    fitted = e_step(block.take_rows(np.flatnonzero(~is_out)))
+    if block.weights is None or block.has_sampling_weights:
+        is_out = is_held_out(block.rows, share, rng.seed)
+        parts = [block.take_rows(np.flatnonzero(rows)) for rows in (is_out, ~is_out)]
+    else:
+        uniform = draw_first_uniforms(_make_held_out_draws(rng.seed).key, block.rows)
+        n_out = compute_binomial_quantiles(uniform, block.weights, share)
+        parts = [
+            replace(block, weights=weights).take_rows(np.flatnonzero(weights))
+            for weights in (n_out, block.weights - n_out)
+        ]
+    scored, fitted = map(e_step, parts)
     held_out = {"held_out": np.array(scored.objective), "held_out_weight": np.array(scored.weight)}
     return replace(fitted, values={**fitted.values, **held_out})
+
+
+def compute_binomial_quantiles(
+    levels: NDArray[np.float64], n_trials: NDArray[np.int64], share: float
+) -> NDArray[np.int64]:
+    """Return the least k with P(successes ≤ k) ≥ level of each number of trials, (n,)."""
+    k = np.ceil(scipy.special.bdtrik(levels, n_trials, share))
+    lower = np.maximum(k - 1, 0)
+    is_enough = scipy.special.bdtr(lower, n_trials, share) >= levels
+    quantiles: NDArray[np.int64] = np.where(is_enough, lower, k).astype(np.int64)
+    return quantiles
 
 
 def compute_held_out_score(statistics: Sums) -> float:

@@ -189,9 +189,9 @@ class BernoulliMixture(Model):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
         observed, ones = pool_margins(first)
-        if self.n_components is None and first.n_rows < _MIN_ROWS_TO_CHOOSE:
+        if self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
-                f"The dataset has only {first.n_rows} rows; choosing {{components}} needs at "
+                f"The dataset has only {first.weight:.0f} rows; choosing {{components}} needs at "
                 f"least {_MIN_ROWS_TO_CHOOSE}. Give a number.",
                 parameter="components",
             )

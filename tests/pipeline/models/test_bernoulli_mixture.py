@@ -345,6 +345,24 @@ def test_a_fit_with_weights_of_1_is_one_without_weights(kind: WeightKind, masked
         assert is_equal == (kind == "frequency" or "error" not in name), name
 
 
+def test_patterns_choose_the_number_of_components_that_rows_choose() -> None:
+    rng = np.random.default_rng(8)
+    kinds = rng.choice(3, 4000, p=WEIGHTS)
+    X = (rng.random((4000, 8)) < PROBABILITIES[kinds]).astype(np.uint8)
+    patterns, counts = np.unique(X, axis=0, return_counts=True)
+    model = BernoulliMixture(n_components=None)
+    by_row, by_pattern = (
+        fit_model(model, make_memory_rows(data), SERIAL)
+        for data in (DenseData(X), DenseData(patterns, weights=counts))
+    )
+    assert len(by_pattern.params.weights) == len(by_row.params.weights) == 4
+    np.testing.assert_allclose(
+        by_pattern.diagnostics["held_out_scores"],
+        by_row.diagnostics["held_out_scores"],
+        atol=0.1,
+    )
+
+
 @pytest.mark.parametrize("n_clusters", [None, 50])
 def test_errors_with_sampling_weights_are_those_of_the_sandwich(n_clusters: int | None) -> None:
     """The sandwich by finite differences of the log-likelihood of each row."""
