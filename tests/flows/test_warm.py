@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.models.registry import list_model_names
@@ -27,23 +28,31 @@ def run(folder: Path, *words: str) -> str:
     return done.stderr
 
 
-def check_fits(folder: Path, models: list[str], warm: tuple[str, ...]) -> None:
+def check_fits(
+    folder: Path, models: list[str], warm: tuple[str, ...], options: tuple[str, ...] = ()
+) -> None:
     X, _ = draw_probit_rows(300, 12, 2, seed=1)
-    write_arrays(folder / "d.zarr", X, segments=[f"s{row % 3}" for row in range(300)])
+    segments, times = [f"s{row % 3}" for row in range(300)], np.arange(300) % 5
+    write_arrays(folder / "d.zarr", X, segments=segments, columns={"times": times})
     compiled = folder / "compiled"
     run(compiled, "flows.warm", *warm)
     files = set(compiled.rglob("*"))
     assert files
     for model in models:
         words = ("--dataset", str(folder / "d.zarr"), "--output", str(folder / "runs"))
-        messages = run(compiled, "flows.fit", "--model", model, *words)
+        messages = run(compiled, "flows.fit", "--model", model, *words, *options)
         assert NOTICE not in messages, model
         assert set(compiled.rglob("*")) == files, model
 
 
 @pytest.mark.matrix
-def test_a_fit_after_warm_compiles_nothing(tmp_path: Path) -> None:
-    check_fits(tmp_path, ["kernel-pca"], ("--model", "kernel-pca"))
+@pytest.mark.parametrize(
+    ("model", "options"), [("kernel-pca", ()), ("clipped-pca", ("--weight", "times"))]
+)
+def test_a_fit_after_warm_compiles_nothing(
+    tmp_path: Path, model: str, options: tuple[str, ...]
+) -> None:
+    check_fits(tmp_path, [model], ("--model", model), options)
 
 
 @pytest.mark.slow
