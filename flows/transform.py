@@ -7,10 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
+
+from numpy.typing import NDArray
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import (
+    MODEL,
     OUTPUT,
     ArtifactPath,
     DatasetName,
@@ -23,6 +26,7 @@ from flows.cli.options import (
     Split,
     Standardize,
     Switch,
+    parse_local_path,
 )
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import list_scales, print_summary
@@ -34,6 +38,7 @@ from flows.data.datasets import (
     open_dataset_or_example,
     resolve_split,
 )
+from flows.data.item_tables import read_item_table
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
@@ -46,7 +51,9 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
 from pipeline.inference.transform import Reconstruction, TransformTask, describe_codes
+from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_reconstruct, check_has_person_fit
+from pipeline.params import get_named_arrays
 from pipeline.passes.row_ranges import (
     ROW,
     ArrayDescriptions,
@@ -71,6 +78,10 @@ If the output ends in .csv, .parquet or .xlsx, it is a table as `flows.export` w
 numbers, segments, stored columns and codes, with `sd` instead of `variance`. Codes are on the scale
 of the fit's parameters; `--standardize` gives them mean 0 and standard deviation 1 over the rows of
 the table, divides their standard errors likewise, and prints how to get back.
+
+Instead of an artifact, `--items` takes a table of slopes and offsets that are known from elsewhere,
+with the columns feature, slope and offset, or as `flows.export --what items` writes them. Rows are
+then scored by the latent-trait model, for traits with mean 0 and variance 1.
 
 The dataset must have the features of the fit, in the same order. Segments are matched by name;
 segments that were not fitted use the mean of those that were, with a warning.
@@ -102,8 +113,16 @@ class TransformOptions:
     """The options of the command, and the parameters of the flow."""
 
     dataset: DatasetName
-    artifact: ArtifactPath
     output: Annotated[str, Option(group=OUTPUT, help="Folder or table file to write the codes to.")]
+    artifact: ArtifactPath | None = None
+    items: Annotated[
+        str | None,
+        Option(
+            group=MODEL,
+            metavar="FILE",
+            help="Table of known slopes and offsets, to score rows without a fit.",
+        ),
+    ] = None
     split: Split = None
     dtype: Annotated[Dtype, Option(group=OUTPUT, help="Type of the stored codes.")] = "float32"
     reconstruct: Annotated[
@@ -125,12 +144,33 @@ class TransformOptions:
     overwrite: Overwrite = False
 
 
+class Coder(NamedTuple):
+    """A model with its parameters, from an artifact or from a table of items.
+
+    Attributes
+    ----------
+    path, digest
+        Where the parameters come from, and the digest of their content.
+    segments
+        Index of each segment with its own parameters, by name.
+    read_arrays
+        Returns the arrays of the parameters in any process.
+    """
+
+    model: Model
+    params: Any
+    path: str
+    digest: str
+    segments: Mapping[str, int]
+    read_arrays: Callable[[], Mapping[str, NDArray[Any]]]
+
+
 @dataclass(frozen=True)
 class TransformJob:
     """A checked transform: its model, its rows and its output."""
 
     options: TransformOptions
-    fitted: LoadedModel
+    coder: Coder
     dataset: BinaryDataset
     split: str | None
     output: AnyPath
@@ -141,9 +181,9 @@ class TransformJob:
         """Everything that determines the codes."""
         return {
             **describe_provenance(
-                self.fitted.model, self.dataset, self.split, self.options.seed, TRANSFORM_MODULE
+                self.coder.model, self.dataset, self.split, self.options.seed, TRANSFORM_MODULE
             ),
-            "artifact": self.fitted.digest,
+            "artifact": self.coder.digest,
             "dtype": self.options.dtype,
             "reconstruct": self.options.reconstruct,
             **({"person_fit": True} if self.options.person_fit else {}),
@@ -168,10 +208,10 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
 
 
 def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
-    fitted, options, n_features = job.fitted, job.options, job.dataset.n_features
+    coder, options, n_features = job.coder, job.options, job.dataset.n_features
     arrays = describe_codes(
-        fitted.model,
-        fitted.params,
+        coder.model,
+        coder.params,
         n_features,
         options.dtype,
         options.reconstruct,
@@ -185,11 +225,11 @@ def _write_codes(
 ) -> tuple[CodesWriter, list[list[int]]]:
     """Compute and store the codes; return the writer and the checksums of each range of rows."""
     task = TransformTask(
-        job.fitted.model,
-        ArtifactReader.from_artifact(job.fitted.artifact),
+        job.coder.model,
+        job.coder.read_arrays,
         RowRandom(job.options.seed),
         make_row_source(job.dataset, job.split).read,
-        find_segment_indices(job.fitted.segments, job.dataset.segment_names),
+        find_segment_indices(job.coder.segments, job.dataset.segment_names),
         job.options.dtype,
         job.options.reconstruct,
         job.options.person_fit,
@@ -203,11 +243,11 @@ def _publish_codes(
     job: TransformJob, progress: Progress, writer: CodesWriter, checksums: list[list[int]]
 ) -> dict[str, Any]:
     """Move the finished codes to the output, as arrays or as a table, and summarize them."""
-    warnings = describe_unknown_segments(job.fitted.segments, job.dataset.segment_names)
+    warnings = describe_unknown_segments(job.coder.segments, job.dataset.segment_names)
     seal_codes(
         writer,
         checksums,
-        {**job.provenance, "artifact_path": _format_artifact_path(job), "warnings": warnings},
+        {**job.provenance, "artifact_path": job.coder.path, "warnings": warnings},
     )
     codes = open_codes(job.work_folder.results.codes_folder)
     scale = None
@@ -218,8 +258,8 @@ def _publish_codes(
     return {
         "codes": str(job.output),
         "dataset": str(job.dataset.path),
-        "artifact": _format_artifact_path(job),
-        "model": job.fitted.model.name,
+        "artifact": job.coder.path,
+        "model": job.coder.model.name,
         "n_rows": codes.n_rows,
         "n_chunks": codes.n_chunks,
         "arrays": {name: codes.manifest["arrays"][name]["shape"] for name in codes},
@@ -243,26 +283,45 @@ def _publish_table(
     return None if scale is None else scale.to_lists()
 
 
-def _format_artifact_path(job: TransformJob) -> str:
-    return str(job.fitted.artifact.path.resolve())
-
-
 def prepare_transform(options: TransformOptions) -> TransformJob:
     """Check everything that can be checked before the work starts."""
     open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
     output = _check_output(options)
-    fitted = load_fitted_model(parse_path(options.artifact))
-    if options.reconstruct:
-        check_can_reconstruct(fitted.model)
-    if options.person_fit:
-        check_has_person_fit(fitted.model)
+    if (options.artifact is None) == (options.items is None):
+        raise FitError("Give {artifact}, the folder of a fit, or {items}, a table of known items.")
     dataset = open_dataset_or_example(options.dataset)
-    check_dataset_features(fitted, dataset)
+    if options.items is not None:
+        coder = _make_item_coder(parse_local_path(options.items), dataset)
+    else:
+        coder = _make_artifact_coder(load_fitted_model(parse_path(str(options.artifact))), dataset)
+    if options.reconstruct:
+        check_can_reconstruct(coder.model)
+    if options.person_fit:
+        check_has_person_fit(coder.model)
     split = resolve_split(dataset, options.split)
     if split is None:
         check_table_size(output, dataset.n_rows)
-    return TransformJob(options, fitted, dataset, split, output, open_executor)
+    return TransformJob(options, coder, dataset, split, output, open_executor)
+
+
+def _make_artifact_coder(fitted: LoadedModel, dataset: BinaryDataset) -> Coder:
+    check_dataset_features(fitted, dataset)
+    reader = ArtifactReader.from_artifact(fitted.artifact)
+    path = str(fitted.artifact.path.resolve())
+    return Coder(fitted.model, fitted.params, path, fitted.digest, fitted.segments, reader)
+
+
+def _make_item_coder(path: Path, dataset: BinaryDataset) -> Coder:
+    """Make a latent-trait model of known items."""
+    from pipeline.models.latent_trait.em import make_params
+    from pipeline.models.latent_trait.model import LatentTrait
+
+    items = read_item_table(path).select(dataset.feature_names, str(dataset.path))
+    params = make_params(items.weights, items.offsets)
+    arrays = {name: values for name, (_, values) in get_named_arrays(params).items()}
+    model = LatentTrait(n_components=items.weights.shape[1])
+    return Coder(model, params, str(path.resolve()), items.digest, {}, partial(dict, arrays))
 
 
 def _check_output(options: TransformOptions) -> AnyPath:

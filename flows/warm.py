@@ -130,7 +130,7 @@ def _use_model(fit: _Fit, folder: Path) -> None:
         artifact: str = run_fit(prepare_fit(options))["artifact"]
         evaluate = EvaluateOptions(dataset, (artifact,), with_baselines=False, where=_SERIAL)
         run_evaluation(prepare_evaluation(evaluate))
-        transform = TransformOptions(dataset, artifact, str(folder / "codes"), where=_SERIAL)
+        transform = TransformOptions(dataset, str(folder / "codes"), artifact, where=_SERIAL)
         run_transform(prepare_transform(transform))
 
 

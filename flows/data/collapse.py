@@ -46,16 +46,16 @@ class DistinctRows:
         self._n_features, self._has_segments = batch.X.shape[1], segments is not None
         observed = np.ones_like(batch.X) if batch.observed is None else batch.observed
         bits = np.packbits(np.hstack([batch.X & observed, observed]), axis=1)
-        labels = {**batch.columns, **({} if segments is None else {"": segments})}
+        labels = [*batch.columns.values(), *([] if segments is None else [segments])]
         for name, values in batch.columns.items():
             before = self._dtypes.get(name, values.dtype)
             self._dtypes[name] = np.promote_types(before, values.dtype)
-        codes = [_encode(values) for values in labels.values()]
+        codes = [_encode(values) for values in labels]
         keys = np.hstack([bits, *codes])
         _, firsts, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
         order = np.argsort(firsts)
         for first, count in zip(firsts[order].tolist(), counts[order].tolist(), strict=True):
-            texts = tuple(_hashable(values[first]) for values in labels.values())
+            texts = tuple(_hashable(values[first]) for values in labels)
             key = (bits[first].tobytes(), *texts)
             self._counts[key] = self._counts.get(key, 0) + count
 
@@ -87,9 +87,12 @@ def collapse_rows(batches: Iterable[tuple[Any, NDArray[Any] | None]]) -> Distinc
 
 def _encode(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Return codes that are equal for equal values, as bytes, (n_rows, 8)."""
-    keys = values if values.dtype.kind in "biuf" else values.astype(str)
-    _, codes = np.unique(keys, return_inverse=True)
-    return codes.astype(np.int64).view(np.uint8).reshape(len(values), 8)
+    if values.dtype.kind in "biuf":
+        codes = np.unique(values, return_inverse=True)[1].astype(np.int64)
+    else:
+        known: dict[Any, int] = {}
+        codes = np.array([known.setdefault(value, len(known)) for value in values], np.int64)
+    return codes.view(np.uint8).reshape(len(values), 8)
 
 
 def _hashable(value: Any) -> Any:

@@ -88,7 +88,7 @@ def copy_workspace(made: Workspace, folder: Path) -> Workspace:
 def transform_to_bytes(
     artifact: Path, dataset: Path, output: Path, resume: bool = False
 ) -> dict[str, bytes]:
-    names = (str(dataset), str(artifact), str(output))
+    names = (str(dataset), str(output), str(artifact))
     options = transform.TransformOptions(*names, where=SERIAL, resume=resume)
     transform.run_transform(transform.prepare_transform(options))
     codes = open_codes(output)
