@@ -252,14 +252,25 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     if not statistics:
         return None
     rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(statistics))
-    notes, n_fitted = [_NOTE] if "m2" in statistics else [], manifest.get("n_samples", 0)
+    notes, n_fitted = [_NOTE] if "m2" in statistics else [], _count_fitted_rows(manifest)
+    missing: dict[str, list[str]] = {}
     for name, symbol, verb in _OPTIONAL_INDICES:
         if reason := statistics.get(f"{name}_missing"):
-            notes.append(f"{symbol} could not be computed: {reason}.")
+            missing.setdefault(reason, []).append(symbol)
         elif (n_rows := statistics.get(f"{name}_rows", n_fitted)) < n_fitted:
             rows_used = "only row" if n_rows == 1 else f"{n_rows:,} rows"
             notes.append(f"{symbol} {verb} the {rows_used} without missing values.")
+    for reason, symbols in missing.items():
+        notes.append(f"{'; '.join(symbols)} could not be computed: {reason}.")
     return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, " ".join(notes))
+
+
+def _count_fitted_rows(manifest: Manifest) -> int:
+    """Return the number of rows; rows with frequencies count as often as they say."""
+    weights = manifest.get("row_weights")
+    if weights is not None and weights["kind"] == "frequency":
+        return int(weights["total"])
+    return int(manifest.get("n_samples", 0))
 
 
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:

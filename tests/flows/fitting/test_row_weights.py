@@ -74,7 +74,7 @@ def test_weights_are_described(cli, datasets) -> None:
     (report,) = (line for line in found.out.splitlines() if line.startswith("report: "))
     page = Path(report.removeprefix("report: ")).read_text()
     assert "rows of equal weights" in page
-    assert "AIC and BIC could not be computed: the rows have sampling weights" in page
+    assert "S-X² could not be computed: the rows have sampling weights" in page
 
 
 def test_clipped_pca_of_a_survey_names_what_it_leaves_out(cli, datasets) -> None:
