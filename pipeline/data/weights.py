@@ -19,6 +19,7 @@ WeightKind = Literal["frequency", "sampling"]
 number of units of the population that it represents."""
 
 _UNITS_OF_LARGEST = 20  # bits of the largest weight, if some weight is no whole number
+_SMALLEST_UNIT = -1074  # exponent of the smallest float above 0
 _MAX_TOTAL = 1 << 53  # larger sums would not be exact as floats
 ColumnPart = tuple[NDArray[np.int64], NDArray[Any]]
 """Original row numbers and values of a per-row column, (n_rows,) each."""
@@ -70,7 +71,7 @@ class RowWeights:
 
     def to_units(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """Convert values of the column to units, (n_rows,)."""
-        return np.rint(values / self.unit).astype(np.int64)
+        return np.rint(values.astype(np.float64) / self.unit).astype(np.int64)
 
     def describe(self) -> dict[str, Any]:
         """Describe the weights for a manifest."""
@@ -101,26 +102,28 @@ def measure_weights(
         If a weight is missing, infinite, negative, or not whole although it is a frequency, or if
         all weights are 0.
     """
-    largest, is_whole, digest = 0.0, True, hashlib.sha256()
+    largest, approximate_total, is_whole, digest = 0.0, 0.0, True, hashlib.sha256()
     for rows, values in read():
         _check_values(column, kind, rows, values)
         largest = max(largest, float(values.max(initial=0)))
+        approximate_total += float(values.sum(dtype=np.float64))
         is_whole = is_whole and bool((values == np.rint(values)).all())
         digest.update(_to_bytes(values))
     if largest == 0:
         raise FitError(f"{{weight}}: all weights in {column} are 0. Choose another column.")
-    unit = 1.0 if is_whole else 2.0 ** (math.frexp(largest)[1] - _UNITS_OF_LARGEST)
+    exponent = max(math.frexp(largest)[1] - _UNITS_OF_LARGEST, _SMALLEST_UNIT)
+    unit = 1.0 if is_whole else 2.0**exponent
+    if approximate_total / unit > _MAX_TOTAL:
+        raise FitError(
+            f"{{weight}}: the weights in {column} add up to {approximate_total:.3g}, but at most "
+            "2**53 can be summed exactly. Divide them by a constant."
+        )
     n_rows, total, squares = 0, 0, 0.0
     for _, values in read():
-        units = np.rint(values / unit).astype(np.int64)
+        units = np.rint(values.astype(np.float64) / unit).astype(np.int64)
         n_rows += int(np.count_nonzero(units))
         total += int(units.sum())
         squares += float((units.astype(np.float64) ** 2).sum())
-    if total > _MAX_TOTAL:
-        raise FitError(
-            f"{{weight}}: the weights in {column} add up to {total * unit:.3g}, but at most 2**53 "
-            "can be summed exactly. Divide them by a constant."
-        )
     scale = 1.0 if kind == "frequency" else n_rows / total
     effective = float(total) ** 2 / squares
     return RowWeights(
@@ -188,8 +191,10 @@ def _check_values(
 
 def weigh_chunk(chunk: PackedChunk, weights: RowWeights, values: NDArray[Any]) -> WeightedChunk:
     """Return a chunk with the weights of its rows, given the values of their column, (n_rows,)."""
+    if chunk.keep is not None:
+        values = np.where(chunk.keep, values, 0)  # weights of other rows are not checked
     units = weights.to_units(values)
-    keep = units > 0 if chunk.keep is None else chunk.keep & (units > 0)
+    keep = units > 0
     return WeightedChunk(
         chunk.words,
         chunk.observed,

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.blocks import concatenate_blocks, iter_blocks
-from pipeline.data.weights import RowWeights, WeightKind, digest_weights, measure_weights
+from pipeline.data.weights import (
+    RowWeights,
+    WeightKind,
+    digest_weights,
+    measure_weights,
+    weigh_chunk,
+)
 from pipeline.errors import FitError
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
 
@@ -52,6 +58,21 @@ def test_rounding_moves_no_weight_by_more_than_a_millionth_of_the_largest(
         assert error <= Fraction(max(values)) / 2**20
 
 
+def test_tiny_weights_have_a_unit_above_0() -> None:
+    weights = measure([1e-320, 2e-320, 0.0])
+    assert weights.n_rows == 2
+    values = weights.scale * weights.to_units(np.array([1e-320, 2e-320]))
+    np.testing.assert_allclose(values, [2 / 3, 4 / 3], rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_short_floats_are_weights_like_long_ones(dtype: type[np.floating]) -> None:
+    values = np.array([0.25, 0.1, 900.5], dtype)
+    weights, expected = measure(values), measure(values.astype(np.float64))
+    assert weights == expected
+    np.testing.assert_array_equal(weights.to_units(values), expected.to_units(values.astype(float)))
+
+
 def test_sampling_weights_have_a_mean_of_1_and_any_size() -> None:
     once, twice = measure([0.5, 1.25, 0.0, 7.0]), measure([1.0, 2.5, 0.0, 14.0])
     values = once.scale * once.to_units(np.array([0.5, 1.25, 7.0]))
@@ -73,6 +94,8 @@ def test_sampling_weights_have_a_mean_of_1_and_any_size() -> None:
         ([1.0, 0.5], "frequency", "row 12: the weight 0.5 in w is not a whole number"),
         ([0.0, 0.0], "frequency", "all weights in w are 0"),
         ([2.0**53, 2.0**53], "frequency", "at most 2\\*\\*53 can be summed exactly"),
+        ([2**62, 2**62, 2**62], "frequency", "add up to 1.38e\\+19, but at most"),
+        ([1e300, 1.0], "sampling", "add up to 1e\\+300, but at most"),
         (["a", "b"], "frequency", "w contains texts"),
     ],
 )
@@ -109,3 +132,14 @@ def test_rows_of_weight_0_outside_of_the_split_stay_outside() -> None:
     (block,) = iter_blocks(rows.read(0))
     np.testing.assert_array_equal(block.rows, [0, 3, 5])
     np.testing.assert_array_equal(block.row_weights, [1.0, 2.0, 3.0], strict=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_weights_outside_of_the_split_have_no_influence(value: float) -> None:
+    data = DenseData(np.eye(3, dtype=np.uint8), keep=np.array([True, False, True]))
+    chunk = make_memory_rows(data).read(0)
+    with np.errstate(invalid="raise"):
+        weighted = weigh_chunk(chunk, measure([1, 2], "frequency"), np.array([1, value, 2]))
+    (block,) = iter_blocks(weighted)
+    np.testing.assert_array_equal(block.rows, [0, 2])
+    np.testing.assert_array_equal(block.weights, [1, 2])
