@@ -140,15 +140,20 @@ def measure_dataset_weights(
     `psu` is the column of primary sampling units, if rows were drawn in clusters.
     """
     dataset.check_columns([column, *([psu] if psu else [])])
-    if psu is not None:
-        if psu in dataset.levels and len(dataset.levels[psu].pages) > 1:
-            raise DataError(
-                f"{{psu}}: {dataset.path}: {psu} has more than {PAGE_TEXTS:,} different texts. "
-                "Number the units."
-            )
-        count_clusters(psu, partial(_read_units, dataset, psu, split))
-    read = partial(_read_weights, dataset, column, split, dataset.n_chunks)
-    return replace(measure_weights(column, kind, read), psu=psu)
+    if psu == column:
+        raise FitError(f"{{psu}}: {column} holds the weights. Choose the column of the units.")
+    weights = measure_weights(
+        column, kind, partial(_read_weights, dataset, column, split, dataset.n_chunks)
+    )
+    if psu is None:
+        return weights
+    if psu in dataset.levels and len(dataset.levels[psu].pages) > 1:
+        raise DataError(
+            f"{{psu}}: {dataset.path}: {psu} has more than {PAGE_TEXTS:,} different texts. "
+            "Number the units."
+        )
+    count_clusters(psu, partial(_read_units, dataset, psu, split, weights))
+    return replace(weights, psu=psu)
 
 
 def digest_leading_weights(
@@ -165,10 +170,17 @@ def _read_weights(
         yield rows, dataset.parse_numbers(column, values)
 
 
-def _read_units(dataset: BinaryDataset, column: str, split: str | None) -> Iterator[ColumnPart]:
-    for rows, values in _read_column(dataset, column, split, dataset.n_chunks):
-        has_texts = column in dataset.levels
-        yield rows, dataset.levels[column].mark_missing(values) if has_texts else values
+def _read_units(
+    dataset: BinaryDataset, column: str, split: str | None, weights: RowWeights
+) -> Iterator[ColumnPart]:
+    """Yield the clusters of the rows with a weight above 0."""
+    units = _read_column(dataset, column, split, dataset.n_chunks)
+    weight_values = _read_weights(dataset, weights.column, split, dataset.n_chunks)
+    for (rows, values), (_, numbers) in zip(units, weight_values, strict=True):
+        if column in dataset.levels:
+            values = dataset.levels[column].mark_missing(values)
+        is_used = weights.to_units(numbers) > 0
+        yield rows[is_used], values[is_used]
 
 
 def _read_column(

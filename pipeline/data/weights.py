@@ -151,7 +151,9 @@ def count_clusters(column: str, read: Callable[[], Iterable[ColumnPart]]) -> int
             raise FitError(f"{{psu}}: row {row} has no unit in {column}. Give every row one.")
         seen = np.union1d(seen, values)
     if len(seen) < 2:
-        raise FitError(f"{{psu}}: all rows have the same unit in {column}. Leave it out.")
+        raise FitError(
+            f"{{psu}}: all rows with a weight have the same unit in {column}. Leave it out."
+        )
     return len(seen)
 
 

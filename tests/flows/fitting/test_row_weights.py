@@ -39,6 +39,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         "infinite": np.where(np.arange(len(patterns)) == 3, np.inf, 1.0),
         "unit": np.array([f"u{i % 20}" for i in range(len(patterns))], object),
         "only": np.array(["u"] * len(patterns), object),
+        "first_unit": np.where(np.arange(len(patterns)) % 20 == 0, 1, 0),
         "gaps": np.array(["u0", ""] * len(patterns), object)[: len(patterns)],
         "nothing": np.zeros(len(patterns), np.int64),
         "split": np.array(["train", "test"] * len(patterns), object)[: len(patterns)],
@@ -131,8 +132,13 @@ def test_clusters_change_only_the_standard_errors(cli, plain_cli, datasets) -> N
         (("--weight", "frequency", "--model", "rbm"), "rbm cannot use weights"),
         (("--psu", "unit"), "--psu needs --weight COLUMN"),
         (("--psu", "unit", "--weight", "frequency"), "--psu needs --weights sampling"),
-        ((*SURVEY, "--psu", "survey"), "numbers that are not whole"),
-        ((*SURVEY, "--psu", "only"), "all rows have the same unit in only"),
+        ((*SURVEY, "--psu", "infinite"), "numbers that are not whole"),
+        ((*SURVEY, "--psu", "survey"), "--psu: survey holds the weights"),
+        ((*SURVEY, "--psu", "only"), "have the same unit in only"),
+        (
+            ("--weight", "first_unit", "--weights", "sampling", "--psu", "unit"),
+            "all rows with a weight have the same unit in unit",
+        ),
         ((*SURVEY, "--psu", "gaps"), "row 2 has no unit in gaps"),
         ((*SURVEY, "--psu", "nobody"), "no per-row column 'nobody'"),
         (
