@@ -219,9 +219,9 @@ def _sum_on_lattice(
             mean,
             mass.reshape(shape),
         )
-        bits *= own_weights[:, None]
+        mean *= own_weights[:, None]
         gradient[:, :q] += bits.T @ mean[:, 3 - q :]
-        gradient[:, q] += bits.sum(axis=0)
+        gradient[:, q] += own_weights @ bits
     log_scale = math.log(lattice.spacing) - 0.5 * math.log(2 * math.pi)
     log_likelihood += float(row_weights.sum()) * q * log_scale
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
