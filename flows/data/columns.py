@@ -285,6 +285,11 @@ def _lists_to_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_stored_columns(roles: ColumnRoles, base: BinaryDataset) -> None:
     """Check that appended rows have no per-row columns that the dataset does not store."""
     new = sorted({*roles.stored_columns} - {*base.column_names})
+    if roles.collapse and FREQUENCY in new:
+        raise DataError(
+            f"{{collapse}}: {base.path} was made without it. Leave it out, or ingest all rows "
+            "again with {overwrite}."
+        )
     if new:
         raise DataError(
             f"{{append}}: {base.path} does not store the columns {', '.join(new)}. To add a "

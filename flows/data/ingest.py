@@ -201,6 +201,8 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
     batches = _iter_labelled_batches(job, n_rows, progress)
     if roles.collapse:
         distinct = collapse_rows(batches)
+        if len(distinct) == 1 and job.base is None:
+            raise DataError("{collapse}: all rows are equal, so that only one would be stored.")
         batches, n_rows = distinct.iter_batches(), len(distinct)
     with _open_writer(job, n_rows) as writer:
         if (source := _find_updates(sources)) is not None:

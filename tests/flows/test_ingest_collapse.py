@@ -102,4 +102,8 @@ def test_what_cannot_be_collapsed_is_refused(cli, tmp_path) -> None:
     (tmp_path / "plain.csv").write_text("a,b\n0,1\n1,0\n", encoding="utf-8")
     assert cli("ingest", "plain.csv", "--dataset", "p.zarr").code == 0
     line = ("ingest", "plain.csv", "--dataset", "p.zarr", "--append", "--collapse")
-    assert "does not store the columns frequency" in cli(*line).check_refused()
+    assert "--collapse: p.zarr was made without it." in cli(*line).check_refused()
+    (tmp_path / "equal.csv").write_text("a,b\n0,1\n0,1\n", encoding="utf-8")
+    line = ("ingest", "equal.csv", "--dataset", "e.zarr", "--collapse")
+    assert "all rows are equal" in cli(*line).check_refused()
+    assert not (tmp_path / "e.zarr").exists()
