@@ -53,7 +53,13 @@ from pipeline.params import get_named_arrays
 from pipeline.statistics.counts import PairCounts
 from pipeline.statistics.labels import SEGMENT
 
-_ARGUMENT_NAMES = {"components": "n_components", "seed": "random_state", "segment": "y"}
+_SAMPLE_WEIGHT = "sample_weight"
+_ARGUMENT_NAMES = {
+    "components": "n_components",
+    "seed": "random_state",
+    "segment": "y",
+    "weight": _SAMPLE_WEIGHT,
+}
 _WARNED_TEXTS: set[str] = set()
 _REMEDY = "Use binarize=T to read values above T as ones."
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,7 +117,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     binarize_: NDArray[np.float64]
     _counts: api.RowCounts | None = None
 
-    def fit(self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None) -> Self:
+    def fit(self, X: Any, y: ArrayLike | None = None, *, segments: ArrayLike | None = None) -> Self:
         """Fit the model.
 
         Parameters
@@ -128,19 +134,34 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         ValueError
             If the data or a setting cannot be used.
         """
+        return self._set_fitted(self._fit_rows(X, y, segments))
+
+    def _fit_rows(
+        self,
+        X: Any,
+        y: ArrayLike | None,
+        segments: ArrayLike | None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Fitted:
         rows = self._check_X(X, is_fit=True)
+        weights, options = None, dict[str, Any]()
+        if sample_weight is not None:
+            weights = self._check_sample_weight(sample_weight, rows.n_rows)
+            kind = "frequency" if _are_whole(weights) else "sampling"
+            options = {"weight": _SAMPLE_WEIGHT, "weights": kind}
+        if self.binarize is not None:
+            self.binarize_ = self._choose_thresholds(rows, weights)
         if segments is None:
             segments = self._divide_rows(rows.n_rows)
         self._check_target(y, segments)
         self.seed_ = _draw_seed(self.random_state)
-        dataset = self._make_dataset(rows, y, segments)
-        fitted = api.fit_with_argument_names(dataset=dataset, **self._list_fit_arguments())
+        dataset = self._make_dataset(rows, y, segments, weights=weights)
         self._counts = None
-        return self._set_fitted(fitted)
+        return api.fit_with_argument_names(dataset=dataset, **options, **self._list_fit_arguments())
 
     @available_if(_can_add_rows)
     def partial_fit(
-        self, X: Any, y: ArrayLike | None = None, segments: ArrayLike | None = None
+        self, X: Any, y: ArrayLike | None = None, *, segments: ArrayLike | None = None
     ) -> Self:
         """Fit to further rows, in addition to those of earlier calls.
 
@@ -162,6 +183,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         rows = self._check_X(X, is_fit=earlier is None)
         self._check_target(y, segments)
         if earlier is None:
+            if self.binarize is not None:
+                self.binarize_ = self._choose_thresholds(rows)
             self.seed_ = _draw_seed(self.random_state)
         fitted, self._counts = api.fit_to_more_rows(
             dataset=self._make_dataset(rows, y, segments, earlier),
@@ -334,7 +357,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return np.arange(n_rows) * int(n_segments) // n_rows + 1
 
     def _check_X(self, X: Any, is_fit: bool = False) -> RowBatches:
-        """Check X as scikit-learn does, and choose the thresholds if there are any."""
+        """Check X as scikit-learn does."""
         options: dict[str, Any] = {"reset": is_fit}
         if is_lazy_frame(X):
             validate_data(self, X.head(0).collect(), **options, skip_check_array=True)
@@ -347,22 +370,48 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 X = validate_data(self, X, **options, ensure_min_samples=0, ensure_min_features=0)
             rows = open_array(X)
         _check_size(rows, 2 if is_fit else 1)
-        if is_fit and self.binarize is not None:
-            self.binarize_ = self._choose_thresholds(rows)
         return rows
 
-    def _choose_thresholds(self, rows: RowBatches) -> NDArray[np.float64]:
+    def _check_sample_weight(self, sample_weight: ArrayLike, n_rows: int) -> NDArray[np.float64]:
+        """Check weights as scikit-learn does, (n_rows,); the model must be able to use them."""
+        weights: NDArray[np.float64] = check_array(
+            sample_weight, ensure_2d=False, dtype=np.float64, input_name=_SAMPLE_WEIGHT
+        )
+        if weights.shape != (n_rows,):
+            raise FitError(
+                f"sample_weight has the shape {weights.shape}, but X has {n_rows:,} rows. Pass one "
+                "weight per row."
+            )
+        if not weights.any():
+            raise FitError("All values of sample_weight are zero. Give some row a weight above 0.")
+        if "sampling" not in self.model_class.weight_kinds and not _are_whole(weights):
+            row = int(np.argmax(weights != np.rint(weights)))
+            raise FitError(
+                f"{type(self).__name__} can use only whole numbers as sample_weight, which repeat "
+                f"rows, but row {row + 1} has {weights[row]:g}."
+            )
+        return weights
+
+    def _choose_thresholds(
+        self, rows: RowBatches, weights: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
         """Return the threshold of each feature, (n_features,)."""
         if isinstance(self.binarize, Real):
             return np.full(rows.n_features, float(self.binarize))
         if self.binarize != "mean":
             raise FitError(f"binarize must be a number, 'mean' or None, but is {self.binarize!r}.")
-        sums, n_observed = np.zeros((2, rows.n_features))
+        sums, totals = np.zeros((2, rows.n_features))
+        first = 0
         for values in iter_numbers(rows):
             observed = ~np.isnan(values)
-            n_observed += observed.sum(axis=0)
-            sums += np.where(observed, values, 0.0).sum(axis=0, dtype=np.float64)
-        return np.asarray(sums / np.maximum(n_observed, 1))
+            products = np.where(observed, values, 0.0)
+            if weights is not None:
+                own_weights = weights[first : first + len(values), None]
+                observed, products = observed * own_weights, products * own_weights
+            totals += observed.sum(axis=0)
+            sums += products.sum(axis=0, dtype=np.float64)
+            first += len(values)
+        return np.asarray(sums / np.where(totals == 0, 1, totals))
 
     def _find_segments(self, segments: ArrayLike, n_rows: int) -> NDArray[np.int64]:
         """Return the model's index of each row's segment."""
@@ -375,18 +424,20 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         y: ArrayLike | None,
         segments: ArrayLike | None,
         earlier: api.RowCounts | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> MemoryDataset:
-        """Pack the rows, which may continue earlier ones.
+        """Pack the rows, which may have weights and may continue earlier ones.
 
         Without segments, all rows belong to a segment without a name.
         """
-        keep, target_name = {}, self._get_target_name()
+        keep: dict[str, NDArray[Any]] = {} if weights is None else {_SAMPLE_WEIGHT: weights}
+        target_name = self._get_target_name()
         if target_name is not None and y is not None:
             targets: NDArray[Any] = column_or_1d(y)
             if len(targets) != rows.n_rows:
                 raise FitError(f"y has {len(targets):,} values, but X has {rows.n_rows:,} rows.")
             if target_name != SEGMENT:
-                keep = {target_name: targets}
+                keep[target_name] = targets
             elif segments is None:
                 segments = targets
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(rows.n_features)])
@@ -398,6 +449,40 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return make_memory_dataset(tables, earlier.segment_names if earlier else (), n_earlier)
 
 
+class WeightedModelEstimator(ModelEstimator):
+    """Base class of the estimators of models that can use weights of rows."""
+
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        segments: ArrayLike | None = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X
+            0, 1 or NaN, unless `binarize` is given, (n_samples, n_features).
+        y
+            Ignored.
+        sample_weight
+            Weight of each row, (n_samples,). Whole numbers count equal rows: the fit is that of the
+            repeated rows. If some weight is not whole, all of them are sampling weights, whose size
+            does not matter; ClippedPCA refuses them. None gives every row the weight 1.
+        segments
+            Segment of each row, (n_samples,).
+
+        Raises
+        ------
+        ValueError
+            If the data, a weight or a setting cannot be used.
+        """
+        return self._set_fitted(self._fit_rows(X, y, segments, sample_weight))
+
+
 def _check_size(rows: RowBatches, min_size: int) -> None:
     """Check the numbers of rows and features, in the words of scikit-learn."""
     for size, name in ((rows.n_rows, "sample"), (rows.n_features, "feature")):
@@ -406,6 +491,10 @@ def _check_size(rows: RowBatches, min_size: int) -> None:
                 f"Found array with {size} {name}(s) (shape=({rows.n_rows}, {rows.n_features})) "
                 f"while a minimum of {min_size} is required."
             )
+
+
+def _are_whole(values: NDArray[np.float64]) -> bool:
+    return bool((values == np.rint(values)).all())
 
 
 def has_segments(kind: type[Model]) -> bool:

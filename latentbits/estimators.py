@@ -20,7 +20,7 @@ from inspect import cleandoc, signature
 from textwrap import fill, indent
 from typing import Any
 
-from latentbits.base import ModelEstimator, has_segments
+from latentbits.base import ModelEstimator, WeightedModelEstimator, has_segments
 from pipeline.models.base import Model
 from pipeline.models.registry import find_models
 from pipeline.models.settings import describe_settings
@@ -52,7 +52,7 @@ def _make_estimator(kind: type[Model]) -> type[ModelEstimator]:
     estimator = make_dataclass(
         kind.__name__,
         [*settings, *common],
-        bases=(ModelEstimator,),
+        bases=(WeightedModelEstimator if kind.weight_kinds else ModelEstimator,),
         namespace={"model_class": kind, "__doc__": _make_docstring(kind)},
         kw_only=True,
         eq=False,

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentbits.base import ModelEstimator as ModelEstimator
+from latentbits.base import WeightedModelEstimator as WeightedModelEstimator
 
 def make_estimators() -> dict[str, type[ModelEstimator]]: ...
 
@@ -173,7 +174,7 @@ class BLICA(ModelEstimator):
         n_jobs: int | None = None,
     ) -> None: ...
 
-class BernoulliMixture(ModelEstimator):
+class BernoulliMixture(WeightedModelEstimator):
     """Estimator of the mixture of products of Bernoullis.
 
     Parameters
@@ -185,7 +186,8 @@ class BernoulliMixture(ModelEstimator):
     starts
         Number of short runs; the fit continues with the best.
     errors
-        Standard errors from the observed information (`louis`), or `none`.
+        Standard errors from the observed information (`louis`), or `none`. With sampling
+        weights they are those of the sandwich.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
@@ -375,7 +377,7 @@ class Bottleneck(ModelEstimator):
         n_jobs: int | None = None,
     ) -> None: ...
 
-class ClippedPCA(ModelEstimator):
+class ClippedPCA(WeightedModelEstimator):
     """Estimator of clipped PCA.
 
     Parameters
@@ -580,7 +582,7 @@ class LaplacianEigenmap(ModelEstimator):
         n_jobs: int | None = None,
     ) -> None: ...
 
-class LatentTrait(ModelEstimator):
+class LatentTrait(WeightedModelEstimator):
     """Estimator of the latent-trait model.
 
     Parameters
@@ -612,9 +614,9 @@ class LatentTrait(ModelEstimator):
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, always used above 3 components), from both (`sandwich`, also right
-        if the model is wrong), or `none`. With more than 3,000 parameters they are always
-        `louis`. The variational and sampling fits have none, because their own error is
-        larger.
+        if the model is wrong, and always used for rows with sampling weights), or `none`.
+        With more than 3,000 parameters they are always `louis`. The variational and
+        sampling fits have none, because their own error is larger.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.

@@ -29,6 +29,7 @@ from pipeline.data.matching import (
     find_segment_indices,
     map_fitted_segments,
 )
+from pipeline.data.weights import RowWeights, WeightKind, weigh_rows
 from pipeline.errors import FitError, format_suggestion
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
@@ -58,6 +59,7 @@ from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.inference.transform import Reconstruction, TransformTask, transform_rows
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class
+from pipeline.models.row_weights import measure_row_weights
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
 from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
@@ -86,6 +88,9 @@ def fit(
     *,
     components: int | str | None = None,
     split: str | None = None,
+    weight: str | None = None,
+    weights: WeightKind | None = None,
+    psu: str | None = None,
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | None = None,
@@ -107,6 +112,14 @@ def fit(
         Number of components, `auto` if the model can choose it, or None for its default.
     split
         Fit only the rows of this split. None takes all rows, whereas `flows.fit` takes `train`.
+    weight
+        Per-row column that holds the rows' weights; bernoulli-mixture, clipped-pca and latent-trait
+        can use them.
+    weights
+        Meaning of the weights: `frequency`, the number of equal rows that a row stands for (the
+        default), or `sampling`, the weights of a survey.
+    psu
+        Per-row column of the survey's primary sampling units, for standard errors.
     seed
         Seed of every random draw.
     n_jobs
@@ -135,6 +148,9 @@ def fit(
         model,
         components=components,
         split=split,
+        weight=weight,
+        weights=weights,
+        psu=psu,
         seed=seed,
         executor=executor or make_executor(n_jobs),
         progress=progress,
@@ -149,6 +165,9 @@ def fit_with_argument_names(
     *,
     components: int | str | None,
     split: str | None = None,
+    weight: str | None = None,
+    weights: WeightKind | None = None,
+    psu: str | None = None,
     seed: int,
     executor: Executor,
     progress: Progress | None = None,
@@ -161,19 +180,34 @@ def fit_with_argument_names(
     """
     with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         built = _build_model(model, components, settings)
-        rows = _make_row_source(dataset, split, 1 << 30, built.list_required_columns())
+        for name, value in (("weight", weight), ("psu", psu)):
+            if not isinstance(value, str | None):
+                raise FitError(
+                    f"{{{name}}} must be the name of a per-row column, but is a "
+                    f"{type(value).__name__}. Keep the values in the dataset by the argument keep "
+                    "of from_numpy or from_dataframe."
+                )
+        measured = measure_row_weights(built, dataset, split, weight, weights, psu)
+        columns = built.list_required_columns()
+        rows = _make_row_source(dataset, split, 1 << 30, columns, measured)
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
-    record = _describe_fit(built, dataset, split, seed, state, first.n_rows)
+    record = _describe_fit(built, dataset, split, seed, state, first.n_rows, measured)
     return Fitted(built, state.params, record, argument_names)
 
 
 def _describe_fit(
-    built: Model, dataset: Dataset, split: str | None, seed: int, state: FitState, n_samples: int
+    built: Model,
+    dataset: Dataset,
+    split: str | None,
+    seed: int,
+    state: FitState,
+    n_samples: int,
+    weights: RowWeights | None = None,
 ) -> dict[str, Any]:
     """Describe a fit as the manifest of an artifact does."""
-    provenance = describe_provenance(built, dataset, split, seed)
+    provenance = describe_provenance(built, dataset, split, seed, weights=weights)
     return {**provenance, **describe_outcome(built, dataset, state), "n_samples": n_samples}
 
 
@@ -414,11 +448,19 @@ def _build_model(name: str, components: int | str | None, settings: Mapping[str,
 
 
 def _make_row_source(
-    dataset: Dataset, split: str | None, memory: int = 0, columns: tuple[str, ...] = ()
+    dataset: Dataset,
+    split: str | None,
+    memory: int = 0,
+    columns: tuple[str, ...] = (),
+    weights: RowWeights | None = None,
 ) -> RowSource:
-    read = dataset.make_reader(split, memory, columns=columns)
+    number_columns = () if weights is None else (weights.column,)
+    if weights is not None and weights.psu is not None:
+        columns = (*columns, weights.psu)
+    read = dataset.make_reader(split, memory, columns=columns, number_columns=number_columns)
     shape = len(dataset.feature_names), len(dataset.segment_names)
-    return RowSource(read, dataset.rows_per_chunk, *shape)
+    rows = RowSource(read, dataset.rows_per_chunk, *shape)
+    return rows if weights is None else weigh_rows(rows, weights)
 
 
 def _make_subject(fitted: Fitted, dataset: Dataset) -> EvaluatedModel:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +12,12 @@ from numpy.typing import NDArray
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.data.matching import check_same_features
-from pipeline.data.weights import (
-    ColumnPart,
-    RowWeights,
-    WeightKind,
-    count_clusters,
-    digest_weights,
-    measure_weights,
-    weigh_rows,
-)
+from pipeline.data.weights import RowWeights, weigh_rows
 from pipeline.errors import FitError
 from pipeline.inference import from_artifact
 from pipeline.statistics.labels import SEGMENT
 from storage.artifacts.artifacts import Artifact, load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.levels import PAGE_TEXTS
 from storage.errors import DataError, FolderInUseError
 from storage.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
 from storage.stores.locations import AnyPath
@@ -130,72 +119,6 @@ def make_row_source(
     read = dataset.make_reader(split, memory, skipped, columns, number_columns)
     rows = RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
     return rows if weights is None else weigh_rows(rows, weights)
-
-
-def measure_dataset_weights(
-    dataset: BinaryDataset, column: str, kind: WeightKind, split: str | None, psu: str | None
-) -> RowWeights:
-    """Check and measure the weights of a dataset or split; only their columns are read.
-
-    `psu` is the column of primary sampling units, if rows were drawn in clusters.
-    """
-    dataset.check_columns([column, *([psu] if psu else [])])
-    if psu == column:
-        raise FitError(f"{{psu}}: {column} holds the weights. Choose the column of the units.")
-    weights = measure_weights(
-        column, kind, partial(_read_weights, dataset, column, split, dataset.n_chunks)
-    )
-    if psu is None:
-        return weights
-    if psu in dataset.levels and len(dataset.levels[psu].pages) > 1:
-        raise DataError(
-            f"{{psu}}: {dataset.path}: {psu} has more than {PAGE_TEXTS:,} different texts. "
-            "Number the units."
-        )
-    count_clusters(psu, partial(_read_units, dataset, psu, split, weights))
-    return replace(weights, psu=psu)
-
-
-def digest_leading_weights(
-    dataset: BinaryDataset, column: str, split: str | None, n_chunks: int
-) -> str:
-    """Digest the weights of the leading chunks of a dataset or split, as `RowWeights.digest`."""
-    return digest_weights(_read_weights(dataset, column, split, n_chunks))
-
-
-def _read_weights(
-    dataset: BinaryDataset, column: str, split: str | None, n_chunks: int
-) -> Iterator[ColumnPart]:
-    for rows, values in _read_column(dataset, column, split, n_chunks):
-        yield rows, dataset.parse_numbers(column, values)
-
-
-def _read_units(
-    dataset: BinaryDataset, column: str, split: str | None, weights: RowWeights
-) -> Iterator[ColumnPart]:
-    """Yield the clusters of the rows with a weight above 0."""
-    units = _read_column(dataset, column, split, dataset.n_chunks)
-    weight_values = _read_weights(dataset, weights.column, split, dataset.n_chunks)
-    for (rows, values), (_, numbers) in zip(units, weight_values, strict=True):
-        if column in dataset.levels:
-            values = dataset.levels[column].mark_missing(values)
-        is_used = weights.to_units(numbers) > 0
-        yield rows[is_used], values[is_used]
-
-
-def _read_column(
-    dataset: BinaryDataset, name: str, split: str | None, n_chunks: int
-) -> Iterator[ColumnPart]:
-    """Yield the values of a per-row column in the leading chunks, and their original rows."""
-    names = [name] if split is None else [name, SPLIT]
-    for key in range(n_chunks):
-        _, columns = dataset.read_row_labels(key, names)
-        values = columns[name]
-        rows = dataset.chunks[key, 0] + np.arange(len(values))
-        if split is not None:
-            is_chosen = columns[SPLIT] == dataset.find_split_code(split)
-            rows, values = rows[is_chosen], values[is_chosen]
-        yield rows, values
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:

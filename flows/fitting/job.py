@@ -18,7 +18,6 @@ from flows.data.datasets import (
     check_dataset_features,
     load_fitted_model,
     make_row_source,
-    measure_dataset_weights,
     open_dataset_or_example,
     read_true_mixing,
     resolve_split,
@@ -38,7 +37,8 @@ from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
-from pipeline.models.registry import check_cluster_errors, check_weight_kind, find_models
+from pipeline.models.registry import find_models
+from pipeline.models.row_weights import measure_row_weights
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
@@ -135,7 +135,11 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     dataset = open_dataset_or_example(options.dataset)
     split = resolve_split(dataset, options.split, TRAIN)
     _check_labels(model, dataset)
-    weights = _measure_weights(options, model, dataset, split)
+    if options.weight is not None and options.skip_corrupt:
+        raise FitError("{weight} cannot be combined with {skip_corrupt}. Leave out one of them.")
+    weights = measure_row_weights(
+        model, dataset, split, options.weight, options.weights, options.psu
+    )
     truth = _load_truth(model, dataset) if options.truth else None
     default_runs, initial_fit = parse_path("runs") / dataset.path.resolve().stem, None
     runs = parse_path(options.output) if options.output else default_runs
@@ -166,26 +170,6 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         run_folder,
         open_executor,
     )
-
-
-def _measure_weights(
-    options: FitOptions, model: Model, dataset: BinaryDataset, split: str | None
-) -> RowWeights | None:
-    """Check the weights of the rows, and that the model can use them; None without `--weight`."""
-    if options.weight is None:
-        for name in ("weights", "psu"):
-            if getattr(options, name) is not None:
-                raise FitError(f"{{{name}}} needs {{weight=COLUMN}}, the column of the weights.")
-        return None
-    if options.psu is not None and options.weights != "sampling":
-        raise FitError("{psu} needs {weights=sampling}. Add that, or leave it out.")
-    if options.skip_corrupt:
-        raise FitError("{weight} cannot be combined with {skip_corrupt}. Leave out one of them.")
-    kind = options.weights or "frequency"
-    if options.psu is not None:
-        check_cluster_errors(model)
-    check_weight_kind(model, kind)
-    return measure_dataset_weights(dataset, options.weight, kind, split, options.psu)
 
 
 def _check_labels(model: Model, dataset: BinaryDataset) -> None:

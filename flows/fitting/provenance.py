@@ -9,14 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import (
-    LoadedModel,
-    digest_leading_weights,
-    make_row_source,
-    may_open,
-)
+from flows.data.datasets import LoadedModel, make_row_source, may_open
 from pipeline.data.blocks import RowSource
-from pipeline.data.weights import RowWeights
+from pipeline.data.weights import RowWeights, digest_weights
 from storage.artifacts.artifacts import Artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
@@ -64,9 +59,10 @@ def _has_same_weights(
     if recorded is None or weights is None:
         return recorded is None and weights is None
     names = ("column", "kind", "unit")
-    return all(recorded[name] == getattr(weights, name) for name in names) and recorded[
-        "digest"
-    ] == digest_leading_weights(dataset, weights.column, split, n_chunks)
+    if any(recorded[name] != getattr(weights, name) for name in names):
+        return False
+    leading = dataset.iter_numbers(weights.column, split, n_chunks)
+    return bool(recorded["digest"] == digest_weights(leading))
 
 
 def compute_fingerprint(provenance: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import PackedChunk, Words, iter_blocks
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.tables import BinaryTable, join_tables
+from pipeline.data.weights import ColumnPart
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
 
@@ -52,9 +53,26 @@ class Dataset(Protocol):
         """Number of rows of each chunk, (n_chunks,)."""
 
     def make_reader(
-        self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
+        self,
+        split: str | None = None,
+        memory: int = 0,
+        *,
+        columns: tuple[str, ...] = (),
+        number_columns: tuple[str, ...] = (),
     ) -> ReadChunk:
-        """Return a function that reads chunks, or their rows of a split, with per-row columns."""
+        """Return a function that reads chunks, or their rows of a split, with per-row columns.
+
+        The texts of `number_columns` are parsed as numbers.
+        """
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise an error if there is no per-row column of one of these names."""
+
+    def iter_numbers(self, name: str, split: str | None = None) -> Iterator[ColumnPart]:
+        """Yield the original rows and the numbers of a per-row column, in order; parse texts."""
+
+    def iter_codes(self, name: str, split: str | None = None) -> Iterator[ColumnPart]:
+        """Yield the original rows and the values of a per-row column, in order, texts as codes."""
 
     def describe(self) -> dict[str, Any]:
         """Identify the dataset by its path and by digests of its rows, as manifests record it."""
@@ -88,16 +106,21 @@ class MemoryChunk:
 
 @dataclass(frozen=True)
 class MemoryReader:
-    """Reads chunks by key, with the chosen per-row columns and split."""
+    """Reads chunks by key, with the chosen per-row columns and split.
+
+    `number_columns` has the columns of texts to read as numbers, and the numbers of their codes.
+    """
 
     chunks: tuple[MemoryChunk, ...]
     columns: tuple[str, ...]
     split: int | None
+    number_columns: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __call__(self, key: int) -> MemoryChunk:
         """Return a chunk."""
         chunk = self.chunks[key]
         columns = {name: chunk.columns[name] for name in self.columns}
+        columns |= {name: numbers[columns[name]] for name, numbers in self.number_columns.items()}
         keep = None if self.split is None else chunk.columns[_SPLIT] == self.split
         return replace(chunk, columns=columns, keep=keep)
 
@@ -126,21 +149,77 @@ class MemoryDataset(ResultDisplayMixin):
         return sum(self.rows_per_chunk)
 
     def make_reader(
-        self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
+        self,
+        split: str | None = None,
+        memory: int = 0,
+        *,
+        columns: tuple[str, ...] = (),
+        number_columns: tuple[str, ...] = (),
     ) -> MemoryReader:
-        """Return a function that reads chunks, or their rows of a split, with per-row columns."""
+        """Return a function that reads chunks, or their rows of a split, with per-row columns.
+
+        The texts of `number_columns` are parsed as numbers.
+        """
+        columns = (*columns, *number_columns)
+        self.check_columns(columns)
+        numbers = {name: self._parse_levels(name) for name in number_columns if name in self.levels}
+        return MemoryReader(self.chunks, columns, self._find_split_code(split), numbers)
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise `FitError` if there is no per-row column of one of these names."""
         own_columns = self.chunks[0].columns
-        for name in columns:
+        for name in names:
             if name not in own_columns:
                 choices = ", ".join(own_columns) or "none"
-                raise FitError(f"There is no per-row column {name!r}, only: {choices}.")
+                raise FitError(f"There is no per-row column {name!r}. It has: {choices}.")
+
+    def iter_numbers(self, name: str, split: str | None = None) -> Iterator[ColumnPart]:
+        """Yield the original rows and the numbers of a per-row column, in order; parse texts.
+
+        Raises
+        ------
+        FitError
+            If a text is not a number.
+        """
+        numbers = self._parse_levels(name) if name in self.levels else None
+        for rows, values in self.iter_codes(name, split):
+            yield rows, values if numbers is None else numbers[values]
+
+    def iter_codes(self, name: str, split: str | None = None) -> Iterator[ColumnPart]:
+        """Yield the original rows and the values of a per-row column, in order, texts as codes.
+
+        Missing texts have code -1.
+        """
+        code = self._find_split_code(split)
+        for chunk in self.chunks:
+            order = np.argsort(chunk.rows)
+            if code is not None:
+                order = order[chunk.columns[_SPLIT][order] == code]
+            yield chunk.rows[order], chunk.columns[name][order]
+
+    def _parse_levels(self, name: str) -> NDArray[np.float64]:
+        """Return the number of each text of a column, and NaN for code -1, (n_texts + 1,)."""
+        numbers = []
+        for text in self.levels[name]:
+            try:
+                numbers.append(float(text))
+            except ValueError:
+                raise FitError(
+                    f"Column {name!r} contains the text {text!r}, which is not a number. Choose a "
+                    "column of numbers."
+                ) from None
+        return np.array([*numbers, np.nan])
+
+    def _find_split_code(self, split: str | None) -> int | None:
         splits = self.levels.get(_SPLIT, ())
-        if split is not None and split not in splits:
+        if split is None:
+            return None
+        if split not in splits:
             choices = ", ".join(splits) or "none"
             raise FitError(
                 f"The dataset has no split {split!r}. It has: {choices}.", parameter="split"
             )
-        return MemoryReader(self.chunks, columns, None if split is None else splits.index(split))
+        return splits.index(split)
 
     def iter_tables(self) -> Iterator[BinaryTable]:
         """Unpack the rows, chunk by chunk, in their original order."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import FitError, format_suggestion
 
 if TYPE_CHECKING:
-    from pipeline.data.weights import WeightKind
     from pipeline.models.base import Model
 
 ENTRY_POINT_GROUP = "latentbits.models"
@@ -79,28 +78,6 @@ def get_known_model(name: str) -> type[Model] | None:
     """Return the model of this name, or None if there is no such model."""
     own: type[Model] | None = _import_class(_OWN_MODELS[name]) if name in _OWN_MODELS else None
     return own or _import_declared_models().get(name)
-
-
-def check_weight_kind(model: Model, kind: WeightKind) -> None:
-    """Refuse row weights that the model cannot use."""
-    if kind not in model.weight_kinds:
-        able = [name for name, other in find_models().items() if kind in other.weight_kinds]
-        raise FitError(
-            f"{model.name} cannot use weights of rows by {{weights={kind}}}. "
-            f"These models can: {', '.join(able)}.",
-            parameter="weight",
-        )
-
-
-def check_cluster_errors(model: Model) -> None:
-    """Refuse the clusters of a survey if the model's standard errors would ignore them."""
-    if not model.has_cluster_errors:
-        able = [name for name, other in find_models().items() if other.has_cluster_errors]
-        raise FitError(
-            f"The standard errors of {model.name} do not allow for clusters. "
-            f"Those of {', '.join(able)} do.",
-            parameter="psu",
-        )
 
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:

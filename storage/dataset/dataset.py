@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from storage.dataset.chunks import (
     mark_missing_texts,
     unpack_slots,
 )
-from storage.dataset.levels import Levels
+from storage.dataset.levels import PAGE_TEXTS, Levels
 from storage.dataset.tables import (
     check_chunk_shape,
     check_tables,
@@ -249,6 +249,53 @@ class BinaryDataset(StorageReprMixin):
             name: self._read_column_slots(name, key, n_words)[slots[places]] for name in names
         }
         return np.repeat(blocks[:, 0], blocks[:, 2])[places], columns
+
+    def iter_numbers(
+        self, name: str, split: str | None = None, n_chunks: int | None = None
+    ) -> Iterator[tuple[Ints, Array]]:
+        """Yield the original rows and the numbers of a per-row column, chunk by chunk in order.
+
+        Texts are parsed; empty ones become NaN. Only the leading `n_chunks` are read, if given.
+
+        Raises
+        ------
+        DataError
+            If a text is not a number.
+        """
+        for rows, values in self._iter_column(name, split, n_chunks):
+            yield rows, self.parse_numbers(name, values)
+
+    def iter_codes(self, name: str, split: str | None = None) -> Iterator[tuple[Ints, Array]]:
+        """Yield the original rows and the values of a per-row column, chunk by chunk in order.
+
+        Texts are represented by their codes; missing ones have code -1.
+
+        Raises
+        ------
+        DataError
+            If there are so many texts that one text may have several codes.
+        """
+        levels = self.levels.get(name)
+        if levels is not None and len(levels.pages) > 1:
+            raise DataError(
+                f"{self.path}: column {name!r} has more than {PAGE_TEXTS:,} different texts. "
+                "Replace them by whole numbers."
+            )
+        for rows, values in self._iter_column(name, split):
+            yield rows, values if levels is None else levels.mark_missing(values)
+
+    def _iter_column(
+        self, name: str, split: str | None, n_chunks: int | None = None
+    ) -> Iterator[tuple[Ints, Array]]:
+        names = [name] if split is None else [name, "split"]
+        for key in range(self.n_chunks if n_chunks is None else n_chunks):
+            _, columns = self.read_row_labels(key, names)
+            values = columns[name]
+            rows = self.chunks[key, 0] + np.arange(len(values))
+            if split is not None:
+                is_chosen = columns["split"] == self.find_split_code(split)
+                rows, values = rows[is_chosen], values[is_chosen]
+            yield rows, values
 
     def column(self, name: str) -> Array:
         """Read a per-row column in original row order, (n_rows,)."""

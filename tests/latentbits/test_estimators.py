@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import has_fit_parameter
 
 import latentbits as lb
 from latentbits.estimators import make_estimators
@@ -68,7 +69,7 @@ def test_every_model_is_checked() -> None:
     assert {kind.__name__ for kind in find_models().values()} == set(SMALL) < set(dir(lb))
 
 
-@pytest.mark.few(92)
+@pytest.mark.few(108)
 @parametrize_with_checks(list_estimators_to_check())
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_scikit_learn_takes_it(estimator: Any, check: Any) -> None:
@@ -420,3 +421,54 @@ def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.nda
     search = GridSearchCV(model, {"n_components": [1, 10]}, cv=3).fit(digits[0])
     assert search.best_params_ == {"n_components": 10}
     assert search.best_score_ < search.best_estimator_.score(digits[0])
+
+
+WEIGHTED = ["BernoulliMixture", "ClippedPCA", "LatentTrait"]
+
+
+@pytest.mark.parametrize("binarize", [None, "mean"])
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_whole_sample_weights_repeat_rows(X: np.ndarray, name: str, binarize: Any) -> None:
+    values = X if binarize is None else X + np.random.default_rng(1).normal(100, 1, X.shape)
+    weights = np.random.default_rng(2).integers(0, 5, N_ROWS)
+    settings = {"n_components": 2, "random_state": 0, "binarize": binarize}
+    repeated = getattr(lb, name)(**settings).fit(values.repeat(weights, axis=0))
+    weighted = getattr(lb, name)(**settings).fit(values, sample_weight=weights)
+    if binarize:
+        np.testing.assert_allclose(weighted.binarize_, repeated.binarize_, rtol=1e-12)
+    for key, (_, expected) in get_named_arrays(repeated.fitted_.params).items():
+        found = getattr(weighted, f"{key}_")
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8, err_msg=key)
+
+
+def test_other_sample_weights_are_those_of_a_survey(X: np.ndarray) -> None:
+    weights = np.random.default_rng(2).uniform(0.5, 3, N_ROWS)
+    made = lb.LatentTrait(n_components=1).fit(X, sample_weight=weights)
+    data = lb.from_numpy(X, made.fitted_.feature_names, keep={"w": weights})
+    fitted = lb.fit(data, "latent-trait", components=1, weight="w", weights="sampling")
+    assert made.weights_error_.tobytes() == fitted.params.weights_error.tobytes()
+    half = lb.LatentTrait(n_components=1).fit(X, sample_weight=weights / 2)
+    assert half.weights_.tobytes() == made.weights_.tobytes()
+    assert made.fitted_.manifest["row_weights"]["column"] == "sample_weight"
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.full(N_ROWS, 0.5), "^ClippedPCA can use only whole numbers .* row 1 has 0.5"),
+        (np.where(np.arange(N_ROWS) == 3, -1, 1), "^sample_weight: row 4: the weight -1"),
+        (np.zeros(N_ROWS), "^All values of sample_weight are zero"),
+        (np.ones(5), r"^sample_weight has the shape \(5,\), but X has 1,200 rows"),
+        (np.full(N_ROWS, np.nan), "sample_weight contains NaN"),
+    ],
+)
+def test_sample_weights_that_cannot_be_used_are_refused(
+    X: np.ndarray, weights: np.ndarray, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        lb.ClippedPCA(n_components=1).fit(X, sample_weight=weights)
+
+
+def test_only_estimators_whose_models_weigh_rows_take_sample_weight() -> None:
+    takers = [n for n in sorted(SMALL) if has_fit_parameter(getattr(lb, n)(), "sample_weight")]
+    assert takers == WEIGHTED

@@ -14,7 +14,7 @@ from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.fitting.loop import FitState, collect_first_statistics, fit_model
 from pipeline.models.capabilities import CanLearnLocally, HasInformationPass
-from pipeline.models.registry import check_weight_kind
+from pipeline.models.row_weights import check_weight_kind
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_same, params_of
 from tests.conformance.facts import Facts
