@@ -429,25 +429,25 @@ WEIGHTED = ["BernoulliMixture", "ClippedPCA", "LatentTrait"]
 @pytest.mark.parametrize("binarize", [None, "mean"])
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_whole_sample_weights_repeat_rows(X: np.ndarray, name: str, binarize: Any) -> None:
-    values = X if binarize is None else X + np.random.default_rng(1).normal(100, 1, X.shape)
+    values = X if binarize is None else X + np.random.default_rng(1).normal(100, 0.1, X.shape)
     weights = np.random.default_rng(2).integers(0, 5, N_ROWS)
-    settings = {"n_components": 2, "random_state": 0, "binarize": binarize}
+    settings = {"n_components": 1, "random_state": 0, "binarize": binarize}
     repeated = getattr(lb, name)(**settings).fit(values.repeat(weights, axis=0))
     weighted = getattr(lb, name)(**settings).fit(values, sample_weight=weights)
     if binarize:
         np.testing.assert_allclose(weighted.binarize_, repeated.binarize_, rtol=1e-12)
     for key, (_, expected) in get_named_arrays(repeated.fitted_.params).items():
         found = getattr(weighted, f"{key}_")
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8, err_msg=key)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6, err_msg=key)
 
 
 def test_other_sample_weights_are_those_of_a_survey(X: np.ndarray) -> None:
     weights = np.random.default_rng(2).uniform(0.5, 3, N_ROWS)
-    made = lb.LatentTrait(n_components=1).fit(X, sample_weight=weights)
+    made = lb.LatentTrait(n_components=1, random_state=0).fit(X, sample_weight=weights)
     data = lb.from_numpy(X, made.fitted_.feature_names, keep={"w": weights})
     fitted = lb.fit(data, "latent-trait", components=1, weight="w", weights="sampling")
     assert made.weights_error_.tobytes() == fitted.params.weights_error.tobytes()
-    half = lb.LatentTrait(n_components=1).fit(X, sample_weight=weights / 2)
+    half = lb.LatentTrait(n_components=1, random_state=0).fit(X, sample_weight=weights / 2)
     assert half.weights_.tobytes() == made.weights_.tobytes()
     assert made.fitted_.manifest["row_weights"]["column"] == "sample_weight"
 
