@@ -384,12 +384,6 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         if not weights.any():
             raise FitError("All values of sample_weight are zero. Give some row a weight above 0.")
-        if "sampling" not in self.model_class.weight_kinds and not _are_whole(weights):
-            row = int(np.argmax(weights != np.rint(weights)))
-            raise FitError(
-                f"{type(self).__name__} can use only whole numbers as sample_weight, which repeat "
-                f"rows, but row {row + 1} has {weights[row]:g}."
-            )
         return weights
 
     def _choose_thresholds(
@@ -471,7 +465,7 @@ class WeightedModelEstimator(ModelEstimator):
         sample_weight
             Weight of each row, (n_samples,). Whole numbers count equal rows: the fit is that of the
             repeated rows. If some weight is not whole, all of them are sampling weights, whose size
-            does not matter; ClippedPCA refuses them. None gives every row the weight 1.
+            does not matter. None gives every row the weight 1.
         segments
             Segment of each row, (n_samples,).
 

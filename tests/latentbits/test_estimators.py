@@ -455,7 +455,6 @@ def test_other_sample_weights_are_those_of_a_survey(X: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.full(N_ROWS, 0.5), "^ClippedPCA can use only whole numbers .* row 1 has 0.5"),
         (np.where(np.arange(N_ROWS) == 3, -1, 1), "^sample_weight: row 4: the weight -1"),
         (np.zeros(N_ROWS), "^All values of sample_weight are zero"),
         (np.ones(5), r"^sample_weight has the shape \(5,\), but X has 1,200 rows"),

@@ -91,7 +91,7 @@ def test_the_command_gives_the_same(
         ({"weights": "sampling"}, "weights needs weight="),
         ({"psu": "unit"}, "psu needs weight="),
         ({"weight": "frequency", "psu": "unit"}, 'psu needs weights="sampling"'),
-        ({**SURVEY, "psu": "survey"}, "numbers that are not whole"),
+        ({**SURVEY, "psu": "survey"}, "psu: survey holds the weights"),
         ({**SURVEY, "psu": "gaps"}, "row 4 has no unit in gaps"),
         ({"weight": "frequency", "model": "rbm"}, "rbm cannot use weights"),
         ({**SURVEY, "psu": "unit", "model": "clipped-pca"}, "do not allow for clusters"),
