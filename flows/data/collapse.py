@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 @dataclass
-class DistinctRows:
+class CollapsedRows:
     """Distinct rows in the order of their first appearance.
 
     Rows are equal if they have the same values, missing values, segment and per-row columns. Memory
@@ -76,9 +76,9 @@ class DistinctRows:
             yield Batch(bits[:, :n], bits[:, n:], columns), segments
 
 
-def collapse_rows(batches: Iterable[tuple[Any, NDArray[Any] | None]]) -> DistinctRows:
+def collapse_rows(batches: Iterable[tuple[Any, NDArray[Any] | None]]) -> CollapsedRows:
     """Find the distinct rows of batches, each with the names of its segments."""
-    distinct = DistinctRows()
+    distinct = CollapsedRows()
     for batch, segments in batches:
         if len(batch.X):
             distinct.add(batch, segments)
