@@ -38,7 +38,7 @@ from flows.data.datasets import (
     open_dataset_or_example,
     resolve_split,
 )
-from flows.data.item_tables import read_item_table
+from flows.data.known_items import read_known_items
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
@@ -317,7 +317,7 @@ def _make_item_coder(path: Path, dataset: BinaryDataset) -> Coder:
     from pipeline.models.latent_trait.em import make_params
     from pipeline.models.latent_trait.model import LatentTrait
 
-    items = read_item_table(path).select(dataset.feature_names, str(dataset.path))
+    items = read_known_items(path).select(dataset.feature_names, str(dataset.path))
     params = make_params(items.weights, items.offsets)
     arrays = {name: values for name, (_, values) in get_named_arrays(params).items()}
     model = LatentTrait(n_components=items.weights.shape[1])

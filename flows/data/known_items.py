@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True)
-class ItemTable:
+class KnownItems:
     """Items by name: P(item | x) = σ(w·x + b), with x ~ N(0, I).
 
     Attributes
@@ -42,7 +42,7 @@ class ItemTable:
     weights: NDArray[np.float64]
     offsets: NDArray[np.float64]
 
-    def select(self, features: Sequence[str], dataset: str) -> ItemTable:
+    def select(self, features: Sequence[str], dataset: str) -> KnownItems:
         """Return the items of these features, in their order; both must be the same set."""
         places = {name: k for k, name in enumerate(self.features)}
         unknown = [name for name in features if name not in places]
@@ -54,12 +54,12 @@ class ItemTable:
                     "Give exactly the features of the dataset."
                 )
         order = [places[name] for name in features]
-        return ItemTable(
+        return KnownItems(
             self.path, self.digest, tuple(features), self.weights[order], self.offsets[order]
         )
 
 
-def read_item_table(path: Path) -> ItemTable:
+def read_known_items(path: Path) -> KnownItems:
     """Read a .csv or .parquet file with one line per item.
 
     Raises
@@ -78,7 +78,7 @@ def read_item_table(path: Path) -> ItemTable:
         raise DataError(f"{{items}}: {path} has items twice: {join_names(twice, _MAX_NAMES)}.")
     columns = [_read_numbers(path, table, name, features) for name in (*slopes, offset)]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return ItemTable(path, digest, features, np.column_stack(columns[:-1]), columns[-1])
+    return KnownItems(path, digest, features, np.column_stack(columns[:-1]), columns[-1])
 
 
 def _read_table(path: Path) -> Any:
