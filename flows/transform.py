@@ -15,7 +15,6 @@ from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import (
     MODEL,
     OUTPUT,
-    ArtifactPath,
     DatasetName,
     ExecutorOptions,
     Json,
@@ -38,7 +37,7 @@ from flows.data.datasets import (
     open_dataset_or_example,
     resolve_split,
 )
-from flows.data.known_items import read_known_items
+from flows.data.known_items import KnownItems, read_known_items
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
@@ -114,7 +113,10 @@ class TransformOptions:
 
     dataset: DatasetName
     output: Annotated[str, Option(group=OUTPUT, help="Folder or table file to write the codes to.")]
-    artifact: ArtifactPath | None = None
+    artifact: Annotated[
+        str | None,
+        Option(group=MODEL, help="Folder of a fitted model, or of runs (the latest is used)."),
+    ] = None
     items: Annotated[
         str | None,
         Option(
@@ -290,11 +292,14 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
     output = _check_output(options)
     if (options.artifact is None) == (options.items is None):
         raise FitError("Give {artifact}, the folder of a fit, or {items}, a table of known items.")
-    dataset = open_dataset_or_example(options.dataset)
     if options.items is not None:
-        coder = _make_item_coder(parse_local_path(options.items), dataset)
+        items = read_known_items(parse_local_path(options.items))
+        dataset = open_dataset_or_example(options.dataset)
+        coder = _make_item_coder(items, dataset)
     else:
-        coder = _make_artifact_coder(load_fitted_model(parse_path(str(options.artifact))), dataset)
+        fitted = load_fitted_model(parse_path(str(options.artifact)))
+        dataset = open_dataset_or_example(options.dataset)
+        coder = _make_artifact_coder(fitted, dataset)
     if options.reconstruct:
         check_can_reconstruct(coder.model)
     if options.person_fit:
@@ -312,16 +317,16 @@ def _make_artifact_coder(fitted: LoadedModel, dataset: BinaryDataset) -> Coder:
     return Coder(fitted.model, fitted.params, path, fitted.digest, fitted.segments, reader)
 
 
-def _make_item_coder(path: Path, dataset: BinaryDataset) -> Coder:
+def _make_item_coder(known: KnownItems, dataset: BinaryDataset) -> Coder:
     """Make a latent-trait model of known items."""
     from pipeline.models.latent_trait.em import make_params
     from pipeline.models.latent_trait.model import LatentTrait
 
-    items = read_known_items(path).select(dataset.feature_names, str(dataset.path))
+    items = known.select(dataset.feature_names, str(dataset.path))
     params = make_params(items.weights, items.offsets)
     arrays = {name: values for name, (_, values) in get_named_arrays(params).items()}
     model = LatentTrait(n_components=items.weights.shape[1])
-    return Coder(model, params, str(path.resolve()), items.digest, {}, partial(dict, arrays))
+    return Coder(model, params, str(known.path.resolve()), items.digest, {}, partial(dict, arrays))
 
 
 def _check_output(options: TransformOptions) -> AnyPath:

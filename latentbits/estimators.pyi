@@ -399,7 +399,8 @@ class ClippedPCA(WeightedModelEstimator):
         sufficient τ.
     errors
         `model` computes standard errors under the fitted Gaussians, for unrepaired
-        tetrachoric correlations of up to 1,000 features; `none` omits them.
+        tetrachoric correlations of up to 1,000 features, unless rows have sampling weights;
+        `none` omits them.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.
     binarize
