@@ -25,7 +25,7 @@ from storage.stores.object_path import ObjectPath, is_url
 
 LoadedModel = from_artifact.LoadedModel[Artifact]
 """A fitted model (hyperparameters and parameters), and the artifact it comes from."""
-SPLIT, ALL_ROWS, TRAIN, TEST = "split", "all", "train", "test"
+ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
 
 def open_dataset_or_example(name: str) -> BinaryDataset:
