@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.data.weights import WeightKind
+from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure
 from pipeline.params import get_named_arrays
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -70,6 +73,22 @@ class Model(Protocol):
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    def with_structure(self, structure: Structure) -> Model:
+        """Return the model that a fit with this structure uses.
+
+        Raises
+        ------
+        FitError
+            If the model has no parameters for a part of the structure.
+        """
+        if structure.groups and not _has_segments(self.params):
+            raise FitError(
+                f"{self.name} has no parameters by group. Leave out {{group}}, or choose another "
+                "{model}.",
+                parameter="group",
+            )
+        return self
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split a pass by pairs of features so that a task's statistics fit into a budget."""
@@ -176,6 +195,11 @@ class Model(Protocol):
         self, params: Any, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """MAP: return latent codes: `mean`, (n_samples, n_components), and others in `codes`."""
+
+
+def _has_segments(params: type[Any]) -> bool:
+    """Return whether a model with parameters of this class has some by segment."""
+    return any("segment" in field.metadata.get("dims", ()) for field in fields(params))
 
 
 def reverse_components(model: Model, params: Any, signs: NDArray[np.float64]) -> dict[str, Any]:
