@@ -22,6 +22,7 @@ IN_MEMORY = "<memory>"
 """Path of datasets in memory in manifests."""
 _CHUNK_BYTES = 1 << 20
 """Size of a chunk's bits: large enough for a task, small enough to give work to every thread."""
+_MAX_GROUPS = 1000
 _ONLY_SEGMENT = "all"
 _SPLIT = "split"
 
@@ -73,6 +74,16 @@ class Dataset(Protocol):
 
     def iter_codes(self, name: str, split: str | None = None) -> Iterator[ColumnPart]:
         """Yield the original rows and the values of a per-row column, in order, texts as codes."""
+
+    def iter_segments(self, split: str | None = None) -> Iterator[ColumnPart]:
+        """Yield the original rows and the index of their segments, in order."""
+
+    def segment_by(self, column: str) -> Dataset:
+        """Return the dataset with the values of a per-row column as segments.
+
+        The segments are in the order of their first rows. An error is raised if there is no such
+        column, a row has no value, numbers are not whole, or more than 1,000 values differ.
+        """
 
     def describe(self) -> dict[str, Any]:
         """Identify the dataset by its path and by digests of its rows, as manifests record it."""
@@ -197,6 +208,34 @@ class MemoryDataset(ResultDisplayMixin):
                 order = order[chunk.columns[_SPLIT][order] == code]
             yield chunk.rows[order], chunk.columns[name][order]
 
+    def iter_segments(self, split: str | None = None) -> Iterator[ColumnPart]:
+        """Yield the original rows and the index of their segments, in order."""
+        code = self._find_split_code(split)
+        for chunk in self.chunks:
+            order = np.argsort(chunk.rows)
+            if code is not None:
+                order = order[chunk.columns[_SPLIT][order] == code]
+            yield chunk.rows[order], np.repeat(chunk.blocks[:, 0], chunk.blocks[:, 2])[order]
+
+    def segment_by(self, column: str) -> MemoryDataset:
+        """Return the dataset with the values of a per-row column as segments.
+
+        The segments are in the order of their first rows.
+
+        Raises
+        ------
+        FitError
+            If there is no such column, a row has no value, numbers are not whole, or more than
+            1,000 values differ.
+        """
+        self.check_columns([column])
+        _check_groups(column, column in self.levels, self.iter_codes(column))
+        tables = (
+            replace(table, segments=_name_groups(table.columns[column]))
+            for table in self.iter_tables()
+        )
+        return make_memory_dataset(tables, (), int(self.chunks[0].rows.min()))
+
     def _parse_levels(self, name: str) -> NDArray[np.float64]:
         """Return the number of each text of a column, and NaN for code -1, (n_texts + 1,)."""
         numbers = []
@@ -312,6 +351,37 @@ def make_memory_dataset(
         for chunk in chunks
     ]
     return MemoryDataset(feature_names, tuple(segments), levels, tuple(chunks))
+
+
+def _check_groups(column: str, is_text: bool, parts: Iterable[ColumnPart]) -> None:
+    """Check the values of a column that becomes the segments; texts are codes, -1 if missing."""
+    known: set[Any] = set()
+    for rows, values in parts:
+        is_missing = values < 0 if is_text else np.isnan(values)
+        if is_missing.any():
+            row = rows[np.argmax(is_missing)] + 1
+            raise FitError(f"Row {row} has no value in column {column!r}. Give every row a group.")
+        if values.dtype.kind == "f":
+            is_fraction = ~np.isfinite(values) | (values != np.rint(values))
+            if is_fraction.any():
+                k = int(np.argmax(is_fraction))
+                raise FitError(
+                    f"Row {rows[k] + 1} has {values[k]:g} in column {column!r}, which is no whole "
+                    "number. Choose a column of texts or whole numbers."
+                )
+        known.update(np.unique(values).tolist())
+        if len(known) > _MAX_GROUPS:
+            raise FitError(
+                f"Column {column!r} has more than {_MAX_GROUPS:,} different values, which are too "
+                "many groups. Choose another column."
+            )
+
+
+def _name_groups(values: NDArray[Any]) -> NDArray[Any]:
+    """Return texts as they are, and whole numbers as texts, (n_rows,)."""
+    if values.dtype.kind == "O":
+        return values
+    return np.array([str(int(value)) for value in values.tolist()], object)
 
 
 def _divide_into_chunks(tables: Iterable[BinaryTable]) -> Iterator[BinaryTable]:

@@ -97,6 +97,34 @@ def make_empty_chunk(key: int) -> Chunk:
     return Chunk(key, words, None, np.empty((0, 3), np.int64), rows, {}, None)
 
 
+def sort_by_segment(chunk: Chunk, segments: NDArray[np.int64]) -> Chunk:
+    """Sort the rows of a chunk by other segments, (n_rows,), and by their original order in each.
+
+    The result is the chunk that would be stored if the rows had these segments.
+    """
+    order, blocks = np.lexsort((chunk.rows, segments)), lay_out_blocks(segments)
+    old_slots, new_slots = list_occupied_slots(chunk.blocks)[order], list_occupied_slots(blocks)
+    n_words = int((-(-blocks[:, 2] // 64)).sum())
+
+    def move(words: Words) -> Words:
+        padded = np.pad(words, ((0, -len(words) % 8), (0, 0))).astype("<u8", copy=False)
+        rows = transpose_bits(padded.view(np.uint8))
+        moved = np.zeros((64 * n_words, rows.shape[1]), np.uint8)
+        moved[new_slots] = rows[old_slots]
+        moved_words = transpose_bits(moved)[: len(words)].view("<u8")
+        return moved_words.astype(np.uint64, copy=False)
+
+    return Chunk(
+        chunk.key,
+        move(chunk.words),
+        None if chunk.observed is None else move(chunk.observed),
+        blocks,
+        chunk.rows[order],
+        {name: values[order] for name, values in chunk.columns.items()},
+        None if chunk.keep is None else chunk.keep[order],
+    )
+
+
 Bytes = NDArray[np.uint8]
 
 # Delta swaps of an 8x8 bit matrix held in one word (Warren, Hacker's Delight, section 7-3).
@@ -211,3 +239,10 @@ def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
 def list_occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the slots of a chunk that hold rows; blocks are (segment, first word, n_rows)."""
     return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])
+
+
+def lay_out_blocks(segments: NDArray[Any]) -> NDArray[np.int64]:
+    """Place segments in index order: (segment, first word, number of rows) per block."""
+    names, sizes = np.unique(segments, return_counts=True)
+    n_words = -(-sizes // 64)
+    return np.column_stack([names, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)

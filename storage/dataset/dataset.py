@@ -22,9 +22,11 @@ from storage.dataset.chunks import (
     list_occupied_slots,
     make_empty_chunk,
     mark_missing_texts,
+    sort_by_segment,
     unpack_slots,
 )
 from storage.dataset.levels import PAGE_TEXTS, Levels
+from storage.dataset.row_groups import RowGroups, count_groups
 from storage.dataset.tables import (
     check_chunk_shape,
     check_tables,
@@ -297,6 +299,16 @@ class BinaryDataset(StorageReprMixin):
                 rows, values = rows[is_chosen], values[is_chosen]
             yield rows, values
 
+    def iter_segments(self, split: str | None = None) -> Iterator[tuple[Ints, Ints]]:
+        """Yield the original rows and the index of their segments, chunk by chunk in order."""
+        for key in range(self.n_chunks):
+            segments, columns = self.read_row_labels(key, [] if split is None else ["split"])
+            rows = self.chunks[key, 0] + np.arange(len(segments))
+            if split is not None:
+                is_chosen = columns["split"] == self.find_split_code(split)
+                rows, segments = rows[is_chosen], segments[is_chosen]
+            yield rows, segments
+
     def column(self, name: str) -> Array:
         """Read a per-row column in original row order, (n_rows,)."""
         values = np.concatenate(
@@ -306,7 +318,7 @@ class BinaryDataset(StorageReprMixin):
 
     def segments(self) -> NDArray[Any]:
         """Return the segment name of every row in original row order, (n_rows,)."""
-        codes = np.concatenate([self.read_row_labels(key, [])[0] for key in range(self.n_chunks)])
+        codes = np.concatenate([segments for _, segments in self.iter_segments()])
         return np.asarray(np.array(self.segment_names)[codes], str)
 
     def ones(self) -> NDArray[np.int64]:
@@ -320,6 +332,42 @@ class BinaryDataset(StorageReprMixin):
         names = {"feature": self.feature_names}
         about = {"path": str(self.path), "digest": self.digest}
         return build_xarray(build_row_variables(bits, self.segments(), columns), names, about)
+
+    def segment_by(self, column: str) -> BinaryDataset:
+        """Return the dataset with the values of a per-row column as segments.
+
+        The segments are in the order of their first rows. Nothing is written: chunks are sorted
+        when they are read.
+
+        Raises
+        ------
+        DataError
+            If there is no such column, a row has no value, numbers are not whole, or more than
+            1,000 values differ.
+        """
+        self.check_columns([column])
+        is_text = column in self.levels
+        groups, n_rows = count_groups(str(self.path), column, is_text, self.iter_codes(column))
+        values = np.array(groups.values)
+        names = self.levels[column].decode(values) if is_text else map(str, map(int, groups.values))
+        n_words = -(-n_rows // 64)
+        first_words = np.cumsum(n_words, axis=1) - n_words
+        keys, segments = np.nonzero(n_rows)
+        at = keys, segments
+        return RegroupedDataset(
+            self.path,
+            {**self.manifest, "segment_names": [*names]},
+            self.group,
+            np.column_stack([self.chunks[:, :2], n_words.sum(axis=1)]),
+            np.column_stack([keys, segments, first_words[at], n_rows[at]]),
+            self.checksums,
+            self,
+            groups,
+        )
+
+    def with_stored_segments(self) -> BinaryDataset:
+        """Return the dataset with the segments that it was stored with."""
+        return self
 
     def make_reader(
         self,
@@ -479,6 +527,73 @@ class BinaryDataset(StorageReprMixin):
             raise DataError(f"{self.path}: the dataset has changed since the start. Run again.")
 
 
+@dataclass(frozen=True, repr=False)
+class RegroupedDataset(BinaryDataset):
+    """A dataset with other segments than the stored ones; see `BinaryDataset.segment_by`.
+
+    `stored` is the dataset as it is stored.
+    """
+
+    stored: BinaryDataset
+    groups: RowGroups
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of names, layout, column and chunk checksums: equal digests mean equal data."""
+        return hashlib.sha256(f"{self.stored.digest} {self.groups.column}".encode()).hexdigest()
+
+    def digest_leading_chunks(self, n_chunks: int) -> str:
+        """Digest the leading chunks: equal digests mean equal rows in equal segments."""
+        rows = super().digest_leading_chunks(n_chunks)
+        return hashlib.sha256(f"{rows} {self.groups.column}".encode()).hexdigest()
+
+    def segment_by(self, column: str) -> BinaryDataset:
+        """Return the dataset with the values of another per-row column as segments."""
+        return self.stored.segment_by(column)
+
+    def with_stored_segments(self) -> BinaryDataset:
+        """Return the dataset with the segments that it was stored with."""
+        return self.stored
+
+    def read_chunk(
+        self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
+    ) -> Chunk:
+        """Read one chunk as `BinaryDataset.read_chunk` does, and sort it by the segments."""
+        return _read_regrouped_chunk(self.stored, self.groups, key, split, columns)
+
+    def read_row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
+        """Read a chunk's segments and per-row columns in original row order, but not its bits."""
+        column = self.groups.column
+        _, columns = self.stored.read_row_labels(key, [*names, column])
+        segments = self.groups.find_indices(columns[column])
+        return segments, {name: columns[name] for name in names}
+
+    def make_reader(
+        self,
+        split: str | None = None,
+        memory: int = 0,
+        skipped: Sequence[int] = (),
+        columns: tuple[str, ...] = (),
+        number_columns: tuple[str, ...] = (),
+    ) -> ChunkReader:
+        """Return a `ChunkReader` of this dataset, which works in any process."""
+        reader = self.stored.make_reader(split, memory, skipped, columns, number_columns)
+        return replace(reader, groups=self.groups)
+
+    def to_dask(self, name: str = "values") -> dask.array.Array:
+        """Return `values` or `observed` as a lazy array, (n_rows, n_features), in row order."""
+        return self.stored.to_dask(name)
+
+
+def _read_regrouped_chunk(
+    dataset: BinaryDataset, groups: RowGroups, key: int, split: str | None, columns: tuple[str, ...]
+) -> Chunk:
+    chunk = dataset.read_chunk(key, split, (*dict.fromkeys((*columns, groups.column)),))
+    own_columns = {name: chunk.columns[name] for name in columns}
+    segments = groups.find_indices(chunk.columns[groups.column])
+    return sort_by_segment(replace(chunk, columns=own_columns), segments)
+
+
 def open_dataset(path: str | AnyPath) -> BinaryDataset:
     """Open a dataset after checking its manifest.
 
@@ -515,6 +630,8 @@ class ChunkReader:
         Chunks to replace by empty ones.
     number_columns
         Further columns, whose texts are numbers; see `BinaryDataset.parse_numbers`.
+    groups
+        The segments, if they are not the stored ones; see `BinaryDataset.segment_by`.
     """
 
     path: str
@@ -524,12 +641,14 @@ class ChunkReader:
     memory: int = 0
     skipped: frozenset[int] = frozenset()
     number_columns: tuple[str, ...] = ()
+    groups: RowGroups | None = None
 
     def __call__(self, key: int) -> Chunk:
         """Return a chunk, from the cache if possible."""
         if key in self.skipped:
             return make_empty_chunk(key)
-        rows = (self.path, self.digest, self.split, self.columns, self.number_columns)
+        columns = (self.columns, self.number_columns)
+        rows = (self.path, self.digest, self.split, *columns, self.groups)
         return get_or_read_chunk(rows, key, self.memory, lambda: self._read(key))
 
     def is_readable(self, key: int) -> bool:
@@ -543,7 +662,10 @@ class ChunkReader:
     def _read(self, key: int) -> Chunk:
         dataset = _open_cached(self.path, self.digest)
         names = tuple(dict.fromkeys([*self.columns, *self.number_columns]))
-        chunk = dataset.read_chunk(key, self.split, names)
+        if self.groups is None:
+            chunk = dataset.read_chunk(key, self.split, names)
+        else:
+            chunk = _read_regrouped_chunk(dataset, self.groups, key, self.split, names)
         numbers = {n: dataset.parse_numbers(n, chunk.columns[n]) for n in self.number_columns}
         marked = mark_missing_texts(chunk, dataset.levels)
         return replace(marked, columns={**marked.columns, **numbers})

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from storage.dataset.chunks import (
     Words,
     add_feature_words,
+    lay_out_blocks,
     list_occupied_slots,
     pack_rows,
     pack_slots,
@@ -365,13 +366,6 @@ def _rank_within_segments(segments: NDArray[np.int32]) -> NDArray[np.int64]:
     rank = np.empty(len(segments), np.int64)
     rank[order] = np.arange(len(segments)) - np.repeat(starts, sizes)
     return rank
-
-
-def lay_out_blocks(segments: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Place segments in index order: (segment, first word, number of rows) per block."""
-    names, sizes = np.unique(segments, return_counts=True)
-    n_words = -(-sizes // 64)
-    return np.column_stack([names, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
 
 
 class RowBatch(Protocol):
