@@ -126,9 +126,11 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
     draw = partial(
         draw_model_rows, fitted.model, ArtifactReader.from_artifact(fitted.artifact), seed
     )
+    group = fitted.artifact.manifest.get("group")
     with create_dataset(
         job.output,
         fitted.feature_names,
+        columns=() if group is None else (group,),
         expected_rows=n_rows,
         attributes=_make_attributes(fitted, seed),
         overwrite=job.options.overwrite,
@@ -137,7 +139,9 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
         progress("sample", done, n_rows, done)
         for task, packed in zip(tasks, executor.map(draw, tasks), strict=True):
             X = unpack_rows(packed, n_features)
-            writer.add(SourceBatch(X, None, {}), _make_segment_labels(fitted, task))
+            labels = _make_segment_labels(fitted, task)
+            columns = {} if group is None or labels is None else {group: labels}
+            writer.add(SourceBatch(X, None, columns), labels)
             done += len(X)
             progress("sample", done, n_rows, done)
     return open_dataset(job.output)

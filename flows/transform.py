@@ -35,6 +35,7 @@ from flows.data.datasets import (
     load_fitted_model,
     make_row_source,
     open_dataset_or_example,
+    regroup_for_fit,
     resolve_split,
 )
 from flows.data.known_items import KnownItems, read_known_items
@@ -83,7 +84,8 @@ with the columns feature, slope and offset, or as `flows.export --what items` wr
 then scored by the latent-trait model, for traits with mean 0 and variance 1.
 
 The dataset must have the features of the fit, in the same order. Segments are matched by name;
-segments that were not fitted use the mean of those that were, with a warning.
+segments that were not fitted use the mean of those that were, with a warning. For a fit with
+`--group COLUMN`, the segments are the values of this column of the dataset.
 
 `--person-fit` adds `l_z`, the standardized log-likelihood of each row's answers at its code, and
 the mean squared residuals `infit` and `outfit`, for latent-trait fits. An l_z below about -2, or an
@@ -153,8 +155,9 @@ class Coder(NamedTuple):
     ----------
     path, digest
         Where the parameters come from, and the digest of their content.
-    segments
-        Index of each segment with its own parameters, by name.
+    segments, group
+        Index of each segment with its own parameters, by name; and the column that the segments are
+        the values of, if they are groups.
     read_arrays
         Returns the arrays of the parameters in any process.
     """
@@ -165,6 +168,7 @@ class Coder(NamedTuple):
     digest: str
     segments: Mapping[str, int]
     read_arrays: Callable[[], Mapping[str, NDArray[Any]]]
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,12 @@ class TransformJob:
         """Everything that determines the codes."""
         return {
             **describe_provenance(
-                self.coder.model, self.dataset, self.split, self.options.seed, TRANSFORM_MODULE
+                self.coder.model,
+                self.dataset,
+                self.split,
+                self.options.seed,
+                TRANSFORM_MODULE,
+                group=self.coder.group,
             ),
             "artifact": self.coder.digest,
             "dtype": self.options.dtype,
@@ -300,6 +309,7 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
         fitted = load_fitted_model(parse_path(str(options.artifact)))
         dataset = open_dataset_or_example(options.dataset)
         coder = _make_artifact_coder(fitted, dataset)
+        dataset = regroup_for_fit(dataset, fitted.artifact.manifest, coder.path)
     if options.reconstruct:
         check_can_reconstruct(coder.model)
     if options.person_fit:
@@ -314,7 +324,8 @@ def _make_artifact_coder(fitted: LoadedModel, dataset: BinaryDataset) -> Coder:
     check_dataset_features(fitted, dataset)
     reader = ArtifactReader.from_artifact(fitted.artifact)
     path = str(fitted.artifact.path.resolve())
-    return Coder(fitted.model, fitted.params, path, fitted.digest, fitted.segments, reader)
+    group = fitted.artifact.manifest.get("group")
+    return Coder(fitted.model, fitted.params, path, fitted.digest, fitted.segments, reader, group)
 
 
 def _make_item_coder(known: KnownItems, dataset: BinaryDataset) -> Coder:

@@ -59,6 +59,7 @@ from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.inference.transform import Reconstruction, TransformTask, transform_rows
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class
+from pipeline.models.row_groups import adapt_to_groups, check_can_have_groups
 from pipeline.models.row_weights import measure_row_weights
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
 from pipeline.models.state import FitState
@@ -91,6 +92,7 @@ def fit(
     weight: str | None = None,
     weights: WeightKind | None = None,
     psu: str | None = None,
+    group: str | None = None,
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | None = None,
@@ -120,6 +122,10 @@ def fit(
         default), or `sampling`, the weights of a survey.
     psu
         Per-row column of the survey's primary sampling units, for standard errors.
+    group
+        Per-row column whose values are the segments, instead of the dataset's own segments;
+        binary-ica-likelihood, blica and linear-ivae have parameters by segment. `transform` and
+        `evaluate` then read the column of the rows that they get.
     seed
         Seed of every random draw.
     n_jobs
@@ -151,6 +157,7 @@ def fit(
         weight=weight,
         weights=weights,
         psu=psu,
+        group=group,
         seed=seed,
         executor=executor or make_executor(n_jobs),
         progress=progress,
@@ -168,6 +175,7 @@ def fit_with_argument_names(
     weight: str | None = None,
     weights: WeightKind | None = None,
     psu: str | None = None,
+    group: str | None = None,
     seed: int,
     executor: Executor,
     progress: Progress | None = None,
@@ -178,9 +186,9 @@ def fit_with_argument_names(
     `argument_names` maps the names of the arguments of `fit` to the caller's names, where they
     differ.
     """
-    with _translate_errors(dataset, argument_names), show_progress(progress) as show:
+    with _translate_errors(dataset, argument_names):
         built = _build_model(model, components, settings)
-        for name, value in (("weight", weight), ("psu", psu)):
+        for name, value in (("weight", weight), ("psu", psu), ("group", group)):
             if not isinstance(value, str | None):
                 raise FitError(
                     f"{{{name}}} must be the name of a per-row column, but is a "
@@ -188,12 +196,17 @@ def fit_with_argument_names(
                     "of from_numpy or from_dataframe."
                 )
         measured = measure_row_weights(built, dataset, split, weight, weights, psu)
+        if group is not None:
+            check_can_have_groups(built)
+            dataset = dataset.segment_by(group)
+            built = adapt_to_groups(built, dataset, split, measured)
+    with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         columns = built.list_required_columns()
         rows = _make_row_source(dataset, split, 1 << 30, columns, measured)
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
-    record = _describe_fit(built, dataset, split, seed, state, first.n_rows, measured)
+    record = _describe_fit(built, dataset, split, seed, state, first.n_rows, measured, group)
     return Fitted(built, state.params, record, argument_names)
 
 
@@ -205,9 +218,10 @@ def _describe_fit(
     state: FitState,
     n_samples: int,
     weights: RowWeights | None = None,
+    group: str | None = None,
 ) -> dict[str, Any]:
     """Describe a fit as the manifest of an artifact does."""
-    provenance = describe_provenance(built, dataset, split, seed, weights=weights)
+    provenance = describe_provenance(built, dataset, split, seed, weights=weights, group=group)
     return {**provenance, **describe_outcome(built, dataset, state), "n_samples": n_samples}
 
 
@@ -309,10 +323,30 @@ def transform(
     FitError
         If the features differ, or the model cannot reconstruct rows.
     """
-    executor = executor or make_executor(n_jobs)
-    dataset = make_dataset(dataset, fitted.feature_names)
+    return transform_dataset(
+        fitted,
+        regroup_for_fit(make_dataset(dataset, fitted.feature_names), fitted),
+        split=split,
+        reconstruct=reconstruct,
+        seed=seed,
+        executor=executor or make_executor(n_jobs),
+        progress=progress,
+    )
+
+
+def transform_dataset(
+    fitted: Fitted,
+    dataset: Dataset,
+    *,
+    split: str | None = None,
+    reconstruct: Reconstruction | None = None,
+    seed: int = 0,
+    executor: Executor,
+    progress: Progress | None = None,
+) -> LatentCodes:
+    """Compute latent codes as `transform` does, with the dataset's own segments."""
     with _translate_errors(dataset), show_progress(progress) as show:
-        _make_subject(fitted, dataset)
+        _make_subject(fitted, dataset, n_callers=2)
         if reconstruct not in (None, *get_args(Reconstruction)):
             raise FitError(
                 f"reconstruct must be 'probabilities', 'bits' or None, not {reconstruct!r}."
@@ -321,6 +355,27 @@ def transform(
         task = _make_transform_task(fitted, dataset, rows, seed)
         task = replace(task, reconstruction=reconstruct)
         return LatentCodes(transform_rows(task, rows, executor, show))
+
+
+def regroup_for_fit(dataset: Dataset, fitted: Fitted) -> Dataset:
+    """Return the dataset with the groups of a fit as its segments, if the fit has groups.
+
+    Raises
+    ------
+    FitError
+        If the dataset lacks the column of the groups.
+    """
+    column = fitted.manifest.get("group")
+    if column is None:
+        return dataset
+    try:
+        dataset.check_columns([column])
+    except ValueError:
+        raise FitError(
+            f"The data have no per-row column {column!r}, whose values are the groups of the fit. "
+            "Add it by the argument keep of from_numpy or from_dataframe."
+        ) from None
+    return dataset.segment_by(column)
 
 
 def compute_row_likelihoods(
@@ -397,7 +452,7 @@ def evaluate(
         If the features differ, or no row has a label to predict.
     """
     executor = executor or make_executor(n_jobs)
-    dataset = make_dataset(dataset, fitted.feature_names)
+    dataset = regroup_for_fit(make_dataset(dataset, fitted.feature_names), fitted)
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
@@ -463,12 +518,15 @@ def _make_row_source(
     return rows if weights is None else weigh_rows(rows, weights)
 
 
-def _make_subject(fitted: Fitted, dataset: Dataset) -> EvaluatedModel:
-    """Check the features and match the segments; warn about segments that were not fitted."""
+def _make_subject(fitted: Fitted, dataset: Dataset, n_callers: int = 1) -> EvaluatedModel:
+    """Check the features and match the segments; warn about segments that were not fitted.
+
+    `n_callers` is the number of functions of this module between this one and the user's code.
+    """
     check_same_features(fitted.feature_names, dataset.feature_names)
     fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)
     for text in describe_unknown_segments(fitted_segments, dataset.segment_names):
-        warn(text, stacklevel=3)
+        warn(text, stacklevel=2 + n_callers)
     return match_segments(fitted.model, fitted.params, fitted_segments, dataset.segment_names)
 
 

@@ -21,7 +21,7 @@ from pipeline.data.tables import (
     wrap_frame,
 )
 from pipeline.errors import FitError, format_suggestion
-from pipeline.executors.base import limit_blas_threads
+from pipeline.executors.base import limit_blas_threads, make_executor
 from pipeline.inference.transform import cast_for_storage
 from pipeline.params import label_positions
 from pipeline.random import RowRandom
@@ -99,8 +99,8 @@ class Scorer:
             (None, NaN). Or a data frame of pandas, Polars and others, with a column per feature.
             Features that are absent are missing; their order does not matter.
         segment
-            Name of the segment of all rows. None takes the mean of the fitted segments. Models
-            without segments ignore it.
+            Name of the segment of all rows, or of their group if the fit has groups. None takes the
+            mean of the fitted segments. Models without segments ignore it.
 
         Returns
         -------
@@ -144,10 +144,10 @@ class Scorer:
         }
 
     def _score_frame(self, df: Any, segment: str | None) -> LatentCodes:
-        from latentbits.functions import transform  # imports evaluation too: half a second
+        from latentbits.functions import transform_dataset  # imports evaluation too: half a second
 
         dataset = self._make_dataset(df, segment or "")
-        return transform(self.fitted, dataset, n_jobs=1)
+        return transform_dataset(self.fitted, dataset, executor=make_executor(1))
 
     def _make_dataset(self, df: Any, segment: str) -> MemoryDataset:
         frame = wrap_frame(df, _ROW_REMEDY)

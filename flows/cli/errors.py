@@ -19,13 +19,14 @@ OPTIONS = frozenset(
     (
         *("append", "artifact", "cluster", "codes", "collapse", "components", "dataset", "dif"),
         *("dif_test", "drift_limit", "drop", "drop_constant", "duplicates", "executor"),
-        *("features", "folds", "genotypes", "host", "image_shape", "insecure", "items", "keep"),
-        *("label", "layers", "likelihood_ratio", "long", "map", "memory", "merge_by", "missing"),
-        *("model", "names", "new", "new_features", "no", "orient", "output", "overwrite"),
-        *("performance_report", "person_fit", "psu", "queries", "reconstruct", "resume", "rows"),
-        *("seed", "segment_by", "segments", "set", "skip_corrupt", "split", "split_by"),
-        *("standardize", "threshold", "tls_ca", "tls_cert", "tls_key", "truth", "warm_start"),
-        *("weight", "weights", "what", "worker_memory", "worker_timeout", "workers", "yes"),
+        *("features", "folds", "genotypes", "group", "host", "image_shape", "insecure"),
+        *("items", "keep", "label", "layers", "likelihood_ratio", "long", "map", "memory"),
+        *("merge_by", "missing", "model", "names", "new", "new_features", "no", "orient"),
+        *("output", "overwrite", "performance_report", "person_fit", "psu", "queries"),
+        *("reconstruct", "resume", "rows", "seed", "segment_by", "segments", "set"),
+        *("skip_corrupt", "split", "split_by", "standardize", "threshold", "tls_ca"),
+        *("tls_cert", "tls_key", "truth", "warm_start", "weight", "weights", "what"),
+        *("worker_memory", "worker_timeout", "workers", "yes"),
     )
 )
 """Parameters with an option of their own; all others are settings of models."""

@@ -59,6 +59,13 @@ def list_weights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("weights", _format_weights(weights))] if weights else []
 
 
+def format_segment_count(n_segments: int, group: str | None) -> tuple[str, str]:
+    """Return the number of segments, or of groups by the values of a column, as a fact."""
+    if group is None:
+        return "segments", f"{n_segments:,}"
+    return "groups", f"{n_segments:,} by {group}"
+
+
 def _format_weights(weights: Mapping[str, Any]) -> str:
     """Describe the weights of rows, given their record in a manifest."""
     column, total = weights["column"], weights["total"]
@@ -80,6 +87,7 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         "objective": manifest.get("objective"),
         "diagnostics": manifest["diagnostics"],
         "row_weights": manifest.get("row_weights"),
+        "group": manifest.get("group"),
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],
         "spectrum": np.asarray(getattr(params, "eigenvalues", ()))[:_MAX_SHOWN].tolist(),
@@ -103,7 +111,7 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
         *list_weights(summary),
         ("features", f"{summary['n_features']:,}"),
-        ("segments", f"{summary['n_segments']:,}"),
+        format_segment_count(summary["n_segments"], summary["group"]),
         ("passes", describe_passes(summary["iterations"], summary["converged"])),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +129,24 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
         return from_artifact.model_from_artifact(artifact)
     except FitError as error:
         raise DataError(f"{artifact.path}: {error}") from None
+
+
+def regroup_for_fit(
+    dataset: BinaryDataset, manifest: Mapping[str, Any], path: str
+) -> BinaryDataset:
+    """Return the dataset with the groups of a fit as its segments, if the fit has groups.
+
+    `manifest` and `path` are those of the fit, or of codes that it computed.
+    """
+    column = manifest.get("group")
+    if column is None:
+        return dataset
+    if column not in dataset.column_names:
+        raise DataError(
+            f"{dataset.path} has no per-row column {column!r}, whose values are the groups of "
+            f"{path}. Add the column."
+        )
+    return dataset.segment_by(column)
 
 
 def check_dataset_features(

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import scipy
 
-from flows.data.datasets import LoadedModel, check_dataset_features, load_fitted_model, may_open
+from flows.data.datasets import (
+    LoadedModel,
+    check_dataset_features,
+    load_fitted_model,
+    may_open,
+    regroup_for_fit,
+)
 from flows.fitting.provenance import TrainingRows, find_training_rows
 from pipeline.data.matching import describe_unknown_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel, match_segments
 from pipeline.evaluation.prediction import TargetLabels, find_target_labels
 from pipeline.models.capabilities import CanPredict
+from pipeline.statistics.labels import SEGMENT
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import parse_path
 
@@ -47,10 +54,57 @@ class ComparedModel:
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_compared_model(path: str, dataset: BinaryDataset) -> ComparedModel:
-    """Load an artifact, and check that it can be used on a dataset."""
-    fitted = load_fitted_model(parse_path(path))
-    check_dataset_features(fitted, dataset)
+def load_compared_models(
+    paths: Sequence[str], dataset: BinaryDataset
+) -> tuple[list[ComparedModel], BinaryDataset]:
+    """Load artifacts, and check that they can be used on a dataset.
+
+    Returns the models, and the dataset with the groups of the fits as segments, if they have any.
+    """
+    fits = {path: load_fitted_model(parse_path(path)) for path in paths}
+    for fitted in fits.values():
+        check_dataset_features(fitted, dataset)
+    if (grouped := _find_fit_with_groups(fits)) is not None:
+        path, fitted = grouped
+        dataset = regroup_for_fit(dataset, fitted.artifact.manifest, path)
+    models = [_make_compared_model(path, fits[path], dataset) for path in paths]
+    if grouped is not None:
+        models = [_regroup_training_rows(model, grouped[1]) for model in models]
+    return models, dataset
+
+
+def _regroup_training_rows(model: ComparedModel, grouped: LoadedModel) -> ComparedModel:
+    """Give the fitted rows the groups of a fit, if they have its column."""
+    training, column = model.training_rows, grouped.artifact.manifest["group"]
+    if training is None or column not in training.dataset.column_names:
+        return model
+    regrouped = replace(training, dataset=training.dataset.segment_by(column))
+    return replace(model, training_rows=regrouped)
+
+
+def _find_fit_with_groups(fits: Mapping[str, LoadedModel]) -> tuple[str, LoadedModel] | None:
+    """Find a fit with groups; refuse other fits that need other segments."""
+    by_column = {
+        fitted.artifact.manifest.get("group"): (path, fitted)
+        for path, fitted in fits.items()
+        if _needs_segments(fitted)
+    }
+    if len(by_column) > 1:
+        texts = [
+            f"{path} has {'segments' if column is None else f'groups by {column}'}"
+            for column, (path, _) in by_column.items()
+        ]
+        raise FitError(f"{' and '.join(texts)}. Evaluate them one by one.")
+    return next((fit for column, fit in by_column.items() if column is not None), None)
+
+
+def _needs_segments(fitted: LoadedModel) -> bool:
+    """Return whether the segments of rows matter to a fit."""
+    predicts_segments = isinstance(fitted.model, CanPredict) and fitted.model.column == SEGMENT
+    return bool(fitted.segments) or predicts_segments or "group" in fitted.artifact.manifest
+
+
+def _make_compared_model(path: str, fitted: LoadedModel, dataset: BinaryDataset) -> ComparedModel:
     segments, names, manifest = fitted.segments, dataset.segment_names, fitted.artifact.manifest
     labels = _find_labels(fitted, dataset)
     warnings, fitted_path = describe_unknown_segments(segments, names), manifest["dataset"]["path"]

@@ -35,7 +35,7 @@ from flows.data.datasets import (
 )
 from flows.evaluating.compared_models import (
     ComparedModel,
-    load_compared_model,
+    load_compared_models,
     run_likelihood_ratio_tests,
 )
 from flows.evaluating.dif import DifGroups, DifTest, compute_item_bias, find_dif_groups
@@ -83,6 +83,7 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
+from pipeline.models.row_groups import adapt_to_groups
 from pipeline.models.state import FitState
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
@@ -213,7 +214,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     dataset = open_dataset_or_example(options.dataset)
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
-    models = [load_compared_model(path, dataset) for path in options.artifacts]
+    models, dataset = load_compared_models(options.artifacts, dataset)
     if options.folds is not None:
         check_folds(options.folds, options.label, [model.subject.model for model in models])
     need = 8 * _N_MATRICES * min(dataset.n_features, MAX_COMPARED_FEATURES) ** 2
@@ -292,8 +293,15 @@ def _cross_validate_models(job: EvaluationJob, stages: StageRunner) -> dict[str,
     rows = CrossValidationRows(
         job.dataset, job.make_row_source(), folds, job.executor, seed, job.progress
     )
-    refits = [ModelToRefit(m.name, m.subject.model, m.seed, m.artifact) for m in job.models]
+    refits = [ModelToRefit(m.name, _adapt_to_rows(m, job), m.seed, m.artifact) for m in job.models]
     return cross_validate(refits, rows, job.options.with_baselines, stages)
+
+
+def _adapt_to_rows(model: ComparedModel, job: EvaluationJob) -> Model:
+    """Return the model to refit: that of a fit with groups depends on the groups of the rows."""
+    if "group" not in model.manifest:
+        return model.subject.model
+    return adapt_to_groups(model.subject.model, job.dataset, job.split, weights=None)
 
 
 def _count_observed_pairs(job: EvaluationJob) -> PairCounts:

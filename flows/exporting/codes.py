@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from flows.data.datasets import may_open
+from flows.data.datasets import may_open, regroup_for_fit
 from flows.exporting.columns import Array, ArrayGroup, iter_columns
 from flows.exporting.files import BatchedTable
 from pipeline.executors.progress import Progress, ignore_progress
@@ -57,6 +57,7 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
     except DataError as error:
         remedy = f"Set {{dataset}} to the dataset that {codes.path} belongs to."
         raise DataError(f"{error.text} {remedy}") from None
+    dataset = regroup_for_fit(dataset, codes.manifest, str(codes.path))
     n_chunks = int(recorded["n_chunks"])
     is_shorter = dataset.n_chunks < n_chunks
     if is_shorter or dataset.digest_leading_chunks(n_chunks) != recorded["chunks_digest"]:

@@ -38,6 +38,7 @@ from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
 from pipeline.models.registry import find_models
+from pipeline.models.row_groups import adapt_to_groups, check_can_have_groups
 from pipeline.models.row_weights import measure_row_weights
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
@@ -120,8 +121,10 @@ class FitJob(FitPlan):
         """Open the kept statistics of a key, unless chunks are skipped: they cover all chunks."""
         if self.skipped:
             key = None
-        elif key is not None and self.weights is not None:
-            key = f"{key} {self.weights.key}"
+        elif key is not None:
+            group = self.options.group
+            weights_key = "" if self.weights is None else f" {self.weights.key}"
+            key = f"{key}{weights_key}{'' if group is None else f' group {group}'}"
         return open_kept_statistics(self.dataset, self.split, kind, key)
 
 
@@ -135,8 +138,14 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     dataset = open_dataset_or_example(options.dataset)
     split = resolve_split(dataset, options.split, TRAIN)
     _check_labels(model, dataset)
-    if options.weight is not None and options.skip_corrupt:
-        raise FitError("{weight} cannot be combined with {skip_corrupt}. Leave out one of them.")
+    for name in ("weight", "group"):
+        if getattr(options, name) is not None and options.skip_corrupt:
+            raise FitError(
+                f"{{{name}}} cannot be combined with {{skip_corrupt}}. Leave out one of them."
+            )
+    if options.group is not None:
+        check_can_have_groups(model)
+        dataset = dataset.segment_by(options.group)
     weights = measure_row_weights(
         model, dataset, split, options.weight, options.weights, options.psu
     )
@@ -145,7 +154,10 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     runs = parse_path(options.output) if options.output else default_runs
     check_outside_datasets(runs / LATEST_NAME)
     if options.warm_start:
-        model, initial_fit = find_warm_start(model, options.components, dataset, runs)
+        start = find_warm_start(model, options.components, dataset, runs, options.group)
+        model, initial_fit = start
+    if options.group is not None:
+        model = adapt_to_groups(model, dataset, split, weights)
     provenance = {
         **describe_provenance(
             model,
@@ -154,6 +166,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
             options.seed,
             warm_start=None if initial_fit is None else describe_artifact(initial_fit),
             weights=weights,
+            group=options.group,
         ),
         "skip_corrupt": options.skip_corrupt,
     }
@@ -192,7 +205,11 @@ def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
 
 
 def find_warm_start(
-    model: Model, components: int | str | None, dataset: BinaryDataset, runs: AnyPath
+    model: Model,
+    components: int | str | None,
+    dataset: BinaryDataset,
+    runs: AnyPath,
+    group: str | None = None,
 ) -> tuple[Model, LoadedModel]:
     """Find the latest fit in the folder of runs to start from, and check that it can be used.
 
@@ -204,6 +221,8 @@ def find_warm_start(
         Value of `--components`; None or `auto` keep the number of the latest fit.
     dataset, runs
         The rows to fit, and the folder of runs.
+    group
+        Value of `--group`; the latest fit must have the same.
 
     Returns
     -------
@@ -227,6 +246,13 @@ def find_warm_start(
             f"{model.name}. Fit once without {{warm_start}}."
         )
     check_dataset_features(latest, dataset, "Fit once without {warm_start}.")
+    recorded = latest.artifact.manifest.get("group")
+    if recorded != group:
+        groups = "no groups" if recorded is None else f"groups by {recorded}"
+        raise FitError(
+            f"The latest artifact, {latest.artifact.path}, has {groups}, unlike this fit. "
+            "Fit once without {warm_start}."
+        )
     n_components = int(latest.artifact.manifest["n_components"])
     if components not in (None, AUTO) and model.n_components != n_components:
         raise FitError(

@@ -72,6 +72,14 @@ class FitOptions:
         str | None,
         Option(group=DATA, metavar="COLUMN", help="Column of a survey's primary sampling units."),
     ] = None
+    group: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            metavar="COLUMN",
+            help="Column whose values are the segments, instead of the dataset's own segments.",
+        ),
+    ] = None
     output: Annotated[
         str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
     ] = None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import LoadedModel, make_row_source, may_open
+from flows.data.datasets import LoadedModel, make_row_source, may_open, regroup_for_fit
 from pipeline.data.blocks import RowSource
 from pipeline.data.weights import RowWeights, digest_weights
 from storage.artifacts.artifacts import Artifact
@@ -105,7 +105,8 @@ class TrainingRows:
     def find_overlap(self, dataset: BinaryDataset, split: str | None) -> TrainingOverlap:
         """Find how many rows of a dataset or split are among the fitted rows."""
         shared = min(self.n_chunks, dataset.n_chunks)
-        if self.dataset.digest_leading_chunks(shared) != dataset.digest_leading_chunks(shared):
+        own, other = (d.with_stored_segments() for d in (self.dataset, dataset))
+        if own.digest_leading_chunks(shared) != other.digest_leading_chunks(shared):
             return "none"
         if None not in (split, self.split) and split != self.split:
             return "none"
@@ -128,14 +129,18 @@ def find_training_rows(artifact: Artifact, nearby: BinaryDataset) -> TrainingRow
     recorded = manifest["dataset"]
     n_chunks, digest = int(recorded["n_chunks"]), recorded.get("chunks_digest")
     skipped = tuple(int(chunk["chunk"]) for chunk in manifest.get("skipped_chunks", ()))
-    for dataset in _iter_candidate_datasets(artifact, nearby):
+    for candidate in _iter_candidate_datasets(artifact, nearby):
+        try:
+            dataset = regroup_for_fit(candidate, manifest, str(artifact.path))
+        except DataError:
+            continue
         if n_chunks <= dataset.n_chunks and dataset.digest_leading_chunks(n_chunks) == digest:
             return TrainingRows(dataset, manifest["split"], n_chunks, skipped)
     return None
 
 
 def _iter_candidate_datasets(artifact: Artifact, nearby: BinaryDataset) -> Iterator[BinaryDataset]:
-    yield nearby
+    yield nearby.with_stored_segments()
     path = artifact.manifest["dataset"]["path"]
     if may_open(path, artifact.path, nearby.path):
         with suppress(DataError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Repeatable
-from flows.data.datasets import LoadedModel, check_label, load_fitted_model
+from flows.data.datasets import LoadedModel, check_label, load_fitted_model, regroup_for_fit
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
 from flows.report.orientation import parse_pole
@@ -129,6 +129,8 @@ def make_report_inputs(
     if dataset is None:
         dataset, note = open_fitted_dataset(fitted, options.dataset)
     if dataset is not None:
+        artifact = fitted.artifact
+        dataset = regroup_for_fit(dataset, artifact.manifest, str(artifact.path))
         check_label(dataset, options.label)
         if options.names is not None:
             dataset.check_columns([options.names])

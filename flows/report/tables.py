@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.summary import format_row_count, join_names, list_weights
+from flows.cli.summary import format_row_count, format_segment_count, join_names, list_weights
 from flows.exporting.columns import read_item_columns
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
@@ -97,7 +97,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
         *list_weights(manifest),
         ("features", f"{len(manifest['feature_names']):,}"),
-        ("segments", f"{len(manifest['segment_names']):,}"),
+        format_segment_count(len(manifest["segment_names"]), manifest.get("group")),
         ("components", f"{manifest['n_components']:,}"),
         ("passes", describe_passes(manifest["iterations"], manifest["converged"])),
     ]

@@ -24,11 +24,13 @@ def describe_provenance(
     module: str = "pipeline.fitting.loop",
     warm_start: Mapping[str, str] | None = None,
     weights: RowWeights | None = None,
+    group: str | None = None,
 ) -> dict[str, Any]:
     """Describe everything that determines a result.
 
     `module` does the work with the model and the rows; `warm_start` identifies the artifact of the
-    fit it starts from. Rows may have `weights`.
+    fit it starts from. Rows may have `weights`, and their segments may be the values of the column
+    `group`.
     """
     return {
         "model": model.name,
@@ -42,6 +44,7 @@ def describe_provenance(
         "segment_names": dataset.segment_names,
         "warm_start": warm_start,
         **({} if weights is None else {"row_weights": weights.describe()}),
+        **({} if group is None else {"group": group}),
     }
 
 

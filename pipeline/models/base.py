@@ -82,12 +82,8 @@ class Model(Protocol):
         FitError
             If the model has no parameters for a part of the structure.
         """
-        if structure.groups and not _has_segments(self.params):
-            raise FitError(
-                f"{self.name} has no parameters by group. Leave out {{group}}, or choose another "
-                "{model}.",
-                parameter="group",
-            )
+        if structure.groups and not can_have_groups(type(self)):
+            raise FitError(f"{self.name} has no parameters by group.", parameter="group")
         return self
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
@@ -197,9 +193,10 @@ class Model(Protocol):
         """MAP: return latent codes: `mean`, (n_samples, n_components), and others in `codes`."""
 
 
-def _has_segments(params: type[Any]) -> bool:
-    """Return whether a model with parameters of this class has some by segment."""
-    return any("segment" in field.metadata.get("dims", ()) for field in fields(params))
+def can_have_groups(kind: type[Model]) -> bool:
+    """Return whether a model has parameters by segment, or adapts itself to groups."""
+    has_segments = any("segment" in field.metadata.get("dims", ()) for field in fields(kind.params))
+    return has_segments or kind.with_structure is not Model.with_structure
 
 
 def reverse_components(model: Model, params: Any, signs: NDArray[np.float64]) -> dict[str, Any]:

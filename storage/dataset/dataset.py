@@ -537,19 +537,14 @@ class RegroupedDataset(BinaryDataset):
     stored: BinaryDataset
     groups: RowGroups
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of names, layout, column and chunk checksums: equal digests mean equal data."""
-        return hashlib.sha256(f"{self.stored.digest} {self.groups.column}".encode()).hexdigest()
-
     def digest_leading_chunks(self, n_chunks: int) -> str:
         """Digest the leading chunks: equal digests mean equal rows in equal segments."""
         rows = super().digest_leading_chunks(n_chunks)
         return hashlib.sha256(f"{rows} {self.groups.column}".encode()).hexdigest()
 
     def segment_by(self, column: str) -> BinaryDataset:
-        """Return the dataset with the values of another per-row column as segments."""
-        return self.stored.segment_by(column)
+        """Return the dataset with the values of a per-row column as segments."""
+        return self if column == self.groups.column else self.stored.segment_by(column)
 
     def with_stored_segments(self) -> BinaryDataset:
         """Return the dataset with the segments that it was stored with."""

@@ -232,6 +232,7 @@ class FitManifest(ArtifactManifest, total=False):
     feature_names: UniqueNames
     segment_names: UniqueNames
     row_weights: RowWeightsRecord
+    group: str
     warm_start: WarmStartRecord | None
     iterations: Count
     converged: bool
@@ -308,6 +309,7 @@ class CodesManifest(TypedDict):
     dataset: NotRequired[DatasetRecord]
     queries: NotRequired[DatasetRecord | None]
     split: NotRequired[str | None]
+    group: NotRequired[str]
     feature_names: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
 
