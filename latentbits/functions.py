@@ -63,6 +63,7 @@ from pipeline.models.row_groups import adapt_to_groups, check_can_have_groups
 from pipeline.models.row_weights import measure_row_weights
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
 from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
@@ -123,9 +124,9 @@ def fit(
     psu
         Per-row column of the survey's primary sampling units, for standard errors.
     group
-        Per-row column whose values are the segments, instead of the dataset's own segments;
-        binary-ica-likelihood, blica and linear-ivae have parameters by segment. `transform` and
-        `evaluate` then read the column of the rows that they get.
+        Per-row column whose values are the groups of rows, instead of the dataset's own segments.
+        binary-ica-likelihood, blica, latent-trait and linear-ivae have parameters by group.
+        `transform` and `evaluate` then read the column of the rows that they get.
     seed
         Seed of every random draw.
     n_jobs
@@ -196,7 +197,9 @@ def fit_with_argument_names(
                     "of from_numpy or from_dataframe."
                 )
         measured = measure_row_weights(built, dataset, split, weight, weights, psu)
-        if group is not None:
+        if group is None:
+            built = built.with_structure(Structure())
+        else:
             check_can_have_groups(built)
             dataset = dataset.segment_by(group)
             built = adapt_to_groups(built, dataset, split, measured)

@@ -40,6 +40,7 @@ from pipeline.models.capabilities import CanPredict, CanWarmStart
 from pipeline.models.registry import find_models
 from pipeline.models.row_groups import adapt_to_groups, check_can_have_groups
 from pipeline.models.row_weights import measure_row_weights
+from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
 from pipeline.statistics.sums import Statistics
@@ -156,7 +157,9 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     if options.warm_start:
         start = find_warm_start(model, options.components, dataset, runs, options.group)
         model, initial_fit = start
-    if options.group is not None:
+    if options.group is None:
+        model = model.with_structure(Structure())
+    else:
         model = adapt_to_groups(model, dataset, split, weights)
     provenance = {
         **describe_provenance(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from pipeline.data.datasets import Dataset
@@ -13,6 +12,7 @@ from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules, list_versions
 from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
+from pipeline.models.settings import get_settings
 from pipeline.models.state import FitState
 
 
@@ -34,7 +34,7 @@ def describe_provenance(
     """
     return {
         "model": model.name,
-        "hyperparameters": asdict(model),  # type: ignore[call-overload]
+        "hyperparameters": get_settings(model),
         "seed": seed,
         "split": split,
         "versions": list_versions(),

@@ -58,4 +58,4 @@ def adapt_to_groups(
             "out, or choose another column.",
             parameter="group",
         )
-    return model.with_structure(Structure(groups=names))
+    return model.with_structure(Structure(groups=names, features=tuple(dataset.feature_names)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import asdict, field, fields
 from inspect import signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -43,6 +43,13 @@ def setting(
     """
     allowed = NumberRange(minimum, above, maximum, below, or_zero)
     return field(default=default, metadata={"range": allowed}, **options)
+
+
+def get_settings(model: Any) -> dict[str, Any]:
+    """Return the settings of a model by name, without the structure of its rows and items."""
+    settings = asdict(model)
+    settings.pop("structure", None)
+    return settings
 
 
 def check_settings(model: Any) -> None:

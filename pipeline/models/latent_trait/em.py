@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,36 @@ _MAX_PARAMETER = 1e4  # a curve this steep is a step
 _STORED_RANGE = NumberRange(minimum=-1e6, maximum=1e6)
 
 
+class TraitGroup(NamedTuple):
+    """Items and traits of one group of rows: x = mean + root u with u ~ N(0, I).
+
+    Attributes
+    ----------
+    weights, offsets
+        Of the items for these rows, (n_features, q) and (n_features,).
+    mean, root
+        Mean of the traits, (q,), and the Cholesky factor of their covariance, (q, q).
+    """
+
+    weights: Array
+    offsets: Array
+    mean: Array
+    root: Array
+
+    @property
+    def items(self) -> TraitItems:
+        """Weights and offsets of the items as functions of u."""
+        return TraitItems(self.weights @ self.root, self.offsets + self.weights @ self.mean)
+
+    def to_traits(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
+        """Return means, (n_samples, q), and covariances of x, given those of u."""
+        return self.mean + mean @ self.root.T, self.root @ covariance @ self.root.T
+
+    def to_standard(self, codes: Array) -> Array:
+        """Return u, (n_samples, q), given x."""
+        return np.asarray(np.linalg.solve(self.root, (codes - self.mean).T).T)
+
+
 @dataclass(frozen=True)
 class LatentTraitParams:
     """Parameters; the table in `model.py` gives the shapes of weights and offsets.
@@ -98,6 +128,16 @@ class LatentTraitParams:
     s_x2, s_x2_df, s_x2_p
         Misfit by sum score (S-X²), its degrees of freedom and p-value; NaN for constant items and
         those without degrees of freedom.
+    segments, segment_rows
+        Indices of the groups of rows, in the order of their names, and their numbers of rows. All
+        arrays of groups are None without groups and known items; with them, `weights` and `offsets`
+        are those of the first group.
+    trait_mean, trait_covariance
+        Distribution of the traits in each group.
+    group_weights, group_offsets
+        Weights and offsets of the items in each group.
+    trait_mean_error, trait_covariance_error, group_weights_error, group_offsets_error
+        Standard errors; 0 for parameters that were not estimated.
     """
 
     weights: Array = array_field("feature", "component", allowed=_STORED_RANGE)
@@ -114,6 +154,18 @@ class LatentTraitParams:
     s_x2: Array | None = optional_array_field("feature", may_be_nan=True)
     s_x2_df: Array | None = optional_array_field("feature", may_be_nan=True)
     s_x2_p: Array | None = optional_array_field("feature", may_be_nan=True)
+    segments: NDArray[np.int64] | None = optional_array_field("segment")
+    segment_rows: NDArray[np.int64] | None = optional_array_field("segment")
+    trait_mean: Array | None = optional_array_field("segment", "component")
+    trait_mean_error: Array | None = optional_array_field("segment", "component")
+    trait_covariance: Array | None = optional_array_field("segment", "component", "component_j")
+    trait_covariance_error: Array | None = optional_array_field(
+        "segment", "component", "component_j"
+    )
+    group_weights: Array | None = optional_array_field("segment", "feature", "component")
+    group_weights_error: Array | None = optional_array_field("segment", "feature", "component")
+    group_offsets: Array | None = optional_array_field("segment", "feature")
+    group_offsets_error: Array | None = optional_array_field("segment", "feature")
 
     @property
     def free_parameters(self) -> Array:
@@ -124,6 +176,33 @@ class LatentTraitParams:
     def items(self) -> TraitItems:
         """Weights and offsets, as the kernels take them."""
         return TraitItems(self.weights, self.offsets)
+
+    def get_group(self, segment: int) -> TraitGroup:
+        """Return items and traits of the rows of a segment.
+
+        Rows of other segments than the fitted ones have the mean of all groups' parameters.
+        """
+        if self.trait_mean is None:
+            q = self.weights.shape[1]
+            return TraitGroup(self.weights, self.offsets, np.zeros(q), np.eye(q))
+        assert self.segments is not None
+        assert self.segment_rows is not None
+        assert self.trait_covariance is not None
+        assert self.group_weights is not None
+        assert self.group_offsets is not None
+        shares = (self.segments == segment).astype(np.float64)
+        if not shares.any():
+            shares = self.segment_rows / self.segment_rows.sum()
+        mean = shares @ self.trait_mean
+        distance = self.trait_mean - mean
+        spread = self.trait_covariance + distance[:, :, None] * distance[:, None]
+        covariance = np.tensordot(shares, spread, 1)
+        return TraitGroup(
+            np.tensordot(shares, self.group_weights, 1),
+            shares @ self.group_offsets,
+            mean,
+            np.linalg.cholesky(covariance),
+        )
 
     def with_free_parameters(self, values: Array) -> LatentTraitParams:
         """Return a copy with other weights and offsets, side by side.

@@ -47,7 +47,7 @@ def compute_fit_statistics(
     statistics: dict[str, Any] = {
         "log_likelihood": log_likelihood,
         "n_parameters": rank,
-        "reliability": _reliability(sums).tolist(),
+        "reliability": compute_reliability(sums).tolist(),
     }
     if params.weights.shape[1] == 1:
         curves = (params.weights[varying, 0], params.offsets[varying])
@@ -106,7 +106,7 @@ def _has_constant_item(both: NDArray[np.int64], n_rows: int) -> bool:
     return bool(((ones == 0) | (ones == n_rows)).any())
 
 
-def _reliability(sums: Sums) -> Array:
+def compute_reliability(sums: Sums) -> Array:
     """Return the share of each component's variance that the codes capture, (q,)."""
     values = sums.values
     n = max(float(values["weight_informing"]), 1)
@@ -153,11 +153,7 @@ def compute_item_statistics(
     of the codes. S-X² is NaN for constant features, and for those without degrees of freedom. With
     too many or too few items there is none.
     """
-    values = sums.values
-    statistics: dict[str, Array] = {
-        "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
-        "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
-    }
+    values, statistics = sums.values, compute_residual_fit(sums)
     if explain_missing_s_x2(values, varying):
         return statistics
     rows, ones = values["score_rows"], values["score_ones"]
@@ -180,6 +176,15 @@ def compute_item_statistics(
         statistics[name] = np.full(len(params.offsets), np.nan)
         statistics[name][varying] = value
     return statistics
+
+
+def compute_residual_fit(sums: Sums) -> dict[str, Array]:
+    """Return the mean squared residuals at the codes, `infit` and `outfit`, (n_features,) each."""
+    values = sums.values
+    return {
+        "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
+        "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
+    }
 
 
 def explain_missing_s_x2(values: Mapping[str, Any], varying: NDArray[np.intp]) -> str:

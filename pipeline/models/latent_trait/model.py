@@ -39,7 +39,7 @@ absolute value positive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -49,6 +49,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -66,6 +67,7 @@ from pipeline.models.latent_trait.em import (
     NODES_PER_AXIS_LIMITS,
     LatentTraitParams,
     NodeGrid,
+    TraitGroup,
     begin_finer_stage,
     choose_first_grid,
     describe_own_nodes,
@@ -100,8 +102,10 @@ from pipeline.models.latent_trait.standard_errors import (
     summarize_information,
     summarize_scores,
 )
+from pipeline.models.registry import import_class
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure
 from pipeline.numerics.logistic.centred_points import posterior_by_sampling
 from pipeline.numerics.logistic.information import compute_person_fit
 from pipeline.numerics.logistic.latent_nodes import (
@@ -119,6 +123,7 @@ from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
+_CONFIRMATORY_CLASS = "pipeline.models.latent_trait.confirmatory:ConfirmatoryTrait"
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the stage on a lattice with fewer nodes
@@ -164,6 +169,16 @@ class LatentTrait(Model):
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
+    invariance
+        Parameters of items that are equal in all groups: none (`configural`), slopes (`metric`),
+        or slopes and offsets (`scalar`). `strict` also makes residual variances equal; binary items
+        have none, so it is the same as `scalar`.
+    free
+        Names of items, separated by commas, whose slopes and offsets differ by group all the same.
+    traits
+        What is estimated of the distribution of the traits in groups other than the first, and in
+        all rows if there are known items: mean and covariance (`free`), only the mean (`mean`), or
+        nothing (`standard`: mean 0, covariance I).
     tol
         Stop once the objective per row has changed by less than this in the last three passes and
         is predicted to change by less in total, nats. The limit for all rows together is 10,000
@@ -197,6 +212,9 @@ class LatentTrait(Model):
     acceleration: Literal["squarem", "none"] = "squarem"
     rotation: Literal["principal", "varimax", "promax"] = "principal"
     errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis"
+    invariance: Literal["configural", "metric", "scalar", "strict"] = "scalar"
+    free: str = ""
+    traits: Literal["free", "mean", "standard"] = "free"
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-7, above=0, below=1)
 
@@ -216,6 +234,20 @@ class LatentTrait(Model):
                 "{estimator=auto}, {estimator=quadrature} or {estimator=sampling}.",
                 parameter="equal_slopes",
             )
+
+    def with_structure(self, structure: Structure) -> LatentTrait:
+        """Return the model of groups and known items, or this model if there are none."""
+        if structure.groups or structure.known_items is not None:
+            kind: Any = import_class(_CONFIRMATORY_CLASS)
+            confirmatory: LatentTrait = kind.from_model(self, structure)
+            return confirmatory
+        for name in ("invariance", "free"):
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise FitError(
+                    f"{{{name}={value}}} needs groups. Name their column by {{group}}.",
+                    parameter=name,
+                )
+        return self
 
     @property
     def _has_equal_slopes(self) -> bool:
@@ -420,7 +452,7 @@ class LatentTrait(Model):
         """Rotate the weights, and add diagnostics and warnings."""
         q = state.params.weights.shape[1]
         estimator = "variational" if is_variational(state.working) else self._last_estimator(q)
-        params, working = turn_to_principal_axes(state.params), state.working
+        params, working = self.choose_axes(state), state.working
         rotated, correlation = rotate_weights(params.weights, self.rotation)
         params = replace(params, rotated=rotated, component_correlation=correlation)
         if q == 1:
@@ -455,6 +487,10 @@ class LatentTrait(Model):
             diagnostics["nodes_an_axis"] = grid.nodes_per_axis
         state = replace(state, params=params, working=working)
         return replace(state, diagnostics=diagnostics, warnings=tuple(warnings))
+
+    def choose_axes(self, state: FitState) -> LatentTraitParams:
+        """Return the parameters on the axes that identify them."""
+        return turn_to_principal_axes(state.params)
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors and fit statistics of a likelihood fit.
@@ -545,12 +581,16 @@ class LatentTrait(Model):
         traits of 16 x 16 digits, its means are off by 0.005 standard deviations (median; at most
         0.06), and its variances are 0.98 times the exact ones (median; at least 0.74).
         """
-        X, observed = block.unpack_values(), block.unpack_mask()
+        X, observed, group = (
+            block.unpack_values(),
+            block.unpack_mask(),
+            params.get_group(block.segment),
+        )
         if params.weights.shape[1] <= MAX_COMPONENTS:
-            posterior: Any = posterior_on_lattice(X, observed, params.items)
+            posterior: Any = posterior_on_lattice(X, observed, group.items)
         else:
-            posterior = ep_posterior(X, observed, params.weights, params.offsets)
-        mean, covariance = posterior.mean, posterior.covariance
+            posterior = ep_posterior(X, observed, *group.items)
+        mean, covariance = group.to_traits(posterior.mean, posterior.covariance)
         variance = np.diagonal(covariance, axis1=1, axis2=2)
         return {"mean": mean, "variance": variance, "covariance": covariance}
 
@@ -558,8 +598,12 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, block: BinaryBlock, codes: Array
     ) -> Mapping[str, Array]:
         """Return `l_z`, `infit` and `outfit` of each row at its code, (n_samples,) each."""
-        X, observed = block.unpack_values(), block.unpack_mask()
-        return compute_person_fit(X, observed, params.weights, params.offsets, codes)._asdict()
+        X, observed, group = (
+            block.unpack_values(),
+            block.unpack_mask(),
+            params.get_group(block.segment),
+        )
+        return compute_person_fit(X, observed, group.weights, group.offsets, codes)._asdict()
 
     def get_item_curves(self, params: LatentTraitParams) -> tuple[Array, Array]:
         """Return slopes and offsets of a fit with one trait, (n_features,) each."""
@@ -576,11 +620,12 @@ class LatentTrait(Model):
     ) -> LogLikelihood:
         """Return log P(t) of each row, by quadrature for up to 3 components, else by sampling."""
         X, observed = block.unpack_values(), block.unpack_mask()
+        items = params.get_group(block.segment).items
         if params.weights.shape[1] <= MAX_COMPONENTS:
-            posterior = posterior_on_lattice(X, observed, params.items)
+            posterior = posterior_on_lattice(X, observed, items)
             nats, error = posterior.log_likelihood, posterior.standard_error
             return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
-        posterior = posterior_by_sampling(X, observed, params.items, rng, block.rows)
+        posterior = posterior_by_sampling(X, observed, items, rng, block.rows)
         return LogLikelihood(posterior.log_likelihood, posterior.standard_error)
 
     def sample(
@@ -590,17 +635,35 @@ class LatentTrait(Model):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features); segments are ignored."""
+        """Draw rows, (n_samples, n_features), of the groups of these segments if there are any."""
+        if params.trait_mean is not None and segments is None:
+            segments = draw_segments(params, n_samples, rng)
         codes = rng.standard_normal((n_samples, params.weights.shape[1]))
+        for rows, group in _iter_groups(params, segments, n_samples):
+            codes[rows], _ = group.to_traits(codes[rows], np.empty((0, *group.root.shape)))
         uniform = rng.random((n_samples, len(params.weights)))
-        return (uniform < self.reconstruct(params, codes)).astype(np.uint8)
+        return (uniform < self.reconstruct(params, codes, segments)).astype(np.uint8)
 
     def reconstruct(
         self, params: LatentTraitParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Return P(t = 1 | x), (n_samples, n_features); segments are ignored."""
-        probabilities: Array = scipy.special.expit(codes @ params.weights.T + params.offsets)
+        """Return P(t = 1 | x), (n_samples, n_features), by the items of each row's group."""
+        probabilities = np.empty((len(codes), len(params.weights)))
+        for rows, group in _iter_groups(params, segments, len(codes)):
+            logits = codes[rows] @ group.weights.T + group.offsets
+            probabilities[rows] = scipy.special.expit(logits)
         return probabilities
+
+
+def _iter_groups(
+    params: LatentTraitParams, segments: NDArray[np.int64] | None, n_rows: int
+) -> Iterator[tuple[Any, TraitGroup]]:
+    """Yield the rows of each group; without groups, or without segments, all rows are one."""
+    if params.trait_mean is None or segments is None:
+        yield slice(0, n_rows), params.get_group(UNKNOWN_SEGMENT)
+        return
+    for segment in np.unique(segments).tolist():
+        yield np.flatnonzero(segments == segment), params.get_group(segment)
 
 
 def _component_rng(state: FitState) -> np.random.Generator:

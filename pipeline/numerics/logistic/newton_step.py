@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 Floats = NDArray[np.float64]
 
@@ -83,3 +84,25 @@ def unpack_triangles(triangles: Floats, size: int) -> Floats:
     matrices = np.empty((len(triangles), size, size))
     matrices[:, j, k] = matrices[:, k, j] = triangles
     return matrices
+
+
+def differentiate_on_nodes(
+    points: Floats, ones: Floats, mass: Floats, weights: Floats, offsets: Floats
+) -> tuple[Floats, Floats]:
+    """Return gradient and curvature as in `NewtonStatistics`, given counts at nodes.
+
+    Parameters
+    ----------
+    points
+        Nodes, (n_nodes, q).
+    ones, mass
+        Expected number of ones and of values of each item at each node, (n_features, n_nodes).
+    weights, offsets
+        Weights, (n_features, q), and offsets, (n_features,).
+    """
+    extended = np.column_stack([points, np.ones(len(points))])
+    P = expit(np.column_stack([weights, offsets]) @ extended.T)
+    j, k = np.triu_indices(extended.shape[1])
+    gradient: Floats = (ones - mass * P) @ extended
+    curvature: Floats = (mass * P * (1 - P)) @ (extended[:, j] * extended[:, k])
+    return gradient, curvature
