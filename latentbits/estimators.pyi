@@ -618,6 +618,17 @@ class LatentTrait(WeightedModelEstimator):
         if the model is wrong, and always used for rows with sampling weights), or `none`.
         With more than 3,000 parameters they are always `louis`. The variational and
         sampling fits have none, because their own error is larger.
+    invariance
+        Parameters of items that are equal in all groups: none (`configural`), slopes
+        (`metric`), or slopes and offsets (`scalar`). `strict` also makes residual variances
+        equal; binary items have none, so it is the same as `scalar`.
+    free
+        Names of items, separated by commas, whose slopes and offsets differ by group all
+        the same.
+    traits
+        What is estimated of the distribution of the traits in groups other than the first,
+        and in all rows if there are known items: mean and covariance (`free`), only the
+        mean (`mean`), or nothing (`standard`: mean 0, covariance I).
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -626,6 +637,9 @@ class LatentTrait(WeightedModelEstimator):
         passes and is predicted to change by less in total, nats. The limit for all rows
         together is 10,000 times this. The variational stage of `auto` stops at 1e-3, a
         lattice with fewer nodes at 1e-4.
+    n_segments
+        Number of segments of equal length to divide the rows into, in their order, such as
+        time bins; None takes the segments from y.
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
@@ -645,8 +659,12 @@ class LatentTrait(WeightedModelEstimator):
     acceleration: Literal["squarem", "none"]
     rotation: Literal["principal", "varimax", "promax"]
     errors: Literal["louis", "sandwich", "crossproduct", "none"]
+    invariance: Literal["configural", "metric", "scalar", "strict"]
+    free: str
+    traits: Literal["free", "mean", "standard"]
     max_iter: int
     tol: float
+    n_segments: int | None
     binarize: float | Literal["mean"] | None
     random_state: Any
     n_jobs: int | None
@@ -664,6 +682,16 @@ class LatentTrait(WeightedModelEstimator):
     s_x2_: NDArray[np.float64] | None
     s_x2_df_: NDArray[np.float64] | None
     s_x2_p_: NDArray[np.float64] | None
+    segments_: NDArray[np.int64] | None
+    segment_rows_: NDArray[np.int64] | None
+    trait_mean_: NDArray[np.float64] | None
+    trait_mean_error_: NDArray[np.float64] | None
+    trait_covariance_: NDArray[np.float64] | None
+    trait_covariance_error_: NDArray[np.float64] | None
+    group_weights_: NDArray[np.float64] | None
+    group_weights_error_: NDArray[np.float64] | None
+    group_offsets_: NDArray[np.float64] | None
+    group_offsets_error_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
@@ -677,8 +705,12 @@ class LatentTrait(WeightedModelEstimator):
         acceleration: Literal["squarem", "none"] = "squarem",
         rotation: Literal["principal", "varimax", "promax"] = "principal",
         errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis",
+        invariance: Literal["configural", "metric", "scalar", "strict"] = "scalar",
+        free: str = "",
+        traits: Literal["free", "mean", "standard"] = "free",
         max_iter: int = 500,
         tol: float = 1e-07,
+        n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
