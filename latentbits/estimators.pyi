@@ -623,8 +623,7 @@ class LatentTrait(WeightedModelEstimator):
         (`metric`), or slopes and offsets (`scalar`). `strict` also makes residual variances
         equal; binary items have none, so it is the same as `scalar`.
     free
-        Names of items, separated by commas, whose slopes and offsets differ by group all
-        the same.
+        Names of items, separated by commas, whose slopes and offsets differ by group.
     traits
         What is estimated of the distribution of the traits in groups other than the first,
         and in all rows if there are known items: mean and covariance (`free`), only the

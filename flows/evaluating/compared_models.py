@@ -74,7 +74,7 @@ def load_compared_models(
 
 
 def _regroup_training_rows(model: ComparedModel, grouped: LoadedModel) -> ComparedModel:
-    """Give the fitted rows the groups of a fit, if they have its column."""
+    """Group the rows that a model was fitted to as those of a fit, if they have its column."""
     training, column = model.training_rows, grouped.artifact.manifest["group"]
     if training is None or column not in training.dataset.column_names:
         return model

@@ -46,10 +46,10 @@ def setting(
 
 
 def get_settings(model: Any) -> dict[str, Any]:
-    """Return the settings of a model by name, without the structure of its rows and items."""
+    """Return the settings of a model by name, without fields that declare to be none."""
     settings = asdict(model)
-    settings.pop("structure", None)
-    return settings
+    others = {f.name for f in fields(model) if not f.metadata.get("is_setting", True)}
+    return {name: value for name, value in settings.items() if name not in others}
 
 
 def check_settings(model: Any) -> None:

@@ -33,11 +33,11 @@ class RowGroups:
 
     def find_indices(self, values: NDArray[Any]) -> Ints:
         """Return the position in `self.values` of each value, (n_rows,)."""
-        order, values_in_order = self._sorted_values
+        order, values_in_order = self._value_order
         return order[np.searchsorted(values_in_order, values)]
 
     @cached_property
-    def _sorted_values(self) -> tuple[Ints, NDArray[Any]]:
+    def _value_order(self) -> tuple[Ints, NDArray[Any]]:
         values = np.array(self.values)
         order = np.argsort(values)
         return order, values[order]

@@ -1,4 +1,4 @@
-"""The latent-trait model of rows in groups, and of items some of which are known.
+"""The latent-trait model with groups of rows and known items.
 
 Model: in group g, x ~ N(μ_g, Σ_g) and P(t_i = 1 | x) = σ(w_gi·x + b_gi), items independent given x
 (R. D. Bock, M. F. Zimowski, "Multiple group IRT", Handbook of modern item response theory, 1997).
@@ -13,8 +13,8 @@ so each group has the E-step of the model without groups, at other slopes and of
 rule adds up the sums of the groups.
 
 M-step: one step of Newton for all slopes and offsets, and the moments of x for μ_g and Σ_g. If no
-item is known, those of the first group are estimated too, and absorbed in the items (parameter
-expansion, see `numerics.logistic.parameter_expansion`).
+item is known, the M-step also estimates μ and Σ of the first group, and absorbs them in the items
+(parameter expansion, see `numerics.logistic.parameter_expansion`).
 
 =======  ================  ========================================
 symbol   field             shape
@@ -42,6 +42,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.latent_trait.em import (
+    MAX_PARAMETER,
     LatentTraitParams,
     e_step,
     grid_from_working,
@@ -61,6 +62,7 @@ from pipeline.models.latent_trait.group_design import (
 )
 from pipeline.models.latent_trait.group_errors import (
     compute_group_errors,
+    count_group_parameters,
     differentiate_items,
     place_traits,
 )
@@ -80,7 +82,6 @@ from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
-_MAX_PARAMETER = 1e4  # a curve this steep is a step
 _MIN_ROOT = 1e-3  # of the diagonal of a Cholesky factor after an extrapolation
 _START_SLOPE = 1.0
 _BY_GROUP = ("gradient", "curvature", "moments")
@@ -92,7 +93,7 @@ _RESIDUALS = (
     *("weight_informing", "codes", "codes_squared", "codes_variance"),
     *("observed", "squares", "variances", "squares_standardized"),
 )
-_NOT_BY_GROUP = "the model compares the answers of all rows, not of groups"
+_NOT_WITH_STRUCTURE = "the fit has groups or known items"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class ConfirmatoryTrait(LatentTrait):
         The groups of the rows, and the known items.
     """
 
-    structure: Structure = field(default_factory=Structure)
+    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -176,7 +177,7 @@ class ConfirmatoryTrait(LatentTrait):
         state = super().initialize(first, rng)
         design = self._get_design(state)
         if self.structure.groups:
-            self._check_groups(first, design)
+            self._check_own_offsets(first, design)
         weights, offsets = state.params.weights, state.params.offsets
         if weights.shape[1] == 1:
             weights = np.where(weights == 0, 0.0, _START_SLOPE)
@@ -191,17 +192,8 @@ class ConfirmatoryTrait(LatentTrait):
         mean, covariance = np.zeros((self.n_groups, q)), np.tile(np.eye(q), (self.n_groups, 1, 1))
         return replace(state, params=_with_groups(params, items, mean, covariance))
 
-    def _check_groups(self, first: FeatureCounts, design: GroupDesign) -> None:
-        """Refuse groups of one row, and items without information about parameters of a group."""
-        rows = np.zeros(self.n_groups, np.int64)
-        rows[first.segments] = first.rows
-        if (few := np.flatnonzero(rows < 2)).size:
-            name = self.structure.groups[few[0]]
-            raise FitError(
-                f"{{group}}: the group {name!r} has {rows[few[0]]} row{'s' * (rows[few[0]] != 1)}. "
-                "Leave it out, or join it with another.",
-                parameter="group",
-            )
+    def _check_own_offsets(self, first: FeatureCounts, design: GroupDesign) -> None:
+        """Refuse items that have an offset of their own in a group where they are constant."""
         uses = np.bincount(design.index[design.index >= 0], minlength=design.n_free)
         offsets = design.index[:, :, -1]
         is_own = (offsets >= 0) & (np.append(uses, 0)[offsets] < self.n_groups)
@@ -368,7 +360,7 @@ class ConfirmatoryTrait(LatentTrait):
         n_features, q = params.weights.shape
         is_sampled = bool(state.auxiliary["has_sampling_weights"])
         form = choose_error_form(self.errors, (n_features, q), is_sampled)
-        n_parameters = place_traits(design).n_parameters
+        n_parameters = count_group_parameters(design)
         if form == "none" or max(n_parameters, n_features * (q + 1)) > MAX_PARAMETERS:
             text = f"no standard errors: more than {MAX_PARAMETERS} parameters"
             state = replace(state, warnings=(*state.warnings, FitWarning(text)))
@@ -410,7 +402,7 @@ class ConfirmatoryTrait(LatentTrait):
             diagnostics={**state.diagnostics, "errors": form},
             warnings=warnings,
         )
-        return self._add_likelihood(state, statistics, errors.n_parameters)
+        return self._add_likelihood(state, statistics, n_parameters)
 
     def _scale_information(
         self, design: GroupDesign, state: FitState, statistics: Sums, form: str
@@ -446,8 +438,8 @@ class ConfirmatoryTrait(LatentTrait):
             "log_likelihood": log_likelihood,
             "n_parameters": n_parameters,
             "reliability": compute_reliability(statistics).tolist(),
-            "m2_missing": _NOT_BY_GROUP,
-            "s_x2_missing": _NOT_BY_GROUP,
+            "m2_missing": _NOT_WITH_STRUCTURE,
+            "s_x2_missing": _NOT_WITH_STRUCTURE,
         }
         if state.auxiliary["has_sampling_weights"]:
             found["aic_missing"] = "the rows have sampling weights"
@@ -475,7 +467,7 @@ def _with_groups(
     params: LatentTraitParams, items: Array, mean: Array, covariance: Array
 ) -> LatentTraitParams:
     """Return the parameters with these items and traits; diverging items are limited."""
-    items = np.clip(items, -_MAX_PARAMETER, _MAX_PARAMETER)
+    items = np.clip(items, -MAX_PARAMETER, MAX_PARAMETER)
     return replace(
         params,
         weights=items[0, :, :-1].copy(),

@@ -72,7 +72,7 @@ _MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look l
 # more slowly, so the target is below the maximum.
 _WARNED_PEAK_SHARE, _MAX_PEAK_SHARE, _TARGET_PEAK_SHARE = 0.6, 0.45, 0.4
 _MAX_VARIMAX_ROUNDS, _VARIMAX_TOLERANCE = 1000, 1e-13
-_MAX_PARAMETER = 1e4  # a curve this steep is a step
+MAX_PARAMETER = 1e4  # a curve this steep is a step
 # Beyond it, the information of two components is singular to machine precision.
 _STORED_RANGE = NumberRange(minimum=-1e6, maximum=1e6)
 
@@ -99,12 +99,8 @@ class TraitGroup(NamedTuple):
         return TraitItems(self.weights @ self.root, self.offsets + self.weights @ self.mean)
 
     def to_traits(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
-        """Return means, (n_samples, q), and covariances of x, given those of u."""
+        """Convert means, (n_samples, q), and covariances of u to those of x."""
         return self.mean + mean @ self.root.T, self.root @ covariance @ self.root.T
-
-    def to_standard(self, codes: Array) -> Array:
-        """Return u, (n_samples, q), given x."""
-        return np.asarray(np.linalg.solve(self.root, (codes - self.mean).T).T)
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,8 @@ class LatentTraitParams:
         those without degrees of freedom.
     segments, segment_rows
         Indices of the groups of rows, in the order of their names, and their numbers of rows. All
-        arrays of groups are None without groups and known items; with them, `weights` and `offsets`
-        are those of the first group.
+        arrays of groups are None without groups and known items. Otherwise `weights` and `offsets`
+        have the values of the first group.
     trait_mean, trait_covariance
         Distribution of the traits in each group.
     group_weights, group_offsets
@@ -210,7 +206,7 @@ class LatentTraitParams:
         Weights that diverge, because the data separate their items, are limited. Otherwise the next
         pass would overflow.
         """
-        limited = np.clip(values, -_MAX_PARAMETER, _MAX_PARAMETER)
+        limited = np.clip(values, -MAX_PARAMETER, MAX_PARAMETER)
         return replace(self, weights=limited[:, :-1].copy(), offsets=limited[:, -1].copy())
 
 

@@ -12,6 +12,7 @@ of the scores in φ is 0 at the maximum, not that of each group.
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import NamedTuple
 
@@ -37,15 +38,12 @@ class GroupErrors(NamedTuple):
     first_items
         Covariances of the slopes and the offset of each item in the first group, (n_features,
         q + 1, q + 1).
-    n_parameters
-        Number of identifiable parameters.
     """
 
     items: Array
     mean: Array
     covariance: Array
     first_items: Array
-    n_parameters: int
 
 
 class TraitPlaces(NamedTuple):
@@ -79,6 +77,13 @@ def place_traits(design: GroupDesign) -> TraitPlaces:
             root[group, rows, columns] = np.arange(n, n + len(rows))
             n += len(rows)
     return TraitPlaces(mean, root, n)
+
+
+def count_group_parameters(design: GroupDesign) -> int:
+    """Count the identifiable parameters, that is, without rotations of the traits."""
+    n_groups, _, width = design.index.shape
+    n_axes = (1 if design.are_axes_shared else n_groups) if design.is_rotatable else 0
+    return place_traits(design).n_parameters - n_axes * math.comb(width - 1, 2)
 
 
 def differentiate_items(
@@ -163,7 +168,7 @@ def compute_group_errors(
         inverse, is_unknown = result.covariance, result.find_unidentified((len(total), 1))
     if products is not None:
         inverse = inverse @ products @ inverse
-    return _collect_errors(design, places, root, inverse, is_unknown, len(constraints))
+    return _collect_errors(design, places, root, inverse, is_unknown)
 
 
 def _collect_errors(
@@ -172,7 +177,6 @@ def _collect_errors(
     root: Array,
     covariance: Array,
     is_unknown: NDArray[np.bool_],
-    n_constraints: int,
 ) -> GroupErrors:
     variance = np.append(np.where(is_unknown, np.nan, np.diag(covariance)), 0.0)
     n_groups, q, _ = root.shape
@@ -199,7 +203,6 @@ def _collect_errors(
         np.sqrt(variance[places.mean]),
         errors,
         padded[first[:, :, None], first[:, None]],
-        places.n_parameters - n_constraints,
     )
 
 

@@ -174,7 +174,7 @@ class LatentTrait(Model):
         or slopes and offsets (`scalar`). `strict` also makes residual variances equal; binary items
         have none, so it is the same as `scalar`.
     free
-        Names of items, separated by commas, whose slopes and offsets differ by group all the same.
+        Names of items, separated by commas, whose slopes and offsets differ by group.
     traits
         What is estimated of the distribution of the traits in groups other than the first, and in
         all rows if there are known items: mean and covariance (`free`), only the mean (`mean`), or
@@ -241,7 +241,7 @@ class LatentTrait(Model):
             kind: Any = import_class(_CONFIRMATORY_CLASS)
             confirmatory: LatentTrait = kind.from_model(self, structure)
             return confirmatory
-        for name in ("invariance", "free"):
+        for name in ("invariance", "free", "traits"):
             if (value := getattr(self, name)) != getattr(type(self), name):
                 raise FitError(
                     f"{{{name}={value}}} needs groups. Name their column by {{group}}.",
@@ -581,11 +581,8 @@ class LatentTrait(Model):
         traits of 16 x 16 digits, its means are off by 0.005 standard deviations (median; at most
         0.06), and its variances are 0.98 times the exact ones (median; at least 0.74).
         """
-        X, observed, group = (
-            block.unpack_values(),
-            block.unpack_mask(),
-            params.get_group(block.segment),
-        )
+        X, observed = block.unpack_values(), block.unpack_mask()
+        group = params.get_group(block.segment)
         if params.weights.shape[1] <= MAX_COMPONENTS:
             posterior: Any = posterior_on_lattice(X, observed, group.items)
         else:
@@ -598,11 +595,8 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, block: BinaryBlock, codes: Array
     ) -> Mapping[str, Array]:
         """Return `l_z`, `infit` and `outfit` of each row at its code, (n_samples,) each."""
-        X, observed, group = (
-            block.unpack_values(),
-            block.unpack_mask(),
-            params.get_group(block.segment),
-        )
+        X, observed = block.unpack_values(), block.unpack_mask()
+        group = params.get_group(block.segment)
         return compute_person_fit(X, observed, group.weights, group.offsets, codes)._asdict()
 
     def get_item_curves(self, params: LatentTraitParams) -> tuple[Array, Array]:
