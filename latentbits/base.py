@@ -38,7 +38,7 @@ from pipeline.data.tables import convert_segments, iter_numbers, make_tables
 from pipeline.errors import FitError
 from pipeline.executors.base import make_executor
 from pipeline.inference.transform import describe_codes
-from pipeline.models.base import Model
+from pipeline.models.base import has_segments
 from pipeline.models.capabilities import (
     CanReconstruct,
     CanSample,
@@ -489,11 +489,6 @@ def _check_size(rows: RowBatches, min_size: int) -> None:
 
 def _are_whole(values: NDArray[np.float64]) -> bool:
     return bool((values == np.rint(values)).all())
-
-
-def has_segments(kind: type[Model]) -> bool:
-    """Return whether a model has parameters per segment."""
-    return any("segment" in declared.metadata["dims"] for declared in fields(kind.params))
 
 
 def _cast_like(X: Any, values: NDArray[Any]) -> NDArray[Any]:

@@ -20,8 +20,8 @@ from inspect import cleandoc, signature
 from textwrap import fill, indent
 from typing import Any
 
-from latentbits.base import ModelEstimator, WeightedModelEstimator, has_segments
-from pipeline.models.base import Model
+from latentbits.base import ModelEstimator, WeightedModelEstimator
+from pipeline.models.base import Model, has_segments
 from pipeline.models.registry import find_models
 from pipeline.models.settings import describe_settings
 

@@ -636,9 +636,6 @@ class LatentTrait(WeightedModelEstimator):
         passes and is predicted to change by less in total, nats. The limit for all rows
         together is 10,000 times this. The variational stage of `auto` stops at 1e-3, a
         lattice with fewer nodes at 1e-4.
-    n_segments
-        Number of segments of equal length to divide the rows into, in their order, such as
-        time bins; None takes the segments from y.
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
@@ -663,7 +660,6 @@ class LatentTrait(WeightedModelEstimator):
     traits: Literal["free", "mean", "standard"]
     max_iter: int
     tol: float
-    n_segments: int | None
     binarize: float | Literal["mean"] | None
     random_state: Any
     n_jobs: int | None
@@ -709,7 +705,6 @@ class LatentTrait(WeightedModelEstimator):
         traits: Literal["free", "mean", "standard"] = "free",
         max_iter: int = 500,
         tol: float = 1e-07,
-        n_segments: int | None = None,
         binarize: float | Literal["mean"] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,

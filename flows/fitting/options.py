@@ -77,7 +77,7 @@ class FitOptions:
         Option(
             group=DATA,
             metavar="COLUMN",
-            help="Column whose values are the segments, instead of the dataset's own segments.",
+            help="Column of row groups with parameters of their own.",
         ),
     ] = None
     output: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -193,10 +193,15 @@ class Model(Protocol):
         """MAP: return latent codes: `mean`, (n_samples, n_components), and others in `codes`."""
 
 
+def has_segments(kind: type[Model]) -> bool:
+    """Return whether every fit of a model has parameters per segment."""
+    required = (declared for declared in fields(kind.params) if declared.default is MISSING)
+    return any("segment" in declared.metadata["dims"] for declared in required)
+
+
 def can_have_groups(kind: type[Model]) -> bool:
-    """Return whether a model has parameters by segment, or adapts itself to groups."""
-    has_segments = any("segment" in field.metadata.get("dims", ()) for field in fields(kind.params))
-    return has_segments or kind.with_structure is not Model.with_structure
+    """Return whether a model has parameters per segment, or adapts itself to groups."""
+    return has_segments(kind) or kind.with_structure is not Model.with_structure
 
 
 def reverse_components(model: Model, params: Any, signs: NDArray[np.float64]) -> dict[str, Any]:
