@@ -15,7 +15,7 @@ from flows.cli.startup import PROGRAM, PROGRAM_VARIABLE
 
 COMMANDS = {
     "Data": {
-        "ingest": "Read binary data and store it bit-packed.",
+        "ingest": "Read binary or ordered data and store it bit-packed.",
         "sample": "Draw a synthetic dataset from a fitted model.",
     },
     "Models": {
@@ -40,7 +40,7 @@ COMMANDS = {
 _SHELLS = ("bash", "fish", "zsh")
 _HELP = """Usage: {program} COMMAND [OPTIONS]
 
-Latent-variable models of binary data that are too large for one array in memory.
+Latent-variable models of binary and ordered data that are too large for one array in memory.
 {commands}
 Other
   completion    Print a completion script for {shells}.

@@ -40,12 +40,16 @@ is predicted correctly by its 5 nearest neighbours in code space among up to 20,
 as a baseline by its 5 nearest neighbours in the data.
 
 `--dif COLUMN` tests which items favour one of two groups among rows of equal sum scores
-(Mantel-Haenszel), without any model. `--dif-test likelihood-ratio` instead compares, for each item,
-one-trait models with separate and with shared slope and offset: about 30 passes per item.
+(Mantel-Haenszel), without any model. `--dif-test likelihood-ratio` takes up to 100 groups. For
+each item, it compares one-trait models with separate and with shared slope and offset.
+`--dif-purify` repeats these tests without the anchors that were found to be biased.
 
 `--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal against free
 slopes, or one trait against two: if the smaller model holds, twice the gain in log-likelihood
 follows a χ² distribution.
+
+`--outcomes age,party` compares columns between the classes of a mixture: means of numbers and
+shares of texts, corrected for rows that are assigned to a wrong class.
 
 `--folds 5` cross-validates: each model is refitted, with the settings of its artifact, without each
 fold in turn, and evaluated on that fold.

@@ -25,6 +25,7 @@ from storage.stores.locations import parse_path
 if TYPE_CHECKING:
     from flows.exporting.codes import CodeScale
     from flows.exporting.files import BatchedTable
+    from pipeline.evaluation.linking import ItemLink
     from pipeline.executors.progress import Progress
     from storage.artifacts.artifacts import Artifact
 
@@ -32,6 +33,12 @@ HELP = """Write results as a table for R, pandas or Excel: .csv, .parquet or .xl
 
 `--what items`: one line per feature with its name and parameters, such as loadings, thresholds or
 probabilities (one column per component), and standard errors and confidence intervals if available.
+
+`--what groups`: one line per group or segment with its parameters, such as the mean and variance of
+each trait, and their standard errors if available.
+
+`--what coefficients`: one line per covariate and trait or class with the coefficient, its standard
+error, z and p.
 
 `--what codes`: one line per row transformed by `flows.transform`, with its number `row` counted
 from 0, its segment, its stored columns, its codes, and their standard errors `sd` if available.
@@ -42,11 +49,16 @@ deviation 1 over the rows of the table.
 tetrachoric correlation and its status. The correlation is missing if the data do not determine it.
 
 `--what information`: one line per level of the trait from −4 to 4, with the information of the test
-and of each item, the standard error that follows, and the expected number of ones. For a
-latent-trait fit with one component.
+and of each item, the standard error that follows, and the expected number of ones, or with several
+levels the expected sum of the scores 0, 1, 2, … of the levels. For a latent-trait fit with one
+component.
 
 `--what short-test --items 40`: the most informative items of such a fit, one after the other, with
 the marginal reliability of a test of the items so far.
+
+`--what linked-items --link-to OLD`: slope and offset of every item of a latent-trait fit with one
+component, on the scale of an older fit with common items (Stocking and Lord). It prints the
+constants A and B of the scale. `flows.fit --items` and `flows.transform --items` take the table.
 
 `--what fit`: the key numbers and warnings of the fit, in two columns, `name` and `value`.
 """
@@ -61,7 +73,17 @@ formulas, such as =1+1, get an apostrophe in front.
 
 {EXIT_CODES}"""
 app = make_app("export", HELP, EXAMPLES)
-ExportKind = Literal["items", "codes", "correlations", "information", "short-test", "fit"]
+ExportKind = Literal[
+    "items",
+    "groups",
+    "coefficients",
+    "codes",
+    "correlations",
+    "information",
+    "short-test",
+    "linked-items",
+    "fit",
+]
 
 
 @Option(name="*")
@@ -88,6 +110,9 @@ class ExportOptions:
     items: Annotated[
         WholeNumber | None, Option(group=OUTPUT, help="Number of items of the short test.")
     ] = None
+    link_to: Annotated[
+        str | None, Option(group=MODEL, help="Fitted model whose scale linked items get.")
+    ] = None
     standardize: Standardize = False
     overwrite: Overwrite = False
 
@@ -100,6 +125,7 @@ class ExportJob:
     output: Path
     fitted: LoadedModel | None
     codes: Codes | None
+    link: ItemLink | None
 
 
 def prepare_export(options: ExportOptions) -> ExportJob:
@@ -111,7 +137,12 @@ def prepare_export(options: ExportOptions) -> ExportJob:
     if codes is not None:
         check_table_size(output, codes.n_rows)
         _check_same_fit(fitted, codes)
-    return ExportJob(options, output, fitted, codes)
+    link = None
+    if fitted is not None and options.link_to is not None:
+        from flows.exporting.linked_items import link_fits  # slow to import
+
+        link = link_fits(fitted, load_fitted_model(parse_path(options.link_to)))
+    return ExportJob(options, output, fitted, codes, link)
 
 
 def _check_options(options: ExportOptions) -> None:
@@ -120,6 +151,8 @@ def _check_options(options: ExportOptions) -> None:
         raise FitError(f"{{what={options.what}}} needs {{{needed}}}.")
     if (options.what == "short-test") != (options.items is not None):
         raise FitError("{what=short-test} and {items} need each other.")
+    if (options.what == "linked-items") != (options.link_to is not None):
+        raise FitError("{what=linked-items} and {link_to} need each other.")
     for name in ("codes", "dataset", "standardize"):
         if options.what != "codes" and getattr(options, name) not in (None, False):
             raise FitError(f"{{{name}}} cannot be used with {{what={options.what}}}. Leave it out.")
@@ -145,6 +178,7 @@ def run_export(job: ExportJob) -> dict[str, Any]:
     with pause_garbage_collection():
         from flows.exporting.codes import measure_scale
         from flows.exporting.files import write_table
+        from flows.exporting.linked_items import describe_link
     with report_progress() as progress:
         scale = measure_scale(job.codes) if job.codes and job.options.standardize else None
         table = _make_table(job, progress, scale)
@@ -155,6 +189,7 @@ def run_export(job: ExportJob) -> dict[str, Any]:
         "n_rows": table.n_rows,
         "columns": table.schema.names,
         "scale": None if scale is None else scale.to_lists(),
+        "link": None if job.link is None else describe_link(job.link),
     }
 
 
@@ -168,16 +203,27 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
             job.codes, None if name is None else open_dataset_or_example(name)
         )
         return make_code_table(job.codes, dataset, progress, scale)
-    from flows.exporting.artifacts import make_correlation_table, make_fit_table, make_item_table
+    from flows.exporting.artifacts import (
+        make_coefficient_table,
+        make_correlation_table,
+        make_fit_table,
+        make_group_table,
+        make_item_table,
+    )
     from flows.exporting.information import make_information_table, make_short_test_table
+    from flows.exporting.linked_items import make_linked_table
 
     assert job.fitted is not None
+    if job.link is not None:
+        return make_linked_table(job.fitted, job.link)
     if job.options.what == "information":
         return make_information_table(job.fitted)
     if job.options.items is not None:
         return make_short_test_table(job.fitted, job.options.items)
     make: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
         "items": make_item_table,
+        "groups": make_group_table,
+        "coefficients": make_coefficient_table,
         "correlations": make_correlation_table,
         "fit": make_fit_table,
     }
@@ -195,6 +241,10 @@ def main(*, options: ExportOptions, json: Json = False) -> None:
     console.print(f"{summary['n_rows']:,} rows, {len(summary['columns']):,} columns")
     for name, value in list_scales(summary["scale"]):
         console.print(f"{name}: {value}")
+    if summary["link"]:
+        from flows.exporting.linked_items import format_link
+
+        console.print(format_link(summary["link"]))
     console.print(f"{summary['what']}: {summary['output']}", markup=False)
 
 

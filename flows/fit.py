@@ -14,9 +14,7 @@ from flows.cli.summary import print_fit
 from flows.fitting.options import FitOptions
 from flows.running.flow import make_flow, run_command
 
-HELP = """Fit a latent-variable model to a binary dataset, and write the fitted model to a folder,
-called an artifact. The result does not depend on where the work runs.
-"""
+HELP = "Fit a latent-variable model, and write it to a folder, called an artifact.\n"
 EXAMPLES = f"""Examples:
     python -m flows.fit --dataset example:digits
     python -m flows.fit --dataset votes.zarr --model blica --components auto

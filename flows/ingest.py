@@ -28,7 +28,7 @@ from storage.errors import DataError
 from storage.sources import NewFeatures
 from storage.stores.locations import parse_path
 
-HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
+HELP = """Read binary or ordered data and write it bit-packed, ready for `flows.fit`.
 
 File formats: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: the item numbers of one basket
 per line), Zarr arrays, and bits written by `flows.transform --reconstruct`. With optional
@@ -39,7 +39,8 @@ contain folders called NAME=VALUE; NAME becomes a column of their rows. Files in
 such as s3://BUCKET/PATH, are downloaded to temporary files.
 
 Values must be 0, 1, true, false or missing. Other values are refused with their row and column,
-unless --map, --yes, --no or --threshold defines their meaning.
+unless --map, --yes, --no or --threshold defines their meaning, or they are ordered: --levels and
+--ordinal keep up to 16 levels, as do ordered categoricals in .parquet and ordinal columns in .sav.
 """
 EXAMPLES = f"""Examples:
 
@@ -47,6 +48,8 @@ EXAMPLES = f"""Examples:
     python -m flows.ingest '2026-*.parquet' --dataset d.zarr --segments 24
     python -m flows.ingest v.csv --dataset v.zarr --yes yea,paired --no nay
     python -m flows.ingest v.csv --dataset v.zarr --map '1=1,6=0' --missing 9
+    python -m flows.ingest q.csv --dataset q.zarr --levels 'no<perhaps<yes'
+    python -m flows.ingest q.csv --dataset q.zarr --ordinal 'mood*:0-4'
     python -m flows.ingest l.csv --dataset v.zarr --long row=r,feature=f,value=v
     python -m flows.ingest m.csv --dataset v.zarr --append --merge-by r --new-features add
     python -m flows.ingest new.parquet --dataset d.zarr --append

@@ -26,6 +26,7 @@ from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.data.ingest import summarize_dataset
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
+from pipeline.data.features import sum_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -104,7 +105,7 @@ def sample(options: SampleOptions) -> dict[str, Any]:
 
 def run_sample(job: SampleJob) -> dict[str, Any]:
     """Run the stages of a checked job."""
-    names = (job.fitted.feature_names, job.fitted.artifact.manifest["segment_names"])
+    names = (job.fitted.plane_names, job.fitted.artifact.manifest["segment_names"])
     return run_stages(job.open_executor, names, partial(_run_stages, job))
 
 
@@ -121,8 +122,8 @@ def _run_stages(job: SampleJob, stages: StageRunner, progress: Progress) -> dict
 def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> BinaryDataset:
     """Draw ranges of rows on the workers, and write them in order."""
     fitted, n_rows, seed = job.fitted, job.options.rows, job.options.seed
-    n_features = len(fitted.feature_names)
-    tasks = list(iter_sampling_tasks(*divide_among_segments(fitted.params, n_rows), n_features))
+    n_planes = len(fitted.plane_names)
+    tasks = list(iter_sampling_tasks(*divide_among_segments(fitted.params, n_rows), n_planes))
     draw = partial(
         draw_model_rows, fitted.model, ArtifactReader.from_artifact(fitted.artifact), seed
     )
@@ -130,6 +131,7 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
     with create_dataset(
         job.output,
         fitted.feature_names,
+        feature_levels=fitted.artifact.manifest.get("feature_levels", {}),
         columns=() if group is None else (group,),
         expected_rows=n_rows,
         attributes=_make_attributes(fitted, seed),
@@ -138,7 +140,7 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
         done = 0
         progress("sample", done, n_rows, done)
         for task, packed in zip(tasks, executor.map(draw, tasks), strict=True):
-            X = unpack_rows(packed, n_features)
+            X = sum_planes(unpack_rows(packed, n_planes), fitted.features)
             labels = _make_segment_labels(fitted, task)
             columns = {} if group is None or labels is None else {group: labels}
             writer.add(SourceBatch(X, None, columns), labels)

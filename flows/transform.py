@@ -25,34 +25,45 @@ from flows.cli.options import (
     Split,
     Standardize,
     Switch,
-    parse_local_path,
 )
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import list_scales, print_summary
 from flows.data.datasets import (
     LoadedModel,
+    adapt_to_fit,
     check_dataset_features,
     load_fitted_model,
     make_row_source,
     open_dataset_or_example,
-    regroup_for_fit,
     resolve_split,
 )
-from flows.data.known_items import KnownItems, read_known_items
+from flows.data.known_items import read_known_items
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
+from pipeline.data.features import (
+    list_features,
+    list_features_with_levels,
+    list_plane_names,
+)
 from pipeline.data.matching import describe_unknown_segments, find_segment_indices
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_provenance
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
-from pipeline.inference.transform import Reconstruction, TransformTask, describe_codes
+from pipeline.inference.transform import (
+    Reconstruction,
+    TransformTask,
+    check_can_be_reconstructed,
+    describe_codes,
+)
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_reconstruct, check_has_person_fit
+from pipeline.models.known_items import KnownItems
+from pipeline.models.row_covariates import check_row_covariates
 from pipeline.params import get_named_arrays
 from pipeline.passes.row_ranges import (
     ROW,
@@ -80,8 +91,9 @@ of the fit's parameters; `--standardize` gives them mean 0 and standard deviatio
 the table, divides their standard errors likewise, and prints how to get back.
 
 Instead of an artifact, `--items` takes a table of slopes and offsets that are known from elsewhere,
-with the columns feature, slope and offset, or as `flows.export --what items` writes them. Rows are
-then scored by the latent-trait model, for traits with mean 0 and variance 1.
+with the columns feature, slope and offset, or as `flows.export --what items` writes them; or a
+latent-trait fit, whose features may be in another order. Rows are then scored by the latent-trait
+model, for traits with mean 0 and variance 1.
 
 The dataset must have the features of the fit, in the same order. Segments are matched by name;
 segments that were not fitted use the mean of those that were, with a warning. For a fit with
@@ -92,8 +104,10 @@ the mean squared residuals `infit` and `outfit`, for latent-trait fits. An l_z b
 outfit far above 1, means that the answers do not fit.
 
 `--reconstruct probabilities` adds P(x = 1 | codes) for every row and feature, also where the value
-is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½.
-`flows.ingest` converts such bits to a dataset with the same feature names.
+is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½. If some
+features have several levels, `probabilities` has a column for each level of each feature,
+`--reconstruct levels` adds the most likely level, and `--reconstruct expected-levels` the expected
+one, counted from 0. `flows.ingest` converts bits or levels to a dataset with the same features.
 """
 EXAMPLES = f"""Examples:
 
@@ -124,7 +138,7 @@ class TransformOptions:
         Option(
             group=MODEL,
             metavar="FILE",
-            help="Table of known slopes and offsets, to score rows without a fit.",
+            help="Known slopes and offsets, to score rows without a fit: a table, or a fit.",
         ),
     ] = None
     split: Split = None
@@ -133,7 +147,7 @@ class TransformOptions:
         Reconstruction | None,
         Option(
             group=OUTPUT,
-            help="Also write the probability, or the more likely bit, of every feature.",
+            help="Also write probabilities, or the most likely or the expected level, of features.",
         ),
     ] = None
     person_fit: Annotated[
@@ -219,13 +233,14 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
 
 
 def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
-    coder, options, n_features = job.coder, job.options, job.dataset.n_features
+    coder, options = job.coder, job.options
     arrays = describe_codes(
         coder.model,
         coder.params,
-        n_features,
+        job.dataset.n_planes,
         options.dtype,
         options.reconstruct,
+        list_features_with_levels(job.dataset),
         options.person_fit,
     )
     return arrays if job.split is None else {**arrays, ROW: ((), (), "int64")}
@@ -243,6 +258,7 @@ def _write_codes(
         find_segment_indices(job.coder.segments, job.dataset.segment_names),
         job.options.dtype,
         job.options.reconstruct,
+        list_features_with_levels(job.dataset),
         job.options.person_fit,
     )
     report, arrays = partial(progress, "transform"), _describe_arrays(job)
@@ -302,19 +318,23 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
     if (options.artifact is None) == (options.items is None):
         raise FitError("Give {artifact}, the folder of a fit, or {items}, a table of known items.")
     if options.items is not None:
-        items = read_known_items(parse_local_path(options.items))
+        items = read_known_items(options.items)
         dataset = open_dataset_or_example(options.dataset)
         coder = _make_item_coder(items, dataset)
     else:
         fitted = load_fitted_model(parse_path(str(options.artifact)))
         dataset = open_dataset_or_example(options.dataset)
+        manifest, path = fitted.artifact.manifest, str(fitted.artifact.path.resolve())
+        dataset = adapt_to_fit(dataset, manifest, path)
         coder = _make_artifact_coder(fitted, dataset)
-        dataset = regroup_for_fit(dataset, fitted.artifact.manifest, coder.path)
     if options.reconstruct:
         check_can_reconstruct(coder.model)
+        check_can_be_reconstructed(options.reconstruct, list_features(dataset))
     if options.person_fit:
         check_has_person_fit(coder.model)
     split = resolve_split(dataset, options.split)
+    if dataset.covariates is not None:
+        check_row_covariates(dataset, split, dataset.covariates)
     if split is None:
         check_table_size(output, dataset.n_rows)
     return TransformJob(options, coder, dataset, split, output, open_executor)
@@ -333,11 +353,10 @@ def _make_item_coder(known: KnownItems, dataset: BinaryDataset) -> Coder:
     from pipeline.models.latent_trait.em import make_params
     from pipeline.models.latent_trait.model import LatentTrait
 
-    items = known.select(dataset.feature_names, str(dataset.path))
-    params = make_params(items.weights, items.offsets)
+    params = make_params(*known.align_all(dataset.feature_names, str(dataset.path)))
     arrays = {name: values for name, (_, values) in get_named_arrays(params).items()}
-    model = LatentTrait(n_components=items.weights.shape[1])
-    return Coder(model, params, str(known.path.resolve()), items.digest, {}, partial(dict, arrays))
+    model = LatentTrait(n_components=known.weights.shape[1])
+    return Coder(model, params, known.source, known.digest, {}, partial(dict, arrays))
 
 
 def _check_output(options: TransformOptions) -> AnyPath:
@@ -361,7 +380,7 @@ def transform(options: TransformOptions) -> dict[str, Any]:
 
 def run_transform(job: TransformJob) -> dict[str, Any]:
     """Run the stages of a checked job."""
-    names = (job.dataset.feature_names, job.dataset.segment_names)
+    names = (list_plane_names(job.dataset), job.dataset.segment_names)
     claim = job.work_folder.claim_work(job.options.resume)
     return run_stages(job.open_executor, names, partial(_run_stages, job), claim)
 

@@ -1,4 +1,4 @@
-"""Latent-variable models of binary data that are too large for one array in memory.
+"""Latent-variable models of binary and ordered data that are too large for one array in memory.
 
 `fit`, `transform` and `evaluate` take arrays, data frames, paths and datasets. `open_dataset` opens
 a dataset; `from_numpy` and `from_dataframe` make one with segments, splits and other columns. Every
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from latentbits.fitted import Fitted, load
     from latentbits.functions import evaluate, fit, transform
+    from latentbits.items import link_items
     from latentbits.scorer import Scorer
     from storage import load_artifact, open_codes
 
@@ -58,6 +59,7 @@ __all__ = [
     "fit",
     "from_dataframe",
     "from_numpy",
+    "link_items",
     "load",
     "load_artifact",
     "open_codes",
@@ -70,6 +72,7 @@ _MODULES = {
     **dict.fromkeys(("evaluate", "fit", "transform"), "latentbits.functions"),
     **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
     **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
+    "link_items": "latentbits.items",
     "Scorer": "latentbits.scorer",
 }
 

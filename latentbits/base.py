@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self, TypeVar
 from warnings import warn
 
 import numpy as np
+from narwhals.dependencies import is_into_dataframe
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import (
@@ -33,12 +34,26 @@ from pipeline.data.batches import (
     open_frame,
 )
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
+from pipeline.data.features import (
+    BINARY_LEVELS,
+    MAX_LEVELS,
+    Feature,
+    count_planes,
+    sum_planes,
+)
 from pipeline.data.matching import find_segment_indices, map_fitted_segments
-from pipeline.data.tables import convert_segments, iter_numbers, make_tables
+from pipeline.data.tables import (
+    LevelsByFeature,
+    convert_segments,
+    iter_numbers,
+    list_ordered_categories,
+    make_tables,
+    wrap_frame,
+)
 from pipeline.errors import FitError
 from pipeline.executors.base import make_executor
 from pipeline.inference.transform import describe_codes
-from pipeline.models.base import has_segments
+from pipeline.models.base import can_have_groups, has_segments
 from pipeline.models.capabilities import (
     CanReconstruct,
     CanSample,
@@ -59,6 +74,7 @@ _ARGUMENT_NAMES = {
     "seed": "random_state",
     "segment": "y",
     "weight": _SAMPLE_WEIGHT,
+    "group": "segments",
 }
 _WARNED_TEXTS: set[str] = set()
 _REMEDY = "Use binarize=T to read values above T as ones."
@@ -100,6 +116,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         Number of passes over the rows in the last stage of the fit.
     binarize_
         Threshold of each feature, (n_features,); only with `binarize`.
+    levels_
+        Names of the levels of each feature that has more than two, or other names than 0 and 1.
     """
 
     model_class: ClassVar[type[Any]]
@@ -115,35 +133,50 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     n_features_in_: int
     feature_names_in_: NDArray[np.str_]
     binarize_: NDArray[np.float64]
+    levels_: dict[str, tuple[str, ...]]
     _counts: api.RowCounts | None = None
 
-    def fit(self, X: Any, y: ArrayLike | None = None, *, segments: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike | None = None,
+        *,
+        segments: ArrayLike | None = None,
+        levels: LevelsByFeature = None,
+    ) -> Self:
         """Fit the model.
 
         Parameters
         ----------
         X
-            0, 1 or NaN, unless `binarize` is given, (n_samples, n_features).
+            0, 1 or NaN, unless `binarize` is given, (n_samples, n_features). Models of ordered
+            categories also take whole numbers from 0 to 15, and data frames with ordered
+            categoricals.
         y
             Segments for models of segments, or labels to predict; other models ignore it.
         segments
             Segment of each row, (n_samples,), instead of y.
+        levels
+            Ordered values of all features, from the lowest to the highest, or a dictionary of those
+            of some features. None takes the order of categoricals, and for whole numbers all from 0
+            to the largest of the feature.
 
         Raises
         ------
         ValueError
             If the data or a setting cannot be used.
         """
-        return self._set_fitted(self._fit_rows(X, y, segments))
+        return self._set_fitted(self._fit_rows(X, y, segments, levels))
 
     def _fit_rows(
         self,
         X: Any,
         y: ArrayLike | None,
         segments: ArrayLike | None,
+        levels: LevelsByFeature,
         sample_weight: ArrayLike | None = None,
     ) -> Fitted:
-        rows = self._check_X(X, is_fit=True)
+        rows = self._check_X(X, is_fit=True, has_levels=levels is not None)
         weights, options = None, dict[str, Any]()
         if sample_weight is not None:
             weights = self._check_sample_weight(sample_weight, rows.n_rows)
@@ -151,17 +184,25 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             options = {"weight": _SAMPLE_WEIGHT, "weights": kind}
         if self.binarize is not None:
             self.binarize_ = self._choose_thresholds(rows, weights)
+        self.levels_ = self._choose_levels(X, rows, levels)
         if segments is None:
             segments = self._divide_rows(rows.n_rows)
         self._check_target(y, segments)
         self.seed_ = _draw_seed(self.random_state)
         dataset = self._make_dataset(rows, y, segments, weights=weights)
         self._counts = None
+        has_groups = can_have_groups(self.model_class) and not has_segments(self.model_class)
+        options["are_segments_groups"] = has_groups and segments is not None
         return api.fit_with_argument_names(dataset=dataset, **options, **self._list_fit_arguments())
 
     @available_if(_can_add_rows)
     def partial_fit(
-        self, X: Any, y: ArrayLike | None = None, *, segments: ArrayLike | None = None
+        self,
+        X: Any,
+        y: ArrayLike | None = None,
+        *,
+        segments: ArrayLike | None = None,
+        levels: LevelsByFeature = None,
     ) -> Self:
         """Fit to further rows, in addition to those of earlier calls.
 
@@ -171,8 +212,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
         Parameters
         ----------
-        X, y, segments
-            As for `fit`.
+        X, y, segments, levels
+            As for `fit`. The first call determines the levels.
 
         Raises
         ------
@@ -180,9 +221,11 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             If the data or a setting cannot be used, or the features differ from earlier calls.
         """
         earlier = self._counts
-        rows = self._check_X(X, is_fit=earlier is None)
+        is_first = earlier is None
+        rows = self._check_X(X, is_first, has_levels=is_first and levels is not None)
         self._check_target(y, segments)
         if earlier is None:
+            self.levels_ = self._choose_levels(X, rows, levels)
             if self.binarize is not None:
                 self.binarize_ = self._choose_thresholds(rows)
             self.seed_ = _draw_seed(self.random_state)
@@ -215,8 +258,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             _WARNED_TEXTS.add(text)
         self.n_iter_ = max(1, len(fitted.history))
         self.converged_ = fitted.converged
-        n_features = len(fitted.feature_names)
-        codes = describe_codes(fitted.model, fitted.params, n_features, "float64")
+        n_planes = count_planes(fitted)
+        codes = describe_codes(fitted.model, fitted.params, n_planes, "float64")
         _, (self._n_features_out,), _ = codes["mean"]
         for name, values in list_fitted_attributes(fitted.params).items():
             setattr(self, name, values)
@@ -259,6 +302,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def inverse_transform(self, Z: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
         """Compute P(x = 1 | codes), (n_samples, n_features), float32 if Z is.
 
+        For a feature with several levels, the value is its expected level, counted from 0.
+
         Parameters
         ----------
         Z
@@ -281,7 +326,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         indices = None if segments is None else self._find_segments(segments, len(codes))
         model = check_can_reconstruct(self.fitted_.model)
         values = model.reconstruct(self.fitted_.params, codes.astype(np.float64), indices)
-        return np.asarray(values, codes.dtype)
+        return np.asarray(sum_planes(values, self._list_features()), codes.dtype)
 
     @available_if(_has_capability(IsMixture))
     def predict_proba(self, X: Any) -> NDArray[Any]:
@@ -311,13 +356,21 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     @available_if(_has_capability(CanSample))
     def sample(self, n_samples: int = 1) -> NDArray[np.uint8]:
-        """Draw rows from the fitted model, (n_samples, n_features)."""
+        """Draw rows from the fitted model, (n_samples, n_features): 0, 1, or levels from 0."""
         check_is_fitted(self)
         rng = np.random.default_rng(_draw_seed(self.random_state))
         X: NDArray[np.uint8] = check_can_sample(self.fitted_.model).sample(
             self.fitted_.params, n_samples, rng
         )
-        return X
+        return sum_planes(X, self._list_features())
+
+    def _list_features(self) -> tuple[Feature, ...]:
+        """Return the features of X; those of the fit may be their planes."""
+        names = self._list_names(self.n_features_in_)
+        return tuple(Feature(name, self.levels_.get(name, BINARY_LEVELS)) for name in names)
+
+    def _list_names(self, n_features: int) -> list[str]:
+        return [*getattr(self, "feature_names_in_", [f"x{i}" for i in range(n_features)])]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -356,13 +409,19 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         return np.arange(n_rows) * int(n_segments) // n_rows + 1
 
-    def _check_X(self, X: Any, is_fit: bool = False) -> RowBatches:
-        """Check X as scikit-learn does."""
+    def _check_X(self, X: Any, is_fit: bool = False, has_levels: bool = False) -> RowBatches:
+        """Check X as scikit-learn does; `has_levels` says that values may be texts."""
         options: dict[str, Any] = {"reset": is_fit}
         if is_lazy_frame(X):
             validate_data(self, X.head(0).collect(), **options, skip_check_array=True)
             rows = open_frame(X, list_columns(X))
+        elif self.binarize is None and _list_categories(X):
+            validate_data(self, X, **options, skip_check_array=True)
+            frame = wrap_frame(X, "")
+            rows = open_frame(frame, list_columns(frame))
         else:
+            if has_levels or (not is_fit and self.levels_):
+                options["dtype"] = None
             if is_read_in_batches(X) and not is_sparse(X):
                 validate_data(self, X, **options, skip_check_array=True)
             else:
@@ -371,6 +430,31 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             rows = open_array(X)
         _check_size(rows, 2 if is_fit else 1)
         return rows
+
+    def _choose_levels(
+        self, X: Any, rows: RowBatches, levels: LevelsByFeature
+    ) -> dict[str, tuple[str, ...]]:
+        """Return the levels of each feature that is not plain 0 and 1, by name."""
+        if self.binarize is not None and levels is None:
+            return {}
+        names = self._list_names(rows.n_features)
+        can_have_levels = "ordinal" in self.model_class.feature_kinds
+        if levels is None:
+            categories = _list_categories(X)
+            columns = map(str, rows.feature_names or names)
+            named = zip(names, columns, strict=True)
+            levels = {name: categories[column] for name, column in named if column in categories}
+            largest = _find_largest_codes(rows) if can_have_levels else [0] * len(names)
+            levels |= {n: range(k + 1) for n, k in zip(names, largest, strict=True) if k > 1}
+        rule = None if self.binarize is None else self.binarize_
+        tables = make_tables(rows, names, None, {}, rule, levels=levels)
+        for name, own in tables.feature_levels.items():
+            if len(own) > 2 and not can_have_levels:
+                raise FitError(
+                    f"Feature {name!r} has {len(own)} levels, but {type(self).__name__} takes only "
+                    "binary features. Replace the levels by 0 and 1."
+                )
+        return tables.feature_levels
 
     def _check_sample_weight(self, sample_weight: ArrayLike, n_rows: int) -> NDArray[np.float64]:
         """Check weights as scikit-learn does, (n_rows,); the model must be able to use them."""
@@ -434,9 +518,12 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 keep[target_name] = targets
             elif segments is None:
                 segments = targets
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(rows.n_features)])
+        names = self._list_names(rows.n_features)
         rule = None if self.binarize is None else self.binarize_
-        tables = make_tables(rows, names, segments, keep, rule, _REMEDY)
+        remedy = _REMEDY
+        if "ordinal" in self.model_class.feature_kinds:
+            remedy += " Pass levels to fit if other values are possible."
+        tables = make_tables(rows, names, segments, keep, rule, remedy, self.levels_ or None)
         n_earlier = earlier.first.n_rows if earlier else 0
         if segments is None:
             return replace(make_memory_dataset(tables, (), n_earlier), segment_names=("",))
@@ -453,13 +540,14 @@ class WeightedModelEstimator(ModelEstimator):
         sample_weight: ArrayLike | None = None,
         *,
         segments: ArrayLike | None = None,
+        levels: LevelsByFeature = None,
     ) -> Self:
         """Fit the model.
 
         Parameters
         ----------
         X
-            0, 1 or NaN, unless `binarize` is given, (n_samples, n_features).
+            As for `ModelEstimator.fit`.
         y
             Ignored.
         sample_weight
@@ -467,14 +555,16 @@ class WeightedModelEstimator(ModelEstimator):
             repeated rows. If some weight is not whole, all of them are sampling weights, whose size
             does not matter. None gives every row the weight 1.
         segments
-            Segment of each row, (n_samples,).
+            Group of each row, (n_samples,), for models with parameters by group.
+        levels
+            As for `ModelEstimator.fit`.
 
         Raises
         ------
         ValueError
             If the data, a weight or a setting cannot be used.
         """
-        return self._set_fitted(self._fit_rows(X, y, segments, sample_weight))
+        return self._set_fitted(self._fit_rows(X, y, segments, levels, sample_weight))
 
 
 def _check_size(rows: RowBatches, min_size: int) -> None:
@@ -485,6 +575,31 @@ def _check_size(rows: RowBatches, min_size: int) -> None:
                 f"Found array with {size} {name}(s) (shape=({rows.n_rows}, {rows.n_features})) "
                 f"while a minimum of {min_size} is required."
             )
+
+
+def _list_categories(X: Any) -> dict[str, Sequence[Any]]:
+    """Return the categories of the ordered categoricals of a data frame; empty for arrays."""
+    if is_lazy_frame(X):
+        return list_ordered_categories(X, list_columns(X))
+    if not is_into_dataframe(X):
+        return {}
+    frame = wrap_frame(X, "")
+    return list_ordered_categories(frame, list_columns(frame))
+
+
+def _find_largest_codes(rows: RowBatches) -> NDArray[np.int64]:
+    """Return the largest value of each feature, (n_features,); 0 if some value cannot be a code."""
+    largest = np.zeros(rows.n_features)
+    are_codes = np.ones(rows.n_features, bool)
+    for values in iter_numbers(rows):
+        if not (values > 1).any():  # nearly all data are binary
+            continue
+        is_code = np.isnan(values) | (
+            (values >= 0) & (values < MAX_LEVELS) & (values == np.rint(values))
+        )
+        are_codes &= is_code.all(axis=0)
+        np.fmax(largest, np.fmax.reduce(values, axis=0, initial=0), out=largest)
+    return np.where(are_codes, largest, 0).astype(np.int64)
 
 
 def _are_whole(values: NDArray[np.float64]) -> bool:

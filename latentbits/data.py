@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike
 
 from pipeline.data.batches import is_lazy_frame
 from pipeline.data.datasets import Dataset, MemoryDataset, make_memory_dataset
+from pipeline.data.features import BINARY_LEVELS, Feature, name_planes
 from pipeline.data.tables import (
     BinaryTable,
+    LevelsByFeature,
     TableBatches,
     convert_array,
     convert_frame,
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
     from storage.stores.locations import AnyPath
 
 
-def make_dataset(data: Any, feature_names: tuple[str, ...] | None = None) -> Dataset:
+def make_dataset(data: Any, features: Sequence[Feature] = ()) -> Dataset:
     """Make a dataset of anything that `fit` takes.
 
-    `feature_names` name the features of an array, unless their number differs.
+    `features` are those of a fit: the values of features with these names are matched with their
+    levels. They also name the features of an array that has as many, or has a column per plane.
     """
     if hasattr(data, "make_reader"):
         dataset: Dataset = data
@@ -39,11 +42,16 @@ def make_dataset(data: Any, feature_names: tuple[str, ...] | None = None) -> Dat
     xarray = sys.modules.get("xarray")
     is_labelled = xarray is not None and isinstance(data, xarray.DataArray | xarray.Dataset)
     if is_labelled or is_lazy_frame(data) or is_into_dataframe(data):
-        return from_dataframe(data)
-    tables = convert_array(data)
-    if feature_names is not None and len(feature_names) == tables.rows.n_features:
-        tables = replace(tables, feature_names=feature_names)
-    return make_memory_dataset(tables)
+        tables = convert_frame(data, None, ())
+    else:
+        tables = convert_array(data)
+        names, planes = tuple(f.name for f in features), name_planes(features)
+        if tables.rows.n_features in (len(names), len(planes)):
+            is_per_plane = tables.rows.n_features != len(names)
+            tables = replace(tables, feature_names=planes if is_per_plane else names)
+            features = () if is_per_plane else features
+    levels = {f.name: f.levels for f in features if f.levels != BINARY_LEVELS}
+    return make_memory_dataset(replace(tables, levels={**tables.levels, **levels}))
 
 
 def open_dataset(path: str | AnyPath) -> BinaryDataset:
@@ -77,6 +85,8 @@ def from_numpy(
     keep: Mapping[str, ArrayLike] | None = None,
     threshold: float | None = None,
     map: Mapping[Any, int | None] | None = None,
+    levels: LevelsByFeature = None,
+    continuous: Sequence[str] = (),
     path: Any = None,
 ) -> Dataset:
     """Create a dataset from an array: dense, sparse (SciPy), or of Dask, Zarr or HDF5.
@@ -87,7 +97,8 @@ def from_numpy(
     Parameters
     ----------
     X
-        Values 0, 1, True, False or missing (NaN, None or masked), (n_rows, n_features).
+        Values 0, 1, True, False or missing (NaN, None or masked), (n_rows, n_features); with
+        `levels`, these instead of 0 and 1.
     feature_names
         Names of the features, (n_features,); None names them f0, f1, ….
     segment
@@ -98,16 +109,26 @@ def from_numpy(
         Numbers greater than this become 1, all others 0.
     map
         Meaning of other values, such as `{"yea": 1, "nay": 0, "absent": None}`; None is missing.
+    levels
+        Ordered values of all features, from the lowest to the highest, such as `["no", "perhaps",
+        "yes"]` or `range(5)`; or a dictionary of those of some features, and the others are binary.
+        2 to 16 levels are possible.
+    continuous
+        Names of the features whose values are numbers, such as `["age"]`. They are stored as
+        32-bit floats; infinite values are refused.
     path
         Folder to write the dataset to, for `open_dataset`; None keeps it in memory.
 
     Raises
     ------
     ValueError
-        If a value is not binary, a name or a length does not fit, or the path exists.
+        If a value is neither binary nor a level, a name or a length does not fit, or the path
+        exists.
     """
     rule = make_binarization_rule(threshold, map)
-    return _make_dataset(convert_array(X, feature_names, segment, keep, rule), path)
+    kinds: dict[str, Any] = {"levels": levels, "continuous": continuous}
+    tables = convert_array(X, feature_names, segment, keep, rule, **kinds)
+    return _make_dataset(tables, path)
 
 
 def from_dataframe(
@@ -118,6 +139,8 @@ def from_dataframe(
     features: Sequence[str] | None = None,
     threshold: float | None = None,
     map: Mapping[Any, int | None] | None = None,
+    levels: LevelsByFeature = None,
+    continuous: Sequence[str] = (),
     path: Any = None,
 ) -> Dataset:
     """Create a dataset from a data frame of pandas, Polars and others, or from an xarray object.
@@ -127,45 +150,52 @@ def from_dataframe(
     Parameters
     ----------
     df
-        A data frame or lazy frame, whose feature columns hold 0, 1, True, False or missing values;
-        an xarray DataArray (row, feature); or an xarray Dataset with `values` and optionally
-        `observed`, as returned by `to_xarray`.
+        A data frame or lazy frame, whose feature columns hold 0, 1, True, False or missing values,
+        or are ordered categoricals (pandas) or Enums (Polars) with up to 16 categories; an xarray
+        DataArray (row, feature); or an xarray Dataset with `values` and optionally `observed`, as
+        returned by `to_xarray`.
     segment
         Name of the column (variable in xarray) with the segment of each row.
     keep
         Names of per-row columns to keep; the column `split` defines the splits.
     features
         Names of the feature columns; None takes all columns other than those above.
-    threshold, map, path
-        As for `from_numpy`.
+    threshold, map, levels, continuous, path
+        As for `from_numpy`. `levels` take the place of a column's own categories. With `threshold`
+        or `map`, all columns become binary.
 
     Raises
     ------
     ValueError
-        If a value is not binary, a column is missing, or the path exists.
+        If a value is neither binary nor a level, a column is missing, or the path exists.
     """
     rule = make_binarization_rule(threshold, map)
-    return _make_dataset(convert_frame(df, segment, keep, features, rule), path)
+    kinds: dict[str, Any] = {"levels": levels, "continuous": continuous}
+    tables = convert_frame(df, segment, keep, features, rule, **kinds)
+    return _make_dataset(tables, path)
 
 
 def _make_dataset(tables: TableBatches, path: Any) -> Dataset:
     if path is None:
         return make_memory_dataset(tables)
     columns, n_rows = tuple(tables.columns), tables.rows.n_rows
-    return _write_tables(path, tables, tables.feature_names, columns, n_rows)
+    names, levels = tables.feature_names, tables.feature_levels
+    return _write_tables(path, tables, names, levels, columns, n_rows)
 
 
 def write_dataset(dataset: MemoryDataset, path: str | AnyPath) -> BinaryDataset:
     """Write a dataset that is in memory to disk."""
     columns = tuple(dataset.chunks[0].columns)
     tables, n_rows = dataset.iter_tables(), dataset.n_rows
-    return _write_tables(path, tables, dataset.feature_names, columns, n_rows)
+    names, levels = dataset.feature_names, dataset.feature_levels
+    return _write_tables(path, tables, names, levels, columns, n_rows)
 
 
 def _write_tables(
     path: str | AnyPath,
     tables: Iterable[BinaryTable],
     feature_names: Sequence[str],
+    feature_levels: Mapping[str, Sequence[str]],
     columns: Sequence[str],
     n_rows: int,
 ) -> BinaryDataset:
@@ -176,7 +206,8 @@ def _write_tables(
 
     if parse_path(path).exists():
         raise DataError(f"{path} already exists. Choose another path.")
-    with create_dataset(path, feature_names, columns=columns, expected_rows=n_rows) as writer:
+    options: dict[str, Any] = {"columns": columns, "expected_rows": n_rows}
+    with create_dataset(path, feature_names, feature_levels=feature_levels, **options) as writer:
         for table in tables:
             writer.add(table, table.segments)
     return open_stored(path)

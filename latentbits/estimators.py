@@ -9,7 +9,7 @@ each row, because pipelines and grid searches pass y to every step. If y is some
 the class that a later step predicts, pass the segments separately:
 `pipe.fit(X, y, blica__segments=s)`. If the rows are in the order of time, `n_segments` divides them
 into segments of equal length. `transform` has no y; without `segments` it uses the mean over the
-fitted segments.
+fitted segments. LatentTrait and BernoulliMixture take groups of rows as `fit(X, segments=groups)`.
 """
 
 from __future__ import annotations

@@ -186,8 +186,9 @@ class BernoulliMixture(WeightedModelEstimator):
     starts
         Number of short runs; the fit continues with the best.
     errors
-        Standard errors from the observed information (`louis`), or `none`. With sampling
-        weights they are those of the sandwich.
+        Standard errors from the observed information (`louis`), from the products of scores
+        (`crossproduct`, as poLCA), or `none`. With sampling weights they are those of the
+        sandwich.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
@@ -207,7 +208,7 @@ class BernoulliMixture(WeightedModelEstimator):
     n_components: int | None
     smoothing: float
     starts: int
-    errors: Literal["louis", "none"]
+    errors: Literal["louis", "crossproduct", "none"]
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -218,14 +219,25 @@ class BernoulliMixture(WeightedModelEstimator):
     probabilities_error_: NDArray[np.float64] | None
     probabilities_interval_: NDArray[np.float64] | None
     weights_error_: NDArray[np.float64] | None
-    components_: NDArray[np.float64]
+    segments_: NDArray[np.int64] | None
+    segment_rows_: NDArray[np.int64] | None
+    group_class_weights_: NDArray[np.float64] | None
+    group_class_weights_error_: NDArray[np.float64] | None
+    intercepts_: NDArray[np.float64] | None
+    intercepts_error_: NDArray[np.float64] | None
+    coefficients_: NDArray[np.float64] | None
+    coefficients_error_: NDArray[np.float64] | None
+    covariate_center_: NDArray[np.float64] | None
+    n_levels_: NDArray[np.int64] | None
+    level_probabilities_: NDArray[np.float64] | None
+    level_probabilities_error_: NDArray[np.float64] | None
     def __init__(
         self,
         *,
         n_components: int | None = 10,
         smoothing: float = 0.1,
         starts: int = 3,
-        errors: Literal["louis", "none"] = "louis",
+        errors: Literal["louis", "crossproduct", "none"] = "louis",
         max_iter: int = 500,
         tol: float = 1e-06,
         binarize: float | Literal["mean"] | None = None,
@@ -399,8 +411,8 @@ class ClippedPCA(WeightedModelEstimator):
         sufficient τ.
     errors
         `model` computes standard errors under the fitted Gaussians, for unrepaired
-        tetrachoric correlations of up to 1,000 features, unless rows have sampling weights;
-        `none` omits them.
+        tetrachoric or polychoric correlations of up to 1,000 planes, unless rows have
+        sampling weights; `none` omits them.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.
     binarize
@@ -432,6 +444,7 @@ class ClippedPCA(WeightedModelEstimator):
     loadings_error_: NDArray[np.float64] | None
     thresholds_error_: NDArray[np.float64] | None
     correlation_error_: NDArray[np.float64] | None
+    n_levels_: NDArray[np.int64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
@@ -628,6 +641,31 @@ class LatentTrait(WeightedModelEstimator):
         What is estimated of the distribution of the traits in groups other than the first,
         and in all rows if there are known items: mean and covariance (`free`), only the
         mean (`mean`), or nothing (`standard`: mean 0, covariance I).
+    correlations
+        Correlations of the traits of a loading pattern: `free`, or `none`, that is 0.
+        `auto` is `none` if all items load on one of the traits, as in a bifactor model,
+        else `free`.
+    guessing
+        Probability of a one far below an item's difficulty: 0 (`none`), the same for all
+        items (`common`), or one per item (`item`). Needs one component and quadrature.
+    slipping
+        Probability of a zero far above an item's difficulty, likewise.
+    guessing_prior
+        Prior of the probability, such as `beta(5,17)`, or of its logit, such as
+        `normal(-1.1,0.5)`; `none` for maximum likelihood.
+    slipping_prior
+        Prior of the probability, such as `beta(5,17)`, or of its logit, such as
+        `normal(-1.1,0.5)`; `none` for maximum likelihood.
+    slope_prior
+        Prior in a fit with guessing or slipping: `none`, or such as `normal(0,2)`; for
+        slopes also `lognormal(0,0.5)`.
+    offset_prior
+        Prior in a fit with guessing or slipping: `none`, or such as `normal(0,2)`; for
+        slopes also `lognormal(0,0.5)`.
+    items
+        Curves of items with more than two levels: `graded` (response), (generalized)
+        `partial-credit`, `rating-scale` or `nominal`. With `equal_slopes`, partial credit
+        is that of Masters. They need quadrature.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -658,6 +696,14 @@ class LatentTrait(WeightedModelEstimator):
     invariance: Literal["configural", "metric", "scalar", "strict"]
     free: str
     traits: Literal["free", "mean", "standard"]
+    correlations: Literal["auto", "free", "none"]
+    guessing: Literal["none", "common", "item"]
+    slipping: Literal["none", "common", "item"]
+    guessing_prior: str
+    slipping_prior: str
+    slope_prior: str
+    offset_prior: str
+    items: Literal["graded", "partial-credit", "rating-scale", "nominal"]
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -687,6 +733,27 @@ class LatentTrait(WeightedModelEstimator):
     group_weights_error_: NDArray[np.float64] | None
     group_offsets_: NDArray[np.float64] | None
     group_offsets_error_: NDArray[np.float64] | None
+    is_known_: NDArray[np.bool] | None
+    guessing_: NDArray[np.float64] | None
+    guessing_error_: NDArray[np.float64] | None
+    slipping_: NDArray[np.float64] | None
+    slipping_error_: NDArray[np.float64] | None
+    group_guessing_: NDArray[np.float64] | None
+    group_guessing_error_: NDArray[np.float64] | None
+    group_slipping_: NDArray[np.float64] | None
+    group_slipping_error_: NDArray[np.float64] | None
+    coefficients_: NDArray[np.float64] | None
+    coefficients_error_: NDArray[np.float64] | None
+    covariate_center_: NDArray[np.float64] | None
+    population_mean_: NDArray[np.float64] | None
+    population_covariance_: NDArray[np.float64] | None
+    n_levels_: NDArray[np.int64] | None
+    level_offsets_: NDArray[np.float64] | None
+    level_offsets_error_: NDArray[np.float64] | None
+    level_weights_: NDArray[np.float64] | None
+    level_weights_error_: NDArray[np.float64] | None
+    level_difficulty_: NDArray[np.float64] | None
+    level_difficulty_error_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
@@ -703,6 +770,14 @@ class LatentTrait(WeightedModelEstimator):
         invariance: Literal["configural", "metric", "scalar", "strict"] = "scalar",
         free: str = "",
         traits: Literal["free", "mean", "standard"] = "free",
+        correlations: Literal["auto", "free", "none"] = "auto",
+        guessing: Literal["none", "common", "item"] = "none",
+        slipping: Literal["none", "common", "item"] = "none",
+        guessing_prior: str = "beta(5,17)",
+        slipping_prior: str = "beta(5,17)",
+        slope_prior: str = "none",
+        offset_prior: str = "none",
+        items: Literal["graded", "partial-credit", "rating-scale", "nominal"] = "graded",
         max_iter: int = 500,
         tol: float = 1e-07,
         binarize: float | Literal["mean"] | None = None,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from latentbits.reports import Plots, ReportPage, build_report, make_report_page
 from pipeline.data.datasets import IN_MEMORY, StoredArtifact
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
+from pipeline.data.features import Feature, read_dataset_features, read_features
 from pipeline.errors import spell_in_python, spell_parameters
 from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.models.base import Model
@@ -59,6 +60,22 @@ class Fitted(ResultDisplayMixin):
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features in the fitted data."""
         return tuple(self.manifest["feature_names"])
+
+    @property
+    def feature_levels(self) -> Mapping[str, tuple[str, ...]]:
+        """Levels of each feature that is not binary, or has level names other than 0 and 1."""
+        levels = self.manifest.get("feature_levels", {})
+        return {name: tuple(own) for name, own in levels.items()}
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """Names and levels of the features in the fitted data."""
+        return read_features(self.manifest)
+
+    @property
+    def dataset_features(self) -> tuple[Feature, ...]:
+        """Names and levels of the features in the data; a model may take planes as features."""
+        return read_dataset_features(self.manifest)
 
     @property
     def segment_names(self) -> tuple[str, ...]:

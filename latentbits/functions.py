@@ -9,9 +9,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 from warnings import warn
@@ -21,16 +23,34 @@ from numpy.typing import NDArray
 
 from latentbits.data import make_dataset
 from latentbits.fitted import Evaluation, Fitted, LatentCodes
+from latentbits.items import read_items
 from pipeline.data.blocks import RowSource
+from pipeline.data.covariates import code_rows, list_columns, read_covariates
 from pipeline.data.datasets import Dataset, MemoryDataset
+from pipeline.data.features import (
+    are_binary,
+    count_planes,
+    list_features,
+    list_features_with_levels,
+    list_plane_names,
+)
 from pipeline.data.matching import (
     check_same_features,
+    check_same_levels,
     describe_unknown_segments,
     find_segment_indices,
     map_fitted_segments,
 )
+from pipeline.data.plane_views import cut_levels, view_as_fitted
 from pipeline.data.weights import RowWeights, WeightKind, weigh_rows
 from pipeline.errors import FitError, format_suggestion
+from pipeline.evaluation.class_outcomes import (
+    check_are_no_covariates,
+    check_is_mixture,
+    measure_recorded_weights,
+    relate_classes,
+    split_outcome_columns,
+)
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
     evaluate_rows,
@@ -56,14 +76,37 @@ from pipeline.fitting.loop import (
     start_fit,
 )
 from pipeline.fitting.pair_work import get_pair_job_label
-from pipeline.inference.transform import Reconstruction, TransformTask, transform_rows
+from pipeline.inference.transform import (
+    Reconstruction,
+    TransformTask,
+    check_can_be_reconstructed,
+    transform_rows,
+)
 from pipeline.models.base import Model
+from pipeline.models.feature_kinds import (
+    check_can_have_features,
+    find_split_levels,
+    split_levels_for,
+)
+from pipeline.models.known_items import (
+    KnownItems,
+    check_can_have_known_items,
+    match_components,
+)
+from pipeline.models.latent_trait.levels.design import ItemKind
+from pipeline.models.loading_pattern import (
+    LoadingPattern,
+    make_loading_pattern,
+    match_traits,
+)
 from pipeline.models.registry import find_model_class
-from pipeline.models.row_groups import adapt_to_groups, check_can_have_groups
+from pipeline.models.row_covariates import check_row_covariates, measure_row_covariates
+from pipeline.models.row_groups import check_can_have_groups, list_groups
 from pipeline.models.row_weights import measure_row_weights
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
+from pipeline.numerics.three_step import Correction
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
@@ -90,10 +133,14 @@ def fit(
     *,
     components: int | str | None = None,
     split: str | None = None,
+    cut: Sequence[str] = (),
     weight: str | None = None,
     weights: WeightKind | None = None,
     psu: str | None = None,
     group: str | None = None,
+    items: Any = None,
+    pattern: Any = None,
+    covariates: Sequence[str] | None = None,
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | None = None,
@@ -107,6 +154,7 @@ def fit(
     dataset
         A dataset from `open_dataset`, `from_numpy` or `from_dataframe`; or what they take: the path
         of a dataset, `example:NAME`, an array, or a data frame without other columns than features.
+        Ordered categoricals of a data frame are features with several levels.
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
         clipped-pca, fastica, kernel-pca, laplacian-eigenmap, latent-trait, linear-ivae, noisy-or,
@@ -115,6 +163,9 @@ def fit(
         Number of components, `auto` if the model can choose it, or None for its default.
     split
         Fit only the rows of this split. None takes all rows, whereas `flows.fit` takes `train`.
+    cut
+        Features with several levels to cut in two, such as `["q3>=often", "q5>=2"]`, or `["q*>=2"]`
+        for all whose names match.
     weight
         Per-row column that holds the rows' weights; bernoulli-mixture, clipped-pca and latent-trait
         can use them.
@@ -125,8 +176,24 @@ def fit(
         Per-row column of the survey's primary sampling units, for standard errors.
     group
         Per-row column whose values are the groups of rows, instead of the dataset's own segments.
-        binary-ica-likelihood, blica, latent-trait and linear-ivae have parameters by group.
-        `transform` and `evaluate` then read the column of the rows that they get.
+        bernoulli-mixture, binary-ica-likelihood, blica, latent-trait and linear-ivae have
+        parameters by group. `transform` and `evaluate` then read the column of the rows that they
+        get.
+    items
+        Known slopes and offsets of some items, for latent-trait: a data frame or a dictionary with
+        the columns `feature`, `slope` (or `weights_1`, `weights_2`, …) and `offset` (or `offsets`),
+        the path of such a table, a fitted model, or the path of one. Values that are missing are
+        estimated. The mean and covariance of the traits are estimated too. Or the curves of items
+        with several levels, a setting of latent-trait: `"graded"`, `"partial-credit"`,
+        `"rating-scale"` or `"nominal"`.
+    pattern
+        Loading pattern of latent-trait: a data frame, or the path of a .csv or .parquet file, with
+        a column `item` and a column for each trait, with 0 (no loading), 1 (a slope of its own) or
+        a label (equal labels are equal slopes).
+    covariates
+        Per-row columns that explain the traits of latent-trait or the classes of bernoulli-mixture,
+        such as `["age", "school=North"]`, which names the reference level. `transform` and
+        `evaluate` then read the columns of the rows that they get.
     seed
         Seed of every random draw.
     n_jobs
@@ -155,10 +222,14 @@ def fit(
         model,
         components=components,
         split=split,
+        cut=cut,
         weight=weight,
         weights=weights,
         psu=psu,
         group=group,
+        items=items,
+        pattern=pattern,
+        covariates=covariates,
         seed=seed,
         executor=executor or make_executor(n_jobs),
         progress=progress,
@@ -173,10 +244,15 @@ def fit_with_argument_names(
     *,
     components: int | str | None,
     split: str | None = None,
+    cut: Sequence[str] = (),
     weight: str | None = None,
     weights: WeightKind | None = None,
     psu: str | None = None,
     group: str | None = None,
+    are_segments_groups: bool = False,
+    items: Any = None,
+    pattern: Any = None,
+    covariates: Sequence[str] | None = None,
     seed: int,
     executor: Executor,
     progress: Progress | None = None,
@@ -185,10 +261,19 @@ def fit_with_argument_names(
     """Fit a model as `fit` does; errors and warnings use the caller's names of the arguments.
 
     `argument_names` maps the names of the arguments of `fit` to the caller's names, where they
-    differ.
+    differ. `are_segments_groups` says that the segments of the dataset are the groups, instead of a
+    column.
     """
+    if isinstance(items, str) and items in get_args(ItemKind):
+        settings, items = {**settings, "items": items}, None
     with _translate_errors(dataset, argument_names):
         built = _build_model(model, components, settings)
+        cuts = [cut] if isinstance(cut, str) else cut
+        dataset = cut_levels(dataset, cuts)
+        split_levels = find_split_levels(built, dataset)
+        dataset = split_levels_for(built, dataset)
+        features = list_features(dataset)
+        check_can_have_features(built, features)
         for name, value in (("weight", weight), ("psu", psu), ("group", group)):
             if not isinstance(value, str | None):
                 raise FitError(
@@ -196,20 +281,46 @@ def fit_with_argument_names(
                     f"{type(value).__name__}. Keep the values in the dataset by the argument keep "
                     "of from_numpy or from_dataframe."
                 )
+        if isinstance(covariates, str):
+            raise FitError("{covariates} must be a list of names of per-row columns, not a text.")
         measured = measure_row_weights(built, dataset, split, weight, weights, psu)
-        if group is None:
-            built = built.with_structure(Structure())
-        else:
+        coding = measure_row_covariates(built, dataset, split, covariates, measured)
+        known_items, known = None, None
+        if items is not None:
+            check_can_have_known_items(built)
+            known_items = read_items(items)
+            built = match_components(built, known_items, components is not None)
+            known = known_items.align(dataset.feature_names, "the dataset")
+        loadings = None
+        if pattern is not None:
+            loadings = _read_pattern(pattern, dataset.feature_names)
+            built = match_traits(built, loadings, components)
+        groups: tuple[str, ...] = ()
+        if group is not None or are_segments_groups:
             check_can_have_groups(built)
-            dataset = dataset.segment_by(group)
-            built = adapt_to_groups(built, dataset, split, measured)
+            dataset = dataset if group is None else dataset.segment_by(group)
+            groups = list_groups(dataset, split, measured)
+        built = built.with_structure(Structure(groups, features, known, loadings, coding))
+        dataset = dataset.with_covariates(coding)
     with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         columns = built.list_required_columns()
         rows = _make_row_source(dataset, split, 1 << 30, columns, measured)
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
-    record = _describe_fit(built, dataset, split, seed, state, first.n_rows, measured, group)
+    record = _describe_fit(
+        built,
+        dataset,
+        split,
+        seed,
+        state,
+        first.n_rows,
+        split_levels,
+        measured,
+        group,
+        known_items,
+        loadings,
+    )
     return Fitted(built, state.params, record, argument_names)
 
 
@@ -220,11 +331,24 @@ def _describe_fit(
     seed: int,
     state: FitState,
     n_samples: int,
+    split_levels: Mapping[str, Sequence[str]],
     weights: RowWeights | None = None,
     group: str | None = None,
+    items: KnownItems | None = None,
+    pattern: LoadingPattern | None = None,
 ) -> dict[str, Any]:
     """Describe a fit as the manifest of an artifact does."""
-    provenance = describe_provenance(built, dataset, split, seed, weights=weights, group=group)
+    provenance = describe_provenance(
+        built,
+        dataset,
+        split,
+        seed,
+        weights=weights,
+        group=group,
+        items=items,
+        pattern=pattern,
+        split_levels=split_levels,
+    )
     return {**provenance, **describe_outcome(built, dataset, state), "n_samples": n_samples}
 
 
@@ -265,6 +389,11 @@ def fit_to_more_rows(
     """
     with _translate_errors(dataset, argument_names), show_progress() as show:
         built = _build_model(model, components, settings)
+        split_levels = find_split_levels(built, dataset)
+        dataset = split_levels_for(built, dataset)
+        features = list_features(dataset)
+        check_can_have_features(built, features)
+        built = built.with_structure(Structure(features=features))
         rows = _make_row_source(dataset, None)
         if get_pair_job_label(built, rows.n_features):
             raise FitError(
@@ -285,7 +414,7 @@ def fit_to_more_rows(
         state = fit_model(
             built, rows, executor, seed, state=state, statistics=statistics, progress=show
         )
-    record = _describe_fit(built, dataset, None, seed, state, first.n_rows)
+    record = _describe_fit(built, dataset, None, seed, state, first.n_rows, split_levels)
     counts = RowCounts(first, statistics, key, dataset.segment_names)
     return Fitted(built, state.params, record, argument_names), counts
 
@@ -311,7 +440,9 @@ def transform(
         The rows, with the features of the fit; as for `fit`.
     reconstruct
         "probabilities" also returns P(x = 1 | codes), "bits" the more likely value,
-        (n_rows, n_features).
+        (n_rows, n_features). For features with several levels, "probabilities" returns P(level |
+        codes), (n_rows, n_levels in all), "levels" the most likely level, and "expected-levels" the
+        expected level, both counted from 0, (n_rows, n_features).
     seed, n_jobs, executor, progress
         As for `fit`.
 
@@ -328,7 +459,7 @@ def transform(
     """
     return transform_dataset(
         fitted,
-        regroup_for_fit(make_dataset(dataset, fitted.feature_names), fitted),
+        adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split),
         split=split,
         reconstruct=reconstruct,
         seed=seed,
@@ -352,33 +483,47 @@ def transform_dataset(
         _make_subject(fitted, dataset, n_callers=2)
         if reconstruct not in (None, *get_args(Reconstruction)):
             raise FitError(
-                f"reconstruct must be 'probabilities', 'bits' or None, not {reconstruct!r}."
+                f"reconstruct must be {', '.join(map(repr, get_args(Reconstruction)))} or None, "
+                f"not {reconstruct!r}."
             )
         rows = _make_row_source(dataset, split)
         task = _make_transform_task(fitted, dataset, rows, seed)
-        task = replace(task, reconstruction=reconstruct)
+        features = list_features_with_levels(dataset)
+        check_can_be_reconstructed(reconstruct, features)
+        task = replace(task, reconstruction=reconstruct, features=features)
         return LatentCodes(transform_rows(task, rows, executor, show))
 
 
-def regroup_for_fit(dataset: Dataset, fitted: Fitted) -> Dataset:
-    """Return the dataset with the groups of a fit as its segments, if the fit has groups.
+def adapt_to_fit(dataset: Dataset, fitted: Fitted, split: str | None = None) -> Dataset:
+    """Return the dataset with the features of a fit, its groups as segments, and its covariates.
 
     Raises
     ------
     FitError
-        If the dataset lacks the column of the groups.
+        If the dataset lacks a column of these, or rows of the split have other values.
     """
-    column = fitted.manifest.get("group")
-    if column is None:
+    dataset = view_as_fitted(dataset, fitted.dataset_features)
+    column, covariates = fitted.manifest.get("group"), read_covariates(fitted.manifest)
+    if column is not None:
+        _check_fitted_column(dataset, column, "groups")
+        dataset = dataset.segment_by(column)
+    if covariates is None:
         return dataset
+    for covariate in covariates.columns:
+        _check_fitted_column(dataset, covariate.name, "covariates")
+    with _translate_errors(dataset):
+        check_row_covariates(dataset, split, covariates)
+    return dataset.with_covariates(covariates)
+
+
+def _check_fitted_column(dataset: Dataset, column: str, role: str) -> None:
     try:
         dataset.check_columns([column])
     except ValueError:
         raise FitError(
-            f"The data have no per-row column {column!r}, whose values are the groups of the fit. "
+            f"The data have no per-row column {column!r}, whose values are the {role} of the fit. "
             "Add it by the argument keep of from_numpy or from_dataframe."
         ) from None
-    return dataset.segment_by(column)
 
 
 def compute_row_likelihoods(
@@ -391,6 +536,7 @@ def compute_row_likelihoods(
     FitError
         If the fitted model has none.
     """
+    dataset = view_as_fitted(dataset, fitted.dataset_features)
     with _translate_errors(dataset), show_progress() as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, None)
         measure = find_likelihood_measure(subject, rows.n_features)
@@ -421,6 +567,8 @@ def evaluate(
     split: str | None = None,
     label: str | None = None,
     fitted_split: str | None = None,
+    outcomes: Sequence[str] = (),
+    correction: Correction = "bch",
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | None = None,
@@ -439,6 +587,11 @@ def evaluate(
         Per-row column, or `segment`, to predict from each row's nearest neighbours in code space.
     fitted_split
         Split that the model was fitted to, whose rows are the neighbours; None takes all rows.
+    outcomes
+        Per-row columns to compare between the classes of a mixture: means of numbers, and shares of
+        texts.
+    correction
+        How to allow for rows that are assigned to a wrong class: "bch", "ml" or "none".
     seed, n_jobs, executor, progress
         As for `fit`.
 
@@ -446,8 +599,11 @@ def evaluate(
     -------
     Evaluation
         If the model provides them: `kind`, mean likelihood per row in nats and its standard error;
-        `wrong_bits` and `nll_per_bit` of reconstructions; `prediction` of labels. Unless all codes
-        are equal: `neighbourhoods` and, with a label, `neighbour_labels`.
+        `wrong_bits` and `nll_per_bit` of reconstructions, and for features with several levels
+        `wrong_levels`, `rank_correlation` and, by feature, `levels`; `prediction` of labels. Unless
+        all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With outcomes:
+        `classification`, P(assigned class | class), and `outcomes` with the estimates and standard
+        errors of each class and a Wald test that all are equal.
 
     Raises
     ------
@@ -455,7 +611,9 @@ def evaluate(
         If the features differ, or no row has a label to predict.
     """
     executor = executor or make_executor(n_jobs)
-    dataset = regroup_for_fit(make_dataset(dataset, fitted.feature_names), fitted)
+    dataset = adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split)
+    if label is not None:
+        dataset = adapt_to_fit(dataset, fitted, fitted_split)
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
@@ -466,7 +624,36 @@ def evaluate(
             subject, subject, draw_dataset_rows(rows, MAX_QUERY_ROWS, *run), vote, *run
         )
         description = evaluate_rows(subject, rows, *run)
-    return Evaluation({**description, **codes})
+        found: dict[str, Any] = {}
+        if outcomes:
+            found = _relate_classes(fitted, subject, dataset, split, outcomes, correction, *run)
+    return Evaluation({**description, **codes, **found})
+
+
+def _relate_classes(
+    fitted: Fitted,
+    subject: EvaluatedModel,
+    dataset: Dataset,
+    split: str | None,
+    outcomes: Sequence[str],
+    correction: Correction,
+    executor: Executor,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Compare columns between the classes of a mixture, with the weights of its fit."""
+    check_is_mixture(fitted.model)
+    if isinstance(outcomes, str) or correction not in get_args(Correction):
+        choices = ", ".join(get_args(Correction))
+        raise FitError(f"outcomes must be a list of columns, and correction one of {choices}.")
+    columns = tuple(dict.fromkeys(outcomes))
+    dataset.check_columns(columns)
+    texts, numbers = split_outcome_columns(columns, dataset)
+    check_are_no_covariates(columns, dataset.covariates)
+    weights = measure_recorded_weights(fitted.manifest, dataset, split)
+    rows = _make_row_source(dataset, split, 0, texts, weights, numbers)
+    arguments = (columns, dataset, correction, executor, progress)
+    return relate_classes(subject, rows, *arguments)._asdict()
 
 
 def _draw_vote_rows(
@@ -505,20 +692,43 @@ def _build_model(name: str, components: int | str | None, settings: Mapping[str,
     return kind(**values)
 
 
+def _read_pattern(pattern: Any, features: Sequence[str]) -> LoadingPattern:
+    """Read a loading pattern from a path or a data frame."""
+    if isinstance(pattern, str | PathLike):
+        from flows.data.loading_patterns import read_pattern_columns  # imports what reads files
+
+        return make_loading_pattern(read_pattern_columns(Path(pattern)), features, str(pattern))
+    import narwhals as nw  # only data frames need it
+
+    try:
+        frame = nw.from_native(pattern, eager_only=True)
+    except TypeError:
+        raise FitError(
+            f"{{pattern}} must be a path or a data frame, but is a {type(pattern).__name__}.",
+            parameter="pattern",
+        ) from None
+    columns = {name: frame[name].to_list() for name in frame.columns}
+    return make_loading_pattern(columns, features, "the table")
+
+
 def _make_row_source(
     dataset: Dataset,
     split: str | None,
     memory: int = 0,
     columns: tuple[str, ...] = (),
     weights: RowWeights | None = None,
+    number_columns: tuple[str, ...] = (),
 ) -> RowSource:
-    number_columns = () if weights is None else (weights.column,)
-    if weights is not None and weights.psu is not None:
-        columns = (*columns, weights.psu)
+    own_columns, own_numbers = list_columns(dataset.covariates)
+    columns, number_columns = (*columns, *own_columns), (*number_columns, *own_numbers)
+    if weights is not None:
+        number_columns = (*number_columns, weights.column)
+        columns = columns if weights.psu is None else (*columns, weights.psu)
     read = dataset.make_reader(split, memory, columns=columns, number_columns=number_columns)
-    shape = len(dataset.feature_names), len(dataset.segment_names)
+    shape = count_planes(dataset), len(dataset.segment_names)
     rows = RowSource(read, dataset.rows_per_chunk, *shape)
-    return rows if weights is None else weigh_rows(rows, weights)
+    rows = rows if weights is None else weigh_rows(rows, weights)
+    return code_rows(rows, dataset.covariates, dataset.levels)
 
 
 def _make_subject(fitted: Fitted, dataset: Dataset, n_callers: int = 1) -> EvaluatedModel:
@@ -526,11 +736,20 @@ def _make_subject(fitted: Fitted, dataset: Dataset, n_callers: int = 1) -> Evalu
 
     `n_callers` is the number of functions of this module between this one and the user's code.
     """
-    check_same_features(fitted.feature_names, dataset.feature_names)
+    own = list_features(dataset)
+    expected = fitted.features if are_binary(own) else fitted.dataset_features
+    check_same_features([feature.name for feature in expected], dataset.feature_names)
+    check_same_levels(expected, own, "the fit")
     fitted_segments = map_fitted_segments(fitted.params, fitted.segment_names)
     for text in describe_unknown_segments(fitted_segments, dataset.segment_names):
         warn(text, stacklevel=2 + n_callers)
-    return match_segments(fitted.model, fitted.params, fitted_segments, dataset.segment_names)
+    return match_segments(
+        fitted.model,
+        fitted.params,
+        fitted_segments,
+        dataset.segment_names,
+        features=list_features_with_levels(dataset),
+    )
 
 
 @contextmanager
@@ -541,7 +760,8 @@ def _translate_errors(
     try:
         yield
     except FitError as error:
-        error_with_names = error.with_names(dataset.feature_names, dataset.segment_names)
+        names = list_plane_names(dataset)
+        error_with_names = error.with_names(names, dataset.segment_names)
         raise error_with_names.with_parameter_names(argument_names) from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from latentbits.data import make_dataset, write_dataset
 from pipeline.data.datasets import MemoryDataset
+from pipeline.data.features import Feature
+from pipeline.data.plane_views import view_as_fitted
 from pipeline.errors import FitError, format_suggestion
 from pipeline.inference.from_artifact import LoadedModel
 
@@ -131,7 +133,7 @@ def build_report(fitted: LoadedModel[Artifact], data: Any = None, **options: Any
     from flows.report import page
     from flows.report.inputs import FigureOptions, make_report_inputs
 
-    with _open_rows(fitted.feature_names, data) as dataset:
+    with _open_rows(fitted.dataset_features, data) as dataset:
         if dataset is not None:
             check_dataset_features(fitted, dataset)
         return page.build_report(make_report_inputs(fitted, FigureOptions(**options), dataset))
@@ -145,12 +147,12 @@ def make_report_page(report: Report) -> ReportPage:
 
 
 @contextmanager
-def _open_rows(feature_names: tuple[str, ...], data: Any) -> Iterator[BinaryDataset | None]:
+def _open_rows(features: Sequence[Feature], data: Any) -> Iterator[BinaryDataset | None]:
     """Yield the rows as a dataset on disk, if there are any; those in memory are written there."""
     if data is None:
         yield None
         return
-    dataset: Any = make_dataset(data, feature_names)
+    dataset: Any = view_as_fitted(make_dataset(data, features), features)
     if not isinstance(dataset, MemoryDataset):
         yield dataset
         return

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from latentbits.fitted import Fitted, LatentCodes, load
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
+from pipeline.data.features import split_values
 from pipeline.data.matching import UNKNOWN_SEGMENT, map_fitted_segments
 from pipeline.data.tables import (
     BinaryTable,
     convert_frame,
-    convert_to_bits,
+    convert_values,
     join_tables,
     wrap_frame,
 )
@@ -65,13 +66,19 @@ class Scorer:
 
     def __init__(self, model: Fitted | str | AnyPath) -> None:
         self.fitted = fitted = model if isinstance(model, Fitted) else load(model)
+        if "covariates" in fitted.manifest:
+            raise FitError(
+                "The fit has covariates, which a Scorer does not read. Use `transform`, or fit "
+                "without them."
+            )
         self._places = {name: place for place, name in enumerate(fitted.feature_names)}
         self._segments = map_fitted_segments(fitted.params, fitted.segment_names)
         self._rng = RowRandom(0)
+        self._features, self._levels = fitted.features, fitted.feature_levels
         # Compiled code is loaded now, with and without missing values, not by the first row.
         some = np.eye(1, len(self._places), dtype=np.uint8)
         for observed in (None, some):
-            codes = self._compute_codes(pack_block(some, observed, UNKNOWN_SEGMENT))
+            codes = self._compute_codes(self._pack(some, observed, UNKNOWN_SEGMENT))
         dims, names = fitted.model.codes, {"feature": fitted.feature_names}
         self._columns = {
             array: [
@@ -95,8 +102,9 @@ class Scorer:
         Parameters
         ----------
         rows
-            One row: a dictionary from names of features to 0, 1, True, False or a missing value
-            (None, NaN). Or a data frame of pandas, Polars and others, with a column per feature.
+            One row: a dictionary from names of features to 0, 1, True, False, a level of the
+            feature, or a missing value (None, NaN). Or a data frame of pandas, Polars and others,
+            with a column per feature.
             Features that are absent are missing; their order does not matter.
         segment
             Name of the segment of all rows, or of their group if the fit has groups. None takes the
@@ -113,8 +121,8 @@ class Scorer:
         Raises
         ------
         FitError
-            If a feature or the segment is unknown, a value is neither 0 nor 1 nor missing, or a row
-            has no observed value. It is a ValueError.
+            If a feature, a level or the segment is unknown, a value is neither 0 nor 1 nor missing,
+            or a row has no observed value. It is a ValueError.
         """
         index = self._find_segment(segment)
         if not isinstance(rows, Mapping):
@@ -131,8 +139,16 @@ class Scorer:
         values = np.full((1, len(self._places)), None, object)
         for name, value in row.items():
             values[0, self._places[name]] = value
-        X, observed = convert_to_bits(values, self.fitted.feature_names, _VALUES_REMEDY)
+        names = self.fitted.feature_names
+        X, observed = convert_values(values, names, None, _VALUES_REMEDY, 0, self._levels)
         _check_rows_observed(observed)
+        return self._pack(X, observed, segment)
+
+    def _pack(
+        self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, segment: int
+    ) -> BinaryBlock:
+        if self._levels:
+            X, observed = split_values(X, observed, self._features)
         return pack_block(X, observed, segment)
 
     def _compute_codes(self, block: BinaryBlock) -> dict[str, NDArray[Any]]:
@@ -152,14 +168,16 @@ class Scorer:
     def _make_dataset(self, df: Any, segment: str) -> MemoryDataset:
         frame = wrap_frame(df, _ROW_REMEDY)
         self._check_features(map(str, frame.columns))
-        table = join_tables([*convert_frame(frame, None, (), remedy=_VALUES_REMEDY)])
+        tables = convert_frame(frame, None, (), remedy=_VALUES_REMEDY)
+        table = join_tables([*replace(tables, levels=self._levels)])
         X, observed = np.zeros((2, len(table.X), len(self._places)), np.uint8)
         places = [self._places[name] for name in table.feature_names]
         X[:, places] = table.X
         observed[:, places] = 1 if table.observed is None else table.observed
         _check_rows_observed(observed)
         mask = None if observed.all() else observed
-        dataset = make_memory_dataset([BinaryTable(X, mask, self.fitted.feature_names, None, {})])
+        names = self.fitted.feature_names
+        dataset = make_memory_dataset([BinaryTable(X, mask, names, None, {}, self._levels)])
         return replace(dataset, segment_names=(segment,))
 
     def _check_features(self, names: Iterable[str]) -> None:

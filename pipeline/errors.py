@@ -9,6 +9,7 @@ The text of an error or a warning may contain placeholders:
 | `{components=3}` | `--components 3` | `components=3` |
 | `{repair=nearest}` | `--set repair=nearest` | `repair="nearest"` |
 
+A text about no feature or segment may mean an argument of that name, `segments` of estimators.
 Python's spelling is the default; `flows.cli.errors` spells for the command line. Braces inside a
 path or a quoted value, such as `data/{year}.csv`, are not placeholders.
 """
@@ -62,7 +63,8 @@ class FitWarning:
     text
         The message; this module's docstring lists the placeholders.
     features, segments
-        Indices of the features and segments it concerns, or their names.
+        Indices of the features and segments it concerns, or their names. The features are those of
+        blocks: planes, if features have several levels.
     parameter
         Name of the argument or setting it concerns. If `text` does not mention it, the message
         begins with it: `components: …`.
@@ -93,7 +95,7 @@ class FitWarning:
 
         def replace_placeholder(match: re.Match[str]) -> str:
             name, value = match.groups()
-            if name in names:
+            if name in names and names[name][0]:
                 return _format_names(*names[name])
             mentioned.add(name)
             return spell(name, value)

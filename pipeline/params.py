@@ -90,14 +90,20 @@ def layer_arrays_field(*dims: str, allowed: NumberRange = _ANY_NUMBER) -> Any:
 
 
 def get_named_arrays(params: Any) -> NamedArrays:
-    """Return a model's parameters as named arrays with their dimensions."""
+    """Return a model's parameters as named arrays with their dimensions.
+
+    The dimension `plane` is called `feature` if the parameters have no `n_levels`: then every
+    feature has one plane.
+    """
     arrays: NamedArrays = {}
+    has_planes = getattr(params, "n_levels", None) is not None
     for f in fields(params):
         dims, value = f.metadata["dims"], getattr(params, f.name)
         if "per_layer" in f.metadata:
             arrays |= {f"{f.name}_{k}": (_name_layer_dims(dims, k), a) for k, a in enumerate(value)}
         elif value is not None:
-            arrays[f.name] = (dims, value)
+            own = (dim if has_planes or dim != "plane" else "feature" for dim in dims)
+            arrays[f.name] = (tuple(own), value)
     return arrays
 
 

@@ -51,6 +51,7 @@ def list_dataset_facts(
     words: NDArray[np.int64],
     blocks: NDArray[np.int64],
     incomplete: NDArray[np.bool_],
+    planes: Sequence[str],
     ones: Callable[[], NDArray[np.int64]],
     splits: Callable[[], Sequence[str]],
 ) -> Facts:
@@ -64,8 +65,10 @@ def list_dataset_facts(
         Words per feature in each chunk, and whether the chunk has missing values, (n_chunks,) each.
     blocks
         The table of blocks.
+    planes
+        Names of the rows of bits; those of the features if all are binary.
     ones
-        Reads the number of ones, (n_chunks, n_features); called only if that table is small.
+        Reads the number of ones, (n_chunks, n_planes); called only if that table is small.
     splits
         Reads the names of the splits.
     """
@@ -73,6 +76,11 @@ def list_dataset_facts(
     yield "path", path
     yield "rows", f"{manifest['n_rows']:,}"
     yield "features", _format_first_items(_shorten_first_names(names), len(names))
+    feature_levels = manifest.get("feature_levels", {})
+    if n_with_levels := sum(len(own) > 2 for own in feature_levels.values()):
+        yield "levels", f"more than 2 of {n_with_levels:,} features"
+    if continuous := [name for name in names if feature_levels.get(name) == []]:
+        yield "continuous", _format_first_items(_shorten_first_names(continuous), len(continuous))
     segments = manifest["segment_names"]
     yield "segments", _format_first_items(_format_segments(segments, blocks), len(segments))
     if columns:
@@ -84,9 +92,9 @@ def list_dataset_facts(
         yield "splits", _format_splits(splits)
     n, n_chunks = int(incomplete.sum()), len(words)
     yield "missing", f"in {n:,} of {n_chunks:,} chunks" if n else "none"
-    if n_chunks * len(names) <= _MAX_COUNTS:
-        yield from _describe_ones(names, manifest["n_rows"], ones)
-    size = 8 * len(names) * int(words.sum())
+    if planes and n_chunks * len(planes) <= _MAX_COUNTS:
+        yield from _describe_ones(planes, manifest["n_rows"], ones)
+    size = 8 * len(planes) * int(words.sum())
     yield "bits", f"{size:,} bytes before compression, chunks: {n_chunks:,}"
 
 

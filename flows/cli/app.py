@@ -170,7 +170,8 @@ def _install_interrupt_handler() -> None:
     """Raise and remember Ctrl-C and SIGTERM, unless this process ignores them.
 
     Python drops a KeyboardInterrupt that arrives while an object is being deleted, so the handler
-    also sets a flag.
+    also sets a flag. An object whose creation is interrupted may fail when it is deleted (a Dask
+    future does); Python would print that error after the message, so the handler silences it.
     """
     _interrupt_received.clear()
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -181,6 +182,7 @@ def _install_interrupt_handler() -> None:
 
 def _handle_interrupt(*_: object) -> None:
     _interrupt_received.set()
+    sys.unraisablehook = lambda _: None
     raise KeyboardInterrupt
 
 

@@ -17,12 +17,14 @@ from storage.errors import DataError
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OPTIONS = frozenset(
     (
-        *("append", "artifact", "cluster", "codes", "collapse", "components", "dataset", "dif"),
-        *("dif_test", "drift_limit", "drop", "drop_constant", "duplicates", "executor"),
-        *("features", "folds", "genotypes", "group", "host", "image_shape", "insecure"),
-        *("items", "keep", "label", "layers", "likelihood_ratio", "long", "map", "memory"),
-        *("merge_by", "missing", "model", "names", "new", "new_features", "no", "orient"),
-        *("output", "overwrite", "performance_report", "person_fit", "psu", "queries"),
+        *("append", "artifact", "cluster", "codes", "collapse", "components", "dataset"),
+        *("continuous", "correction", "covariates", "cut", "outcomes"),
+        *("dif", "dif_purify", "dif_test", "drift_limit", "drop", "drop_constant", "duplicates"),
+        *("executor", "features", "folds", "genotypes", "group", "host", "image_shape", "insecure"),
+        *("items", "keep", "label", "layers", "levels", "likelihood_ratio", "link_to", "long"),
+        *("map", "memory", "merge_by", "missing", "model", "names", "new", "new_features", "no"),
+        *("ordinal", "orient", "output", "overwrite", "pattern", "performance_report"),
+        *("person_fit", "psu", "queries"),
         *("reconstruct", "resume", "rows", "seed", "segment_by", "segments", "set"),
         *("skip_corrupt", "split", "split_by", "standardize", "threshold", "tls_ca"),
         *("tls_cert", "tls_key", "truth", "warm_start", "weight", "weights", "what"),

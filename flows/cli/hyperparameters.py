@@ -168,7 +168,7 @@ def _convert_setting(name: str, text: str, kind: Any) -> Any:
         except ValueError:
             continue
     expected = " or ".join(map(_describe_value, kinds))
-    raise FitError(f"{{{name}}} is {text!r}, but should be {expected}.")
+    raise FitError(f"--set {name} is {text!r}, but should be {expected}.")
 
 
 def _is_union(kind: Any) -> bool:

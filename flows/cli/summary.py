@@ -59,11 +59,31 @@ def list_weights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("weights", _format_weights(weights))] if weights else []
 
 
+def list_covariates(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the line about covariates in a summary or manifest; empty without covariates."""
+    covariates = record.get("covariates")
+    if not covariates:
+        return []
+    texts = [
+        f"{column['name']} (against {column['levels'][0]})" if column["levels"] else column["name"]
+        for column in covariates["columns"]
+    ]
+    return [("covariates", ", ".join(texts))]
+
+
 def format_segment_count(n_segments: int, group: str | None) -> tuple[str, str]:
     """Return the number of segments, or of groups by the values of a column, as a fact."""
     if group is None:
         return "segments", f"{n_segments:,}"
     return "groups", f"{n_segments:,} by {group}"
+
+
+def list_known_items(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the line about known items in a summary or manifest; empty if there are none."""
+    items = record.get("known_items")
+    if not items:
+        return []
+    return [("known items", f"{items['n_items']:,} from {Path(items['path']).name}")]
 
 
 def _format_weights(weights: Mapping[str, Any]) -> str:
@@ -88,6 +108,8 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         "diagnostics": manifest["diagnostics"],
         "row_weights": manifest.get("row_weights"),
         "group": manifest.get("group"),
+        "known_items": manifest.get("known_items"),
+        "covariates": manifest.get("covariates"),
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],
         "spectrum": np.asarray(getattr(params, "eigenvalues", ()))[:_MAX_SHOWN].tolist(),
@@ -110,8 +132,10 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{summary['model']}, {n} component{'s' * (n != 1)}"),
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
         *list_weights(summary),
+        *list_covariates(summary),
         ("features", f"{summary['n_features']:,}"),
         format_segment_count(summary["n_segments"], summary["group"]),
+        *list_known_items(summary),
         ("passes", describe_passes(summary["iterations"], summary["converged"])),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
@@ -159,6 +183,15 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     """Print the size of a new dataset, its warnings and its path."""
     sizes = ("n_rows", "n_features", "n_segments", "n_chunks")
     rows = [(name.removeprefix("n_"), f"{summary[name]:,}") for name in sizes]
+    n_with_levels, n_continuous = (
+        summary["n_features_with_levels"],
+        summary["n_continuous_features"],
+    )
+    if n_with_levels or n_continuous:
+        n_by_kind = {"continuous": n_continuous, "with several levels": n_with_levels}
+        n_by_kind["binary"] = summary["n_features"] - n_with_levels - n_continuous
+        kinds = [f"{count:,} {kind}" for kind, count in n_by_kind.items() if count]
+        rows[1] = ("features", f"{summary['n_features']:,}: {', '.join(kinds)}")
     if summary["n_equal_rows"]:
         rows[0] = ("rows", f"{summary['n_rows']:,} different ones of {summary['n_equal_rows']:,}")
     rows.append(("columns", ", ".join(summary["columns"]) or "none"))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.feature_levels import BINARY_LEVELS
+
 FREQUENCY = "frequency"
 """Per-row column with the number of equal rows."""
 _ROWS_PER_BATCH = 1 << 14
@@ -23,6 +25,7 @@ class Batch(NamedTuple):
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
     columns: Mapping[str, NDArray[Any]]
+    numbers: None = None
 
 
 @dataclass
@@ -30,9 +33,11 @@ class CollapsedRows:
     """Distinct rows in the order of their first appearance.
 
     Rows are equal if they have the same values, missing values, segment and per-row columns. Memory
-    grows with the number of distinct rows only.
+    grows with the number of distinct rows only. `n_level_bits` is the number of bits that the
+    highest level needs, counted from 0: 1 if all features are binary.
     """
 
+    n_level_bits: int = 1
     _n_features: int = 0
     _has_segments: bool = False
     _dtypes: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +50,9 @@ class CollapsedRows:
         """Add rows, with the names of their segments."""
         self._n_features, self._has_segments = batch.X.shape[1], segments is not None
         observed = np.ones_like(batch.X) if batch.observed is None else batch.observed
-        bits = np.packbits(np.hstack([batch.X & observed, observed]), axis=1)
+        levels = batch.X * observed
+        level_bits = (levels >> k & 1 for k in range(self.n_level_bits))
+        bits = np.packbits(np.hstack([*level_bits, observed]), axis=1)
         labels = [*batch.columns.values(), *([] if segments is None else [segments])]
         for name, values in batch.columns.items():
             before = self._dtypes.get(name, values.dtype)
@@ -62,23 +69,34 @@ class CollapsedRows:
     def iter_batches(self) -> Iterator[LabelledBatch]:
         """Yield the distinct rows, with their frequencies as a per-row column."""
         keys, frequencies = [*self._counts], np.array([*self._counts.values()], np.int64)
-        n, names = self._n_features, [*self._dtypes]
+        n_bits, names = self.n_level_bits, [*self._dtypes]
+        n_columns = (n_bits + 1) * self._n_features
         for start in range(0, len(keys), _ROWS_PER_BATCH):
             part = keys[start : start + _ROWS_PER_BATCH]
             packed = np.frombuffer(b"".join(key[0] for key in part), np.uint8)
-            bits = np.unpackbits(packed.reshape(len(part), -1), axis=1, count=2 * n)
+            bits = np.unpackbits(packed.reshape(len(part), -1), axis=1, count=n_columns)
+            X, *higher_bits, observed = np.split(bits, n_bits + 1, axis=1)
+            for k, level_bits in enumerate(higher_bits, start=1):
+                X |= level_bits << k
             columns = {
                 name: _restore([key[1 + k] for key in part], self._dtypes[name])
                 for k, name in enumerate(names)
             }
             columns[FREQUENCY] = frequencies[start : start + _ROWS_PER_BATCH]
             segments = np.array([key[-1] for key in part]) if self._has_segments else None
-            yield Batch(bits[:, :n], bits[:, n:], columns), segments
+            yield Batch(X, observed, columns), segments
 
 
-def collapse_rows(batches: Iterable[tuple[Any, NDArray[Any] | None]]) -> CollapsedRows:
-    """Find the distinct rows of batches, each with the names of its segments."""
-    distinct = CollapsedRows()
+def collapse_rows(
+    batches: Iterable[tuple[Any, NDArray[Any] | None]],
+    feature_levels: Mapping[str, tuple[str, ...]],
+) -> CollapsedRows:
+    """Find the distinct rows of batches, each with the names of its segments.
+
+    `feature_levels` has the levels of the features that are not plain 0 and 1.
+    """
+    n_levels = max(map(len, feature_levels.values()), default=len(BINARY_LEVELS))
+    distinct = CollapsedRows((n_levels - 1).bit_length())
     for batch, segments in batches:
         if len(batch.X):
             distinct.add(batch, segments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
@@ -16,13 +17,23 @@ from flows.data.collapse import FREQUENCY
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifest_schemas import check_schema
-from storage.sources import DuplicateRule, ReadOptions, SourceBatch, format_map, parse_map
+from storage.sources import (
+    DuplicateRule,
+    ReadOptions,
+    SourceBatch,
+    format_map,
+    parse_continuous,
+    parse_levels,
+    parse_map,
+    parse_ordinal,
+)
 from storage.stores.locations import MANIFEST_NAME
 
 SOURCES_KEY = "sources"
 """Key, among the recorded roles, of the tags of the files that a dataset was made from."""
-Genotypes = Literal["dominant", "recessive"]
+Genotypes = Literal["dominant", "recessive", "additive"]
 _GENOTYPE_THRESHOLDS: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.5}
+_GENOTYPE_LEVELS = "0<1<2"
 
 
 @Option(name="*")
@@ -42,8 +53,8 @@ class RoleOptions(TypedDict, total=False):
         DuplicateRule,
         Option(
             group=ROWS,
-            help="If several lines have the same row and feature, use the last line, or 1 if any "
-            "line is 1. [default: refuse them]",
+            help="If several lines have the same row and feature, use the last line, or the "
+            "highest value of any: 1 if any line is 1. [default: refuse them]",
         ),
     ]
     segments: Annotated[
@@ -83,7 +94,8 @@ class RoleOptions(TypedDict, total=False):
         Genotypes,
         Option(
             group=VALUES,
-            help="Binarise allele counts: 1 if at least one copy (dominant) or two (recessive).",
+            help="Allele counts: 1 if at least one copy (dominant) or two (recessive), or the "
+            "levels 0, 1 and 2 (additive).",
         ),
     ]
     map: Annotated[
@@ -100,6 +112,30 @@ class RoleOptions(TypedDict, total=False):
     no: Annotated[
         Repeatable,
         Option(group=VALUES, name="--no", help="Values that mean 0, separated by commas."),
+    ]
+    levels: Annotated[
+        Repeatable,
+        Option(
+            group=VALUES,
+            help="Ordered levels, up to 16: 'LOW<MIDDLE<HIGH', or 'FEATURES:LOW<MIDDLE<HIGH' for "
+            "some features. Repeatable.",
+        ),
+    ]
+    ordinal: Annotated[
+        Repeatable,
+        Option(
+            group=VALUES,
+            help="Features whose levels are integers, with their range: 'FEATURES:0-4'. With "
+            "FEATURES alone, levels are those that occur, and files are read twice. Repeatable.",
+        ),
+    ]
+    continuous: Annotated[
+        Repeatable,
+        Option(
+            group=VALUES,
+            help="Features whose values are measurements, not levels: 'NAME,NAME', also patterns. "
+            "Repeatable.",
+        ),
     ]
     features: Annotated[
         Repeatable,
@@ -136,6 +172,10 @@ class ColumnRoles:
         Whether equal rows are stored once, with their number.
     missing, threshold, maps
         How values become bits; see `storage.sources.ReadOptions`. Maps are spelt as in `--map`.
+    levels, ordinal
+        Features with ordered levels, spelt as in `--levels` and `--ordinal`.
+    continuous
+        Continuous features, spelt as in `--continuous`.
     features, drop
         Columns to use as the only features, and columns to leave out: names and patterns.
     drop_constant
@@ -157,6 +197,9 @@ class ColumnRoles:
     drop_constant: bool = False
     long: str | None = None
     duplicates: DuplicateRule | None = None
+    levels: tuple[str, ...] = ()
+    ordinal: tuple[str, ...] = ()
+    continuous: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
@@ -172,6 +215,16 @@ class ColumnRoles:
                 "{collapse} and {long} cannot be combined: the rows of a long table have names, so "
                 "that none are equal."
             )
+        if self.collapse and self.continuous:
+            raise DataError(
+                "{collapse} and {continuous} cannot be combined: few rows with measurements are "
+                "equal. Leave out one of them."
+            )
+        for name in ("levels", "ordinal", "continuous"):
+            if getattr(self, name) and self.threshold is not None:
+                raise DataError(
+                    f"{{{name}}} and {{threshold}} cannot be combined. Leave out one of them."
+                )
         _ = self.read_options  # raises an error for invalid values
 
     @classmethod
@@ -184,7 +237,12 @@ class ColumnRoles:
         """The options that source readers need."""
         names = (self.segment_by, self.split_by, *self.keep)
         columns = tuple(dict.fromkeys(name for name in names if name is not None))
-        maps = tuple(parse_map(text) for text in self.maps)
+        maps = (
+            *map(parse_map, self.maps),
+            *map(parse_levels, self.levels),
+            *map(parse_ordinal, self.ordinal),
+            *chain.from_iterable(map(parse_continuous, self.continuous)),
+        )
         return ReadOptions(self.missing, self.threshold, columns, maps, self.features, self.drop)
 
     def with_source_columns(self, source: Any) -> ColumnRoles:
@@ -199,6 +257,11 @@ class ColumnRoles:
                 "column that {collapse} adds. Rename it."
             )
         return replace(self, segment_by=segment, split_by=split, keep=keep)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values to store; `levels`, `ordinal`, `continuous` only if there are any."""
+        optional = ("levels", "ordinal", "continuous")
+        return {n: v for n, v in asdict(self).items() if v or n not in optional}
 
     @property
     def per_row_columns(self) -> dict[str, str]:
@@ -221,7 +284,13 @@ def parse_roles(options: RoleOptions) -> ColumnRoles:
     if genotypes := roles.pop("genotypes", None):
         if roles.get("threshold") is not None:
             raise DataError("{genotypes} and {threshold} cannot be combined.")
-        roles["threshold"] = _GENOTYPE_THRESHOLDS[genotypes]
+        if genotypes == "additive":
+            roles["levels"] = (*roles.get("levels", ()), _GENOTYPE_LEVELS)
+        else:
+            kinds = ("levels", "ordinal", "continuous")
+            if other := next((name for name in kinds if roles.get(name)), None):
+                raise DataError(f"{{genotypes={genotypes}}} and {{{other}}} cannot be combined.")
+            roles["threshold"] = _GENOTYPE_THRESHOLDS[genotypes]
     yes, no, maps = (tuple(roles.pop(name, ())) for name in ("yes", "no", "map"))
     return ColumnRoles.from_json({**roles, "maps": (*maps, *format_map(yes, no))})
 

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
-from pipeline.data.matching import check_same_features
+from pipeline.data.covariates import code_rows, list_columns, read_covariates
+from pipeline.data.features import are_binary, list_features, read_dataset_features
+from pipeline.data.matching import check_same_features, check_same_levels
+from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.weights import RowWeights, weigh_rows
 from pipeline.errors import FitError
 from pipeline.inference import from_artifact
@@ -108,18 +111,23 @@ def make_row_source(
     skipped: Sequence[int] = (),
     columns: tuple[str, ...] = (),
     weights: RowWeights | None = None,
+    number_columns: tuple[str, ...] = (),
 ) -> RowSource:
     """Make the rows of a dataset or split readable by passes.
 
     Every process may keep `memory` bytes of chunks. Skipped chunks are left out, and the per-row
-    columns are read as well. Rows have `weights`, if given.
+    columns are read as well; the texts of `number_columns` are parsed as numbers. Rows have
+    `weights`, if given, and the covariates of the dataset.
     """
-    number_columns = () if weights is None else (weights.column,)
-    if weights is not None and weights.psu is not None:
-        columns = (*columns, weights.psu)
+    own_columns, own_numbers = list_columns(dataset.covariates)
+    columns, number_columns = (*columns, *own_columns), (*number_columns, *own_numbers)
+    if weights is not None:
+        number_columns = (*number_columns, weights.column)
+        columns = columns if weights.psu is None else (*columns, weights.psu)
     read = dataset.make_reader(split, memory, skipped, columns, number_columns)
-    rows = RowSource(read, dataset.rows_per_chunk, dataset.n_features, dataset.n_segments)
-    return rows if weights is None else weigh_rows(rows, weights)
+    rows = RowSource(read, dataset.rows_per_chunk, dataset.n_planes, dataset.n_segments)
+    rows = rows if weights is None else weigh_rows(rows, weights)
+    return code_rows(rows, dataset.covariates, dataset.levels)
 
 
 def load_fitted_model(path: str | AnyPath) -> LoadedModel:
@@ -131,22 +139,28 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
         raise DataError(f"{artifact.path}: {error}") from None
 
 
-def regroup_for_fit(
-    dataset: BinaryDataset, manifest: Mapping[str, Any], path: str
-) -> BinaryDataset:
-    """Return the dataset with the groups of a fit as its segments, if the fit has groups.
+def adapt_to_fit(dataset: BinaryDataset, manifest: Mapping[str, Any], path: str) -> BinaryDataset:
+    """Return the dataset with the features of a fit, its groups as segments, and its covariates.
 
     `manifest` and `path` are those of the fit, or of codes that it computed.
     """
-    column = manifest.get("group")
-    if column is None:
-        return dataset
+    if "feature_names" in manifest:
+        dataset = view_as_fitted(dataset, read_dataset_features(manifest))
+    column, covariates = manifest.get("group"), read_covariates(manifest)
+    if column is not None:
+        _check_fitted_column(dataset, column, f"groups of {path}")
+        dataset = dataset.segment_by(column)
+    for covariate in () if covariates is None else covariates.columns:
+        _check_fitted_column(dataset, covariate.name, f"covariates of {path}")
+    return dataset.with_covariates(covariates)
+
+
+def _check_fitted_column(dataset: BinaryDataset, column: str, role: str) -> None:
     if column not in dataset.column_names:
         raise DataError(
-            f"{dataset.path} has no per-row column {column!r}, whose values are the groups of "
-            f"{path}. Add the column."
+            f"{dataset.path} has no per-row column {column!r}, whose values are the {role}. Add "
+            "the column."
         )
-    return dataset.segment_by(column)
 
 
 def check_dataset_features(
@@ -154,9 +168,14 @@ def check_dataset_features(
     dataset: BinaryDataset,
     remedy: str = "Use the features of the fit in the same order, or fit again.",
 ) -> None:
-    """Check that a dataset has the features of the fit, in the same order."""
-    names = fitted.feature_names, dataset.feature_names
+    """Check that a dataset has the features of the fit, in the same order and with its levels."""
+    own, path = list_features(dataset), str(fitted.artifact.path)
+    expected = fitted.features if are_binary(own) else fitted.dataset_features
     try:
-        check_same_features(*names, str(fitted.artifact.path), remedy="")
+        check_same_features([f.name for f in expected], dataset.feature_names, path, remedy="")
     except FitError as error:
         raise DataError(f"{dataset.path}: {error}{remedy}") from None
+    try:
+        check_same_levels(expected, own, path)
+    except FitError as error:
+        raise DataError(f"{dataset.path}: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ from flows.data.columns import (
 from flows.data.parallel_sources import iter_batches_in_order
 from pipeline.executors.progress import Progress, ignore_progress
 from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.dataset.row_names import find_rows
 from storage.dataset.updates import check_same_labels
 from storage.dataset.writer import (
@@ -44,15 +45,19 @@ from storage.sources import (
     Source,
     SourceBatch,
     SourceUpdates,
+    check_same_levels,
     collect_tags,
     expand_sources,
     find_basket_items,
     find_new_files,
     format_plain_map,
     is_basket_file,
+    make_feature_maps,
     open_long_tables,
     open_source,
+    select_occurring_levels,
 )
+from storage.sources.value_codes import MISSING
 from storage.stores.locations import MANIFEST_NAME, AnyPath
 
 _DEFAULT_ROLES = ColumnRoles()
@@ -158,10 +163,20 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
     if base is not None:
         roles = merge_with_stored_roles(roles, base)
     _check_long_options(job, roles)
-    sources = _open_sources(names, roles, base, job.long_append)
+    levels = {} if base is None else _find_stored_levels(roles, base)
+    sources = _open_sources(names, roles, base, job.long_append, levels)
     if roles.drop_constant and base is None:
         roles = replace(roles, drop=(*roles.drop, *find_constant_features(sources)))
-        sources = _open_sources(names, roles, base, job.long_append)
+        sources = _open_sources(names, roles, base, job.long_append, levels)
+    if (name := _find_feature_without_levels(sources[0])) is not None:
+        if base is not None:
+            raise DataError(
+                f"{{new_features=add}}: feature {name!r} is new, and its levels are not known, "
+                "because {ordinal} was used without a range. Ingest all rows again with "
+                "{overwrite} and {ordinal=FEATURES:LOW-HIGH}."
+            )
+        levels = {**levels, **_find_occurring_levels(sources)}
+        sources = _open_sources(names, roles, base, job.long_append, levels)
     check_feature_names(sources[0].feature_names)
     if isinstance(sources[0], Source):
         sources[0].check_first_rows()
@@ -171,6 +186,36 @@ def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
     else:
         check_dataset_target(job.path, job.overwrite)
     return replace(job, sources=sources, roles=roles)
+
+
+def _find_stored_levels(roles: ColumnRoles, base: BinaryDataset) -> dict[str, tuple[str, ...]]:
+    """Return the levels of a dataset's features, unless they are binary without such an option.
+
+    Raises `DataError` if the options define other levels.
+    """
+    options = roles.read_options
+    check_same_levels(base.feature_names, base.feature_levels, options, str(base.path))
+    maps = ((name, options.find_map(name)) for name in base.feature_names)
+    declared = [name for name, value_map in maps if value_map is not None and value_map.levels]
+    return {**dict.fromkeys(declared, BINARY_LEVELS), **base.feature_levels}
+
+
+def _find_feature_without_levels(source: Any) -> str | None:
+    """Return the first feature whose levels are still to be found, or None."""
+    if not isinstance(source, Source):
+        return None
+    maps = ((name, source.options.find_map(name)) for name in source.feature_names)
+    return next((n for n, value_map in maps if value_map and value_map.has_candidates), None)
+
+
+def _find_occurring_levels(sources: Sequence[Source]) -> dict[str, tuple[str, ...]]:
+    """Find the levels of ordinal features in all rows of all sources."""
+    names = sources[0].feature_names
+    occurs = np.zeros((len(names), MISSING + 1), np.bool_)
+    for batch in iter_batches_in_order(sources):
+        codes = batch.X if batch.observed is None else np.where(batch.observed, batch.X, MISSING)
+        occurs[np.arange(len(names)), codes] = True
+    return select_occurring_levels(names, occurs, sources[0].options)
 
 
 def _check_long_options(job: IngestJob, roles: ColumnRoles) -> None:
@@ -200,7 +245,7 @@ def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
     batches: Iterable[tuple[Any, NDArray[Any] | None]]
     batches = _iter_labelled_batches(job, n_rows, progress)
     if roles.collapse:
-        distinct = collapse_rows(batches)
+        distinct = collapse_rows(batches, sources[0].feature_levels)
         if len(distinct) == 1 and job.base is None:
             raise DataError("{collapse}: all rows are equal, so that only one would be stored.")
         batches, n_rows = distinct.iter_batches(), len(distinct)
@@ -228,7 +273,7 @@ def _iter_labelled_batches(
         yield replace(batch, columns=columns), None if segment is None else segment(batch, done)
         done += len(batch.X)
         if roles.maps:
-            n_ones += int(batch.X.sum())
+            n_ones += int(np.count_nonzero(batch.X))
             n_observed += batch.X.size if batch.observed is None else int(batch.observed.sum())
         progress("ingest", done, n_rows or 0, done)
     if roles.maps and job.base is None and n_ones in (0, n_observed):
@@ -265,9 +310,10 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
         with create_dataset(
             path,
             names,
+            feature_levels=sources[0].feature_levels,
             columns=roles.stored_columns,
             expected_rows=n_rows,
-            ingest={**asdict(roles), SOURCES_KEY: tags},
+            ingest={**roles.to_json(), SOURCES_KEY: tags},
             attributes=attributes,
             overwrite=job.overwrite,
         ) as writer:
@@ -276,7 +322,8 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
     in_old_rows: Literal["missing", "zero"] | None = None
     if job.long_append.new_features == "add":
         in_old_rows = "zero" if sources[0].columns.value is None else "missing"
-    with append_dataset(path, names, in_old_rows) as writer:
+    levels = {**base.feature_levels, **sources[0].feature_levels}
+    with append_dataset(path, names, in_old_rows, levels) as writer:
         if writer.base is None or writer.base.manifest != base.manifest:
             raise FolderInUseError(
                 f"{path}: another writer changed the dataset in between. Run the command again."
@@ -286,10 +333,17 @@ def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
 
 
 def _open_sources(
-    names: Sequence[str], roles: ColumnRoles, base: BinaryDataset | None, append: LongAppend
+    names: Sequence[str],
+    roles: ColumnRoles,
+    base: BinaryDataset | None,
+    append: LongAppend,
+    levels: Mapping[str, tuple[str, ...]],
 ) -> list[Any]:
+    """Open sources; `levels` are those of features that are known before reading."""
     items = base.feature_names if base else find_basket_items(list(filter(is_basket_file, names)))
-    options = replace(roles.read_options, is_append=base is not None)
+    options = replace(
+        roles.read_options, is_append=base is not None, feature_maps=make_feature_maps(levels)
+    )
     _check_example_options(names, options)
     if roles.long:
         target = {}
@@ -301,20 +355,23 @@ def _open_sources(
                 "can_update": append.merge_by is not None,
             }
         return [open_long_tables(names, roles.long, roles.duplicates, options, **target)]
-    sources = [
-        open_example(name)
-        if name.startswith(EXAMPLE_PREFIX)
-        else open_source(name, options, items=items)
-        for name in names
-    ]
-    for source in sources[1:]:
+    sources: list[Any] = []
+    for name in names:
+        is_example = name.startswith(EXAMPLE_PREFIX)
+        source = open_example(name) if is_example else open_source(name, options, items=items)
+        if not sources and isinstance(source, Source):  # its levels are those of all sources
+            own = {n: value_map.levels for n, value_map in source.options.feature_maps.items()}
+            options = replace(options, feature_maps=make_feature_maps(own))
+        sources.append(source)
         _check_same_columns(sources[0], source)
     return sources
 
 
 def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
     example = next((name for name in names if name.startswith(EXAMPLE_PREFIX)), None)
-    values = {"map": options.maps, "features": options.features, "drop": options.drop}
+    kinds = {"continuous": options.has_continuous}
+    kinds |= {"levels": any(m.levels for m in options.maps), "map": bool(options.maps)}
+    values = {**kinds, "features": options.features, "drop": options.drop}
     for name, value in values.items():
         if value and example:
             raise DataError(f"{{{name}}} cannot be used with {example}, only with files.")
@@ -323,13 +380,20 @@ def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
 def find_constant_features(sources: Sequence[Any]) -> tuple[str, ...]:
     """Find the features with at most one distinct value in all rows of all sources."""
     names = sources[0].feature_names
-    has_one, has_zero = np.zeros((2, len(names)), np.bool_)
+    levels = sources[0].feature_levels
+    continuous = [k for k, name in enumerate(names) if levels.get(name) == ()]
+    highest, lowest = np.zeros(len(names), np.uint8), np.full(len(names), MISSING, np.uint8)
+    largest, least = np.full(len(continuous), -np.inf), np.full(len(continuous), np.inf)
     for batch in iter_batches_in_order(sources):
-        ones = batch.X != 0
-        has_one |= ones.any(axis=0)
-        zeros = ~ones if batch.observed is None else ~ones & (batch.observed != 0)
-        has_zero |= zeros.any(axis=0)
-    return tuple(names[k] for k in np.flatnonzero(~(has_one & has_zero)))
+        if batch.numbers is not None:
+            np.fmax(largest, np.fmax.reduce(batch.numbers, axis=0, initial=-np.inf), out=largest)
+            np.fmin(least, np.fmin.reduce(batch.numbers, axis=0, initial=np.inf), out=least)
+        np.maximum(highest, batch.X.max(axis=0, initial=0), out=highest)
+        values = batch.X if batch.observed is None else np.where(batch.observed, batch.X, MISSING)
+        np.minimum(lowest, values.min(axis=0, initial=MISSING), out=lowest)
+    is_constant = lowest >= highest
+    is_constant[continuous] = least >= largest
+    return tuple(names[k] for k in np.flatnonzero(is_constant))
 
 
 def _expand_pattern(pattern: str) -> list[str]:
@@ -345,6 +409,13 @@ def _check_same_columns(first: Any, other: Any) -> None:
                 f"{other.path}: the columns are not the same as in {first.path}: "
                 f"{', '.join(map(str, differ[:5]))}. All sources must have the same columns."
             )
+    levels, other_levels = first.feature_levels, other.feature_levels
+    if levels != other_levels:
+        name = next(n for n in first.feature_names if levels.get(n) != other_levels.get(n))
+        raise DataError(
+            f"{other.path}: feature {name!r} does not have the same levels as in {first.path}. "
+            f"Name them for all sources: {{levels={name}:LOW<MIDDLE<HIGH}}."
+        )
 
 
 def _merge_attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Mapping[str, Any]:
@@ -397,16 +468,24 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
         "n_rows": dataset.n_rows,
         "n_equal_rows": _count_equal_rows(dataset),
         "n_features": dataset.n_features,
+        "n_features_with_levels": _count_features_with_levels(dataset),
+        "n_continuous_features": len(dataset.continuous_features),
         "n_segments": dataset.n_segments,
         "n_chunks": dataset.n_chunks,
         "columns": list(dataset.column_names),
         "left_out": list(dataset.manifest["ingest"].get("drop", ())),
         "warnings": [
             *warnings,
+            *_warn_about_empty_levels(dataset),
             *_warn_about_single_row_segments(dataset),
             *_warn_about_duplicate_names(dataset),
         ],
     }
+
+
+def _count_features_with_levels(dataset: BinaryDataset) -> int:
+    """Return the number of features with three or more levels."""
+    return sum(len(levels) > len(BINARY_LEVELS) for levels in dataset.feature_levels.values())
 
 
 def _count_equal_rows(dataset: BinaryDataset) -> int | None:
@@ -414,6 +493,22 @@ def _count_equal_rows(dataset: BinaryDataset) -> int | None:
     if not dataset.manifest["ingest"].get("collapse"):
         return None
     return int(dataset.column(FREQUENCY).sum())
+
+
+def _warn_about_empty_levels(dataset: BinaryDataset) -> list[str]:
+    """Warn about levels that no row has, although some rows have higher ones."""
+    if not _count_features_with_levels(dataset):
+        return []
+    planes, ones = dataset.planes, dataset.ones().sum(axis=0)
+    is_empty = (np.diff(planes.features) == 0) & (np.diff(ones) == 0) & (ones[1:] > 0)
+    steps = np.flatnonzero(is_empty)
+    features = planes.features[steps]
+    names = [
+        f"{dataset.feature_names[feature]}={planes.levels[feature][level]}"
+        for feature, level in zip(features, steps - planes.firsts[features] + 1, strict=True)
+    ]
+    listed = join_names([repr(name) for name in names], _MAX_NAMES)
+    return [f"no row has these levels, but some rows have higher ones: {listed}"] * bool(names)
 
 
 def _warn_about_single_row_segments(dataset: BinaryDataset) -> list[str]:

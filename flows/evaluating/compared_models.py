@@ -7,21 +7,26 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import scipy
 
 from flows.data.datasets import (
     LoadedModel,
+    adapt_to_fit,
     check_dataset_features,
     load_fitted_model,
     may_open,
-    regroup_for_fit,
 )
 from flows.fitting.provenance import TrainingRows, find_training_rows
+from pipeline.data.covariates import have_same_columns, read_covariates
+from pipeline.data.features import list_features_with_levels
 from pipeline.data.matching import describe_unknown_segments
+from pipeline.data.plane_views import view_as_fitted
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel, match_segments
 from pipeline.evaluation.prediction import TargetLabels, find_target_labels
 from pipeline.models.capabilities import CanPredict
+from pipeline.models.known_items import find_known_values
 from pipeline.statistics.labels import SEGMENT
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import parse_path
@@ -62,14 +67,21 @@ def load_compared_models(
     Returns the models, and the dataset with the groups of the fits as segments, if they have any.
     """
     fits = {path: load_fitted_model(parse_path(path)) for path in paths}
+    dataset = view_as_fitted(dataset, next(iter(fits.values())).dataset_features)
     for fitted in fits.values():
         check_dataset_features(fitted, dataset)
     if (grouped := _find_fit_with_groups(fits)) is not None:
         path, fitted = grouped
-        dataset = regroup_for_fit(dataset, fitted.artifact.manifest, path)
+        dataset = adapt_to_fit(dataset, fitted.artifact.manifest, path)
+    if (regressed := _find_fit_with_covariates(fits)) is not None:
+        path, fitted = regressed
+        covariates = adapt_to_fit(dataset, fitted.artifact.manifest, path).covariates
+        dataset = dataset.with_covariates(covariates)
     models = [_make_compared_model(path, fits[path], dataset) for path in paths]
     if grouped is not None:
         models = [_regroup_training_rows(model, grouped[1]) for model in models]
+    if regressed is not None:
+        models = [_add_covariates(model, regressed[1]) for model in models]
     return models, dataset
 
 
@@ -80,6 +92,17 @@ def _regroup_training_rows(model: ComparedModel, grouped: LoadedModel) -> Compar
         return model
     regrouped = replace(training, dataset=training.dataset.segment_by(column))
     return replace(model, training_rows=regrouped)
+
+
+def _add_covariates(model: ComparedModel, regressed: LoadedModel) -> ComparedModel:
+    """Read the covariates of a fit with the rows that a model was fitted to, if they have them."""
+    training, covariates = model.training_rows, read_covariates(regressed.artifact.manifest)
+    if training is None or covariates is None:
+        return model
+    if any(column.name not in training.dataset.column_names for column in covariates.columns):
+        return model
+    dataset = training.dataset.with_covariates(covariates)
+    return replace(model, training_rows=replace(training, dataset=dataset))
 
 
 def _find_fit_with_groups(fits: Mapping[str, LoadedModel]) -> tuple[str, LoadedModel] | None:
@@ -96,6 +119,22 @@ def _find_fit_with_groups(fits: Mapping[str, LoadedModel]) -> tuple[str, LoadedM
         ]
         raise FitError(f"{' and '.join(texts)}. Evaluate them one by one.")
     return next((fit for column, fit in by_column.items() if column is not None), None)
+
+
+def _find_fit_with_covariates(fits: Mapping[str, LoadedModel]) -> tuple[str, LoadedModel] | None:
+    """Find a fit with covariates; refuse others with other covariates."""
+    found = [
+        (path, fitted)
+        for path, fitted in fits.items()
+        if read_covariates(fitted.artifact.manifest) is not None
+    ]
+    first, *others = [read_covariates(fitted.artifact.manifest) for _, fitted in found] or [None]
+    for (path, _), covariates in zip(found[1:], others, strict=True):
+        if not have_same_columns(first, covariates):
+            raise FitError(
+                f"{found[0][0]} and {path} have different covariates. Evaluate them one by one."
+            )
+    return found[0] if found else None
 
 
 def _needs_segments(fitted: LoadedModel) -> bool:
@@ -116,7 +155,14 @@ def _make_compared_model(path: str, fitted: LoadedModel, dataset: BinaryDataset)
     return ComparedModel(
         path,
         str(fitted.artifact.path.resolve()),
-        match_segments(fitted.model, fitted.params, segments, names, labels),
+        match_segments(
+            fitted.model,
+            fitted.params,
+            segments,
+            names,
+            labels,
+            list_features_with_levels(dataset),
+        ),
         manifest["n_components"],
         find_training_rows(fitted.artifact, dataset),
         manifest["seed"],
@@ -134,8 +180,11 @@ def _find_labels(fitted: LoadedModel, dataset: BinaryDataset) -> TargetLabels | 
     return find_target_labels(fitted.model, fitted.params, names, dataset)
 
 
-_SHOWN_SETTINGS = ("estimator", "equal_slopes", "prior_precision", "constant_features")
-_DEFAULT_VALUES = (None, "auto", "no", 0.0, "refuse")
+_SHOWN_SETTINGS = (
+    *("estimator", "equal_slopes", "prior_precision", "constant_features"),
+    *("guessing", "slipping", "slope_prior", "offset_prior"),
+)
+_DEFAULT_VALUES = (None, "auto", "no", 0.0, "refuse", "none")
 _MAX_DECREASE = 0.01  # nats by which the larger model may lie below the smaller one
 
 
@@ -148,7 +197,8 @@ def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str
     if len(models) < 2:
         raise FitError("{likelihood_ratio} needs two or more artifacts. Repeat {artifact}.")
     for model in models:
-        if "fit_statistics" not in model.manifest["diagnostics"]:
+        is_trait = model.manifest["model"] == "latent-trait"
+        if not is_trait or "fit_statistics" not in model.manifest["diagnostics"]:
             raise FitError(
                 f"{model.name} is {_format_model(model)}, but only latent-trait fits by quadrature "
                 "maximise the likelihood. Leave out {likelihood_ratio}."
@@ -203,7 +253,31 @@ def _is_nested(small: ComparedModel, large: ComparedModel) -> bool:
     a, b = small.manifest["hyperparameters"], large.manifest["hyperparameters"]
     has_same_settings = all(a[name] == b[name] for name in ("prior_precision", "constant_features"))
     is_comparable = has_same_settings and not a["prior_precision"]
+    is_comparable &= _has_nested_items(small, large) and _has_nested_asymptotes(a, b)
     return is_comparable and b["equal_slopes"] == "no" and small.n_components <= large.n_components
+
+
+def _has_nested_asymptotes(small: Mapping[str, Any], large: Mapping[str, Any]) -> bool:
+    """Return whether the smaller fit has no asymptotes that the larger one has not, nor priors."""
+    kinds = ("none", "common", "item")
+    for name in ("guessing", "slipping"):
+        a, b = (settings.get(name, "none") for settings in (small, large))
+        if kinds.index(a) > kinds.index(b) or (b != "none" and large[f"{name}_prior"] != "none"):
+            return False
+    priors = [
+        s.get(name, "none") for s in (small, large) for name in ("slope_prior", "offset_prior")
+    ]
+    return set(priors) == {"none"}
+
+
+def _has_nested_items(small: ComparedModel, large: ComparedModel) -> bool:
+    """Return whether the smaller fit knows all that the larger one knows about its items."""
+    a, b = (find_known_values(model.subject.params) for model in (small, large))
+    if b is None:
+        return True
+    traits = [model.manifest["hyperparameters"]["traits"] for model in (small, large)]
+    is_same = a is not None and a.shape == b.shape and bool(((a == b) | np.isnan(b)).all())
+    return is_same and (traits[0] == traits[1] or traits[1] == "free")
 
 
 def _get_fit_statistics(model: ComparedModel) -> Mapping[str, Any]:

@@ -1,28 +1,33 @@
-"""Differential item functioning: find items that favour one of two groups of rows."""
+"""Differential item functioning: find items that favour one of the groups of rows."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from flows.cli.options import DATA, Option
+from flows.cli.options import DATA, Option, Switch
+from flows.evaluating.compared_models import ComparedModel
 from pipeline.data.blocks import RowSource
+from pipeline.data.features import Feature, are_binary
 from pipeline.errors import FitError
 from pipeline.evaluation.item_bias import (
-    GroupTraits,
+    GroupFits,
+    check_group_tests,
+    count_answering_rows,
     count_by_score,
-    fit_groups,
+    group_rows,
     mantel_haenszel,
     run_group_tests,
+    run_purified_group_tests,
 )
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.fitting.loop import collect_first_statistics, initialize_fit
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 
@@ -30,85 +35,206 @@ DifTest = Annotated[
     Literal["mantel-haenszel", "likelihood-ratio"],
     Option(group=DATA, help="Test for --dif: by sum scores, or by a fit per item."),
 ]
+DifPurify = Annotated[
+    bool,
+    Switch,
+    Option(
+        group=DATA,
+        help="With --dif-test likelihood-ratio: repeat the tests without anchors that were found "
+        "to be biased.",
+    ),
+]
 _LIKELIHOOD_RATIO = "likelihood-ratio"
-_MIN_GROUP_ROWS = 20
+_MIN_GROUP_ROWS, _MAX_GROUPS = 20, 100
 
 
 class DifGroups(NamedTuple):
-    """Two groups of rows: column, test, and the groups' values and names, larger group first."""
+    """Groups of rows: column, test, and the groups' values and names, largest group first."""
 
     column: str
     test: str
-    values: tuple[int, int]
-    names: tuple[str, str]
+    is_purified: bool
+    values: tuple[int, ...]
+    names: tuple[str, ...]
 
 
-def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> DifGroups | None:
-    """Find the two groups that a per-row column defines; the larger one is the reference.
+def find_dif_groups(
+    dataset: BinaryDataset, split: str | None, column: str | None, test: str, is_purified: bool
+) -> DifGroups | None:
+    """Find the groups that a per-row column defines; the largest one is the reference.
 
-    Raises `DataError` or `FitError` if there is no such column, or it does not define two groups of
-    enough rows.
+    Raises `DataError` or `FitError` if there is no such column, or it does not define groups of
+    enough rows for the test.
     """
+    if is_purified and test != _LIKELIHOOD_RATIO:
+        raise FitError("{dif_purify} needs {dif_test=likelihood-ratio}.")
     if column is None:
         if test == _LIKELIHOOD_RATIO:
             raise FitError("{dif_test} needs {dif}. Name a column.")
         return None
     dataset.check_columns([column])
-    columns = [dataset.read_row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
-    values, counts = np.unique(np.concatenate(columns), return_counts=True)
-    is_named = values != -1 if column in dataset.levels else np.ones(len(values), bool)
-    values, counts = values[is_named], counts[is_named]
-    if values.dtype.kind == "f" or len(values) != 2:
+    values = np.concatenate([part for _, part in dataset.iter_codes(column, split)])
+    is_missing = values == -1 if column in dataset.levels else np.isnan(values)
+    values, counts = np.unique(values[~is_missing], return_counts=True)
+    where = str(dataset.path) if split is None else f"the split {split!r} of {dataset.path}"
+    start = f"{{dif}} is {column!r}, but"
+    if (values != np.rint(values)).any():
         raise DataError(
-            f"{{dif}} is {column!r}, but this column of {dataset.path} has {len(values):,} values "
-            "instead of two. Choose or store a column with two values."
+            f"{start} this column of {where} has fractions. Choose a column of texts or whole "
+            "numbers."
         )
-    larger_first = np.argsort(-counts, kind="stable")
-    values, counts = values[larger_first], counts[larger_first]
-    names = [str(text) for text in dataset.decode_texts(column, values)]
-    for name, count in zip(names, counts, strict=True):
-        if count < _MIN_GROUP_ROWS:
-            raise DataError(
-                f"{{dif}} is {column!r}, but the group {name!r} has only {count} rows in "
-                f"{dataset.path}; {_MIN_GROUP_ROWS} are needed. Choose another column."
+    limit = 2 if test != _LIKELIHOOD_RATIO else _MAX_GROUPS
+    if not 2 <= len(values) <= limit:
+        choices = "two" if limit == 2 else f"2 to {limit}"
+        hint = ", or use {dif_test=likelihood-ratio}" if 2 < len(values) <= _MAX_GROUPS else ""
+        raise DataError(
+            f"{start} this column of {where} has {len(values):,} values instead of {choices}. "
+            f"Choose or store another column{hint}."
+        )
+    largest_first = np.argsort(-counts, kind="stable")
+    values, counts = values[largest_first], counts[largest_first]
+    values = values if column in dataset.levels else values.astype(np.int64)
+    names = tuple(str(text) for text in dataset.decode_texts(column, values))
+    if (count := int(counts[-1])) < _MIN_GROUP_ROWS:
+        rows = "1 row" if count == 1 else f"{count} rows"
+        raise DataError(
+            f"{start} the group {names[-1]!r} has only {rows} in {where}; {_MIN_GROUP_ROWS} are "
+            "needed. Choose another column."
+        )
+    return DifGroups(column, test, is_purified, tuple(map(int, values)), names)
+
+
+def check_has_no_weights(models: Sequence[ComparedModel]) -> None:
+    """Refuse fits with weights: the tests would count every row once."""
+    for model in models:
+        if model.manifest.get("row_weights") is not None:
+            raise FitError(
+                f"{model.name} was fitted to rows with weights, but {{dif}} counts every row once. "
+                "Name a fit without weights."
             )
-    return DifGroups(column, test, (int(values[0]), int(values[1])), (names[0], names[1]))
+
+
+def check_has_no_asymptotes(models: Sequence[ComparedModel]) -> None:
+    """Refuse fits with guessing or slipping: the fits of the tests have neither."""
+    for model in models:
+        settings = model.manifest["hyperparameters"]
+        if any(settings.get(name, "none") != "none" for name in ("guessing", "slipping")):
+            raise FitError(
+                f"{model.name} has items with guessing or slipping, but "
+                "{dif_test=likelihood-ratio} fits items without. Name another fit, or compare fits "
+                "with {group} and {free}."
+            )
+
+
+def check_has_binary_items(features: Sequence[Feature], test: str) -> None:
+    """Refuse features with several levels, which the test by fits does not take."""
+    if test == _LIKELIHOOD_RATIO and not are_binary(features):
+        raise FitError(
+            "{dif_test=likelihood-ratio} takes binary features, but some have several levels. Use "
+            "{dif_test=mantel-haenszel}."
+        )
 
 
 def compute_item_bias(
     groups: DifGroups,
     rows: RowSource,
-    names: tuple[str, ...],
+    features: Sequence[Feature],
     seed: int,
     executor: Executor,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Test all items; list the most biased first."""
-    model = GroupTraits(groups.column, groups.values)
-    first: Any = collect_first_statistics(model, rows, executor, seed, progress)
-    has_missing_values = not first.is_complete
-    shared, objective = None, 0.0
-    if has_missing_values or groups.test == _LIKELIHOOD_RATIO:
-        state = initialize_fit(model, first, seed)
-        shared, objective = fit_groups(model, state, rows, executor, progress)
-    count = partial(count_by_score, model, shared if has_missing_values else None, RowRandom(seed))
-    sums = collect_statistics(count, rows, executor, "sum scores", progress=progress)
-    trait: dict[str, Any] = {}
-    tests: Any = mantel_haenszel(sums.values["rows"], sums.values["ones"])
-    if shared is not None and groups.test == _LIKELIHOOD_RATIO:
-        tests = run_group_tests(model, shared, objective, rows, executor, progress)
-        mean, log_sd = shared.focal.tolist()
-        trait["focal_trait"] = {"mean": mean, "sd": math.exp(log_sd)}
-    order = np.argsort(tests.p, kind="stable")
-    columns = {name: values[order].tolist() for name, values in tests._asdict().items()}
-    items = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    """Test all items; list the most biased first. `rows` must have the column of the groups.
+
+    With more than two groups, what concerns the focal group becomes a list.
+    """
+    rows = group_rows(rows, groups.column, groups.values)
+    first = collect_statistics(
+        FeatureCounts.from_block, rows, executor, FeatureCounts.label, progress=progress
+    )
+    count = partial(count_answering_rows, len(groups.names))
+    answering = collect_statistics(count, rows, executor, "answers", progress=progress)
+    fits = GroupFits(rows, groups.names, first, executor, seed, progress)
+    is_by_score, names = groups.test != _LIKELIHOOD_RATIO, tuple(f.name for f in features)
+    if not are_binary(features):
+        found = _compare_level_scores(fits, groups, features)
+    elif is_by_score:
+        found = _compare_scores(fits, names)
+    else:
+        found = _compare_fits(fits, groups, names)
     return {
         "column": groups.column,
         "test": groups.test,
         "reference": groups.names[0],
-        "focal": groups.names[1],
-        "rows": sums.values["group_rows"].tolist(),
-        "has_drawn_answers": has_missing_values and groups.test != _LIKELIHOOD_RATIO,
-        **trait,
-        "items": [{"feature": names[i], **item} for i, item in zip(order, items, strict=True)],
+        "focal": _unpack_only(list(groups.names[1:])),
+        "rows": answering.values["rows"].tolist(),
+        "has_drawn_answers": is_by_score and not first.is_complete and are_binary(features),
+        **found,
     }
+
+
+def _compare_level_scores(
+    fits: GroupFits, groups: DifGroups, features: Sequence[Feature]
+) -> dict[str, Any]:
+    """Compare levels by sum score; rows with missing answers are left out."""
+    count = partial(count_by_score, None, RowRandom(fits.seed))
+    sums = collect_statistics(
+        count, fits.rows, fits.executor, "sum scores", progress=fits.progress
+    ).values
+    n_rows = sums["rows"].sum(axis=(1, 2)).tolist()
+    for name, n in zip(groups.names, n_rows, strict=True):
+        if n < _MIN_GROUP_ROWS:
+            raise FitError(
+                f"{{dif}} compares rows that have all answers, but the group {name!r} has only {n} "
+                f"of them; {_MIN_GROUP_ROWS} are needed. Leave out features with many missing "
+                "values, or choose another column."
+            )
+    n_planes = np.array([feature.n_planes for feature in features])
+    tests = mantel_haenszel(sums["rows"], sums["ones"], n_planes)
+    names = tuple(feature.name for feature in features)
+    return {
+        "rows": n_rows,
+        "has_only_complete_rows": not fits.first.is_complete,
+        "items": _list_items(tests._asdict(), names),
+    }
+
+
+def _compare_scores(fits: GroupFits, names: tuple[str, ...]) -> dict[str, Any]:
+    params = None if fits.first.is_complete else fits.fit().params
+    count = partial(count_by_score, params, RowRandom(fits.seed))
+    sums = collect_statistics(
+        count, fits.rows, fits.executor, "sum scores", progress=fits.progress
+    ).values
+    columns = mantel_haenszel(sums["rows"], sums["ones"])._asdict()
+    del columns["df"]  # 1 for all items
+    return {"items": _list_items(columns, names)}
+
+
+def _compare_fits(fits: GroupFits, groups: DifGroups, names: tuple[str, ...]) -> dict[str, Any]:
+    check_group_tests(fits.first, groups.names)
+    found: dict[str, Any] = {}
+    if groups.is_purified:
+        tests, purification = run_purified_group_tests(fits)
+        excluded = [names[item] for item in purification.excluded]
+        found["purification"] = {**purification._asdict(), "excluded": excluded}
+    else:
+        tests = run_group_tests(fits)
+    traits = zip(tests.trait_mean[1:].tolist(), tests.trait_sd[1:].tolist(), strict=True)
+    return {
+        "df": tests.df,
+        "focal_trait": _unpack_only([{"mean": mean, "sd": sd} for mean, sd in traits]),
+        **found,
+        "unfinished": [names[item] for item in tests.unfinished],
+        "items": _list_items(tests.items._asdict(), names),
+    }
+
+
+def _list_items(columns: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {"feature": names[item], **{n: _unpack_only(v[item].tolist()) for n, v in columns.items()}}
+        for item in np.argsort(columns["p"], kind="stable").tolist()
+    ]
+
+
+def _unpack_only(values: Any) -> Any:
+    """Return the only element of a list, and everything else as it is."""
+    return values[0] if isinstance(values, list) and len(values) == 1 else values

@@ -11,6 +11,7 @@ from typing import Any
 from flows.cli.errors import format_error, spell_option
 from flows.running.flow import StageRunner
 from pipeline.data.blocks import RowSource
+from pipeline.data.features import list_features, list_features_with_levels, list_plane_names
 from pipeline.data.matching import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
@@ -110,7 +111,10 @@ def cross_validate(
         raise FitError(
             f"{{folds}} is {n_folds}, but there are only {n_rows} rows. Choose at most {n_rows}."
         )
-    baselines = make_baseline_models(n_rows - -(-n_rows // n_folds)) if with_baselines else {}
+    baselines = {}
+    if with_baselines:
+        n_training = n_rows - -(-n_rows // n_folds)
+        baselines = make_baseline_models(n_training, list_features(rows.dataset))
     models = [*models, *(ModelToRefit(name, m, rows.seed) for name, m in baselines.items())]
     refits: list[dict[str, _Refit]] = []
     scores: list[ModelScores] = []
@@ -152,12 +156,18 @@ def _fit_without_fold(
     fold: RowFold, number: int, model: ModelToRefit, rows: CrossValidationRows
 ) -> _Refit:
     dataset, training = rows.dataset, fold.select_training(rows.rows)
-    names = (dataset.feature_names, dataset.segment_names)
+    names = (list_plane_names(dataset), dataset.segment_names)
     try:
         state = fit_model(model.model, training, rows.executor, model.seed, progress=rows.progress)
         segments = map_fitted_segments(state.params, dataset.segment_names)
-        subject = match_segments(model.model, state.params, segments, dataset.segment_names)
-        measure = find_likelihood_measure(subject, dataset.n_features)
+        subject = match_segments(
+            model.model,
+            state.params,
+            segments,
+            dataset.segment_names,
+            features=list_features_with_levels(dataset),
+        )
+        measure = find_likelihood_measure(subject, dataset.n_planes)
     except FitError as error:
         raise error.with_names(*names).with_prefix(f"{model.name}: fold {number}") from error
     warnings = tuple(warning.render(*names, spell=spell_option) for warning in state.warnings)

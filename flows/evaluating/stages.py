@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,21 +38,45 @@ from flows.evaluating.compared_models import (
     load_compared_models,
     run_likelihood_ratio_tests,
 )
-from flows.evaluating.dif import DifGroups, DifTest, compute_item_bias, find_dif_groups
+from flows.evaluating.dif import (
+    DifGroups,
+    DifPurify,
+    DifTest,
+    check_has_binary_items,
+    check_has_no_asymptotes,
+    check_has_no_weights,
+    compute_item_bias,
+    find_dif_groups,
+)
 from flows.evaluating.folds import CrossValidationRows, ModelToRefit, check_folds, cross_validate
+from flows.evaluating.outcomes import (
+    OutcomeColumns,
+    OutcomeCorrection,
+    OutcomePlan,
+    compare_outcomes,
+    plan_outcomes,
+)
 from flows.fitting.provenance import TrainingRows, make_training_rows
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
 from pipeline.data.blocks import RowSource
+from pipeline.data.covariates import read_covariates
 from pipeline.data.datasets import make_memory_dataset
+from pipeline.data.features import (
+    Feature,
+    list_features,
+    list_features_with_levels,
+    list_plane_names,
+)
+from pipeline.data.level_probabilities import name_levels
 from pipeline.data.tables import BinaryTable
 from pipeline.errors import FitError
 from pipeline.evaluation.calibration import (
     MAX_COMPARED_FEATURES,
     N_SAMPLE_ROWS,
     ShareComparison,
-    choose_compared_features,
+    choose_compared_planes,
     compare_features,
     compare_pairs,
     count_implied_pairs,
@@ -83,8 +107,12 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
-from pipeline.models.row_groups import adapt_to_groups
+from pipeline.models.known_items import find_known_values
+from pipeline.models.loading_pattern import read_loading_pattern
+from pipeline.models.row_covariates import check_row_covariates
+from pipeline.models.row_groups import list_groups
 from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.labels import list_columns_to_read
@@ -133,9 +161,10 @@ class EvaluateOptions:
     ] = None
     dif: Annotated[
         str | None,
-        Option(group=DATA, help="Column with two groups: test which items favour a group."),
+        Option(group=DATA, help="Column with groups: test which items favour a group."),
     ] = None
     dif_test: DifTest = "mantel-haenszel"
+    dif_purify: DifPurify = False
     likelihood_ratio: Annotated[
         bool,
         Switch,
@@ -144,6 +173,8 @@ class EvaluateOptions:
             help="Compare nested latent-trait fits to the same rows by likelihood-ratio tests.",
         ),
     ] = False
+    outcomes: OutcomeColumns = None
+    correction: OutcomeCorrection = None
     with_baselines: Annotated[
         bool,
         Option(
@@ -171,6 +202,7 @@ class EvaluationPlan:
     training_rows: TrainingRows
     likelihood_ratio_tests: Sequence[Mapping[str, Any]]
     groups: DifGroups | None
+    outcome_plan: OutcomePlan | None
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
 
@@ -182,9 +214,14 @@ class EvaluationJob(EvaluationPlan):
     progress: Progress
 
     @property
-    def feature_subset(self) -> NDArray[np.intp]:
-        """The features whose marginals and pairs are compared."""
-        return choose_compared_features(self.dataset.n_features, self.options.seed)
+    def plane_names(self) -> tuple[str, ...]:
+        """Names of the rows of bits of a block; those of the features if all are binary."""
+        return list_plane_names(self.dataset)
+
+    @cached_property
+    def compared_planes(self) -> tuple[NDArray[np.intp], tuple[Feature, ...]]:
+        """The planes whose marginals and pairs are compared, and their features with levels."""
+        return choose_compared_planes(list_features(self.dataset), self.options.seed)
 
     def choose_training_rows(self, model: ComparedModel) -> TrainingRows:
         """Return the rows that a model was fitted to, or else the rows of the baselines."""
@@ -215,17 +252,29 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
     models, dataset = load_compared_models(options.artifacts, dataset)
+    if dataset.covariates is not None:
+        check_row_covariates(dataset, split, dataset.covariates)
     if options.folds is not None:
         check_folds(options.folds, options.label, [model.subject.model for model in models])
-    need = 8 * _N_MATRICES * min(dataset.n_features, MAX_COMPARED_FEATURES) ** 2
-    check_memory(need, dataset.n_features, find_memory_limit())
+    need = 8 * _N_MATRICES * min(dataset.n_planes, MAX_COMPARED_FEATURES) ** 2
+    check_memory(need, dataset.n_planes, find_memory_limit())
     own_rows = make_training_rows(dataset, resolve_split(dataset, None, TRAIN))
     training = next((model.training_rows for model in models[:1] if model.training_rows), own_rows)
     for rows in (training, *(model.training_rows for model in models if model.training_rows)):
         check_label(rows.dataset, options.label)
     tests = run_likelihood_ratio_tests(models) if options.likelihood_ratio else ()
-    groups = find_dif_groups(dataset, options.dif, options.dif_test)
-    return EvaluationPlan(options, dataset, split, models, training, tests, groups, open_executor)
+    if options.dif is not None:
+        check_has_no_weights(models)
+    if options.dif_test == "likelihood-ratio":
+        check_has_no_asymptotes(models)
+        check_has_binary_items(list_features(dataset), options.dif_test)
+    groups = find_dif_groups(dataset, split, options.dif, options.dif_test, options.dif_purify)
+    if options.outcomes is not None and options.folds is not None:
+        raise FitError("{outcomes} cannot be combined with {folds}. Leave out one of them.")
+    outcomes = plan_outcomes(dataset, split, options.outcomes, options.correction, models)
+    return EvaluationPlan(
+        options, dataset, split, models, training, tests, groups, outcomes, open_executor
+    )
 
 
 def run_evaluation_stages(
@@ -233,6 +282,11 @@ def run_evaluation_stages(
 ) -> dict[str, Any]:
     """Run the stages of a checked evaluation, and return its summary."""
     job = EvaluationJob(**vars(plan), executor=stages.executor, progress=progress)
+    item_bias, outcomes = None, list[dict[str, Any]]()
+    if plan.groups is not None:
+        item_bias = stages.run("item bias", partial(_test_item_bias, job, plan.groups))
+    if plan.outcome_plan is not None:
+        outcomes = stages.run("outcomes", partial(_compare_outcomes, job, plan.outcome_plan))
     compare = _compare_models if plan.options.folds is None else _cross_validate_models
     comparison = compare(job, stages)
     return {
@@ -242,8 +296,13 @@ def run_evaluation_stages(
         "n_features": plan.dataset.n_features,
         **comparison,
         "likelihood_ratio_tests": list(plan.likelihood_ratio_tests),
-        "item_bias": stages.run("item bias", partial(_test_item_bias, job)),
+        "item_bias": item_bias,
+        "outcomes": outcomes,
     }
+
+
+def _compare_outcomes(job: EvaluationJob, plan: OutcomePlan) -> list[dict[str, Any]]:
+    return compare_outcomes(plan, job.dataset, job.split, job.models, job.executor, job.progress)
 
 
 def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
@@ -266,7 +325,7 @@ def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
     return {
         "n_samples": observed.n_rows,
         "n_drawn": N_SAMPLE_ROWS,
-        "n_features_judged": len(job.feature_subset),
+        "n_features_judged": len(job.compared_planes[1] or job.compared_planes[0]),
         "baselines": _describe_baseline_rows(job),
         "models": models,
         "differences": describe_differences(models, scores),
@@ -278,7 +337,7 @@ def _score_models(
     job: EvaluationJob, models: Sequence[ComparedModel]
 ) -> tuple[dict[str, LikelihoodMeasure], ModelScores]:
     """Score all models in one pass, so that they can be compared row by row."""
-    n_features = job.dataset.n_features
+    n_features = job.dataset.n_planes
     measures = {m.name: find_likelihood_measure(m.subject, n_features) for m in models}
     subjects = {model.name: (model.subject, measures[model.name].name) for model in models}
     columns = [model.subject.labels.columns for model in models if model.subject.labels]
@@ -298,23 +357,23 @@ def _cross_validate_models(job: EvaluationJob, stages: StageRunner) -> dict[str,
 
 
 def _adapt_to_rows(model: ComparedModel, job: EvaluationJob) -> Model:
-    """Return the model to refit: that of a fit with groups depends on the groups of the rows."""
-    if "group" not in model.manifest:
-        return model.subject.model
-    return adapt_to_groups(model.subject.model, job.dataset, job.split, weights=None)
+    """Return the model to refit, with what the fit knew of its rows and items."""
+    kind, known = model.subject.model, find_known_values(model.subject.params)
+    pattern, covariates = read_loading_pattern(model.manifest), read_covariates(model.manifest)
+    groups = list_groups(job.dataset, job.split, None) if "group" in model.manifest else ()
+    features = list_features(job.dataset)
+    return kind.with_structure(Structure(groups, features, known, pattern, covariates))
 
 
 def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
     return count_observed_pairs(
-        job.make_row_source(), job.feature_subset, job.executor, job.progress
+        job.make_row_source(), job.compared_planes[0], job.executor, job.progress
     )
 
 
-def _test_item_bias(job: EvaluationJob) -> dict[str, Any] | None:
-    if (groups := job.groups) is None:
-        return None
-    rows, names = job.make_row_source((groups.column,)), job.dataset.feature_names
-    return compute_item_bias(groups, rows, names, job.options.seed, job.executor, job.progress)
+def _test_item_bias(job: EvaluationJob, groups: DifGroups) -> dict[str, Any]:
+    rows, features = job.make_row_source((groups.column,)), list_features(job.dataset)
+    return compute_item_bias(groups, rows, features, job.options.seed, job.executor, job.progress)
 
 
 def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
@@ -324,14 +383,15 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
     first = _count_features(job, rows)
     baselines: list[ComparedModel] = []
     warnings: list[str] = []
-    for name, model in make_baseline_models(first.n_rows).items():
+    for name, model in make_baseline_models(first.n_rows, list_features(job.dataset)).items():
         try:
             state = _fit_baseline(job, model, rows, first)
         except FitError as error:
-            error = error.with_names(job.dataset.feature_names, job.dataset.segment_names)
+            error = error.with_names(job.plane_names, job.dataset.segment_names)
             warnings.append(format_error(error.with_prefix(name)))
         else:
-            subject = match_segments(model, state.params, {}, ())
+            own = list_features_with_levels(job.dataset)
+            subject = match_segments(model, state.params, {}, (), features=own)
             n_components = state.diagnostics["n_components"]
             baselines.append(ComparedModel(name, None, subject, n_components, training))
     return baselines, warnings
@@ -347,9 +407,7 @@ def _fit_baseline(
     if first.n_rows >= 2 * n_start and model.n_components != 1:
         block = draw_dataset_rows(rows, n_start, executor, seed, progress).block
         X, observed = block.unpack_values(), block.unpack_mask()
-        sample = make_memory_dataset(
-            [BinaryTable(X, observed, job.dataset.feature_names, None, {})]
-        )
+        sample = make_memory_dataset([BinaryTable(X, observed, job.plane_names, None, {})])
         sample_rows = RowSource(
             sample.make_reader(), sample.rows_per_chunk, rows.n_features, n_segments=1
         )
@@ -460,14 +518,13 @@ def _compare_with_samples(
     subject = model.subject
     if not isinstance(subject.model, CanSample):
         return {}
-    n_features, seed = job.dataset.n_features, job.options.seed
-    implied = count_implied_pairs(
-        subject, segment_rows, n_features, job.feature_subset, job.executor, seed
-    )
-    names = [job.dataset.feature_names[i] for i in job.feature_subset]
+    n_features, seed = job.dataset.n_planes, job.options.seed
+    planes, features = job.compared_planes
+    implied = count_implied_pairs(subject, segment_rows, n_features, planes, job.executor, seed)
+    names = name_levels(features) if features else [job.plane_names[i] for i in planes]
     return {
-        "marginals": _describe_shares(compare_features(observed, implied), names),
-        "pairs": _describe_shares(compare_pairs(observed, implied), names),
+        "marginals": _describe_shares(compare_features(observed, implied, features), names),
+        "pairs": _describe_shares(compare_pairs(observed, implied, features), names),
     }
 
 

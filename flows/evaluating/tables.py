@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.summary import format_row_count
+from flows.evaluating.outcomes import print_outcomes
 
 _CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
 LIKELIHOOD_MEASURES = (
@@ -46,15 +47,22 @@ _BIAS_NAMES = {"odds_ratio": "odds ratio", "p_adjusted": "adjusted p", "grade": 
 _BIAS_NOTES = {
     "mantel-haenszel": "odds ratio: above 1, the item favours the first group among rows of equal "
     "sum scores\nclass: A negligible or not significant, B moderate, C large",
-    "likelihood-ratio": "difference: of the probability of a one between the first and the second "
-    "group, averaged over the second; above 0, the item favours the first\narea: its mean absolute "
-    "value\nslopes, offsets: of the item in the first and the second group, if all other items are "
-    "equal in both; chi2 with 2 degrees of freedom",
+    "likelihood-ratio": "difference: of the probability of a one between the first and the other "
+    "group, averaged over the other; above 0, the item favours the first\narea: its mean absolute "
+    "value",
+}
+_LARGEST_NOTE = "group: the group with the largest area, where difference and area are shown"
+_OWN_NOTE = "slopes, offsets: of the item in the first and the other group"
+_ENDING_TEXTS = {
+    "stable": "the last found the items that were not anchors",
+    "repeated": "another would repeat an earlier one, so the choice of anchors is not settled",
+    "few-anchors": "another would have fewer than two anchors, so the choice is not settled",
+    "max-rounds": "no more are run, although the choice of anchors is not settled",
 }
 
 
 def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
-    """Print requested tests, the comparison of models, and warnings.
+    """Print requested tests and outcomes, the comparison of models, and warnings.
 
     `details` adds where each model differs most from the data.
     """
@@ -85,11 +93,15 @@ def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
 
 
 def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
-    """Print the tests that were asked for: item bias and likelihood ratios."""
+    """Print what was asked for: item bias, likelihood ratios and outcomes of classes."""
     if bias := summary["item_bias"]:
         console.print(_make_bias_table(bias))
         console.print(_BIAS_NOTES[bias["test"]], markup=False)
+        for line in _iter_fit_lines(bias):
+            console.print(line, markup=False)
         console.print("adjusted p: for the number of items (Benjamini-Hochberg)", markup=False)
+        if bias.get("has_only_complete_rows"):
+            console.print("rows with missing answers are left out", markup=False)
         if bias["has_drawn_answers"]:
             text = "sum scores include draws of missing answers from a latent-trait fit"
             console.print(text, markup=False)
@@ -99,6 +111,7 @@ def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
         console.print(f"likelihood ratio, {text}, {test['df']} df, p {p}", markup=False)
     if bias or summary["likelihood_ratio_tests"]:
         console.print()
+    print_outcomes(summary["outcomes"], console)
 
 
 def _iter_header_lines(
@@ -190,6 +203,8 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
         columns.insert(3, "difference")
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
+    if any("wrong_levels" in model for model in models):
+        columns += ["wrong levels", "rank correlation"]
     columns += ["nats per bit", *labels, *pairs]
     for name in columns:
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
@@ -202,7 +217,9 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
             "difference": _format_difference(models, model, differences),
             "bits per row": bits,
             "kind": model["kind"],
-            "wrong bits": _format_wrong_bits(models, model, differences),
+            "wrong bits": _format_errors("wrong_bits", models, model, differences),
+            "wrong levels": _format_errors("wrong_levels", models, model, differences),
+            "rank correlation": _format_rank_correlation(model),
             "nats per bit": f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
             "labels": _format_prediction(model.get("prediction", {})),
             "pairs rmse (by chance)": _format_pair_rmse(model),
@@ -222,20 +239,32 @@ def _format_difference(
     return f"{difference['difference']:+.4f} ± {error} {mark}"
 
 
-def _format_wrong_bits(
-    models: Sequence[ModelSummary], model: ModelSummary, differences: Differences
+def _format_errors(
+    measure: str, models: Sequence[ModelSummary], model: ModelSummary, differences: Differences
 ) -> str:
-    if "wrong_bits" not in model:
+    if measure not in model:
         return ""
-    mark = _format_mark(_find_difference(models, model, "wrong_bits", differences)) or " "
-    return f"{model['wrong_bits']:.2%} {mark}"
+    mark = _format_mark(_find_difference(models, model, measure, differences)) or " "
+    return f"{model[measure]:.2%} {mark}"
+
+
+def _format_rank_correlation(model: ModelSummary) -> str:
+    correlation = model.get("rank_correlation")
+    return "" if correlation is None else f"{correlation:.3f}"
 
 
 def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) -> Iterator[str]:
     if differences:
         yield (
             "difference: from the first model that is comparable, ± its standard error, paired by "
-            f"row; {_MARK}: more than two standard errors, also of wrong bits"
+            f"row; {_MARK}: more than two standard errors, also of wrong bits and levels"
+        )
+    if any("wrong_levels" in model for model in models):
+        yield "wrong bits: of the bits that say whether a value is at least a level"
+        yield "wrong levels: the share of values that are not at their most likely level"
+        yield (
+            "rank correlation: Spearman's, between the expected and the true level, mean over "
+            "features"
         )
     kinds = {model["kind"] for model in models}
     for kind, text in _KIND_TEXTS.items():
@@ -285,6 +314,10 @@ def _iter_model_lines(model: ModelSummary, details: bool) -> Iterator[str]:
 
 
 def _iter_share_lines(model: ModelSummary) -> Iterator[str]:
+    for own in model.get("levels", ()):
+        correlation = own["rank_correlation"]
+        rank = "" if correlation is None else f", rank correlation {correlation:.3f}"
+        yield f"levels: {own['feature']}: wrong {own['wrong_levels']:.2%}{rank}"
     for kind in ("marginals", "pairs"):
         for gap in model.get(kind, {}).get("largest", ()):
             names = ", ".join(gap["features"])
@@ -310,25 +343,74 @@ def _iter_prediction_lines(prediction: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _make_bias_table(bias: Mapping[str, Any]) -> Table:
-    (reference, focal), rows = (bias["reference"], bias["focal"]), bias["rows"]
-    title = f"{bias['column']}: {reference} ({rows[0]:,} rows) against {focal} ({rows[1]:,})"
-    if trait := bias.get("focal_trait"):
-        title += f", whose trait has mean {trait['mean']:.2f} and sd {trait['sd']:.2f}"
-    table = Table(box=None, padding=(0, 2, 0, 0), title=escape(title), title_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
+    table.title = escape("\n".join(_iter_group_lines(bias)))
     table.add_column("item")
-    columns = [name for name in bias["items"][0] if name != "feature"]
+    items = bias["items"][:_MAX_ITEMS]
+    if _has_many_groups(bias):
+        items = [_show_largest_area(item, bias["focal"]) for item in items]
+    columns = [name for name in items[0] if name != "feature"]
     for name in columns:
         table.add_column(_BIAS_NAMES.get(name, name), justify="right")
-    for item in bias["items"][:_MAX_ITEMS]:
+    for item in items:
         table.add_row(
             escape(item["feature"]), *(_format_bias_cell(name, item[name]) for name in columns)
         )
     return table
 
 
+def _has_many_groups(bias: Mapping[str, Any]) -> bool:
+    return isinstance(bias["focal"], list)
+
+
+def _iter_group_lines(bias: Mapping[str, Any]) -> Iterator[str]:
+    """Name the groups, with their numbers of rows and, if they were fitted, their traits."""
+    focal, traits = bias["focal"], bias.get("focal_trait")
+    many = _has_many_groups(bias)
+    names, own_traits = (focal, traits) if many else ([focal], [traits] if traits else None)
+    first = f"{bias['column']}: {bias['reference']} ({bias['rows'][0]:,} rows) against"
+    lines = []
+    for g, (name, n_rows) in enumerate(zip(names, bias["rows"][1:], strict=True)):
+        line = f"{name} ({n_rows:,})"
+        if own_traits:
+            trait = own_traits[g]
+            line += f", whose trait has mean {trait['mean']:.2f} and sd {trait['sd']:.2f}"
+        lines.append(line)
+    if many:
+        yield first
+        yield from (f"  {line}" for line in lines)
+    else:
+        yield f"{first} {lines[0]}"
+
+
+def _show_largest_area(item: Mapping[str, Any], focal: Sequence[str]) -> dict[str, Any]:
+    """Replace the values of all groups by those of the group with the largest area."""
+    largest = max(range(len(focal)), key=lambda g: item["area"][g])
+    shown = {name: item[name] for name in item if name not in ("slopes", "offsets")}
+    effects = {name: item[name][largest] for name in ("difference", "area")}
+    return {**shown, **effects, "group": focal[largest]}
+
+
+def _iter_fit_lines(bias: Mapping[str, Any]) -> Iterator[str]:
+    """Explain the likelihood-ratio tests: columns, anchors, and fits that did not converge."""
+    if "df" not in bias:
+        return
+    yield _LARGEST_NOTE if _has_many_groups(bias) else _OWN_NOTE
+    yield f"chi2: {bias['df']} degrees of freedom"
+    purification = bias.get("purification", {"excluded": []})
+    excluded = ", ".join(purification["excluded"])
+    yield "anchors: all other items" + (f", without {excluded}" if excluded else "")
+    if "ending" in purification:
+        n_rounds, ending = purification["n_rounds"], _ENDING_TEXTS[purification["ending"]]
+        yield f"purification: {n_rounds} round{'s' * (n_rounds > 1)}; {ending}"
+    if unfinished := bias["unfinished"]:
+        names = ", ".join(unfinished)
+        yield f"warning: the fits of these items did not converge, so chi2 may be wrong: {names}"
+
+
 def _format_bias_cell(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        return value
+    if isinstance(value, (str, int)):
+        return str(value)
     if isinstance(value, list):
         return ", ".join(f"{number:.2f}" for number in value)
     return f"{value:.4f}" if name in ("p", "p_adjusted") else f"{value:.2f}"

@@ -187,6 +187,7 @@ class _MemoryChunk(NamedTuple):
     observed: NDArray[np.uint64] | None = None
     columns: Mapping[str, NDArray[Any]] = {}
     keep: NDArray[np.bool_] | None = None
+    numbers: NDArray[np.float32] | None = None
 
 
 def pack_rows_in_memory(X: Bits, n_segments: int) -> RowSource:

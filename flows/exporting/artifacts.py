@@ -7,10 +7,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import scipy
 from numpy.typing import NDArray
 
 from flows.cli.errors import format_warnings
-from flows.exporting.columns import Array, list_segment_names, read_item_columns
+from flows.exporting.columns import (
+    Array,
+    ParameterColumn,
+    list_segment_names,
+    read_parameter_columns,
+)
 from flows.exporting.files import BatchedTable, make_table
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from storage.artifacts.artifacts import Artifact
@@ -24,16 +30,68 @@ _PAIRS_PER_BATCH = 1 << 17
 
 def make_item_table(artifact: Artifact) -> BatchedTable:
     """Make a table with one line per feature: its name, and all parameters of features."""
-    columns = read_item_columns(artifact)
+    columns = read_parameter_columns(artifact, "feature")
     if not columns:
         raise DataError(
             f"{artifact.path}: {artifact.manifest['model']} has no parameters of features. "
             "Export codes instead."
         )
-    features = pa.array(artifact.manifest["feature_names"], pa.string())
+    return _make_parameter_table("feature", artifact.manifest["feature_names"], columns)
+
+
+def make_group_table(artifact: Artifact) -> BatchedTable:
+    """Make a table with one line per group or segment: its name, and all its parameters."""
+    columns = read_parameter_columns(artifact, "segment")
+    if not columns:
+        raise DataError(
+            f"{artifact.path}: the fit has no parameters of groups. Fit with --group COLUMN."
+        )
+    return _make_parameter_table("group", list_segment_names(artifact), columns)
+
+
+def make_coefficient_table(artifact: Artifact) -> BatchedTable:
+    """Make a table with one line per covariate and component: coefficient, error, z and p.
+
+    Those of a mixture are log-odds against the first component, and the intercept is among them.
+    """
+    if "coefficients" not in artifact:
+        raise DataError(f"{artifact.path}: the fit has no covariates. Fit with --covariates NAMES.")
+    names, first = [*artifact.manifest["covariates"]["names"]], 1
+    values = artifact["coefficients"]
+    errors = artifact.get("coefficients_error", np.full(values.shape, np.nan))
+    if "intercepts" in artifact:
+        names, first = ["(intercept)", *names], 2
+        intercepts = artifact["intercepts"]
+        unknown = np.full(intercepts.shape, np.nan)
+        values = np.vstack([intercepts, values])[:, 1:]
+        errors = np.vstack([artifact.get("intercepts_error", unknown), errors])[:, 1:]
+    n_components = values.shape[1]
+    z = (values / errors).ravel()
+    columns = {
+        "coefficient": values.ravel(),
+        "error": errors.ravel(),
+        "z": z,
+        "p": 2 * scipy.special.ndtr(-abs(z)),
+    }
+    return make_table(
+        {
+            "covariate": pa.array([name for name in names for _ in range(n_components)]),
+            "component": pa.array([*range(first, first + n_components)] * len(names)),
+            **{name: pa.array(values, from_pandas=True) for name, values in columns.items()},
+        }
+    )
+
+
+def _make_parameter_table(
+    kind: str, names: Sequence[str], columns: Sequence[ParameterColumn]
+) -> BatchedTable:
     # Unknown values, such as some standard errors, become empty cells.
-    arrays = {name: pa.array(v, from_pandas=True) for name, v in columns.items()}
-    return make_table({"feature": features, **arrays})
+    arrays = {
+        name: pa.array(values, from_pandas=True)
+        for column in columns
+        for name, values in column.iter_arrays()
+    }
+    return make_table({kind: pa.array(names, pa.string()), **arrays})
 
 
 def make_correlation_table(artifact: Artifact) -> BatchedTable:

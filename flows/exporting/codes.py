@@ -6,17 +6,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from flows.data.datasets import may_open, regroup_for_fit
-from flows.exporting.columns import Array, ArrayGroup, iter_columns
+from flows.data.datasets import adapt_to_fit, may_open
+from flows.exporting.columns import Array
 from flows.exporting.files import BatchedTable
+from pipeline.data.features import list_features
+from pipeline.data.level_probabilities import name_levels
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.params import DimensionLabels, label_positions
 from pipeline.passes.row_ranges import ROW
 from storage.codes.codes import Codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -57,7 +60,7 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
     except DataError as error:
         remedy = f"Set {{dataset}} to the dataset that {codes.path} belongs to."
         raise DataError(f"{error.text} {remedy}") from None
-    dataset = regroup_for_fit(dataset, codes.manifest, str(codes.path))
+    dataset = adapt_to_fit(dataset, codes.manifest, str(codes.path))
     n_chunks = int(recorded["n_chunks"])
     is_shorter = dataset.n_chunks < n_chunks
     if is_shorter or dataset.digest_leading_chunks(n_chunks) != recorded["chunks_digest"]:
@@ -130,12 +133,31 @@ def _standardize(arrays: Mapping[str, Array], scale: CodeScale) -> dict[str, Arr
     }
 
 
+class ArrayGroup(NamedTuple):
+    """Arrays of the same dimensions, (n_rows, …) each, whose columns stand next to each other.
+
+    `dims` are all dimensions except the rows.
+    """
+
+    dims: tuple[str, ...]
+    arrays: Mapping[str, Array]
+
+
+def _iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
+    """Iterate over the named columns of a group, position by position."""
+    shape = next(iter(group.arrays.values())).shape[1:]
+    for index, suffix in label_positions(group.dims, shape, names):
+        place: tuple[Any, ...] = (slice(None), *index)
+        for name, values in group.arrays.items():
+            yield name + suffix, np.ascontiguousarray(values[place])
+
+
 def _make_code_columns(
     codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset
 ) -> dict[str, Array]:
-    names = {"feature": dataset.feature_names}
+    names = {"feature": dataset.feature_names, "level": name_levels(list_features(dataset))}
     groups = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
-    return dict(chain.from_iterable(iter_columns(group, names) for group in groups))
+    return dict(chain.from_iterable(_iter_columns(group, names) for group in groups))
 
 
 def _iter_array_groups(

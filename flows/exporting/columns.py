@@ -1,4 +1,4 @@
-"""Columns of arrays, and the parameters of features as such columns.
+"""Columns of arrays, and the parameters of features and groups as such columns.
 
 Reports need these but no tables, so this file does not import pyarrow.
 """
@@ -11,78 +11,138 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.features import read_features
 from pipeline.params import DimensionLabels, label_positions
 from storage.artifacts.artifacts import Artifact
 
-_INTERVAL_ENDS = ("low", "high")
+_ERROR, _INTERVAL_ENDS = "error", ("low", "high")
+_ALL_ROWS = "all"
 Array = NDArray[Any]
-
-
-class ArrayGroup(NamedTuple):
-    """Arrays of the same dimensions, (n_rows, …) each, whose columns stand next to each other.
-
-    `dims` are all dimensions except the rows.
-    """
-
-    dims: tuple[str, ...]
-    arrays: Mapping[str, Array]
-
-
-def iter_columns(group: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
-    """Iterate over the named columns of a group, position by position."""
-    shape = next(iter(group.arrays.values())).shape[1:]
-    for index, suffix in label_positions(group.dims, shape, names):
-        place: tuple[Any, ...] = (slice(None), *index)
-        for name, values in group.arrays.items():
-            yield name + suffix, np.ascontiguousarray(values[place])
 
 
 def list_segment_names(artifact: Artifact) -> list[str]:
     """List the names of the segments with their own parameters, in the order of the parameters."""
+    if "segments" not in artifact:  # the parameters are those of all rows
+        return [_ALL_ROWS]
     names = artifact.manifest["segment_names"]
-    indices = artifact["segments"].tolist() if "segments" in artifact else range(len(names))
-    return [names[index] for index in indices]
+    return [names[index] for index in artifact["segments"].tolist()]
 
 
-def read_item_columns(artifact: Artifact) -> dict[str, Array]:
-    """Read all parameters of features as columns, (n_features,) each."""
-    names = {"segment": list_segment_names(artifact)}
-    columns: dict[str, Array] = {}
-    for group in _iter_array_groups(artifact):
-        columns |= iter_columns(group, names)
+def list_trait_names(artifact: Artifact) -> dict[str, list[str]]:
+    """List the names of the traits of a loading pattern by the name of their dimension."""
+    pattern = artifact.manifest.get("pattern")
+    return {} if pattern is None else {"component": pattern["traits"]}
+
+
+class ParameterColumn(NamedTuple):
+    """One column of an array of parameters, with its uncertainty if that is known.
+
+    Attributes
+    ----------
+    array
+        Name of the array.
+    label
+        Position of the column in the array, such as `_1`.
+    values, error, low, high
+        Values, standard errors and ends of the interval, (n_rows,) each.
+    """
+
+    array: str
+    label: str
+    values: Array
+    error: Array | None = None
+    low: Array | None = None
+    high: Array | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the column."""
+        return self.array + self.label
+
+    def iter_arrays(self) -> Iterator[tuple[str, Array]]:
+        """Iterate over the values and their uncertainty, each with a name."""
+        yield self.name, self.values
+        for suffix in (_ERROR, *_INTERVAL_ENDS):
+            if (values := getattr(self, suffix)) is not None:
+                yield f"{self.array}_{suffix}{self.label}", values
+
+
+def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn]:
+    """Read the parameters of each `feature` or `segment` as columns.
+
+    Parameters by feature and segment belong to the features, and so do those of planes and levels:
+    they have a column for each level above the lowest, or for each. Features with fewer levels are
+    NaN there.
+    """
+    names = {"segment": list_segment_names(artifact), **list_trait_names(artifact)}
+    columns: list[ParameterColumn] = []
+    for name in _list_arrays(artifact, dim):
+        dims, values = _move_first(artifact, name, dim)
+        arrays = {"values": values, **_read_uncertainty(artifact, name, dim)}
+        if dims == ("component", "component_j") and "covariance" in name:
+            variances = {key: np.diagonal(v, axis1=1, axis2=2) for key, v in arrays.items()}
+            variance = name.replace("covariance", "variance")
+            columns += _split_columns(variance, ("component",), variances, names)
+        columns += _split_columns(name, dims, arrays, names)
+    n_planes = np.array([feature.n_planes for feature in read_features(artifact.manifest)])
+    for part, sizes in (("plane", n_planes), ("level", n_planes + 1)) if dim == "feature" else ():
+        for name in _list_arrays(artifact, part):
+            dims, values = _move_first(artifact, name, part)
+            arrays = {"values": values, **_read_uncertainty(artifact, name, part)}
+            by_feature = {key: _spread_parts(array, sizes) for key, array in arrays.items()}
+            columns += _split_columns(name, (part, *dims), by_feature, names)
     return columns
 
 
-def _iter_array_groups(artifact: Artifact) -> Iterator[ArrayGroup]:
-    """Iterate over the arrays of features, each with its standard errors and interval."""
-    over_features = {
-        name: _move_features_first(artifact, name)
+def _spread_parts(values: Array, sizes: NDArray[np.int64]) -> Array:
+    """Return values of the parts of features side by side, (n_features, n_most, …).
+
+    `values` has those of all features one after the other, (n_parts, …), and `sizes` their numbers.
+    """
+    spread = np.full((len(sizes), sizes.max(initial=0), *values.shape[1:]), np.nan)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    spread[owners, np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners]] = values
+    return spread
+
+
+def _split_columns(
+    name: str, dims: tuple[str, ...], arrays: Mapping[str, Array], names: DimensionLabels
+) -> Iterator[ParameterColumn]:
+    for index, label in label_positions(dims, arrays["values"].shape[1:], names):
+        place: tuple[Any, ...] = (slice(None), *index)
+        yield ParameterColumn(
+            name, label, **{key: np.ascontiguousarray(v[place]) for key, v in arrays.items()}
+        )
+
+
+def _list_arrays(artifact: Artifact, dim: str) -> list[str]:
+    """List the arrays with a dimension, without standard errors and intervals of others."""
+    excluded = "feature_j" if dim == "feature" else "feature"
+    names = [
+        name
         for name, values in artifact.items()
-        if values.size and artifact.dims(name).count("feature") == 1
-        if "feature_j" not in artifact.dims(name)
-    }
-    suffixes = ("_error", "_interval")
-    companions = {f"{name}{suffix}" for name in over_features for suffix in suffixes}
-    for name, (dims, values) in over_features.items():
-        if name not in companions:
-            errors = over_features.get(f"{name}_error")
-            arrays = {name: values, **({f"{name}_error": errors[1]} if errors else {})}
-            yield ArrayGroup(dims, {**arrays, **_read_interval(artifact, name)})
+        if values.size and artifact.dims(name).count(dim) == 1
+        if excluded not in artifact.dims(name) and name != "segments"
+    ]
+    uncertainties = {f"{name}_{suffix}" for name in names for suffix in (_ERROR, "interval")}
+    return [name for name in names if name not in uncertainties]
 
 
-def _move_features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...], Array]:
+def _move_first(artifact: Artifact, name: str, dim: str) -> tuple[tuple[str, ...], Array]:
     dims = artifact.dims(name)
-    axis = dims.index("feature")
+    axis = dims.index(dim)
     return (*dims[:axis], *dims[axis + 1 :]), np.moveaxis(artifact[name], axis, 0)
 
 
-def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
+def _read_uncertainty(artifact: Artifact, name: str, dim: str) -> dict[str, Array]:
+    found = {}
+    if f"{name}_{_ERROR}" in artifact:
+        found[_ERROR] = _move_first(artifact, f"{name}_{_ERROR}", dim)[1]
     interval = f"{name}_interval"
-    if interval not in artifact or len(artifact[interval]) != len(_INTERVAL_ENDS):
-        return {}
-    axis = artifact.dims(name).index("feature")
-    ends = np.moveaxis(artifact[interval], 1 + axis, 1)
-    return {f"{name}_{bound}": values for bound, values in zip(_INTERVAL_ENDS, ends, strict=True)}
+    if interval in artifact and len(artifact[interval]) == len(_INTERVAL_ENDS):
+        ends = np.moveaxis(artifact[interval], 1 + artifact.dims(name).index(dim), 1)
+        found |= zip(_INTERVAL_ENDS, ends, strict=True)
+    return found
 
 
 def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:

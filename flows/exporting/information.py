@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import expit
 
 from flows.data.datasets import LoadedModel
-from flows.exporting.columns import Array
 from flows.exporting.files import BatchedTable, make_table
 from pipeline.errors import FitError
-from pipeline.models.capabilities import HasItemInformation
+from pipeline.models.capabilities import HasItemInformation, ItemCurves
 from pipeline.models.registry import find_models
-from pipeline.numerics.logistic.information import choose_short_test, compute_item_information
+from pipeline.numerics.logistic.information import choose_short_test
 
 _LEVELS = np.linspace(-4, 4, 81)
 
 
 def make_information_table(fitted: LoadedModel) -> BatchedTable:
     """Make a table of the information of the test and of each item at levels of the trait."""
-    slopes, offsets = _get_item_curves(fitted)
-    by_item = compute_item_information(slopes, offsets, _LEVELS)
+    curves = _get_item_curves(fitted)
+    by_item, score = curves.compute_information(_LEVELS), curves.compute_expected_score(_LEVELS)
     total = by_item.sum(axis=1)
     columns = {
         "trait": _LEVELS,
         "information": total,
         "standard_error": 1 / np.sqrt(np.where(total > 0, total, np.nan)),
-        "expected_ones": expit(np.outer(_LEVELS, slopes) + offsets).sum(axis=1),
+        "expected_ones" if curves.levels is None else "expected_score": score,
         **{
             f"information_{name}": np.ascontiguousarray(values)
             for name, values in zip(fitted.feature_names, by_item.T, strict=True)
@@ -39,25 +37,23 @@ def make_information_table(fitted: LoadedModel) -> BatchedTable:
 
 def make_short_test_table(fitted: LoadedModel, n_items: int) -> BatchedTable:
     """Make a table of the most informative items, in the order in which they are chosen."""
-    slopes, offsets = _get_item_curves(fitted)
+    curves = _get_item_curves(fitted)
+    slopes, offsets, asymptotes = curves.slopes, curves.offsets, curves.asymptotes
     if not 1 <= n_items <= len(slopes):
         raise FitError(
             f"{{items}} is {n_items}, but the fit has {len(slopes):,} items. "
             f"Choose 1 to {len(slopes):,}."
         )
-    chosen, reliability = choose_short_test(slopes, offsets, n_items)
+    chosen, reliability = choose_short_test(curves.compute_information, n_items)
     names = [fitted.feature_names[item] for item in chosen]
-    return make_table(
-        {
-            "feature": pa.array(names, pa.string()),
-            "slope": pa.array(slopes[chosen]),
-            "offset": pa.array(offsets[chosen]),
-            "reliability": pa.array(reliability),
-        }
-    )
+    columns = {"feature": pa.array(names, pa.string())}
+    columns |= {"slope": pa.array(slopes[chosen]), "offset": pa.array(offsets[chosen])}
+    if asymptotes is not None:
+        columns |= {name: pa.array(v[chosen]) for name, v in asymptotes._asdict().items()}
+    return make_table({**columns, "reliability": pa.array(reliability)})
 
 
-def _get_item_curves(fitted: LoadedModel) -> tuple[Array, Array]:
+def _get_item_curves(fitted: LoadedModel) -> ItemCurves:
     if not isinstance(fitted.model, HasItemInformation):
         kinds = find_models().items()
         able = [name for name, kind in kinds if issubclass(kind, HasItemInformation)]

@@ -13,6 +13,7 @@ from flows.fitting.job import FitJob
 from flows.fitting.provenance import describe_artifact, is_of_leading_rows
 from flows.running.environment import is_server_configured
 from pipeline.data.blocks import RowSource
+from pipeline.data.features import HasFeatures, list_plane_names
 from pipeline.data.matching import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.drift import (
@@ -66,7 +67,7 @@ def measure_drift(
         "rows_new": n_samples - manifest["n_samples"],
         "new_segments": _list_new_segments(before, job),
         "settings_changed": _list_changed_settings(before.model, job.model),
-        "parameters": _compare_parameters(before.params, state.params, job.dataset.feature_names),
+        "parameters": _compare_parameters(before.params, state.params, job.dataset),
     }
     if record["rows_new"]:
         first = int(manifest["dataset"]["n_chunks"])
@@ -143,15 +144,18 @@ def _list_new_segments(before: LoadedModel, job: FitJob) -> list[str]:
 
 
 def _list_changed_settings(before: Model, after: Model) -> list[str]:
+    # A model of groups or levels, unlike the model of its artifact, has a structure.
     old, new = asdict(before), asdict(after)  # type: ignore[call-overload]
-    return [name for name in new if new[name] != old[name]]
+    return [name for name in old if new[name] != old[name]]
 
 
-def _compare_parameters(before: Any, after: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _compare_parameters(before: Any, after: Any, dataset: HasFeatures) -> dict[str, Any]:
     comparison: dict[str, Any] = {}
     if similarity := compare_loadings(before, after):
         comparison |= {"array": similarity[0], "similarity": similarity[1]}
     if move := find_largest_move(before, after):
+        (dim,), _ = get_named_arrays(after)[move.array]
+        names = list_plane_names(dataset) if dim == "plane" else dataset.feature_names
         comparison["largest_move"] = {**move._asdict(), "feature": names[move.feature]}
     return comparison
 
@@ -160,7 +164,7 @@ def _measure_correlation_shift(
     job: FitJob, first: int, statistics: Statistics | None
 ) -> dict[str, Any]:
     """Compare the correlations of the chunks from `first` on with those of earlier chunks."""
-    names = job.dataset.feature_names
+    names = list_plane_names(job.dataset)
     if len(names) > _MAX_FEATURES:
         return {"note": f"left out: more than {_MAX_FEATURES:,} features"}
     if job.weights is not None and job.weights.kind == "sampling":
@@ -208,12 +212,12 @@ def _compare_likelihoods(
         return {"note": "left out: the rows have weights"}
     if max(map(_count_bytes, (before.params, params))) > _MAX_PARAMS_BYTES:
         return {"note": f"left out: the parameters take more than {_MAX_PARAMS_BYTES >> 20} MiB"}
-    n_scored = min(_MAX_SCORED_ROWS, max(100, _MAX_SCORED_CELLS // job.dataset.n_features))
+    n_scored = min(_MAX_SCORED_ROWS, max(100, _MAX_SCORED_CELLS // job.dataset.n_planes))
     rows = select_appended_rows(job.rows, first, min(1.0, n_scored / n_new), job.options.seed)
     names = job.dataset.segment_names
     old = match_segments(before.model, before.params, before.segments, names)
     new = match_segments(job.model, params, map_fitted_segments(params, names), names)
-    name, unit = _choose_measure(new, job.dataset.n_features), "nats per row"
+    name, unit = _choose_measure(new, job.dataset.n_planes), "nats per row"
     if name is None and not isinstance(job.model, CanReconstruct):
         return {"note": "left out: the model has no likelihood of rows or bits"}
     subjects = {"last fit": (old, name), "this fit": (new, name)}

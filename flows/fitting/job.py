@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.hyperparameters import AUTO, build_model
+from flows.cli.options import parse_local_path
 from flows.data.datasets import (
     TRAIN,
     LoadedModel,
@@ -22,12 +23,17 @@ from flows.data.datasets import (
     read_true_mixing,
     resolve_split,
 )
+from flows.data.known_items import read_known_items
+from flows.data.loading_patterns import read_pattern_columns
 from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_artifact
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.resources import find_memory_limit
 from pipeline.data.blocks import RowSource
+from pipeline.data.covariates import have_same_columns, read_covariates
+from pipeline.data.features import list_features
+from pipeline.data.plane_views import cut_levels
 from pipeline.data.weights import RowWeights
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_provenance
@@ -37,8 +43,16 @@ from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
+from pipeline.models.feature_kinds import (
+    check_can_have_features,
+    find_split_levels,
+    split_levels_for,
+)
+from pipeline.models.known_items import check_can_have_known_items, match_components
+from pipeline.models.loading_pattern import make_loading_pattern, match_traits
 from pipeline.models.registry import find_models
-from pipeline.models.row_groups import adapt_to_groups, check_can_have_groups
+from pipeline.models.row_covariates import measure_row_covariates
+from pipeline.models.row_groups import check_can_have_groups, list_groups
 from pipeline.models.row_weights import measure_row_weights
 from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import KeptSums
@@ -98,14 +112,12 @@ class FitJob(FitPlan):
         """Bytes that the model needs at least."""
         from dask.system import CPU_COUNT
 
-        return self.model.estimate_memory(
-            self.dataset.n_features, self.dataset.n_segments, CPU_COUNT
-        )
+        return self.model.estimate_memory(self.dataset.n_planes, self.dataset.n_segments, CPU_COUNT)
 
     @property
     def row_memory(self) -> int:
         """Bytes of rows to keep in memory; 0 if the fit reads them only once."""
-        has_pair_work = get_pair_job_label(self.model, self.dataset.n_features) is not None
+        has_pair_work = get_pair_job_label(self.model, self.dataset.n_planes) is not None
         if self.model.max_iter <= 1 and not has_pair_work:
             return 0
         return min(compute_row_memory(self.executor), self.memory_budget // 4)
@@ -123,9 +135,10 @@ class FitJob(FitPlan):
         if self.skipped:
             key = None
         elif key is not None:
-            group = self.options.group
+            group, view = self.options.group, self.dataset.view
             weights_key = "" if self.weights is None else f" {self.weights.key}"
             key = f"{key}{weights_key}{'' if group is None else f' group {group}'}"
+            key = key if view is None else f"{key} planes {view.planes}"
         return open_kept_statistics(self.dataset, self.split, kind, key)
 
 
@@ -137,9 +150,12 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     if options.memory is not None:
         find_memory_limit(options.memory)
     dataset = open_dataset_or_example(options.dataset)
+    dataset = cut_levels(dataset, options.cut)
+    split_levels = find_split_levels(model, dataset)
+    dataset = split_levels_for(model, dataset)
     split = resolve_split(dataset, options.split, TRAIN)
     _check_labels(model, dataset)
-    for name in ("weight", "group"):
+    for name in ("weight", "group", "covariates"):
         if getattr(options, name) is not None and options.skip_corrupt:
             raise FitError(
                 f"{{{name}}} cannot be combined with {{skip_corrupt}}. Leave out one of them."
@@ -150,17 +166,34 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     weights = measure_row_weights(
         model, dataset, split, options.weight, options.weights, options.psu
     )
+    names = None if options.covariates is None else options.covariates.split(",")
+    covariates = measure_row_covariates(model, dataset, split, names, weights)
+    dataset = dataset.with_covariates(covariates)
+    pattern = None
+    if options.pattern is not None:
+        path = parse_local_path(options.pattern)
+        columns = read_pattern_columns(path)
+        pattern = make_loading_pattern(columns, dataset.feature_names, str(path))
+        model = match_traits(model, pattern, options.components)
     truth = _load_truth(model, dataset) if options.truth else None
     default_runs, initial_fit = parse_path("runs") / dataset.path.resolve().stem, None
     runs = parse_path(options.output) if options.output else default_runs
     check_outside_datasets(runs / LATEST_NAME)
     if options.warm_start:
-        start = find_warm_start(model, options.components, dataset, runs, options.group)
+        components = options.components if pattern is None else model.n_components
+        start = find_warm_start(model, components, dataset, runs, options.group)
         model, initial_fit = start
-    if options.group is None:
-        model = model.with_structure(Structure())
-    else:
-        model = adapt_to_groups(model, dataset, split, weights)
+    items, known = None, None
+    if options.items is not None:
+        check_can_have_known_items(model)
+        items = read_known_items(options.items)
+        are_components_set = options.components is not None or options.warm_start
+        model = match_components(model, items, are_components_set)
+        known = items.align(dataset.feature_names, str(dataset.path))
+    groups = () if options.group is None else list_groups(dataset, split, weights)
+    features = list_features(dataset)
+    check_can_have_features(model, features)
+    model = model.with_structure(Structure(groups, features, known, pattern, covariates))
     provenance = {
         **describe_provenance(
             model,
@@ -170,6 +203,9 @@ def prepare_fit(options: FitOptions) -> FitPlan:
             warm_start=None if initial_fit is None else describe_artifact(initial_fit),
             weights=weights,
             group=options.group,
+            items=items,
+            pattern=pattern,
+            split_levels=split_levels,
         ),
         "skip_corrupt": options.skip_corrupt,
     }
@@ -255,6 +291,11 @@ def find_warm_start(
         raise FitError(
             f"The latest artifact, {latest.artifact.path}, has {groups}, unlike this fit. "
             "Fit once without {warm_start}."
+        )
+    if not have_same_columns(read_covariates(latest.artifact.manifest), dataset.covariates):
+        raise FitError(
+            f"The latest artifact, {latest.artifact.path}, has other covariates than this fit. Fit "
+            "once without {warm_start}."
         )
     n_components = int(latest.artifact.manifest["n_components"])
     if components not in (None, AUTO) and model.n_components != n_components:

@@ -139,7 +139,7 @@ class _KeptSums:
 
     @cached_property
     def _dataset_bytes(self) -> int:
-        return int(8 * self.dataset.chunks[:, 2].sum()) * self.dataset.n_features
+        return int(8 * self.dataset.chunks[:, 2].sum()) * self.dataset.n_planes
 
 
 class _SumsRecord(TypedDict):

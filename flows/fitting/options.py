@@ -35,6 +35,14 @@ class FitOptions:
     components: Annotated[
         str | int | None, Option(group=MODEL, help="Number of latent components, or auto.")
     ] = None
+    items: Annotated[
+        str | None,
+        Option(
+            group=MODEL,
+            metavar="FILE",
+            help="Known slopes and offsets: a table, or another fit.",
+        ),
+    ] = None
     layers: Annotated[
         str | None,
         Option(
@@ -52,12 +60,15 @@ class FitOptions:
             help="A setting of the model. Repeatable.",
         ),
     ] = ()
+    pattern: Annotated[
+        str | None,
+        Option(group=MODEL, metavar="FILE", help="Table of items that load on each trait."),
+    ] = None
     split: Annotated[
         str | None,
         Option(
             group=DATA,
-            help="Fit only rows with this value in the `split` column, or all. "
-            "[default: train if it exists]",
+            help="Rows of a split, or all. [default: train if it exists]",
         ),
     ] = None
     weight: Annotated[
@@ -66,7 +77,7 @@ class FitOptions:
     ] = None
     weights: Annotated[
         WeightKind | None,
-        Option(group=DATA, help="Their meaning: repeated rows, or a survey. [default: frequency]"),
+        Option(group=DATA, help="Their kind. [default: frequency]"),
     ] = None
     psu: Annotated[
         str | None,
@@ -80,6 +91,23 @@ class FitOptions:
             help="Column of row groups with parameters of their own.",
         ),
     ] = None
+    covariates: Annotated[
+        str | None,
+        Option(
+            group=DATA,
+            metavar="NAMES",
+            help="Columns that explain codes: age,school=North.",
+        ),
+    ] = None
+    cut: Annotated[
+        Repeatable,
+        Option(
+            group=DATA,
+            show_default=False,
+            metavar="NAME>=LEVEL",
+            help="Make levels binary: q3>=often. Repeatable.",
+        ),
+    ] = ()
     output: Annotated[
         str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
     ] = None
@@ -99,8 +127,7 @@ class FitOptions:
         float | None,
         Option(
             group=RUN,
-            help="Exit with 3 if correlations of new rows moved by more than this (RMS) beyond "
-            "chance, such as 0.05.",
+            help="Exit with 3 if correlations move by more beyond chance.",
         ),
     ] = None
     memory: Annotated[

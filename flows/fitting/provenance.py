@@ -9,8 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import LoadedModel, make_row_source, may_open, regroup_for_fit
+from flows.data.datasets import LoadedModel, adapt_to_fit, make_row_source, may_open
 from pipeline.data.blocks import RowSource
+from pipeline.data.covariates import have_same_columns, read_covariates
+from pipeline.data.features import read_features
+from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.weights import RowWeights, digest_weights
 from storage.artifacts.artifacts import Artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -32,7 +35,7 @@ def is_of_leading_rows(
     """Return whether the fit of a manifest used the leading rows of a dataset or split, or all.
 
     `skipped` are the chunks of the dataset that are left out. The rows must also have had the same
-    weights, in the same units.
+    weights, in the same units, and the same covariates.
     """
     n_chunks = int(manifest["dataset"]["n_chunks"])
     left_out = [chunk["chunk"] for chunk in manifest.get("skipped_chunks", ())]
@@ -41,6 +44,7 @@ def is_of_leading_rows(
         and n_chunks <= dataset.n_chunks
         and left_out == [key for key in skipped if key < n_chunks]
         and manifest["dataset"].get("chunks_digest") == dataset.digest_leading_chunks(n_chunks)
+        and have_same_columns(read_covariates(manifest), dataset.covariates)
         and _has_same_weights(manifest.get("row_weights"), dataset, split, n_chunks, weights)
     )
 
@@ -67,7 +71,7 @@ def _has_same_weights(
 
 def compute_fingerprint(provenance: dict[str, Any]) -> str:
     """Digest a provenance, without the paths of datasets and artifacts."""
-    names = ("dataset", "queries", "warm_start")
+    names = ("dataset", "queries", "warm_start", "known_items")
     located = {name: provenance[name] for name in names if provenance.get(name)}
     without_paths = {name: {**record, "path": ""} for name, record in located.items()}
     text = json.dumps({**provenance, **without_paths}, sort_keys=True)
@@ -131,10 +135,11 @@ def find_training_rows(artifact: Artifact, nearby: BinaryDataset) -> TrainingRow
     skipped = tuple(int(chunk["chunk"]) for chunk in manifest.get("skipped_chunks", ()))
     for candidate in _iter_candidate_datasets(artifact, nearby):
         try:
-            dataset = regroup_for_fit(candidate, manifest, str(artifact.path))
+            dataset = adapt_to_fit(candidate, manifest, str(artifact.path))
         except DataError:
             continue
-        if n_chunks <= dataset.n_chunks and dataset.digest_leading_chunks(n_chunks) == digest:
+        fitted = view_as_fitted(dataset, read_features(manifest))  # planes may be its features
+        if n_chunks <= dataset.n_chunks and fitted.digest_leading_chunks(n_chunks) == digest:
             return TrainingRows(dataset, manifest["split"], n_chunks, skipped)
     return None
 

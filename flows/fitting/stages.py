@@ -26,6 +26,7 @@ from flows.running.environment import is_server_configured
 from flows.running.flow import StageRunner, run_stages
 from flows.running.resources import check_memory
 from flows.running.row_results import write_row_ranges
+from pipeline.data.features import list_plane_names
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_outcome
 from pipeline.executors.progress import Progress
@@ -63,7 +64,7 @@ log = logging.getLogger("latentbits")
 
 def run_fit(plan: FitPlan) -> dict[str, Any]:
     """Run the stages of a checked fit, and return its summary."""
-    names = (plan.dataset.feature_names, plan.dataset.segment_names)
+    names = (list_plane_names(plan.dataset), plan.dataset.segment_names)
     claim = plan.run_folder.claim_work(plan.options.resume)
     return run_stages(plan.open_executor, names, partial(_run_fit_stages, plan), claim)
 
@@ -91,7 +92,7 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
     first_label = job.model.first_statistics.label
     first = stages.run(first_label, partial(_collect_first_statistics, job), needed)
     needed = [first_label]
-    if pair_label := get_pair_job_label(job.model, job.dataset.n_features):
+    if pair_label := get_pair_job_label(job.model, job.dataset.n_planes):
         stages.run(pair_label, partial(_run_pair_work, job, states, first), needed)
         needed = [pair_label]
     label = job.model.statistics.label
@@ -122,7 +123,7 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
 def _open_checkpoints(job: FitJob) -> CheckpointStore:
     """Check that there is enough memory, and load the latest checkpoint if the fit resumes."""
     is_option = job.options.memory is not None
-    check_memory(job.minimum_memory, job.dataset.n_features, job.memory_budget, is_option)
+    check_memory(job.minimum_memory, job.dataset.n_planes, job.memory_budget, is_option)
     folder = job.run_folder.states_folder
     return CheckpointStore(folder, load_state(job.model, folder) if job.options.resume else None)
 
@@ -240,7 +241,7 @@ def _find_earlier_strips(
     except DataError as error:
         log.info("All rows are counted: %s", error)
         return None
-    n_features, n_chunks = job.dataset.n_features, int(manifest["dataset"]["n_chunks"])
+    n_features, n_chunks = job.dataset.n_planes, int(manifest["dataset"]["n_chunks"])
     if manifest["model"] != model.name or pairs is None:
         reason = "did not count pairs"
     elif manifest.get("code") != job.provenance["code"]:
@@ -317,7 +318,7 @@ class PassStart(NamedTuple):
 def _start_passes(job: FitJob, states: CheckpointStore, first: Statistics) -> PassStart:
     """Create the initial state and collect its statistics, or continue from a checkpoint."""
     model, seed, state = job.model, job.options.seed, states.latest
-    counts_key = model.counts_key(job.dataset.n_features)
+    counts_key = model.counts_key(job.dataset.n_planes)
     if state is not None and (state.done or counts_key is None):
         return PassStart(state, None)
     if state is None:
@@ -332,7 +333,7 @@ def _start_passes(job: FitJob, states: CheckpointStore, first: Statistics) -> Pa
 
 def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitState:
     if states.latest is not None:  # a retry continues where the previous try ended
-        is_same = job.model.counts_key(job.dataset.n_features) is not None
+        is_same = job.model.counts_key(job.dataset.n_planes) is not None
         start = PassStart(states.latest, start.statistics if is_same else None)
     return fit_model(
         job.model,
@@ -382,7 +383,7 @@ def _save_artifact(
 
 def has_pair_tables(job: FitJob) -> bool:
     """Return whether the fit counts feature pairs strip by strip."""
-    return get_pair_job_label(job.model, job.dataset.n_features) == FeaturePairJob.label
+    return get_pair_job_label(job.model, job.dataset.n_planes) == FeaturePairJob.label
 
 
 def _make_manifest(job: FitJob, state: FitState, n_samples: int) -> dict[str, Any]:

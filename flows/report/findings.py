@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel
-from flows.exporting.columns import find_unbounded_weights
+from flows.exporting.columns import find_unbounded_weights, list_segment_names
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
 from flows.report.tables import format_dataset_name
+from pipeline.data.features import name_planes, read_features
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.learning.convergence import describe_ending
 from storage.artifacts.artifacts import Artifact
@@ -50,6 +51,7 @@ def summarize_findings(
         *_iter_share_sentences(artifact),
         *units,
         *(() if causes else _iter_component_sentences(artifact, correlations)),
+        *_iter_group_sentences(artifact),
         *_iter_pair_sentences(pairs, statistics),
         *_iter_reliability_sentences(statistics),
         *_iter_misfit_sentences(artifact),
@@ -83,16 +85,17 @@ def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
 
 def _iter_component_sentences(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
     """Describe each component by its leading features."""
-    names = artifact.manifest["feature_names"]
+    features = read_features(artifact.manifest)
+    names, planes = [feature.name for feature in features], name_planes(features)
     if _is_mixture(artifact):
-        yield from _iter_mixture_sentences(artifact, names)
+        yield from _iter_mixture_sentences(artifact, planes)
         return
-    columns, verb = _find_component_columns(artifact), "is led by"
+    # Unbounded weights do not lead.
+    columns = [column * ~find_unbounded_weights(artifact) for column in _find_columns(artifact)]
+    verb = "is led by"
     if not columns and correlations is not None:
-        columns, verb = [*correlations.T], "correlates most with"
-    bounded = ~find_unbounded_weights(artifact)
-    for k, values in enumerate(columns[:_MAX_COMPONENTS], 1):
-        column = values * bounded  # unbounded weights do not lead
+        columns, verb, names = [*correlations.T], "correlates most with", [*planes]
+    for k, column in enumerate(columns[:_MAX_COMPONENTS], 1):
         order = np.argsort(-abs(column), kind="stable")[:_MAX_FEATURES]
         leading = [i for i in order if abs(column[i]) > _MIN_LEADING_SHARE * abs(column[order[0]])]
         texts = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
@@ -100,10 +103,26 @@ def _iter_component_sentences(artifact: Artifact, correlations: Array | None) ->
             yield f"Component {k} {verb} {_join_words(texts)}."
 
 
+def _iter_group_sentences(artifact: Artifact) -> Iterator[str]:
+    """Describe the means of the traits in the groups with the largest and the smallest mean."""
+    if "trait_mean" not in artifact or len(artifact["trait_mean"]) < 2:
+        return
+    mean, names = artifact["trait_mean"], list_segment_names(artifact)
+    error = artifact.get("trait_mean_error")
+    for k in range(min(mean.shape[1], _MAX_COMPONENTS) if mean.any() else 0):
+        ends = int(mean[:, k].argmin()), int(mean[:, k].argmax())
+        texts = [
+            f"{names[g]} ({format_number(float(mean[g, k]), 3)}"
+            f"{'' if error is None or not error[g, k] else f' ± {format_number(error[g, k], 2)}'})"
+            for g in ends
+        ]
+        yield f"The mean of component {k + 1} is lowest in {texts[0]} and highest in {texts[1]}."
+
+
 def _is_mixture(artifact: Artifact) -> bool:
     """Return whether components are groups of rows, each with its own probabilities of ones."""
     dims = [artifact.dims(name) for name in ("probabilities", "weights") if name in artifact]
-    return dims == [("component", "feature"), ("component",)]
+    return dims in ([("component", dim), ("component",)] for dim in ("feature", "plane"))
 
 
 def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
@@ -116,7 +135,7 @@ def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterato
         yield f"Component {k} differs most in {_join_words(texts)}."
 
 
-def _find_component_columns(artifact: Artifact) -> list[Array]:
+def _find_columns(artifact: Artifact) -> list[Array]:
     """Return the loadings or weights of each component, if the model has any."""
     for name in ("rotated", "loadings", "mixing", "weights"):
         if name in artifact and sorted(artifact.dims(name)) == ["component", "feature"]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Repeatable
-from flows.data.datasets import LoadedModel, check_label, load_fitted_model, regroup_for_fit
+from flows.data.datasets import LoadedModel, adapt_to_fit, check_label, load_fitted_model
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
 from flows.report.orientation import parse_pole
@@ -130,7 +130,7 @@ def make_report_inputs(
         dataset, note = open_fitted_dataset(fitted, options.dataset)
     if dataset is not None:
         artifact = fitted.artifact
-        dataset = regroup_for_fit(dataset, artifact.manifest, str(artifact.path))
+        dataset = adapt_to_fit(dataset, artifact.manifest, str(artifact.path))
         check_label(dataset, options.label)
         if options.names is not None:
             dataset.check_columns([options.names])

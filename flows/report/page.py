@@ -51,7 +51,9 @@ from flows.report.tables import (
     format_title,
     format_values,
     list_provenance,
+    make_coefficient_table,
     make_fit_statistics_table,
+    make_group_table,
     make_parameter_table,
 )
 from pipeline.evaluation.calibration import ShareComparison
@@ -139,7 +141,7 @@ def _iter_row_figures(
         yield from plot_positions(coded, names, labels)
     yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
     if sample.pairs is not None and len(sample.pairs.z):
-        yield plot_calibration(sample, sample.pairs, fitted.feature_names)
+        yield plot_calibration(sample, sample.pairs)
 
 
 def render_page(report: Report) -> str:
@@ -152,7 +154,15 @@ def render_page(report: Report) -> str:
     page: str = _load_template().render(
         title=format_title(manifest),
         findings=report.findings,
-        items=make_parameter_table(artifact, report.correlations),
+        number_tables=[
+            table
+            for table in (
+                make_parameter_table(artifact, report.correlations),
+                make_coefficient_table(artifact),
+                make_group_table(artifact),
+            )
+            if table is not None
+        ],
         fit=make_fit_statistics_table(manifest),
         facts=facts,
         explanations=explain_facts(facts),

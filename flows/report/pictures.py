@@ -36,6 +36,7 @@ from PIL import Image as Picture
 from flows.report.figures.colours import GREY, ColourRamp
 from flows.report.figures.marks import (
     Axis,
+    BarMarks,
     CaptionedImage,
     CellMarks,
     Figure,
@@ -373,6 +374,9 @@ def _render_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
                 "zorder": order,
             }
             axes.add_collection(LineCollection(mark.points, colors=mark.colours, **style))
+        case BarMarks():
+            style = {"color": mark.colours, "linewidth": 0, "zorder": order}
+            axes.barh(mark.y, mark.right - mark.left, mark.height, mark.left, **style)
         case HoverColumns():
             pass
         case CellMarks():

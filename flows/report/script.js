@@ -86,8 +86,8 @@ for (const select of document.querySelectorAll("select")) {
   if (!select.selectedOptions[0].defaultSelected) choose(select.closest("figure"));
 }
 
-const table = document.getElementById("parameters");
-if (table) {
+for (const section of document.querySelectorAll(".numbers")) {
+  const table = section.querySelector("table");
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
   const key = (row, k) => (k ? Number(row.cells[k].dataset.value) : row.cells[0].textContent);
   const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : (isNaN(a) - isNaN(b)) || b - a);
@@ -98,7 +98,7 @@ if (table) {
     head.ariaSort = (turned > 0) === (k > 0) ? "descending" : "ascending";
     body.append(...rows);
   }));
-  document.getElementById("copy").addEventListener("click", (event) => {
+  section.querySelector(".copy").addEventListener("click", (event) => {
     getSelection().selectAllChildren(table);
     const copied = document.execCommand("copy");
     getSelection().removeAllRanges();

@@ -18,6 +18,7 @@ from flows.report.figures.images import encode_png
 from flows.report.figures.marks import (
     Axis,
     AxisChoice,
+    BarMarks,
     CellMarks,
     Figure,
     HoverColumns,
@@ -145,6 +146,8 @@ def _render_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, st
             box = f'viewBox="0 0 {_LINE_UNITS} {_LINE_UNITS}" preserveAspectRatio="none"'
             style = f'stroke-width="{mark.width}"{dash}'
             return f'<svg data-mark="{k}" class="lines" {box} {style}>{inside}</svg>'
+        case BarMarks():
+            return f'{open_group} class="bars">{"".join(_iter_bars(plot, mark))}</g>'
         case HoverColumns():
             return f'{open_group} class="columns">{"".join(_iter_columns(plot, mark))}</g>'
         case CellMarks():
@@ -183,6 +186,16 @@ def _iter_lines(plot: Plot, mark: LineMarks) -> Iterator[str]:
         x, y = _place_points(plot, line[:, 0], line[:, 1])
         places = np.stack([x, y], axis=1) * (_LINE_UNITS / 100)
         yield f'<path stroke="{colour}" d="M{" ".join(f"{a:.4g} {b:.4g}" for a, b in places)}"/>'
+
+
+def _iter_bars(plot: Plot, mark: BarMarks) -> Iterator[str]:
+    left, first = _place_points(plot, mark.left, mark.y - mark.height / 2)
+    right, last = _place_points(plot, mark.right, mark.y + mark.height / 2)
+    sizes = right - left, np.abs(last - first)
+    places = zip(left, np.minimum(first, last), *sizes, mark.colours, strict=True)
+    for x, y, width, height, colour in places:
+        size = f'width="{width:.2f}%" height="{height:.2f}%"'
+        yield f'<rect x="{x:.2f}%" y="{y:.2f}%" {size} fill="{colour}"/>'
 
 
 def _iter_columns(plot: Plot, mark: HoverColumns) -> Iterator[str]:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.summary import format_row_count, format_segment_count, join_names, list_weights
-from flows.exporting.columns import read_item_columns
+from flows.cli.summary import (
+    format_row_count,
+    format_segment_count,
+    join_names,
+    list_covariates,
+    list_known_items,
+    list_weights,
+)
+from flows.exporting.columns import (
+    ParameterColumn,
+    list_segment_names,
+    read_parameter_columns,
+)
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number, format_shown_count
 from pipeline.data.datasets import IN_MEMORY
@@ -22,15 +34,19 @@ FactRows = list[tuple[str, str]]
 Manifest = Mapping[str, Any]
 _MAX_NAMES = 5
 _MAX_ROWS, _MAX_COLUMNS = 500, 10  # of the table of parameters
-_NOTE = (
-    "RMSEA, SRMSR, CFI and TLI compare the frequencies of ones of features and pairs of features "
-    "with those of the model (M₂ of Maydeu-Olivares and Joe)."
-)
+_NOTES = {
+    "M₂": "RMSEA, SRMSR, CFI and TLI compare the frequencies of ones of features and pairs of "
+    "features with those of the model (M₂ of Maydeu-Olivares and Joe).",
+    "C₂": "RMSEA, SRMSR, CFI and TLI compare the frequencies of levels and the mean products of "
+    "the scores 0, 1, 2, … of pairs of features with those of the model (C₂ of Cai and Monroe).",
+}
 _MEANINGS = {
     "log-likelihood": "in nats; higher is better",
+    "log prior": "log density of the priors at the estimates, not in the other values",
     "parameters": "number of parameters estimated from the data",
     "AIC, BIC": "lower is better, for fits to the same rows",
     "M₂": "far above its degrees of freedom if the model does not describe the pairs",
+    "C₂": "far above its degrees of freedom if the model does not describe the pairs",
     "RMSEA": "misfit per degree of freedom: close up to 0.05, adequate up to 0.09",
     "SRMSR": "root mean square of residual correlations: close up to 0.05",
     "CFI, TLI": "from 0 (independence) to 1 (perfect fit)",
@@ -55,14 +71,37 @@ _FACT_EXPLANATIONS = {
     "before fine tuning": "Before fine tuning is the objective after the layers were trained one "
     "by one.",
 }
+_ASYMPTOTES = (
+    "With guessing g and slipping s, the curve is g plus 1 − s − g times this one: at the "
+    "difficulty, it is halfway between g and 1 − s."
+)
 _COLUMN_EXPLANATIONS = {
     "difficulty": "Weights are the slopes a and offsets the intercepts d of logistic curves, "
     "1 / (1 + exp(−a x − d)), so D = 1. At the difficulty b = −d / a, the curve is at ½.",
+    "guessing": _ASYMPTOTES,
+    "slipping": _ASYMPTOTES,
+    "coefficients_1": "Coefficients are the change of a trait per unit of the covariate, or "
+    "against the reference level, in standard deviations of the trait that covariates leave.",
+    "log_odds_2": "Log-odds compare a component with the first. The table has their change per "
+    "unit of the covariate, or against the reference level.",
+    "level_difficulty_1": "Weights are slopes. A threshold is the position on the component where "
+    "the level or a higher one has probability ½; of items with partial credit, where the level "
+    "and the one below are equally likely.",
+    "level_probabilities_1_1": "The first number is the level, counted from 1, the second the "
+    "component.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
     "information: about 1 if the model holds, larger if answers are more erratic.",
-    "s_x2": "S-X² compares the frequencies of ones at each sum score with those of the model; a "
+    "s_x2": "S-X² compares the frequencies of levels at each sum score with those of the model; a "
     "small p means that they differ by more than chance.",
 }
+
+
+# Arrays that the table of parameters leaves out if it has another one, and the first arrays then.
+_REPLACED_BY_LEVELS = {
+    "level_difficulty": ("offsets", "difficulty", "n_levels", "level_offsets"),
+    "level_probabilities": ("probabilities", "continuation", "n_levels"),
+}
+_LEVEL_ORDER = {"weights": 0, "level_difficulty": 1}
 
 
 class StageUsage(NamedTuple):
@@ -96,8 +135,10 @@ def describe_fit(manifest: Manifest) -> FactRows:
         ("dataset", format_dataset_name(manifest)),
         ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
         *list_weights(manifest),
+        *list_covariates(manifest),
         ("features", f"{len(manifest['feature_names']):,}"),
         format_segment_count(len(manifest["segment_names"]), manifest.get("group")),
+        *list_known_items(manifest),
         ("components", f"{manifest['n_components']:,}"),
         ("passes", describe_passes(manifest["iterations"], manifest["converged"])),
     ]
@@ -240,7 +281,7 @@ def _format_megabytes(n_bytes: int | None) -> str:
 
 _OPTIONAL_INDICES = (
     ("aic", "AIC and BIC", "use"),
-    ("m2", "M₂ and its indices", "use"),
+    ("m2", "{form} and its indices", "use"),
     ("s_x2", "S-X²", "uses"),
 )
 """Entry of the fit statistics, symbol and verb of the indices that a fit may leave out."""
@@ -252,9 +293,11 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     if not statistics:
         return None
     rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(statistics))
-    notes, n_fitted = [_NOTE] if "m2" in statistics else [], _count_fitted_rows(manifest)
+    form = _name_limited_information(statistics)
+    notes, n_fitted = [_NOTES[form]] if "m2" in statistics else [], _count_fitted_rows(manifest)
     missing: dict[str, list[str]] = {}
-    for name, symbol, verb in _OPTIONAL_INDICES:
+    for name, pattern, verb in _OPTIONAL_INDICES:
+        symbol = pattern.format(form=form)
         if reason := statistics.get(f"{name}_missing"):
             missing.setdefault(reason, []).append(symbol)
         elif (n_rows := statistics.get(f"{name}_rows", n_fitted)) < n_fitted:
@@ -263,6 +306,11 @@ def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
     for reason, symbols in missing.items():
         notes.append(f"{'; '.join(symbols)} could not be computed: {reason}.")
     return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, " ".join(notes))
+
+
+def _name_limited_information(statistics: Manifest) -> str:
+    """Return the symbol of the statistic of pairs: C₂ for items with several levels, else M₂."""
+    return "C₂" if statistics.get("m2_form") == "C2" else "M₂"
 
 
 def _count_fitted_rows(manifest: Manifest) -> int:
@@ -275,23 +323,26 @@ def _count_fitted_rows(manifest: Manifest) -> int:
 
 def _iter_rows(statistics: Manifest) -> Iterator[tuple[str, str]]:
     yield "log-likelihood", f"{statistics['log_likelihood']:,.2f}".replace("-", "−")
+    if "log_prior" in statistics:
+        yield "log prior", f"{statistics['log_prior']:,.2f}".replace("-", "−")
     yield "parameters", f"{statistics['n_parameters']:,}"
     if "aic" in statistics:
         yield "AIC, BIC", f"{statistics['aic']:,.1f}, {statistics['bic']:,.1f}"
     if "m2" in statistics:
         p = "< 0.0001" if statistics["m2_p"] < 1e-4 else f"= {statistics['m2_p']:.4f}"
         m2, df = format_number(statistics["m2"], 5), f"{statistics['m2_df']:,}"
-        yield "M₂", f"{m2} of {df} degrees of freedom, p {p}"
+        yield _name_limited_information(statistics), f"{m2} of {df} degrees of freedom, p {p}"
         interval = " to ".join(f"{bound:.3f}" for bound in statistics["rmsea_interval"])
         yield "RMSEA", f"{statistics['rmsea']:.3f}, 90 % interval {interval}"
         yield "SRMSR", f"{statistics['srmsr']:.3f}"
         yield "CFI, TLI", f"{statistics['cfi']:.3f}, {statistics['tli']:.3f}"
-    yield "reliability", ", ".join(f"{share:.3f}" for share in statistics["reliability"])
+    if "reliability" in statistics:
+        yield "reliability", ", ".join(f"{share:.3f}" for share in statistics["reliability"])
     if "marginal_reliability" in statistics:
         yield "marginal reliability", f"{statistics['marginal_reliability']:.3f}"
 
 
-class ItemCell(NamedTuple):
+class NumberCell(NamedTuple):
     """A cell: its text, the text of its uncertainty, and the value that sorts the column."""
 
     text: str
@@ -299,66 +350,101 @@ class ItemCell(NamedTuple):
     value: float
 
 
-class ItemTable(NamedTuple):
-    """A table of numbers that the page can sort: a feature and its cells for each row."""
+class NumberTable(NamedTuple):
+    """A table of numbers that the page can sort: a name of this kind and its cells for each row."""
 
     title: str
+    kind: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[ItemCell, ...]], ...]
+    rows: tuple[tuple[str, tuple[NumberCell, ...]], ...]
     note: str
-
-
-Columns = Mapping[str, np.ndarray]
 
 
 def make_parameter_table(
     artifact: Artifact, correlations: NDArray[np.float64] | None
-) -> ItemTable | None:
+) -> NumberTable | None:
     """Return the parameters of features, or else their correlations with components, if known.
 
     `correlations` have shape (n_features, n_components).
     """
-    columns, title = read_item_columns(artifact), "Parameters"
+    columns, title = _select_columns(read_parameter_columns(artifact, "feature")), "Parameters"
     if not columns and correlations is not None:
-        columns = {f"correlation_{k}": values for k, values in enumerate(correlations.T, 1)}
+        columns = [
+            ParameterColumn("correlation", f"_{k}", values)
+            for k, values in enumerate(correlations.T, 1)
+        ]
         title = "Correlations of features with components"
-    base_columns = [*_iter_base_columns(columns)]
-    if not base_columns:
+    return _make_number_table(title, "feature", artifact.manifest["feature_names"], columns)
+
+
+def _select_columns(columns: Sequence[ParameterColumn]) -> list[ParameterColumn]:
+    """Leave out the parameters that thresholds or probabilities of levels replace."""
+    arrays = {column.array for column in columns}
+    found = (names for key, names in _REPLACED_BY_LEVELS.items() if key in arrays)
+    replaced = {*chain.from_iterable(found)}
+    kept = [column for column in columns if column.array not in replaced]
+    return sorted(kept, key=lambda column: _LEVEL_ORDER.get(column.array, 2)) if replaced else kept
+
+
+def make_group_table(artifact: Artifact) -> NumberTable | None:
+    """Return the parameters of groups or segments, if there are any."""
+    is_grouped = artifact.manifest.get("group") is not None
+    title, kind = ("Groups", "group") if is_grouped else ("Segments", "segment")
+    if "segments" not in artifact:
+        title, kind = "Distribution of the components", "rows"
+    columns = [
+        column._replace(array=column.array.removeprefix("group_").removeprefix("segment_"))
+        for column in read_parameter_columns(artifact, "segment")
+    ]
+    return _make_number_table(title, kind, list_segment_names(artifact), columns)
+
+
+def make_coefficient_table(artifact: Artifact) -> NumberTable | None:
+    """Return the coefficients of covariates, if the fit has some."""
+    if "coefficients" not in artifact:
         return None
-    shown, names = base_columns[:_MAX_COLUMNS], artifact.manifest["feature_names"]
-    size = np.abs(np.nan_to_num(columns[shown[0]].astype(np.float64)))
+    names = artifact.manifest["covariates"]["names"]
+    columns = [c for c in read_parameter_columns(artifact, "covariate") if c.error is not None]
+    if "intercepts" in artifact:  # of a mixture, whose first component is the reference
+        columns = [column._replace(array="log_odds") for column in columns[1:]]
+    return _make_number_table("Covariates", "covariate", names, columns)
+
+
+def _make_number_table(
+    title: str, kind: str, names: Sequence[str], columns: Sequence[ParameterColumn]
+) -> NumberTable | None:
+    """Make a table of the first columns, and of the rows that are largest in the first."""
+    distinct = [*_iter_distinct_columns(columns)]
+    if not distinct:
+        return None
+    shown = distinct[:_MAX_COLUMNS]
+    size = np.abs(np.nan_to_num(shown[0].values.astype(np.float64)))
     indices = np.sort(np.argsort(-size, kind="stable")[:_MAX_ROWS])
-    decimals = {name: _count_decimals(columns[name]) for name in shown}
-    rows = tuple(
-        (names[i], tuple(_make_cell(columns, name, i, decimals[name]) for name in shown))
-        for i in indices
-    )
+    cells = [_make_cells(column) for column in shown]
+    rows = tuple((names[i], tuple(column[i] for column in cells)) for i in indices)
     note = ""
-    if any(_insert_suffix(name, "_error") in columns for name in shown):
+    if errors := [column.error for column in shown if column.error is not None]:
         note += "± is the standard error. "
-    if any(
-        _insert_suffix(name, "_low") in columns and _insert_suffix(name, "_error") not in columns
-        for name in shown
-    ):
+        note += "Fixed values were not estimated. " if not np.all(errors) else ""
+    if any(column.low is not None and column.error is None for column in shown):
         note += "The 95 % interval is in brackets. "
-    largest = f", those with the largest {_format_column(shown[0])}"
-    note += format_shown_count("features", len(indices), len(names), largest)
-    note += format_shown_count("columns", len(shown), len(base_columns))
-    note = f"{note.strip()} {explain_columns(shown)}".strip()
-    return ItemTable(title, tuple(map(_format_column, shown)), rows, note)
+    largest = f", those with the largest {_format_column(shown[0].name)}"
+    note += format_shown_count(f"{kind}s", len(indices), len(names), largest)
+    note += format_shown_count("columns", len(shown), len(distinct))
+    shown_names = [column.name for column in shown]
+    note = f"{note.strip()} {explain_columns(shown_names)}".strip()
+    return NumberTable(title, kind, tuple(map(_format_column, shown_names)), rows, note)
 
 
-def _iter_base_columns(columns: Columns) -> Iterator[str]:
-    """List columns that are neither an uncertainty of another column nor a duplicate."""
-    suffixes = ("_error", "_low", "_high")
-    uncertainties = {_insert_suffix(name, suffix) for name in columns for suffix in suffixes}
-    earlier: list[str] = []
-    for name, values in columns.items():
-        is_new = not any(np.array_equal(values, columns[other]) for other in earlier)
-        is_known = values.dtype.kind in "fiub" and np.isfinite(values).any()
-        if is_new and is_known and name not in uncertainties:
-            earlier.append(name)
-            yield name
+def _iter_distinct_columns(columns: Iterable[ParameterColumn]) -> Iterator[ParameterColumn]:
+    """List columns of numbers that are known and not equal to an earlier one."""
+    earlier: list[NDArray[Any]] = []
+    for column in columns:
+        values = column.values
+        is_new = not any(np.array_equal(values, other) for other in earlier)
+        if is_new and values.dtype.kind in "fiub" and np.isfinite(values).any():
+            earlier.append(values)
+            yield column
 
 
 def _count_decimals(values: np.ndarray) -> int:
@@ -370,21 +456,26 @@ def _count_decimals(values: np.ndarray) -> int:
     return int(np.clip(3 - np.floor(np.log10(largest)), 0, 6))
 
 
-def _make_cell(columns: Columns, name: str, i: int, decimals: int) -> ItemCell:
-    value = float(columns[name][i])
-    uncertainty = _format_uncertainty(columns, name, i, decimals)
-    return ItemCell(_format_decimals(value, decimals), uncertainty, value)
+def _make_cells(column: ParameterColumn) -> list[NumberCell]:
+    decimals = _count_decimals(column.values)
+    return [
+        NumberCell(
+            _format_decimals(float(value), decimals),
+            _format_uncertainty(column, i, decimals),
+            float(value),
+        )
+        for i, value in enumerate(column.values)
+    ]
 
 
-def _format_uncertainty(columns: Columns, name: str, i: int, decimals: int) -> str:
-    error, low, high = (
-        columns.get(_insert_suffix(name, suffix)) for suffix in ("_error", "_low", "_high")
-    )
-    if error is not None:
-        is_known = np.isfinite(error[i])
-        return f"± {_format_decimals(float(error[i]), decimals)}" if is_known else "(unknown)"
-    if low is not None and high is not None:
-        bounds = (_format_decimals(float(bound[i]), decimals) for bound in (low, high))
+def _format_uncertainty(column: ParameterColumn, i: int, decimals: int) -> str:
+    if column.error is not None:
+        error = float(column.error[i])
+        if error == 0:
+            return "(fixed)"
+        return f"± {_format_decimals(error, decimals)}" if np.isfinite(error) else "(unknown)"
+    if column.low is not None and column.high is not None:
+        bounds = (_format_decimals(float(end[i]), decimals) for end in (column.low, column.high))
         return f"({' to '.join(bounds)})"
     return ""
 
@@ -393,14 +484,9 @@ def _format_decimals(value: float, decimals: int) -> str:
     return f"{value:,.{decimals}f}".replace("-", "−") if np.isfinite(value) else "–"
 
 
-def _insert_suffix(column: str, suffix: str) -> str:
-    """Insert a suffix before the number of a column: `weights_1` becomes `weights_error_1`."""
-    name, _, number = column.rpartition("_")
-    return f"{name}{suffix}_{number}" if name and number.isdigit() else f"{column}{suffix}"
-
-
 def _format_column(column: str) -> str:
-    return column.replace("s_x2", "S-X²").replace("_", " ")
+    named = column.replace("s_x2", "S-X²").replace("level_difficulty", "threshold")
+    return named.replace("_", " ")
 
 
 def explain_facts(facts: Sequence[tuple[str, str]]) -> str:
@@ -411,4 +497,5 @@ def explain_facts(facts: Sequence[tuple[str, str]]) -> str:
 
 def explain_columns(columns: Sequence[str]) -> str:
     """Explain the columns of the table of parameters."""
-    return " ".join(meaning for name, meaning in _COLUMN_EXPLANATIONS.items() if name in columns)
+    meanings = [text for name, text in _COLUMN_EXPLANATIONS.items() if name in columns]
+    return " ".join(dict.fromkeys(meanings))

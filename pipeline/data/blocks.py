@@ -32,9 +32,11 @@ class BinaryBlock:
     ----------
     words
         Values, (n_features, n_words), with 64 rows per word in little bit order; unobserved values
-        and padding are 0.
+        and padding are 0. A feature with several levels has several planes, which count as
+        features here; see `pipeline.data.features`.
     observed_words
-        Mask of the same shape; None if all values are observed.
+        Mask of the same shape; None if all values are observed. All planes of a feature have the
+        same mask.
     n_samples
         Number of rows.
     segment
@@ -54,6 +56,11 @@ class BinaryBlock:
         Whether the weights are those of a survey, see `pipeline.data.weights`.
     clusters
         Index of each row's cluster of a survey, (n_samples,); None if rows were drawn one by one.
+    covariates
+        Coded covariates of each row, (n_samples, n_covariates); None if the fit has none.
+    numbers
+        Values of the continuous features, (n_continuous, n_samples), NaN where not observed; None
+        if there is no continuous feature.
     """
 
     words: Words
@@ -67,6 +74,8 @@ class BinaryBlock:
     weight_unit: float = 1.0
     has_sampling_weights: bool = False
     clusters: NDArray[np.int64] | None = None
+    covariates: NDArray[np.float64] | None = None
+    numbers: NDArray[np.float32] | None = None
 
     @property
     def n_features(self) -> int:
@@ -110,7 +119,10 @@ class BinaryBlock:
     def count_unobserved_rows(self) -> int:
         """Return the number of rows without any observed value."""
         observed = self.unpack_mask()
-        return 0 if observed is None else int((~observed.any(axis=1)).sum())
+        if self.numbers is None:
+            return 0 if observed is None else int((~observed.any(axis=1)).sum())
+        has_bits = len(self.words) > 0 if observed is None else observed.any(axis=1)
+        return int((~(has_bits | ~np.isnan(self.numbers).all(axis=0))).sum())
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a per-row column, (n_samples,)."""
@@ -149,12 +161,17 @@ def pack_block(
     observed: NDArray[np.uint8] | None = None,
     segment: int = 0,
     first_row: int = 0,
+    numbers: NDArray[np.float32] | None = None,
 ) -> BinaryBlock:
-    """Pack a dense 0/1 matrix, (n_samples, n_features), into one block."""
+    """Pack a dense 0/1 matrix, (n_samples, n_features), into one block.
+
+    `numbers` are the values of continuous features; see `BinaryBlock`.
+    """
     masked = X if observed is None else X & observed
     words = kernels.pack_rows(np.ascontiguousarray(masked))
     mask = None if observed is None else kernels.pack_rows(np.ascontiguousarray(observed))
-    return BinaryBlock(words, mask, len(X), segment, first_row + np.arange(len(X)))
+    rows = first_row + np.arange(len(X))
+    return BinaryBlock(words, mask, len(X), segment, rows, numbers=numbers)
 
 
 def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
@@ -180,14 +197,23 @@ def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
         weight_unit=blocks[0].weight_unit,
         has_sampling_weights=blocks[0].has_sampling_weights,
         clusters=_concatenate([block.clusters for block in blocks], order),
+        covariates=_concatenate([block.covariates for block in blocks], order),
+        numbers=_concatenate_numbers(blocks, order),
     )
 
 
 def _concatenate(
-    parts: Sequence[NDArray[np.int64] | None], order: NDArray[np.intp]
-) -> NDArray[np.int64] | None:
+    parts: Sequence[NDArray[Any] | None], order: NDArray[np.intp]
+) -> NDArray[Any] | None:
     present = [part for part in parts if part is not None]
     return np.concatenate(present)[order] if present else None
+
+
+def _concatenate_numbers(
+    blocks: Sequence[BinaryBlock], order: NDArray[np.intp]
+) -> NDArray[np.float32] | None:
+    present = [block.numbers for block in blocks if block.numbers is not None]
+    return np.concatenate(present, axis=1)[:, order] if present else None
 
 
 class PackedChunk(Protocol):
@@ -217,10 +243,17 @@ class PackedChunk(Protocol):
     def keep(self) -> NDArray[np.bool_] | None:
         """Mask of the rows of the chosen split, (n_rows,); None takes all rows."""
 
+    @property
+    def numbers(self) -> NDArray[np.float32] | None:
+        """Values of continuous features, (n_continuous, n_rows), NaN if missing; None if none."""
+
 
 @dataclass(frozen=True)
-class WeightedChunk:
-    """A chunk with the weights of its rows; see `BinaryBlock`. Rows of weight 0 are not kept."""
+class AnnotatedChunk:
+    """A chunk with weights and covariates of its rows; see `BinaryBlock`.
+
+    If rows have weights, those of weight 0 are not kept.
+    """
 
     words: Words
     observed: Words | None
@@ -228,10 +261,27 @@ class WeightedChunk:
     rows: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None
-    weights: NDArray[np.int64]
-    weight_unit: float
-    has_sampling_weights: bool
-    clusters: NDArray[np.int64] | None
+    weights: NDArray[np.int64] | None = None
+    weight_unit: float = 1.0
+    has_sampling_weights: bool = False
+    clusters: NDArray[np.int64] | None = None
+    covariates: NDArray[np.float64] | None = None
+    numbers: NDArray[np.float32] | None = None
+
+
+def annotate_chunk(chunk: PackedChunk) -> AnnotatedChunk:
+    """Return the chunk, without weights and covariates if it has none yet."""
+    if isinstance(chunk, AnnotatedChunk):
+        return chunk
+    return AnnotatedChunk(
+        chunk.words,
+        chunk.observed,
+        chunk.blocks,
+        chunk.rows,
+        chunk.columns,
+        chunk.keep,
+        numbers=chunk.numbers,
+    )
 
 
 @dataclass(frozen=True)
@@ -242,7 +292,8 @@ class RowSource:
     """
 
     read: Callable[[int], PackedChunk]
-    # Rows of each chunk, (n_chunks,), also of those that are not in the chosen split.
+    # Rows of each chunk, (n_chunks,), also of those that are not in the chosen split. `n_features`
+    # counts rows of bits, so a feature with several levels counts as often as it has planes.
     rows_per_chunk: Sequence[int]
     n_features: int
     n_segments: int
@@ -296,14 +347,16 @@ def iter_blocks(chunk: PackedChunk, part: ChunkPart = WHOLE_CHUNK) -> Iterator[B
             segment,
             chunk.rows[rows],
             {name: values[rows] for name, values in chunk.columns.items()},
+            numbers=None if chunk.numbers is None else chunk.numbers[:, rows],
         )
-        if isinstance(chunk, WeightedChunk):
+        if isinstance(chunk, AnnotatedChunk):
             block = replace(
                 block,
-                weights=chunk.weights[rows],
+                weights=_take(chunk.weights, rows),
                 weight_unit=chunk.weight_unit,
                 has_sampling_weights=chunk.has_sampling_weights,
-                clusters=None if chunk.clusters is None else chunk.clusters[rows],
+                clusters=_take(chunk.clusters, rows),
+                covariates=_take(chunk.covariates, rows),
             )
         yield block if chunk.keep is None else block.take_rows(np.flatnonzero(chunk.keep[rows]))
 
@@ -320,9 +373,15 @@ def _take_rows(block: BinaryBlock, full_words: slice, single: NDArray[np.int64])
         n_samples=len(indices),
         rows=block.rows[indices],
         columns={name: values[indices] for name, values in block.columns.items()},
-        weights=None if block.weights is None else block.weights[indices],
-        clusters=None if block.clusters is None else block.clusters[indices],
+        weights=_take(block.weights, indices),
+        clusters=_take(block.clusters, indices),
+        covariates=_take(block.covariates, indices),
+        numbers=None if block.numbers is None else block.numbers[:, indices],
     )
+
+
+def _take(values: NDArray[Any] | None, rows: slice | NDArray[np.int64]) -> NDArray[Any] | None:
+    return None if values is None else values[rows]
 
 
 def _take_words(words: Words, full_words: slice, single: NDArray[np.int64]) -> Words:

@@ -6,13 +6,21 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import PackedChunk, Words, iter_blocks
+from pipeline.data.covariates import Covariates
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
+from pipeline.data.features import (
+    count_planes,
+    find_continuous,
+    join_values,
+    list_features,
+    split_values,
+)
 from pipeline.data.tables import BinaryTable, join_tables
 from pipeline.data.weights import ColumnPart
 from pipeline.errors import FitError
@@ -23,6 +31,8 @@ IN_MEMORY = "<memory>"
 _CHUNK_BYTES = 1 << 20
 """Size of a chunk's bits: large enough for a task, small enough to give work to every thread."""
 _MAX_GROUPS = 1000
+PlaneSource = int | tuple[str, float]
+"""A row of bits, or a continuous feature and the lowest of its values that count as 1."""
 _ONLY_SEGMENT = "all"
 _SPLIT = "split"
 
@@ -42,6 +52,10 @@ class Dataset(Protocol):
         """Names of the features."""
 
     @property
+    def feature_levels(self) -> Mapping[str, tuple[str, ...]]:
+        """Levels of each feature that is not binary, or has level names other than 0 and 1."""
+
+    @property
     def segment_names(self) -> tuple[str, ...]:
         """Names of the segments."""
 
@@ -52,6 +66,13 @@ class Dataset(Protocol):
     @property
     def rows_per_chunk(self) -> Sequence[int]:
         """Number of rows of each chunk, (n_chunks,)."""
+
+    @property
+    def covariates(self) -> Covariates | None:
+        """The covariates that passes read with the rows; see `with_covariates`."""
+
+    def with_covariates(self, covariates: Covariates | None) -> Dataset:
+        """Return the dataset with covariates of its rows, as a fit codes them."""
 
     def make_reader(
         self,
@@ -77,6 +98,14 @@ class Dataset(Protocol):
 
     def iter_segments(self, split: str | None = None) -> Iterator[ColumnPart]:
         """Yield the original rows and the index of their segments, in order."""
+
+    def view_planes(
+        self,
+        names: Sequence[str],
+        feature_levels: Mapping[str, Sequence[str]],
+        planes: Sequence[PlaneSource],
+    ) -> Self:
+        """Return the dataset with these features, and the planes that make them up, in order."""
 
     def segment_by(self, column: str) -> Dataset:
         """Return the dataset with the values of a per-row column as segments.
@@ -113,6 +142,7 @@ class MemoryChunk:
     rows: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None = None
+    numbers: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,13 +171,21 @@ class MemoryDataset(ResultDisplayMixin):
     """A dataset in memory, created by `make_memory_dataset`; implements `Dataset`.
 
     Segments are in the order of their first rows. `levels` has the texts of the per-row columns
-    that are stored as codes, in the order of the codes.
+    that are stored as codes, in the order of the codes. `feature_levels` has the levels of the
+    features that are not binary, or have level names other than 0 and 1; chunks have a row of bits
+    for each plane of a feature, see `pipeline.data.features`.
     """
 
     feature_names: tuple[str, ...]
     segment_names: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
     chunks: tuple[MemoryChunk, ...]
+    covariates: Covariates | None = None
+    feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def with_covariates(self, covariates: Covariates | None) -> MemoryDataset:
+        """Return the dataset with covariates of its rows, as a fit codes them."""
+        return replace(self, covariates=covariates)
 
     @property
     def rows_per_chunk(self) -> list[int]:
@@ -217,6 +255,29 @@ class MemoryDataset(ResultDisplayMixin):
                 order = order[chunk.columns[_SPLIT][order] == code]
             yield chunk.rows[order], np.repeat(chunk.blocks[:, 0], chunk.blocks[:, 2])[order]
 
+    def view_planes(
+        self,
+        names: Sequence[str],
+        feature_levels: Mapping[str, Sequence[str]],
+        planes: Sequence[PlaneSource],
+    ) -> Self:
+        """Return the dataset with these features, and the planes that make them up, in order."""
+        features = list_features(self)
+        continuous = [features[index].name for index in find_continuous(features)]
+        kept = [name for name in names if feature_levels.get(name) == ()]
+        numbers = [continuous.index(name) for name in kept]
+        chunks = (
+            replace(
+                _select_planes(chunk, planes, continuous),
+                numbers=None if chunk.numbers is None or not kept else chunk.numbers[numbers],
+            )
+            for chunk in self.chunks
+        )
+        levels = {name: tuple(own) for name, own in feature_levels.items()}
+        return replace(
+            self, feature_names=tuple(names), feature_levels=levels, chunks=tuple(chunks)
+        )
+
     def segment_by(self, column: str) -> MemoryDataset:
         """Return the dataset with the values of a per-row column as segments.
 
@@ -262,6 +323,7 @@ class MemoryDataset(ResultDisplayMixin):
 
     def iter_tables(self) -> Iterator[BinaryTable]:
         """Unpack the rows, chunk by chunk, in their original order."""
+        features = list_features(self)
         for chunk in self.chunks:
             blocks = [*iter_blocks(chunk)]
             order = np.argsort(chunk.rows)
@@ -274,19 +336,25 @@ class MemoryDataset(ResultDisplayMixin):
             }
             sizes = [block.n_samples for block in blocks]
             names = [self.segment_names[block.segment] for block in blocks]
+            X = np.concatenate([block.unpack_values() for block in blocks])[order]
+            observed = np.concatenate(masks)[order] if masks else None
+            numbers = None if chunk.numbers is None else chunk.numbers[:, order].T
             yield BinaryTable(
-                np.concatenate([block.unpack_values() for block in blocks])[order],
-                np.concatenate(masks)[order] if masks else None,
+                *join_values(X, observed, features),
                 self.feature_names,
                 np.repeat(np.array(names, object), sizes)[order],
                 {name: values[order] for name, values in texts.items()},
+                self.feature_levels,
+                numbers,
             )
 
     def describe(self) -> dict[str, Any]:
         """Identify the dataset by digests of its rows."""
-        digest = hashlib.sha256(json.dumps([self.feature_names, self.segment_names]).encode())
+        names: list[Any] = [self.feature_names, self.segment_names]
+        names += [dict(self.feature_levels)] if self.feature_levels else []
+        digest = hashlib.sha256(json.dumps(names).encode())
         for chunk in self.chunks:
-            for table in (chunk.words, chunk.observed, chunk.blocks, chunk.rows):
+            for table in (chunk.words, chunk.observed, chunk.blocks, chunk.rows, chunk.numbers):
                 digest.update(b"" if table is None else table.tobytes())
         return {
             "path": IN_MEMORY,
@@ -300,10 +368,17 @@ class MemoryDataset(ResultDisplayMixin):
     def _iter_display_items(self) -> DisplayItems:
         yield "rows", f"{self.n_rows:,}"
         yield "features", f"{len(self.feature_names):,}"
+        if n_ordinal := sum(feature.kind == "ordinal" for feature in list_features(self)):
+            yield "ordinal", f"{n_ordinal:,} features with more than two levels"
+        if n_continuous := len(find_continuous(list_features(self))):
+            yield "continuous", f"{n_continuous:,} features"
         yield "segments", f"{len(self.segment_names):,}"
         if columns := self.chunks[0].columns:
             yield "columns", ", ".join(columns)
-        is_complete = all(chunk.observed is None for chunk in self.chunks)
+        is_complete = all(
+            chunk.observed is None and (chunk.numbers is None or not np.isnan(chunk.numbers).any())
+            for chunk in self.chunks
+        )
         yield "missing values", "none" if is_complete else "some"
 
 
@@ -319,9 +394,10 @@ def make_memory_dataset(
     per_row: list[Mapping[str, NDArray[Any]]] = []
     segments = {name: code for code, name in enumerate(segment_names)}
     feature_names: tuple[str, ...] = ()
+    feature_levels: Mapping[str, tuple[str, ...]] = {}
     n_rows = 0
     for table in _divide_into_chunks(tables):
-        feature_names = table.feature_names
+        feature_names, feature_levels = table.feature_names, table.feature_levels
         if table.segments is None:
             codes = np.full(len(table.X), segments.setdefault(_ONLY_SEGMENT, len(segments)), "i4")
         else:
@@ -350,7 +426,13 @@ def make_memory_dataset(
         )
         for chunk in chunks
     ]
-    return MemoryDataset(feature_names, tuple(segments), levels, tuple(chunks))
+    return MemoryDataset(
+        feature_names,
+        tuple(segments),
+        levels,
+        tuple(chunks),
+        feature_levels=feature_levels,
+    )
 
 
 def _check_groups(column: str, is_text: bool, parts: Iterable[ColumnPart]) -> None:
@@ -389,7 +471,9 @@ def _divide_into_chunks(tables: Iterable[BinaryTable]) -> Iterator[BinaryTable]:
     parts: list[BinaryTable] = []
     n_waiting = 0
     for table in tables:
-        size = 64 * max(1, _CHUNK_BYTES // (8 * max(1, len(table.feature_names))))
+        # A continuous feature has 32 bits per value.
+        n_bits = count_planes(table) + 32 * len(find_continuous(list_features(table)))
+        size = 64 * max(1, _CHUNK_BYTES // (8 * max(1, n_bits)))
         first = 0
         while first < len(table.X):
             part = table.take_rows(slice(first, first + size - n_waiting))
@@ -423,12 +507,42 @@ def _make_chunk(table: BinaryTable, codes: NDArray[np.int32], first: int) -> Mem
     n_words = -(-sizes // 64)
     blocks = np.column_stack([segments, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
     parts = np.split(places, np.cumsum(sizes)[:-1])
+    X, observed = table.X, table.observed
+    if table.feature_levels:
+        X, observed = split_values(X, observed, list_features(table))
     return MemoryChunk(
-        _pack_parts(table.X, parts),
-        None if table.observed is None else _pack_parts(table.observed, parts),
+        _pack_parts(X, parts),
+        None if observed is None else _pack_parts(observed, parts),
         blocks,
         first + places,
         {},
+        numbers=None if table.numbers is None else np.ascontiguousarray(table.numbers[places].T),
+    )
+
+
+def _select_planes(
+    chunk: MemoryChunk, planes: Sequence[PlaneSource], continuous: Sequence[str]
+) -> MemoryChunk:
+    """Return a chunk with some planes, some of which are cut from continuous features."""
+    words, observed = chunk.words, chunk.observed
+    places = [plane for plane in planes if isinstance(plane, int)]
+    cuts = [plane for plane in planes if not isinstance(plane, int)]
+    if cuts:
+        assert chunk.numbers is not None
+        values = chunk.numbers[[continuous.index(name) for name, _ in cuts]].T
+        parts = np.split(np.arange(len(values)), np.cumsum(chunk.blocks[:-1, 2]))
+        thresholds = np.array([threshold for _, threshold in cuts])
+        bits = _pack_parts((values >= thresholds).view(np.uint8), parts)
+        masks = _pack_parts((~np.isnan(values)).view(np.uint8), parts)
+        if observed is None and np.isnan(values).any():
+            full = _pack_parts(np.ones((len(values), 1), np.uint8), parts)
+            observed = np.repeat(full, len(words), axis=0)
+        numbered = iter(range(len(words), len(words) + len(cuts)))
+        places = [plane if isinstance(plane, int) else next(numbered) for plane in planes]
+        words = np.concatenate([words, bits])
+        observed = None if observed is None else np.concatenate([observed, masks])
+    return replace(
+        chunk, words=words[places], observed=None if observed is None else observed[places]
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.blocks import BinaryBlock, pack_block
+from pipeline.data.features import Feature
 from pipeline.errors import FitError, FitWarning
-from pipeline.params import get_named_arrays
 
 UNKNOWN_SEGMENT = -1
 """Index of segments that were not fitted; models use the mean of the fitted segments."""
@@ -21,9 +23,16 @@ def get_fitted_segments(params: Any) -> tuple[NDArray[np.int64], NDArray[np.int6
 
     Both are empty if the model has no parameters by segment.
     """
-    if not any("segment" in dims for dims, _ in get_named_arrays(params).values()):
+    if getattr(params, "segments", None) is None:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     return params.segments, params.segment_rows
+
+
+def make_empty_rows(params: Any, n_rows: int, n_features: int, segment: int = 0) -> BinaryBlock:
+    """Return rows of zeros, with covariates of 0 if the model needs some."""
+    block = pack_block(np.zeros((n_rows, n_features), np.uint8), segment=segment)
+    center = getattr(params, "covariate_center", None)
+    return block if center is None else replace(block, covariates=np.zeros((n_rows, len(center))))
 
 
 def draw_segments(params: Any, n_samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -77,6 +86,20 @@ def check_same_features(
                 f"Feature {position} is {_format_name(name)}, but {_format_name(fitted)} in {fit}. "
                 f"{remedy}"
             )
+
+
+def check_same_levels(expected: Sequence[Feature], got: Sequence[Feature], fit: str) -> None:
+    """Refuse data whose features, equal to those of a fit by name, have other levels."""
+    for fitted, own in zip(expected, got, strict=True):
+        if fitted.levels != own.levels:
+            raise FitError(
+                f"Feature {own.name!r} has {_format_levels(own)}, but {_format_levels(fitted)} in "
+                f"{fit}. Use the levels of the fit, or fit again."
+            )
+
+
+def _format_levels(feature: Feature) -> str:
+    return f"the levels {'<'.join(feature.levels)}" if feature.levels else "continuous values"
 
 
 def _format_name(name: str | None) -> str:

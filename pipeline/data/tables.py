@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pipeline.data.batches import (
     open_frame,
     read_columns,
 )
+from pipeline.data.features import BINARY_LEVELS, MAX_LEVELS
 from pipeline.errors import FitError, format_suggestion
 
 if TYPE_CHECKING:
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
 _SPLIT = "split"
 _NUMBERS = (bool, int, float, np.number, np.bool)
 NOT_BINARY_REMEDY = (
-    "Use threshold=T or map={VALUE: 1, VALUE: 0}, or name the column in keep if it is not a "
-    "feature."
+    "Use threshold=T, map={VALUE: 1, VALUE: 0}, levels=[LOWEST, …, HIGHEST] or continuous=[NAME], "
+    "or name the column in keep if it is not a feature."
 )
 """Remedy for values that are not binary."""
+
+LevelsByFeature = Sequence[Any] | Mapping[str, Sequence[Any]] | None
+"""Ordered values of all features, or of some by name; the others are binary."""
+_MISSING, _UNKNOWN = -1, -2
 
 BinarizationRule = float | NDArray[np.float64] | Mapping[Any, int | None] | None
 """How values become bits: 1 above a threshold, or above one per feature; or by a mapping to 0, 1 or
@@ -43,7 +48,8 @@ class BinaryTable:
     Attributes
     ----------
     X
-        Values in {0, 1}, (n_rows, n_features); 0 where not observed.
+        Values, (n_rows, n_features): levels counted from 0, so 0 or 1 of a binary feature; 0 where
+        not observed.
     observed
         Mask of the same shape, 1 = observed; None if all values are observed.
     feature_names
@@ -52,6 +58,12 @@ class BinaryTable:
         Name of each row's segment, (n_rows,); None if there is only one.
     columns
         Per-row columns, (n_rows,) each: int64, float64, or texts; a missing text is empty.
+    feature_levels
+        Names of the levels of each feature that is not binary, or has level names other than 0
+        and 1. A continuous feature has none.
+    numbers
+        Values of the continuous features, (n_rows, n_continuous), NaN where not observed, while `X`
+        and `observed` say nothing about them; None if no feature is continuous.
     """
 
     X: NDArray[np.uint8]
@@ -59,15 +71,18 @@ class BinaryTable:
     feature_names: tuple[str, ...]
     segments: NDArray[Any] | None
     columns: Mapping[str, NDArray[Any]]
+    feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    numbers: NDArray[np.float32] | None = None
 
     def take_rows(self, rows: slice) -> BinaryTable:
         """Return some rows."""
-        return BinaryTable(
-            self.X[rows],
-            None if self.observed is None else self.observed[rows],
-            self.feature_names,
-            None if self.segments is None else self.segments[rows],
-            {name: values[rows] for name, values in self.columns.items()},
+        return replace(
+            self,
+            X=self.X[rows],
+            observed=None if self.observed is None else self.observed[rows],
+            segments=None if self.segments is None else self.segments[rows],
+            columns={name: values[rows] for name, values in self.columns.items()},
+            numbers=None if self.numbers is None else self.numbers[rows],
         )
 
 
@@ -81,12 +96,18 @@ def join_tables(tables: Sequence[BinaryTable]) -> BinaryTable:
         observed = np.concatenate(
             [np.ones_like(t.X) if t.observed is None else t.observed for t in tables]
         )
-    return BinaryTable(
-        np.concatenate([table.X for table in tables]),
-        observed,
-        first.feature_names,
-        None if first.segments is None else np.concatenate([table.segments for table in tables]),
-        {name: np.concatenate([table.columns[name] for table in tables]) for name in first.columns},
+    segments: list[Any] = [table.segments for table in tables]
+    numbers = [table.numbers for table in tables if table.numbers is not None]
+    return replace(
+        first,
+        X=np.concatenate([table.X for table in tables]),
+        observed=observed,
+        segments=None if first.segments is None else np.concatenate(segments),
+        columns={
+            name: np.concatenate([table.columns[name] for table in tables])
+            for name in first.columns
+        },
+        numbers=np.concatenate(numbers) if numbers else None,
     )
 
 
@@ -102,6 +123,9 @@ class TableBatches:
         As in a `BinaryTable`, for all rows.
     rule, remedy
         As for `convert_array`.
+    levels
+        Names of the levels of features, whose values are matched with them; those without levels
+        are continuous.
     """
 
     rows: RowBatches
@@ -110,14 +134,21 @@ class TableBatches:
     columns: Mapping[str, NDArray[Any]]
     rule: BinarizationRule
     remedy: str
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def feature_levels(self) -> dict[str, tuple[str, ...]]:
+        """Names of the levels of each feature whose values are not plain 0 and 1."""
+        names = [name for name in self.feature_names if name in self.levels] if self.levels else []
+        return {name: self.levels[name] for name in names if self.levels[name] != BINARY_LEVELS}
 
     def __iter__(self) -> Iterator[BinaryTable]:
         first = 0
         for batch in self.rows.iter_batches():
             span = slice(first, first + len(batch))
-            options = (self.feature_names, self.rule, self.remedy, first)
+            options = (self.feature_names, self.rule, self.remedy, first, self.levels)
             if isinstance(batch, np.ndarray):
-                X, observed = _convert_batch(batch, *options)
+                X, observed = convert_values(batch, *options)
             else:
                 X, observed = _convert_frame_batch(batch, *options)
             yield BinaryTable(
@@ -126,6 +157,8 @@ class TableBatches:
                 self.feature_names,
                 None if self.segments is None else self.segments[span],
                 {name: values[span] for name, values in self.columns.items()},
+                self.feature_levels,
+                convert_numbers(batch, self.feature_names, first, self.levels),
             )
             first = span.stop
 
@@ -147,6 +180,8 @@ def convert_array(
     keep: Mapping[str, ArrayLike] | None = None,
     rule: BinarizationRule = None,
     remedy: str = NOT_BINARY_REMEDY,
+    levels: LevelsByFeature = None,
+    continuous: Sequence[Any] = (),
 ) -> TableBatches:
     """Check arrays, and prepare to convert them to tables.
 
@@ -165,13 +200,18 @@ def convert_array(
         Rule for values other than 0, 1, True and False.
     remedy
         Last sentence of the error about a value that is not binary.
+    levels
+        Ordered values of all features, or of some by name, from the lowest.
+    continuous
+        Names of the features whose values are numbers.
 
     Raises
     ------
     FitError
         If a name or a length does not fit. A value that is not binary is an error when it is read.
     """
-    return make_tables(open_array(X), feature_names, segment, keep or {}, rule, remedy)
+    options = (rule, remedy, levels, continuous)
+    return make_tables(open_array(X), feature_names, segment, keep or {}, *options)
 
 
 def make_tables(
@@ -181,6 +221,8 @@ def make_tables(
     keep: Mapping[str, ArrayLike],
     rule: BinarizationRule,
     remedy: str = NOT_BINARY_REMEDY,
+    levels: LevelsByFeature = None,
+    continuous: Sequence[Any] = (),
 ) -> TableBatches:
     """Check names and per-row columns; parameters as for `convert_array`."""
     if feature_names is None:
@@ -188,15 +230,174 @@ def make_tables(
     names = _check_feature_names(feature_names, rows.n_features)
     columns = {name: _convert_column(values, name, rows.n_rows) for name, values in keep.items()}
     segments = None if segment is None else convert_segments(segment, rows.n_rows)
-    return TableBatches(rows, names, segments, columns, rule, remedy)
+    if levels is not None and rule is not None:
+        raise FitError("levels cannot be combined with map, threshold or binarize. Leave out one.")
+    named = _name_levels(levels, names) | _name_continuous(continuous, levels, names)
+    if continuous and rule is not None:
+        raise FitError(
+            "continuous cannot be combined with map, threshold or binarize. Leave out one."
+        )
+    return TableBatches(rows, names, segments, columns, rule, remedy, named)
 
 
-def _convert_batch(
-    values: NDArray[Any], names: Sequence[str], rule: BinarizationRule, remedy: str, first: int
+def _name_levels(levels: LevelsByFeature, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Check levels, and return their names by feature, in the order of the features."""
+    if levels is None:
+        return {}
+    if not isinstance(levels, Mapping):
+        return dict.fromkeys(names, _check_levels("levels", levels))
+    by_name = {str(name): values for name, values in levels.items()}
+    for name in by_name:
+        if name not in names:
+            raise FitError(
+                f"levels has {name!r}, which is no feature.{format_suggestion(name, names)}"
+            )
+    return {n: _check_levels(f"Feature {n!r}", by_name[n]) for n in names if n in by_name}
+
+
+def _name_continuous(
+    continuous: Sequence[Any], levels: LevelsByFeature, names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Check the names of continuous features, and return that they have no levels."""
+    if isinstance(continuous, str):
+        raise FitError(f"continuous is the text {continuous!r}. Pass a list: [{continuous!r}].")
+    by_name = {str(name) for name in levels} if isinstance(levels, Mapping) else set[str]()
+    for name in map(str, continuous):
+        if name not in names:
+            raise FitError(
+                f"continuous has {name!r}, which is no feature.{format_suggestion(name, names)}"
+            )
+        if name in by_name:
+            raise FitError(
+                f"Feature {name!r} is in both continuous and levels. Leave it out of one."
+            )
+    return dict.fromkeys(map(str, continuous), ())
+
+
+def _check_levels(subject: str, values: Sequence[Any]) -> tuple[str, ...]:
+    is_list = isinstance(values, Iterable) and not isinstance(values, str)
+    if not is_list or any(map(_is_missing, values)):
+        raise FitError(f"{subject} has the levels {values!r}. Pass a list of values.")
+    levels = tuple(map(name_level, values))
+    if not 2 <= len(levels) <= MAX_LEVELS:
+        size = f"{len(levels)} level{'s' * (len(levels) != 1)}"
+        raise FitError(
+            f"{subject} has {size}. 2 to {MAX_LEVELS} are possible: merge some, or leave the "
+            "feature out."
+        )
+    for level in _iter_repeated_names(levels):
+        raise FitError(f"{subject} has the level {level!r} twice. Name it once.")
+    return levels
+
+
+def name_level(value: Any) -> str:
+    """Return the name of a value that is a level: 2, 2.0 and "2" are the same level."""
+    if isinstance(value, bool | np.bool):
+        return str(int(value))
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def convert_values(
+    values: NDArray[Any],
+    names: Sequence[str],
+    rule: BinarizationRule,
+    remedy: str,
+    first: int,
+    levels: Mapping[str, tuple[str, ...]],
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
-    return convert_to_bits(
-        apply_binarization_rule(values, names, rule, first), names, remedy, first
-    )
+    """Convert values to levels counted from 0, or to bits, and a mask as `convert_to_bits`.
+
+    Parameters
+    ----------
+    values
+        Values, (n_rows, n_features).
+    names
+        Names of the features.
+    rule, remedy
+        As for `convert_array`.
+    first
+        Number of rows before these, for errors.
+    levels
+        Names of the levels, by feature. Other features are binary. Those without levels are
+        continuous, and get 0 here; see `convert_numbers`.
+    """
+    if not any(name in levels for name in names):
+        bits = apply_binarization_rule(values, names, rule, first)
+        return convert_to_bits(bits, names, remedy, first)
+    X, observed = np.zeros(values.shape, np.uint8), np.ones(values.shape, np.uint8)
+    if binary := [index for index, name in enumerate(names) if name not in levels]:
+        own_names = [names[index] for index in binary]
+        X[:, binary], mask = convert_to_bits(values[:, binary], own_names, remedy, first)
+        observed[:, binary] = 1 if mask is None else mask
+    for index, name in enumerate(names):
+        if not levels.get(name):
+            continue
+        codes = _find_levels(values[:, index], name, levels[name], first)
+        X[:, index], observed[:, index] = np.maximum(codes, 0), codes != _MISSING
+    return X, None if observed.all() else observed
+
+
+def convert_numbers(
+    batch: NDArray[Any] | nw.DataFrame[Any],
+    names: Sequence[str],
+    first: int,
+    levels: Mapping[str, tuple[str, ...]],
+) -> NDArray[np.float32] | None:
+    """Return the values of continuous features, (n_rows, n_continuous), NaN where missing.
+
+    The result is None without such features. Parameters are as for `convert_values`; `batch` may be
+    a data frame.
+    """
+    continuous = [index for index, name in enumerate(names) if levels.get(name) == ()]
+    if not continuous:
+        return None
+    converted = []
+    for index in continuous:
+        values = batch[:, index] if isinstance(batch, np.ndarray) else batch[:, index].to_numpy()
+        data = np.ma.getdata(values)
+        with np.errstate(over="ignore"):
+            numbers = _convert_to_numbers(data).astype(np.float32)
+        numbers[np.ma.getmaskarray(values)] = np.nan
+        if (is_wrong := np.isinf(numbers)).any():
+            row = int(is_wrong.argmax())
+            raise FitError(
+                f"row {first + row + 1} (counted from 1), column {names[index]!r}: the value is "
+                f"{_format_value(data[row])}, not a finite number of 32 bits or missing."
+            )
+        converted.append(numbers)
+    return np.column_stack(converted)
+
+
+def _find_levels(
+    values: NDArray[Any], name: str, levels: Sequence[str], first: int
+) -> NDArray[np.int64]:
+    """Return the level of each value of a feature, counted from 0, or `_MISSING`, (n_rows,)."""
+    data = np.ma.getdata(values)
+    if data.dtype.kind in "biuf":
+        numbers, positions = np.unique(data, return_inverse=True)
+        distinct = numbers.tolist()
+    else:
+        places: dict[Any, int] = {}
+        items = data.tolist()
+        positions = np.array([places.setdefault(item, len(places)) for item in items], np.int64)
+        distinct = [*places]
+    codes_by_name = {level: code for code, level in enumerate(levels)}
+    distinct_codes = [
+        _MISSING if _is_missing(value) else codes_by_name.get(name_level(value), _UNKNOWN)
+        for value in distinct
+    ]
+    codes = np.array(distinct_codes, np.int64)[positions]
+    codes[np.ma.getmaskarray(values)] = _MISSING
+    if (is_unknown := codes == _UNKNOWN).any():
+        row = int(is_unknown.argmax())
+        raise FitError(
+            f"row {first + row + 1} (counted from 1), column {name!r}: the value is "
+            f"{_format_value(data[row])}, not one of the levels {'<'.join(levels)} or missing. "
+            "Correct it, or use levels that include it."
+        )
+    return codes
 
 
 def make_binarization_rule(
@@ -364,6 +565,8 @@ def convert_frame(
     features: Sequence[str] | None = None,
     rule: BinarizationRule = None,
     remedy: str = NOT_BINARY_REMEDY,
+    levels: LevelsByFeature = None,
+    continuous: Sequence[str] = (),
 ) -> TableBatches:
     """Prepare to convert a data frame or an xarray object to tables.
 
@@ -382,6 +585,10 @@ def convert_frame(
         Rule for values other than 0, 1, True and False.
     remedy
         Last sentence of the error about a value of a data frame that is not binary.
+    levels
+        As for `convert_array`. Without a rule, ordered categories of columns are levels too.
+    continuous
+        Names of the columns whose values are numbers.
 
     Raises
     ------
@@ -400,16 +607,48 @@ def convert_frame(
                 "Only data frames take this argument. Select features of xarray objects by .sel().",
                 parameter="features",
             )
-        return _convert_xarray(df, segment, keep, rule)
+        return _convert_xarray(df, segment, keep, rule, levels, continuous)
     frame = df if is_lazy_frame(df) else wrap_frame(df, "Pass an array to from_numpy.")
     available = list_columns(frame)
     names = _check_columns(segment, keep, available)
     chosen = available if features is None else _check_columns(None, features, available)
-    rows = open_frame(frame, [name for name in chosen if name not in names])
+    own_names = [name for name in chosen if name not in names]
+    if rule is None and (levels is None or isinstance(levels, Mapping)):
+        levels = list_ordered_categories(frame, own_names) | dict(levels or {}) or None
+    rows = open_frame(frame, own_names)
     per_row = read_columns(frame, names)
     columns = {name: per_row[name] for name in keep}
     segments = None if segment is None else per_row[segment]
-    return make_tables(rows, rows.feature_names, segments, columns, rule, remedy)
+    options = (rule, remedy, levels, continuous)
+    return make_tables(rows, rows.feature_names, segments, columns, *options)
+
+
+def list_ordered_categories(frame: Any, columns: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """Return the categories of the columns of a frame that are ordered categoricals.
+
+    `frame` is a data frame of Narwhals or a lazy one of Polars. Columns with a single category are
+    not listed.
+    """
+    import narwhals as nw  # only data frames need it
+
+    wrapped: Any = nw.from_native(frame, pass_through=True)
+    schema, ordered = wrapped.collect_schema(), dict[str, Sequence[Any]]()
+    for name in columns:
+        categories: Sequence[Any] = ()
+        if isinstance(schema[name], nw.Enum):
+            categories = schema[name].categories
+        elif schema[name] == nw.Categorical and wrapped.implementation.is_pyarrow():
+            categories = _read_ordered_dictionary(wrapped.to_native()[name])
+        if len(categories) > 1:
+            ordered[str(name)] = categories
+    return ordered
+
+
+def _read_ordered_dictionary(column: Any) -> list[Any]:
+    """Return the dictionary of a column of Arrow; empty if it has no order."""
+    chunks = column.unify_dictionaries().chunks
+    categories: list[Any] = chunks[0].dictionary.to_pylist() if chunks else []
+    return categories if column.type.ordered else []
 
 
 def wrap_frame(df: Any, remedy: str) -> nw.DataFrame[Any]:
@@ -433,22 +672,48 @@ def _convert_frame_batch(
     rule: BinarizationRule,
     remedy: str,
     first: int,
+    levels: Mapping[str, tuple[str, ...]],
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Convert column by column, as columns may differ in type; parameters as for arrays."""
+    import narwhals as nw
+
     X = np.zeros((len(frame), len(names)), np.uint8)
     mask = np.ones_like(X)
     for index, (name, column) in enumerate(zip(names, frame.iter_columns(), strict=True)):
         own_rule = rule[index] if isinstance(rule, np.ndarray) else rule
-        values = column.to_numpy()[:, None]
-        bits, observed = _convert_batch(values, (name,), own_rule, remedy, first)
-        X[:, index] = bits[:, 0]
+        # Narwhals reads missing values of Arrow dictionaries as a category.
+        is_dictionary = column.dtype == nw.Categorical and column.implementation.is_pyarrow()
+        cells = np.array(column.to_list(), object) if is_dictionary else column.to_numpy()
+        own_remedy = remedy
+        if own_rule is None and column.dtype == nw.Categorical:
+            own_remedy = _suggest_order(name, column)
+        converted, observed = convert_values(
+            cells[:, None], (name,), own_rule, own_remedy, first, levels
+        )
+        X[:, index] = converted[:, 0]
         if observed is not None:
             mask[:, index] = observed[:, 0]
     return X, None if mask.all() else mask
 
 
+def _suggest_order(name: str, column: nw.Series[Any]) -> str:
+    """Return the remedy for categories without an order."""
+    values = sorted({str(value) for value in column.drop_nulls().unique().to_list()})
+    if not 2 <= len(values) <= MAX_LEVELS:
+        return NOT_BINARY_REMEDY
+    return (
+        f"The categories of the column have no order. Pass levels={{{name!r}: {values}}}, from the "
+        "lowest to the highest, or make the column an ordered categorical."
+    )
+
+
 def _convert_xarray(
-    data: Any, segment: str | None, keep: Sequence[str], rule: BinarizationRule
+    data: Any,
+    segment: str | None,
+    keep: Sequence[str],
+    rule: BinarizationRule,
+    levels: LevelsByFeature,
+    continuous: Sequence[str],
 ) -> TableBatches:
     variables = [*data.coords, *getattr(data, "data_vars", ())]
     names = _check_columns(segment, keep, variables)
@@ -465,7 +730,8 @@ def _convert_xarray(
     per_row = {name: data[name].values for name in names}
     columns = {name: per_row[name] for name in keep}
     segments = None if segment is None else per_row[segment]
-    return make_tables(open_array(X), features, segments, columns, rule)
+    options: dict[str, Any] = {"levels": levels, "continuous": continuous}
+    return make_tables(open_array(X), features, segments, columns, rule, **options)
 
 
 def _check_columns(segment: str | None, keep: Sequence[str], columns: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import PackedChunk, RowSource, WeightedChunk
+from pipeline.data.blocks import AnnotatedChunk, PackedChunk, RowSource, annotate_chunk
 from pipeline.errors import FitError
 
 WeightKind = Literal["frequency", "sampling"]
@@ -191,23 +191,19 @@ def _check_values(
             )
 
 
-def weigh_chunk(chunk: PackedChunk, weights: RowWeights, values: NDArray[Any]) -> WeightedChunk:
+def weigh_chunk(chunk: PackedChunk, weights: RowWeights, values: NDArray[Any]) -> AnnotatedChunk:
     """Return a chunk with the weights of its rows, given the values of their column, (n_rows,)."""
     if chunk.keep is not None:
         values = np.where(chunk.keep, values, 0)  # weights of other rows are not checked
     units = weights.to_units(values)
     keep = units > 0
-    return WeightedChunk(
-        chunk.words,
-        chunk.observed,
-        chunk.blocks,
-        chunk.rows,
-        chunk.columns,
-        None if keep.all() else keep,
-        units,
-        weights.scale,
-        weights.kind == "sampling",
-        None if weights.psu is None else chunk.columns[weights.psu].astype(np.int64),
+    return replace(
+        annotate_chunk(chunk),
+        keep=None if keep.all() else keep,
+        weights=units,
+        weight_unit=weights.scale,
+        has_sampling_weights=weights.kind == "sampling",
+        clusters=None if weights.psu is None else chunk.columns[weights.psu].astype(np.int64),
     )
 
 
@@ -218,7 +214,7 @@ class _WeightedReader:
     read: Callable[[int], PackedChunk]
     weights: RowWeights
 
-    def __call__(self, key: int) -> WeightedChunk:
+    def __call__(self, key: int) -> AnnotatedChunk:
         chunk = self.read(key)
         return weigh_chunk(chunk, self.weights, chunk.columns[self.weights.column])
 

@@ -1,5 +1,7 @@
 """Compare the shares of ones of features, and of joint ones of pairs, in data and model.
 
+Features with several levels have the shares of their levels, and of pairs of levels, instead.
+
 The model's shares come from rows drawn from it, so that all models that draw rows are comparable.
 """
 
@@ -14,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
+from pipeline.data.features import Feature, are_binary, find_first_planes
+from pipeline.data.level_probabilities import count_levels, order_bits
 from pipeline.evaluation.evaluate import EvaluatedModel
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
@@ -23,7 +27,6 @@ from pipeline.inference.sample import (
     draw_model_rows,
     iter_sampling_tasks,
 )
-from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
 from pipeline.passes.map_reduce import (
     TASK_MEMORY,
@@ -123,6 +126,26 @@ def choose_compared_features(n_features: int, seed: int) -> NDArray[np.intp]:
     return np.sort(chosen)
 
 
+def choose_compared_planes(
+    features: Sequence[Feature], seed: int
+) -> tuple[NDArray[np.intp], tuple[Feature, ...]]:
+    """Draw features whose pairs are compared; all if they are few.
+
+    Returns their planes, in increasing order, and the features; no features if all are binary.
+    """
+    if are_binary(features):
+        return choose_compared_features(len(features), seed), ()
+    firsts = find_first_planes(features)
+    order = np.arange(len(features))
+    if firsts[-1] > MAX_COMPARED_FEATURES:
+        order = np.random.default_rng(seed).permutation(len(features))
+        n_planes = np.cumsum(np.diff(firsts)[order])
+        order = np.sort(order[n_planes <= MAX_COMPARED_FEATURES])
+    chosen = order.tolist()
+    planes = np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in chosen])
+    return planes, tuple(features[i] for i in chosen)
+
+
 def count_observed_pairs(
     rows: RowSource,
     features: NDArray[np.intp],
@@ -164,12 +187,12 @@ def count_implied_pairs(
     tasks = list(iter_sampling_tasks(n_rows, segments, n_features))
     groups = [tasks[keys.start : keys.stop] for keys in split_chunks_into_groups(len(tasks))]
     arrays = {name: values for name, (_, values) in get_named_arrays(subject.params).items()}
-    count = partial(_count_drawn_pairs, subject.model, arrays, n_features, features, seed)
+    count = partial(_count_drawn_pairs, subject, arrays, n_features, features, seed)
     return tree_merge(executor.map(count, groups))
 
 
 def _count_drawn_pairs(
-    model: Model,
+    subject: EvaluatedModel,
     arrays: dict[str, NDArray[Any]],
     n_features: int,
     features: NDArray[np.intp],
@@ -178,31 +201,89 @@ def _count_drawn_pairs(
 ) -> PairCounts:
     parts = []
     for task in tasks:
-        packed = draw_model_rows(model, lambda: arrays, seed, task)
-        X = np.unpackbits(packed, axis=1, count=n_features, bitorder="little")[:, features]
+        packed = draw_model_rows(subject.model, lambda: arrays, seed, task)
+        X = np.unpackbits(packed, axis=1, count=n_features, bitorder="little")
+        X = order_bits(X, subject.features)[:, features]
         parts.append(PairCounts.from_block(pack_block(X), pooled=True))
     return tree_merge(parts)
 
 
-def compare_features(observed: PairCounts, implied: PairCounts) -> ShareComparison:
-    """Compare the shares of ones of each feature."""
-    features = np.arange(observed.n_features)
-    return _compare_shares(observed, implied, (features, features))._replace(
-        features=features[:, None]
-    )
+def compare_features(
+    observed: PairCounts, implied: PairCounts, features: Sequence[Feature] = ()
+) -> ShareComparison:
+    """Compare the shares of ones of each feature.
+
+    If `features` have several levels, the shares of all their levels are compared, and the indices
+    are those of `name_levels`.
+    """
+    own = _list_compared_levels(observed, features)
+    return _compare_shares(observed, implied, (own, own), features)._replace(features=own[:, None])
 
 
-def compare_pairs(observed: PairCounts, implied: PairCounts) -> ShareComparison:
-    """Compare the shares of joint ones of all pairs of features observed together."""
-    return _compare_shares(observed, implied, np.triu_indices(observed.n_features, 1))
+def compare_pairs(
+    observed: PairCounts, implied: PairCounts, features: Sequence[Feature] = ()
+) -> ShareComparison:
+    """Compare the shares of joint ones of all pairs of features observed together.
+
+    If `features` have several levels, all pairs of levels of two features are compared, and the
+    indices are those of `name_levels`.
+    """
+    own = _list_compared_levels(observed, features)
+    left, right = np.triu_indices(len(own), 1)
+    pairs = own[left], own[right]
+    if features:
+        owners = np.repeat(np.arange(len(features)), count_levels(features))
+        differ = owners[pairs[0]] != owners[pairs[1]]
+        pairs = pairs[0][differ], pairs[1][differ]
+    return _compare_shares(observed, implied, pairs, features)
+
+
+def _list_compared_levels(counts: PairCounts, features: Sequence[Feature]) -> NDArray[np.intp]:
+    """Return indices of features; with levels, of all levels but the lower one of binary ones."""
+    if not features:
+        return np.arange(counts.n_features)
+    n_levels = count_levels(features)
+    is_lowest = np.zeros(n_levels.sum(), np.bool_)
+    is_lowest[np.cumsum(n_levels) - n_levels] = n_levels == 2
+    return np.flatnonzero(~is_lowest)
+
+
+def tabulate_levels(table: PairTable, features: Sequence[Feature]) -> PairTable:
+    """Return the table of all pairs of levels, given that of all pairs of planes.
+
+    The indicator of a level is the difference of its plane and the next one, and the plane below
+    the first one is 1 in all observed rows, so counts of levels are differences of counts of
+    planes. The arrays `n` and `joint` are (n_levels in all, n_levels in all).
+    """
+    n_planes = [feature.n_planes for feature in features]
+    firsts = find_first_planes(features)[:-1]
+    is_first = np.zeros(sum(n_planes) + len(features), np.bool_)
+    is_first[firsts + np.arange(len(features))] = True
+    # Each feature gets a plane of ones before its own planes.
+    planes = np.cumsum(~is_first) - 1 + is_first
+    shape = table.joint.shape
+    n, ones_i, ones_j, joint = (np.broadcast_to(counts, shape) for counts in table)
+    at = np.ix_(planes, planes)
+    left, right = is_first[:, None], is_first[None, :]
+    counts = np.where(left & right, n[at], np.where(left, ones_j[at], joint[at]))
+    counts = np.where(right & ~left, ones_i[at], counts)
+    has_next = ~np.append(is_first[1:], True)
+    for _ in range(2):
+        higher = np.roll(counts, -1, axis=0) * has_next[:, None]
+        counts = (counts - higher).T
+    return PairTable(n[at], counts.diagonal()[:, None], counts.diagonal()[None, :], counts)
 
 
 def _compare_shares(
-    observed: PairCounts, implied: PairCounts, pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
+    observed: PairCounts,
+    implied: PairCounts,
+    pairs: tuple[NDArray[np.intp], NDArray[np.intp]],
+    features: Sequence[Feature],
 ) -> ShareComparison:
-    (n, n_ones), (m, m_ones) = (
-        _select_joint_counts(counts.table(0), pairs) for counts in (observed, implied)
-    )
+    tables = [counts.table(0) for counts in (observed, implied)]
+    if features:
+        tables = [tabulate_levels(table, features) for table in tables]
+    (n, n_ones), (m, m_ones) = (_select_joint_counts(table, pairs) for table in tables)
     is_observed = n > 0
     n, n_ones, m, m_ones = n[is_observed], n_ones[is_observed], m[is_observed], m_ones[is_observed]
     pooled = (n_ones + m_ones) / (n + m)

@@ -64,7 +64,7 @@ def select_appended_rows(
 
 
 class LargestMove(NamedTuple):
-    """The parameter of a feature before and after."""
+    """The parameter of a feature, or of a plane, before and after."""
 
     array: str
     feature: int
@@ -89,9 +89,9 @@ def compare_loadings(old: Any, new: Any) -> tuple[str, float] | None:
 
 
 def find_largest_move(old: Any, new: Any) -> LargestMove | None:
-    """Find the feature whose threshold or offset (first array over features) moved most."""
+    """Find the feature or plane whose threshold or offset (first such array) moved most."""
     for name, (dims, values) in get_named_arrays(new).items():
-        if dims == ("feature",):
+        if dims in (("feature",), ("plane",)) and values.dtype.kind == "f":
             old_values = get_named_arrays(old)[name][1]
             i = int(np.argmax(np.abs(values - old_values)))
             return LargestMove(name, i, float(old_values[i]), float(values[i]))

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, pack_block
-from pipeline.data.matching import find_segment_indices
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
+from pipeline.data.features import Feature
+from pipeline.data.matching import find_segment_indices, make_empty_rows
 from pipeline.errors import FitError
+from pipeline.evaluation.level_scores import compute_level_losses, describe_level_losses
 from pipeline.evaluation.prediction import TargetLabels, describe_prediction, summarize_predictions
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
@@ -31,6 +33,7 @@ from pipeline.models.capabilities import (
     HasPseudoLikelihood,
     LogLikelihood,
 )
+from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import compute_bit_losses
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
@@ -64,12 +67,15 @@ class EvaluatedModel:
         The model's index for each segment of the dataset; empty if the model has no segments.
     labels
         The labels that the model predicts, as the dataset encodes them, if any.
+    features
+        The features of the dataset; empty if all are binary.
     """
 
     model: Model
     params: Any
     segments: Counts
     labels: TargetLabels | None = None
+    features: tuple[Feature, ...] = ()
 
 
 def match_segments(
@@ -78,13 +84,16 @@ def match_segments(
     fitted_segments: Mapping[str, int],
     segment_names: Sequence[str],
     labels: TargetLabels | None = None,
+    features: tuple[Feature, ...] = (),
 ) -> EvaluatedModel:
     """Match the segments of a fitted model with those of a dataset, by name.
 
     `fitted_segments` maps the names of segments with their own parameters to their indices.
+    `features` are those of the dataset; empty if all are binary.
     """
     names = segment_names if fitted_segments else ()
-    return EvaluatedModel(model, params, find_segment_indices(fitted_segments, names), labels)
+    segments = find_segment_indices(fitted_segments, names)
+    return EvaluatedModel(model, params, segments, labels, features)
 
 
 class LikelihoodMeasure(NamedTuple):
@@ -104,7 +113,7 @@ class LikelihoodMeasure(NamedTuple):
     refusals: tuple[str, ...] = ()
 
 
-def make_baseline_models(n_rows: int) -> dict[str, BernoulliMixture]:
+def make_baseline_models(n_rows: int, features: Sequence[Feature]) -> dict[str, BernoulliMixture]:
     """Return simple models that any other model fitted to `n_rows` rows should beat.
 
     Their fits end early: what further passes would gain is far below the standard errors of scores.
@@ -112,16 +121,18 @@ def make_baseline_models(n_rows: int) -> dict[str, BernoulliMixture]:
     from pipeline.models.bernoulli_mixture.model import BernoulliMixture  # slow to import
 
     n_components = min(20, n_rows)
-    return {
+    models = {
         "independent features": BernoulliMixture(n_components=1, smoothing=1.0, errors="none"),
         f"mixture of {n_components}": BernoulliMixture(n_components, errors="none", tol=1e-3),
     }
+    structure = Structure(features=tuple(features))
+    return {name: model.with_structure(structure) for name, model in models.items()}
 
 
 def find_likelihood_measure(subject: EvaluatedModel, n_features: int) -> LikelihoodMeasure:
     """Find the best measure of a fitted model by trying each one on a row of zeros."""
     segment = int(subject.segments[0]) if len(subject.segments) else 0
-    block = pack_block(np.zeros((1, n_features), np.uint8), segment=segment)
+    block = make_empty_rows(subject.params, 1, n_features, segment)
     refusals = []
     for name, (capability, _) in _LIKELIHOOD_MEASURES.items():
         if not isinstance(subject.model, capability):
@@ -214,14 +225,14 @@ def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
 
 
 class _RowScores(NamedTuple):
-    """Scores of single rows: nats, and numbers of wrong and of observed bits, (n_samples,) each.
+    """Scores of single rows, (n_samples,) each.
 
-    The numbers of bits are None if the model cannot reconstruct rows.
+    `errors` has the numbers of wrong and of observed values: of `bits`, and of `levels` if features
+    have several; it is empty if the model cannot reconstruct rows.
     """
 
     nats: Array
-    wrong_bits: Counts | None
-    n_observed: Counts | None
+    errors: Mapping[str, tuple[Counts, Counts]]
 
 
 def _score_part(subjects: SubjectsByName, rng: RowRandom, block: BinaryBlock) -> JointStatistics:
@@ -250,7 +261,7 @@ def _score_rows(
     else:
         scores = compute_likelihoods(subject.model, measure, subject.params, block, rng)
     shared = np.broadcast_to(scores.shared_error + scores.integration_error, n)
-    losses, wrong_bits, n_observed = _compute_losses(subject, rng, block)
+    losses, errors = _compute_losses(subject, rng, block)
     values = {
         "squared_nats": np.array((scores.nats**2).sum()),
         "error_variance": np.array((scores.standard_error**2).sum()),
@@ -260,20 +271,20 @@ def _score_rows(
         **predicted,
     }
     sums = Sums(n, n, float(scores.nats.sum()), values)
-    return sums, _RowScores(scores.nats, wrong_bits, n_observed)
+    return sums, _RowScores(scores.nats, errors)
 
 
 def _sum_differences(a: _RowScores, b: _RowScores) -> Sums:
     nats = a.nats - b.nats
     values = {"squared_nats": np.array((nats**2).sum())}
-    if a.wrong_bits is not None and b.wrong_bits is not None and a.n_observed is not None:
-        wrong, n_observed = a.wrong_bits - b.wrong_bits, a.n_observed
+    for kind in (kind for kind in a.errors if kind in b.errors):
+        wrong, n_observed = a.errors[kind][0] - b.errors[kind][0], a.errors[kind][1]
         products = {
-            "wrong_bits": wrong,
-            "observed": n_observed,
-            "squared_wrong_bits": wrong**2,
-            "squared_observed": n_observed**2,
-            "wrong_bits_by_observed": wrong * n_observed,
+            f"wrong_{kind}": wrong,
+            f"observed_{kind}": n_observed,
+            f"squared_wrong_{kind}": wrong**2,
+            f"squared_observed_{kind}": n_observed**2,
+            f"wrong_by_observed_{kind}": wrong * n_observed,
         }
         values |= {name: np.array(products[name].sum()) for name in products}
     return Sums(len(nats), len(nats), float(nats.sum()), values)
@@ -281,13 +292,13 @@ def _sum_differences(a: _RowScores, b: _RowScores) -> Sums:
 
 def _compute_losses(
     subject: EvaluatedModel, rng: RowRandom, block: BinaryBlock
-) -> tuple[dict[str, NDArray[Any]], Counts | None, Counts | None]:
-    """Return sums of reconstruction losses, and the wrong and the observed bits of each row.
+) -> tuple[dict[str, NDArray[Any]], dict[str, tuple[Counts, Counts]]]:
+    """Return sums of reconstruction losses, and the errors of each row as in `_RowScores`.
 
-    Only observed values count. If the model cannot reconstruct, there are no sums and numbers.
+    Only observed values count. If the model cannot reconstruct, there are no sums and errors.
     """
     if not isinstance(subject.model, CanReconstruct):
-        return {}, None, None
+        return {}, {}
     codes = subject.model.transform(subject.params, block, rng)["mean"]
     segments = np.full(block.n_samples, block.segment)
     probabilities = subject.model.reconstruct(subject.params, codes, segments)
@@ -302,7 +313,13 @@ def _compute_losses(
         "nll_per_bit": nats.sum(),
         "observed": n_observed.sum(),
     }
-    return {name: np.asarray(value) for name, value in sums.items()}, wrong_bits, n_observed
+    losses = {name: np.asarray(value) for name, value in sums.items()}
+    errors = {"bits": (wrong_bits, n_observed)}
+    if subject.features:
+        levels = compute_level_losses(block, probabilities, subject.features)
+        losses |= levels.values
+        errors["levels"] = levels.wrong_levels, levels.n_observed
+    return losses, errors
 
 
 def describe_scores(
@@ -311,7 +328,7 @@ def describe_scores(
     """Combine `describe_likelihood`, `describe_reconstruction` and `describe_prediction`."""
     return {
         **describe_likelihood(measure, sums),
-        **describe_reconstruction(sums),
+        **describe_reconstruction(sums, subject.features),
         **describe_prediction(subject.labels, sums.values),
     }
 
@@ -345,12 +362,16 @@ def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any
     }
 
 
-def describe_reconstruction(sums: Sums) -> dict[str, float]:
-    """Return the mean reconstruction losses per observed value; empty without reconstruction."""
+def describe_reconstruction(sums: Sums, features: Sequence[Feature] = ()) -> dict[str, Any]:
+    """Return the mean reconstruction losses per observed value; empty without reconstruction.
+
+    Features with several levels also have the losses of `describe_level_losses`.
+    """
     if "observed" not in sums.values:
         return {}
     n_observed = max(int(sums.values["observed"]), 1)
-    return {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}
+    losses = {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}
+    return {**losses, **(describe_level_losses(sums.values, features) if features else {})}
 
 
 def describe_differences(
@@ -369,8 +390,9 @@ def describe_differences(
     -------
     list of dict
         `models`, the two names; `nats_per_row`, if their likelihoods are comparable; `wrong_bits`,
-        if both reconstruct rows. Each has the `difference`, first minus second model, its
-        `standard_error`, and whether it `exceeds_two_standard_errors`.
+        and `wrong_levels` of features with several, if both reconstruct rows. Each has the
+        `difference`, first minus second model, its `standard_error`, and whether it
+        `exceeds_two_standard_errors`.
     """
     by_name = {model["name"]: model for model in models}
     return [
@@ -391,8 +413,9 @@ def _describe_pair(a: Mapping[str, Any], b: Mapping[str, Any], sums: Sums) -> di
         variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
         errors = [np.sqrt(variance / n), a["estimation_error"], b["estimation_error"]]
         differences["nats_per_row"] = (mean, float(np.linalg.norm(errors)))
-    if n_observed := int(sums.values.get("observed", 0)):
-        differences["wrong_bits"] = _compare_wrong_bits(n_observed, sums.values)
+    for kind in ("bits", "levels"):
+        if sums.values.get(f"observed_{kind}", 0):
+            differences[f"wrong_{kind}"] = _compare_errors(kind, sums.values)
     return {
         name: {
             "difference": difference,
@@ -403,17 +426,18 @@ def _describe_pair(a: Mapping[str, Any], b: Mapping[str, Any], sums: Sums) -> di
     }
 
 
-def _compare_wrong_bits(n_observed: int, values: Mapping[str, NDArray[Any]]) -> tuple[float, float]:
-    """Return the difference in the share of wrong bits, and its standard error.
+def _compare_errors(kind: str, values: Mapping[str, NDArray[Any]]) -> tuple[float, float]:
+    """Return the difference in the share of wrong bits or levels, and its standard error.
 
     The share is a ratio of sums over rows. Its error follows from the residuals of the rows:
-    number of wrong bits − share × number of observed bits.
+    number of wrong values − share × number of observed values.
     """
-    share = int(values["wrong_bits"]) / n_observed
+    n_observed = int(values[f"observed_{kind}"])
+    share = int(values[f"wrong_{kind}"]) / n_observed
     squares = (
-        float(values["squared_wrong_bits"])
-        - 2 * share * float(values["wrong_bits_by_observed"])
-        + share**2 * float(values["squared_observed"])
+        float(values[f"squared_wrong_{kind}"])
+        - 2 * share * float(values[f"wrong_by_observed_{kind}"])
+        + share**2 * float(values[f"squared_observed_{kind}"])
     )
     return share, float(np.sqrt(max(squares, 0.0))) / n_observed
 

@@ -1,7 +1,7 @@
-"""Tests of item bias: does an item favour one of two groups of rows with equal ability?
+"""Tests of item bias: does an item favour a group of rows among rows of equal ability?
 
-Mantel–Haenszel compares rows with equal sum scores. With N_gk rows of group g (0 the reference
-group, 1 the focal group) at score k, O_gik of them with a one in item i,
+Mantel–Haenszel compares rows of two groups with equal sum scores. With N_gk rows of group g (0 the
+reference group, 1 the focal group) at score k, O_gik of them with a one in item i,
 
     α_i = Σ_k O_0ik (N_1k − O_1ik) / N_k  /  Σ_k (N_0k − O_0ik) O_1ik / N_k,
     χ²_i = (|Σ_k O_0ik − E_ik| − ½)² / Σ_k V_ik
@@ -11,53 +11,75 @@ D. T. Thayer, "Differential item performance and the Mantel–Haenszel procedure
 Δ = −2.35 ln α is on the scale of ETS. An item has grade A if |Δ| < 1 or Δ is not significant,
 grade C if |Δ| ≥ 1.5, and else grade B.
 
-A row has a score only if it has all answers. Missing answers are therefore drawn from the model
-below, fitted to all rows, with equal items in both groups: completed rows are distributed as rows
-without missing values. Drawn answers count in the score, but not as answers to their item.
+For items with several levels, O_gik are the vectors of their planes, [y ≥ 1], …, [y ≥ m]. The
+generalized statistic (G. W. Somes, The American Statistician 40, 1986)
+
+    χ²_i = dᵀ V⁻¹ d,   d = Σ_k O_0ik − E_ik
+
+has m degrees of freedom, and compares all levels. The numerator and denominator of the cumulative
+odds ratio α are summed over the planes (I.-M. Liu, A. Agresti, Biometrics 52, 1996). The sum score
+is that of the scores 0, …, m.
+
+A row has a score only if it has all answers. Missing answers are therefore drawn from a fit of one
+trait to all rows, with equal items in both groups: completed rows are distributed as rows without
+missing values. Drawn answers count in the score, but not as answers to their item. With several
+levels, rows with missing answers are left out.
 
 Equal scores are equal abilities only if all slopes are equal. If slopes differ and one group is
 more able, Mantel–Haenszel rejects too many items without bias.
 
-The likelihood-ratio test compares latent-trait fits in which an item has the same parameters in
-both groups, or its own parameters in each. Its effect sizes average P_0(x) − P_1(x), the difference
-between the curves of the groups, over the focal group's distribution of the trait: `difference`
-with its sign, and `area` its absolute value.
+The likelihood-ratio test compares fits of one trait in which an item has the same slope and offset
+in all groups, or its own in each (D. Thissen, L. Steinberg, H. Wainer, "Detection of differential
+item functioning using the parameters of item response models", 1993). The other items are anchors,
+which are equal in all groups. χ² has 2 degrees of freedom per focal group. The fits for all items
+start at the common fit, and share their passes over the rows.
+
+Biased anchors make other items look biased. Purification excludes the items with an adjusted p
+below 0.05 from the anchors, and tests again, until it finds the same items as before.
+
+Effect sizes average P_0(x) − P_g(x), the difference between the curves of the reference and a focal
+group, over the focal group's distribution of the trait: `difference` with its sign, and `area` its
+absolute value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.executors.base import Executor, MapFunction
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, iter_blocks
+from pipeline.data.datasets import MemoryChunk
+from pipeline.data.features import make_binary_features
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.fitting.loop import collect_pass_statistics, fit_model
+from pipeline.fitting.loop import start_fit
+from pipeline.fitting.shared_passes import fit_in_shared_passes
 from pipeline.models.base import Model
-from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.logistic.latent_nodes import (
-    Nodes,
-    gauss_hermite,
-    iter_responsibilities,
-    node_posterior,
-    node_statistics,
-)
-from pipeline.numerics.logistic.logistic_regression import logistic_m_step
-from pipeline.params import array_field
+from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
+from pipeline.numerics.logistic.latent_nodes import gauss_hermite, iter_responsibilities
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, pool_margins
+from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+MAX_ROUNDS = 10
+"""Maximum number of rounds of purification."""
 _NODES = gauss_hermite(101, 1)
-_DF = 2
+_MIN_ANCHORS = 2  # the test of an anchor frees it, and groups need another one in common
+_MAX_ITER, _TOL = 500, 5e-8  # χ² is then exact to about 1e-3
+_MAX_FITS = 50  # which share a pass over the rows; limits their memory
+_RANK_TOLERANCE = 1e-10  # relative eigenvalues of levels that occur in neither group
 _ETS_DELTA_FACTOR, _SMALL_DELTA, _LARGE_DELTA, _SIGNIFICANCE_LEVEL = -2.35, 1.0, 1.5, 0.05
 
 
@@ -70,9 +92,10 @@ class GroupTestResults(NamedTuple):
         Test statistic and p-value of each item, and the p-value adjusted for the number of items
         (Y. Benjamini, Y. Hochberg, JRSS B 57, 1995), (n_features,) each.
     difference, area
-        Effect sizes, (n_features,) each; a positive difference favours the reference group.
+        Effect sizes in each focal group, (n_features, n_groups − 1); a positive difference favours
+        the reference group.
     slopes, offsets
-        Parameters of each item in the reference and the focal group, (n_features, 2) each.
+        Parameters of each item in each group, (n_features, n_groups).
     """
 
     chi2: Array
@@ -84,261 +107,332 @@ class GroupTestResults(NamedTuple):
     offsets: Array
 
 
-@dataclass(frozen=True)
-class GroupParams:
-    """Slopes and offsets of items, and the focal group's distribution of the trait.
+class GroupTests(NamedTuple):
+    """Results for all items, and the fit that they started from.
 
     Attributes
     ----------
     items
-        Slope and offset of each item, (n_features, 2). If an item is tested, another row has its
-        parameters in the focal group.
-    focal
-        Mean of the trait in the focal group, and logarithm of its standard deviation.
+        Results for all items.
+    df
+        Degrees of freedom of χ².
+    common
+        The fit in which all anchors are equal in all groups.
+    trait_mean, trait_sd
+        Distribution of the trait in each group of this fit, (n_groups,) each; 0 and 1 in the first.
+    unfinished
+        Items whose fits did not converge, so that their χ² may be wrong.
     """
 
-    items: Array = array_field("item", "moment")
-    focal: Array = array_field("moment")
+    items: GroupTestResults
+    df: int
+    common: FitState
+    trait_mean: Array
+    trait_sd: Array
+    unfinished: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class GroupTraits(Model):
-    """Model of one latent trait in two groups of rows.
+class Purification(NamedTuple):
+    """How anchors were chosen.
 
     Attributes
     ----------
-    column
-        Per-row column that names the group.
-    groups
-        Values of the column in the reference group and in the focal group.
-    item
-        The tested item, which has its own parameters in each group; none if negative.
+    n_rounds
+        Number of rounds of tests.
+    excluded
+        Items that are not anchors in the last round.
+    ending
+        Why there was no other round: it would have the same anchors as the last one (`stable`) or
+        as an earlier one (`repeated`), fewer than 2 anchors (`few-anchors`), or be one too many
+        (`max-rounds`).
     """
 
-    name: ClassVar[str] = "group-traits"
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
-    statistics: ClassVar[type[Sums]] = Sums
-    params: ClassVar[type[GroupParams]] = GroupParams
-    column: str
-    groups: tuple[int, int]
-    item: int = -1
-    acceleration: str = "squarem"
-    n_components: int | None = 1
-    max_iter: int = 1000
-    tol: float = 1e-9
+    n_rounds: int
+    excluded: tuple[int, ...]
+    ending: Literal["stable", "repeated", "few-anchors", "max-rounds"]
 
-    def list_required_columns(self) -> tuple[str, ...]:
-        """Return the column of the groups."""
-        return (self.column,)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start from equal slopes and equal groups."""
-        observed, ones = pool_margins(first)
-        offsets = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
-        return FitState(GroupParams(np.column_stack([np.ones(len(ones)), offsets]), np.zeros(2)))
+@dataclass(frozen=True)
+class GroupFits:
+    """Fits of one trait to rows in groups; items are equal in all groups unless they are free.
 
-    def summarize(
-        self, params: GroupParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Sums:
-        """Run the E-step, each group with its own node weights."""
-        parts = []
-        for group, (rows, *arguments) in enumerate(self._iter_groups(params, block)):
-            expected = node_statistics(*arguments)
-            by_group = np.zeros((2, len(expected.rows)))
-            by_group[group] = expected.rows
-            sums = {"ones": expected.ones, "mass": expected.mass, "rows": by_group}
-            parts.append(Sums(len(rows), len(rows), expected.log_likelihood, sums))
-        return parts[0].merge(parts[1])
+    Attributes
+    ----------
+    rows
+        Rows whose segments are the groups. The first one is the reference group.
+    groups
+        Names of the groups.
+    first
+        Counts of the rows.
+    executor, seed, progress
+        As for `fit_model`.
+    """
 
-    def transform(
-        self, params: GroupParams, block: BinaryBlock, rng: RowRandom
-    ) -> Mapping[str, NDArray[Any]]:
-        """Return the posterior mean of the trait, (n_samples, 1); 0 for rows in neither group."""
-        mean = np.zeros((block.n_samples, 1))
-        for rows, *arguments in self._iter_groups(params, block):
-            mean[rows] = node_posterior(*arguments).mean
-        return {"mean": mean}
+    rows: RowSource
+    groups: tuple[str, ...]
+    first: FeatureCounts
+    executor: Executor
+    seed: int
+    progress: Progress
 
-    def draw_missing(
-        self, params: GroupParams, block: BinaryBlock, rng: RowRandom
-    ) -> NDArray[np.uint8]:
-        """Return the rows with missing values drawn given the observed ones; 0 in neither group."""
-        completed = np.zeros((block.n_samples, block.n_features), np.uint8)
-        slopes, offsets = params.items.T
-        for rows, X, mask, *arguments in self._iter_groups(params, block):
-            draws = rng.stream("missing answers").uniform(block.rows[rows], block.n_features + 1)
-            for part, shares in iter_responsibilities(X, mask, *arguments):
-                uniform = draws[part]
-                below = np.cumsum(shares, axis=1) < uniform[:, -1:]
-                nodes = np.minimum(below.sum(axis=1), shares.shape[1] - 1)
-                chances = scipy.special.expit(_NODES.points[nodes] * slopes + offsets)
-                drawn = uniform[:, :-1] < chances
-                completed[rows[part]] = np.where(mask[part] > 0, X[part], drawn)
-        return completed
+    def fit(self, free_items: Collection[int] = (), start: FitState | None = None) -> FitState:
+        """Fit the model with some free items, from the start if there is one."""
+        (state,) = self.fit_all([free_items], start)
+        return state
 
-    def _iter_groups(self, params: GroupParams, block: BinaryBlock) -> Iterator[Any]:
-        """Yield each group's rows, and the arguments of `node_statistics` for them."""
-        X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(self.column)
-        mask = np.ones_like(X) if observed is None else observed
-        slopes, offsets = params.items.T
-        for group, value in enumerate(self.groups):
-            rows = np.flatnonzero(labels == value)
-            columns = self._append_item_copy(X[rows], mask[rows], group)
-            yield rows, *columns, slopes[:, None], offsets, _weigh_nodes(params.focal * group)
+    def fit_all(self, choices: Sequence[Collection[int]], start: FitState | None) -> list[FitState]:
+        """Fit the model for several choices of free items."""
+        return [
+            state
+            for k in range(0, len(choices), _MAX_FITS)
+            for state in self._fit_together(choices[k : k + _MAX_FITS], start)
+        ]
 
-    def _append_item_copy(
-        self, X: NDArray[np.uint8], mask: NDArray[np.uint8], group: int
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Append the tested item's copy for the focal group."""
-        if self.item < 0:
-            return X, mask
-        tested = slice(self.item, self.item + 1)
-        X, mask = np.hstack([X, X[:, tested]]), np.hstack([mask, mask[:, tested]])
-        mask[:, self.item if group else -1] = 0
-        return X, mask
-
-    def update(
-        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
-    ) -> FitState:
-        """Run the M-step, with free traits in both groups; scale those of the reference group."""
-        sums, (slopes, offsets) = statistics.values, state.params.items.T
-        reference, focal = (_fit_gaussian(mass) for mass in sums["rows"])
-        scale = np.exp(reference[1])
-        fit = logistic_m_step(
-            (_NODES.points - reference[0]) / scale,
-            sums["ones"],
-            sums["mass"],
-            slopes[:, None] * scale,
-            offsets + slopes * reference[0],
+    def _fit_together(
+        self, choices: Sequence[Collection[int]], start: FitState | None
+    ) -> list[FitState]:
+        models, states = [self._make_model(free_items) for free_items in choices], []
+        for model in models:
+            params = None if start is None else start.params
+            state = start_fit(
+                model, self.first, self.rows, self.executor, self.seed, initial_params=params
+            )
+            states.append(state if start is None else replace(state, working=start.working))
+        return fit_in_shared_passes(
+            models, states, self.rows, self.executor, self.seed, self.progress
         )
-        focal = np.array([(focal[0] - reference[0]) / scale, focal[1] - reference[1]])
-        items = np.column_stack([fit.weights, fit.offsets])
-        return replace(state, params=GroupParams(items, focal))
 
-    def pack_params(self, params: GroupParams) -> Array:
-        """Return all parameters as a vector."""
-        return np.append(params.items, params.focal)
-
-    def unpack_params(self, params: GroupParams, packed: Array, weight: float) -> Any:
-        """Undo `pack_params`."""
-        return GroupParams(packed[:-2].reshape(-1, 2).copy(), packed[-2:].copy())
-
-
-def _fit_gaussian(mass: Array) -> Array:
-    """Return the mean and the logarithm of the standard deviation of mass on the nodes."""
-    x, share = _NODES.points[:, 0], mass / mass.sum()
-    mean = share @ x
-    return np.array([mean, 0.5 * np.log(share @ (x - mean) ** 2)])
+    def _make_model(self, free_items: Collection[int]) -> Model:
+        model = LatentTrait(
+            n_components=1,
+            free=",".join(map(str, sorted(free_items))),
+            constant_features="pin",
+            errors="none",
+            max_iter=_MAX_ITER,
+            tol=_TOL,
+        )
+        # Names of features may contain commas.
+        features = make_binary_features([*map(str, range(self.rows.n_features))])
+        return model.with_structure(Structure(self.groups, features))
 
 
-def _weigh_nodes(focal: Array) -> Nodes:
-    """Return the nodes weighted by the focal group's density."""
-    mean, log_sd = focal
-    x = _NODES.points[:, 0]
-    log_ratio = (x**2 - ((x - mean) * np.exp(-log_sd)) ** 2) / 2 - log_sd
-    return Nodes(_NODES.points, _NODES.log_weights + log_ratio)
+def group_rows(rows: RowSource, column: str, values: tuple[int, ...]) -> RowSource:
+    """Return the rows with one of these values in a column; its position is their segment.
+
+    The reader of the rows must read the column. Other rows are left out, which the segments of
+    `Dataset.segment_by` cannot do.
+    """
+    read = _GroupReader(rows.read, column, values)
+    return replace(rows, read=read, n_segments=len(values))
 
 
-def fit_groups(
-    model: GroupTraits, state: FitState, rows: RowSource, executor: Executor, progress: Progress
-) -> tuple[GroupParams, float]:
-    """Fit two groups from a state; return the parameters and the log-likelihood of all rows."""
-    state = fit_model(model, rows, executor, state=state, progress=progress)
-    statistics = collect_pass_statistics(model, state, rows, executor, 0, progress)
-    return state.params, float(statistics.objective)
+@dataclass(frozen=True)
+class _GroupReader:
+    read: Callable[[int], PackedChunk]
+    column: str
+    values: tuple[int, ...]
+
+    def __call__(self, key: int) -> MemoryChunk:
+        """Read a chunk, and sort its rows by group."""
+        chunk = self.read(key)
+        blocks = [
+            replace(block.take_rows(np.flatnonzero(block.column(self.column) == value)), segment=g)
+            for block in iter_blocks(chunk)
+            for g, value in enumerate(self.values)
+        ]
+        blocks = [block for block in blocks if block.n_samples]
+        n_words = np.array([0, *(block.words.shape[1] for block in blocks)])
+        table = [
+            (block.segment, first_word, block.n_samples)
+            for block, first_word in zip(blocks, np.cumsum(n_words), strict=False)
+        ]
+        masks = [block.observed_words for block in blocks if block.observed_words is not None]
+        return MemoryChunk(
+            np.concatenate([chunk.words[:, :0], *(block.words for block in blocks)], axis=1),
+            np.concatenate(masks, axis=1) if masks else None,
+            np.array(table, np.int64).reshape(-1, 3),
+            np.concatenate([chunk.rows[:0], *(block.rows for block in blocks)]),
+            {},
+        )
+
+
+def check_group_tests(first: FeatureCounts, groups: tuple[str, ...]) -> None:
+    """Check that every item can have parameters of its own in each group.
+
+    Raises
+    ------
+    FitError
+        If there are fewer than 3 items, or an item is constant or never observed in a group.
+    """
+    if (n_features := first.ones.shape[1]) < _MIN_ANCHORS + 1:
+        raise FitError(
+            f"{{dif_test=likelihood-ratio}} needs at least {_MIN_ANCHORS + 1} features, but the "
+            f"dataset has {n_features}. Use {{dif_test=mantel-haenszel}}."
+        )
+    is_constant = (first.ones == 0) | (first.ones == first.observed)
+    for group, item in np.argwhere(is_constant).tolist():
+        state = "constant" if first.observed[group, item] else "never observed"
+        raise FitError(
+            f"{{features}} is {state} in the group {groups[group]!r}, so {{dif}} cannot estimate "
+            "its slope and offset there. Leave the feature out, or use "
+            "{dif_test=mantel-haenszel}.",
+            (item,),
+        )
 
 
 def run_group_tests(
-    model: GroupTraits,
-    shared: GroupParams,
-    shared_objective: float,
-    rows: RowSource,
-    executor: Executor,
-    progress: Progress,
-) -> GroupTestResults:
-    """Test each item by a fit in which only this item has its own parameters in each group.
+    fits: GroupFits, excluded: Collection[int] = (), start: FitState | None = None
+) -> GroupTests:
+    """Test each item, with all other items but the excluded ones as anchors.
 
-    `shared` and `shared_objective` are the results of `fit_groups` with equal items.
+    The common fit starts from `start`, if given.
     """
-    chi2, parameters = np.zeros(len(shared.items)), np.zeros((len(shared.items), 2, 2))
-    effects = np.zeros((len(shared.items), 2))
-    for item, both_groups in enumerate(shared.items):
-        start = FitState(replace(shared, items=np.vstack([shared.items, both_groups])))
-        separate_items = replace(model, item=item)
-        separate, objective = fit_groups(separate_items, start, rows, executor, progress)
-        chi2[item] = max(2 * (objective - shared_objective), 0.0)
-        parameters[item] = separate.items[[item, -1]]
-        effects[item] = _compare_curves(parameters[item], separate.focal)
-    p = scipy.stats.chi2.sf(chi2, _DF)
-    return GroupTestResults(
+    items, weight = range(fits.rows.n_features), fits.first.weight
+    common = fits.fit(excluded, start)
+    others = fits.fit_all([set(excluded) ^ {item} for item in items], common)
+    gains = np.array([weight * (other.history[-1] - common.history[-1]) for other in others])
+    gains[[*excluded]] *= -1  # in these fits, the item is an anchor
+    chi2, df = np.maximum(2 * gains, 0.0), 2 * (len(fits.groups) - 1)
+    p = scipy.stats.chi2.sf(chi2, df)
+    own_fits = [(common if k in excluded else others[k]).params for k in items]
+    parameters = np.array(
+        [
+            (params.group_weights[:, item, 0], params.group_offsets[:, item])
+            for item, params in enumerate(own_fits)
+        ]
+    )
+    effects = np.array([_compare_curves(*pair) for pair in zip(parameters, own_fits, strict=True)])
+    results = GroupTestResults(
         chi2,
         p,
         scipy.stats.false_discovery_control(p),
         difference=effects[:, 0],
         area=effects[:, 1],
-        slopes=parameters[:, :, 0],
-        offsets=parameters[:, :, 1],
+        slopes=parameters[:, 0],
+        offsets=parameters[:, 1],
     )
+    n_passes = [max(len(fit.history), len(common.history)) for fit in others]
+    unfinished = tuple(k for k in items if n_passes[k] >= _MAX_ITER)
+    mean, variance = common.params.trait_mean[:, 0], common.params.trait_covariance[:, 0, 0]
+    return GroupTests(results, df, common, mean, np.sqrt(variance), unfinished)
 
 
-def _compare_curves(parameters: Array, focal: Array) -> tuple[float, float]:
-    """Return the mean and mean absolute difference of two curves in the focal group."""
-    reference, own = scipy.special.expit(
-        parameters @ np.vstack([_NODES.points.T, np.ones(len(_NODES.points))])
-    )
-    density = scipy.special.softmax(_weigh_nodes(focal).log_weights)
-    return float(density @ (reference - own)), float(density @ abs(reference - own))
+def run_purified_group_tests(fits: GroupFits) -> tuple[GroupTests, Purification]:
+    """Test all items in rounds; each one excludes the items found in the round before."""
+    seen: list[tuple[int, ...]] = [()]
+    tests = run_group_tests(fits)
+    while True:
+        found = tuple(np.flatnonzero(tests.items.p_adjusted < _SIGNIFICANCE_LEVEL).tolist())
+        if ending := _find_ending(found, seen, fits.rows.n_features):
+            return tests, Purification(len(seen), seen[-1], ending)
+        seen.append(found)
+        tests = run_group_tests(fits, found, tests.common)
+
+
+def _find_ending(
+    found: tuple[int, ...], seen: Sequence[tuple[int, ...]], n_features: int
+) -> Literal["stable", "repeated", "few-anchors", "max-rounds"] | None:
+    if found == seen[-1]:
+        return "stable"
+    if found in seen:
+        return "repeated"
+    if n_features - len(found) < _MIN_ANCHORS:
+        return "few-anchors"
+    return "max-rounds" if len(seen) == MAX_ROUNDS else None
+
+
+def _compare_curves(parameters: Array, params: LatentTraitParams) -> Array:
+    """Return the mean and the mean absolute difference of curves, (2, n_groups − 1).
+
+    `parameters` are the slopes and the offsets of an item in the groups, (2, n_groups).
+    """
+    share = np.exp(_NODES.log_weights)
+    effects = []
+    for group in range(1, parameters.shape[1]):
+        focal = params.get_group(group)
+        x = focal.mean + _NODES.points[:, 0] * focal.root[0, 0]
+        reference, own = (
+            scipy.special.expit(parameters[0, g] * x + parameters[1, g]) for g in (0, group)
+        )
+        effects.append((share @ (reference - own), share @ abs(reference - own)))
+    return np.array(effects).T
 
 
 class ItemBias(NamedTuple):
     """Mantel–Haenszel tests, (n_features,) each; odds ratios are 0 or ∞ if a cell is empty.
 
-    `p_adjusted` is adjusted for the number of items (Benjamini & Hochberg).
+    `df` are the degrees of freedom of χ², 0 for constant items. `p_adjusted` is adjusted for the
+    number of items (Benjamini & Hochberg).
     """
 
     odds_ratio: Array
     chi2: Array
+    df: Counts
     p: Array
     p_adjusted: Array
     delta: Array
     grade: NDArray[np.str_]
 
 
-def count_by_score(
-    model: GroupTraits, params: GroupParams | None, rng: RowRandom, block: BinaryBlock
-) -> Sums:
-    """Count a block's rows and ones by group, sum score and item.
+def count_answering_rows(n_groups: int, block: BinaryBlock) -> Sums:
+    """Count the rows with any answer in each group: `rows`, (n_groups,)."""
+    rows = np.zeros(n_groups, np.int64)
+    rows[block.segment] = block.n_samples - block.count_unobserved_rows()
+    return Sums.from_block(block, 0.0, {"rows": rows})
 
-    `params` is a fit of the model, from which missing answers are drawn; None if there are none.
+
+def count_by_score(params: LatentTraitParams | None, rng: RowRandom, block: BinaryBlock) -> Sums:
+    """Count the rows and ones of a block, which is one of two groups, by sum score and item.
+
+    `params` is the fit from which missing answers are drawn. If it is None, rows with missing
+    answers are left out. Items with several levels are counted by plane.
 
     Returns
     -------
     Sums
-        `rows`, (2, n_features + 1, n_features), or (2, n_features + 1, 1) without missing answers;
-        `ones`, (2, n_features + 1, n_features); and `group_rows`, (2,), the rows with any answer.
+        `rows`, (2, n_features + 1, n_features), or (2, n_features + 1, 1) without `params`, and
+        `ones`, (2, n_features + 1, n_features).
     """
-    X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(model.column)
+    X, observed = block.unpack_values(), block.unpack_mask()
     mask = np.ones_like(X) if observed is None else observed
-    answered = X * mask
-    scores = (X if params is None else model.draw_missing(params, block, rng)).sum(
-        axis=1, dtype=np.int64
-    )
-    n_features = block.n_features
+    completed = X if params is None else draw_missing_answers(params, block, rng)
+    scores = completed.sum(axis=1, dtype=np.int64)
+    has_answers = mask.all(axis=1) if params is None else mask.any(axis=1)
+    answered, n_features = X * mask, block.n_features
     rows = np.zeros((2, n_features + 1, 1 if params is None else n_features), np.int64)
     ones = np.zeros((2, n_features + 1, n_features), np.int64)
-    group_rows = np.zeros(2, np.int64)
-    for g, value in enumerate(model.groups):
-        is_member = (labels == value) & mask.any(axis=1)
-        group_rows[g] = is_member.sum()
-        for k in np.unique(scores[is_member]):
-            chosen = is_member & (scores == k)
-            rows[g, k] = chosen.sum() if params is None else mask[chosen].sum(axis=0)
-            ones[g, k] = answered[chosen].sum(axis=0, dtype=np.int64)
-    return Sums.from_block(block, 0.0, {"rows": rows, "ones": ones, "group_rows": group_rows})
+    for k in np.unique(scores[has_answers]):
+        chosen = has_answers & (scores == k)
+        rows[block.segment, k] = chosen.sum() if params is None else mask[chosen].sum(axis=0)
+        ones[block.segment, k] = answered[chosen].sum(axis=0, dtype=np.int64)
+    return Sums.from_block(block, 0.0, {"rows": rows, "ones": ones})
 
 
-def mantel_haenszel(rows: Counts, ones: Counts) -> ItemBias:
-    """Test each item, stratified by score, given the counts of `count_by_score`."""
+def draw_missing_answers(
+    params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
+) -> NDArray[np.uint8]:
+    """Return the rows of a group with missing values drawn given the observed ones."""
+    X, observed = block.unpack_values(), block.unpack_mask()
+    mask = np.ones_like(X) if observed is None else observed
+    items = params.get_group(block.segment).items
+    draws = rng.stream("missing answers").uniform(block.rows, block.n_features + 1)
+    completed = np.empty_like(X)
+    for part, shares in iter_responsibilities(X, mask, items.weights, items.offsets, _NODES):
+        uniform = draws[part]
+        below = np.cumsum(shares, axis=1) < uniform[:, -1:]
+        nodes = np.minimum(below.sum(axis=1), shares.shape[1] - 1)
+        chances = scipy.special.expit(_NODES.points[nodes] @ items.weights.T + items.offsets)
+        completed[part] = np.where(mask[part] > 0, X[part], uniform[:, :-1] < chances)
+    return completed
+
+
+def mantel_haenszel(rows: Counts, ones: Counts, n_planes: Counts | None = None) -> ItemBias:
+    """Test each item, stratified by score, given the counts of `count_by_score`.
+
+    `n_planes` is the number of planes of each item, (n_features,); None if all are binary.
+    """
+    if n_planes is None:
+        n_planes = np.ones(ones.shape[2], np.int64)
     in_both = (rows > 0).all(axis=0)
     n_0, n_1 = rows * in_both.astype(np.float64)
     a, c = ones * in_both.astype(np.float64)
@@ -347,13 +441,41 @@ def mantel_haenszel(rows: Counts, ones: Counts) -> ItemBias:
     expected = n_0 * n_ones / total
     variance = n_0 * n_1 * n_ones * n_zeros / (total**2 * np.maximum(total - 1, 1))
     excess = np.maximum(abs((a - expected).sum(axis=0)) - 0.5, 0.0)
-    spread = variance.sum(axis=0)
-    chi2 = np.divide(excess**2, spread, out=np.zeros(len(spread)), where=spread > 0)
+    spread, firsts = variance.sum(axis=0), np.cumsum(n_planes) - n_planes
+    chi2 = np.divide(excess**2, spread, out=np.zeros(len(spread)), where=spread > 0)[firsts]
+    df = (spread[firsts] > 0).astype(np.int64)
+    for item in np.flatnonzero(n_planes > 1).tolist():
+        planes = slice(firsts[item], firsts[item] + n_planes[item])
+        differences = (a - expected)[:, planes].sum(axis=0)
+        own = (n_0 * n_1 / (total**2 * np.maximum(total - 1, 1)), total, n_ones[:, planes])
+        chi2[item], df[item] = _generalize_mantel_haenszel(differences, *own)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = (a * d / total).sum(axis=0) / (b * c / total).sum(axis=0)
+        favours, opposes = (
+            np.add.reduceat((odds / total).sum(axis=0), firsts) for odds in (a * d, b * c)
+        )
+        ratio = favours / opposes
         ratio = np.where(np.isnan(ratio), 1.0, ratio)
         delta = _ETS_DELTA_FACTOR * np.log(ratio)
-    p = scipy.stats.chi2.sf(chi2, 1)
+    p = scipy.stats.chi2.sf(chi2, np.maximum(df, 1))
     size = np.where(p < _SIGNIFICANCE_LEVEL, abs(delta), 0.0)
     grade = np.where(size < _SMALL_DELTA, "A", np.where(size < _LARGE_DELTA, "B", "C"))
-    return ItemBias(ratio, chi2, p, scipy.stats.false_discovery_control(p), delta, grade)
+    return ItemBias(ratio, chi2, df, p, scipy.stats.false_discovery_control(p), delta, grade)
+
+
+def _generalize_mantel_haenszel(
+    differences: Array, factors: Array, total: Array, n_ones: Array
+) -> tuple[float, int]:
+    """Return dᵀ V⁺ d and the rank of V.
+
+    `differences` are d, (m,). The rows at a score are (n_scores, 1) each: N_0k N_1k / (N_k² (N_k −
+    1)) and N_k. `n_ones` are their ones in all planes, (n_scores, m). Two planes of an item have
+    the ones of the higher in common.
+    """
+    m = len(differences)
+    both = n_ones[:, np.maximum.outer(np.arange(m), np.arange(m))]
+    products = n_ones[:, :, None] * n_ones[:, None]
+    V = (factors[:, :, None] * (total[:, :, None] * both - products)).sum(axis=0)
+    values, vectors = np.linalg.eigh(V)
+    is_positive = values > _RANK_TOLERANCE * max(values[-1], np.finfo(float).tiny)
+    along = differences @ vectors[:, is_positive]
+    return float((along**2 / values[is_positive]).sum()), int(is_positive.sum())

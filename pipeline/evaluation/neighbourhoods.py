@@ -116,7 +116,11 @@ def _draw_labelled_block(size: int, column: str, rng: RowRandom, block: BinaryBl
 def _sort_sample(sample: RowSample, labels: NDArray[np.str_] | None = None) -> SampledRows:
     order = np.argsort(sample.rows)
     observed = None if sample.observed.all() else sample.observed[order]
-    block = replace(pack_block(sample.X[order], observed), rows=sample.rows[order])
+    block = replace(
+        pack_block(sample.X[order], observed),
+        rows=sample.rows[order],
+        covariates=sample.covariates[order] if sample.covariates.size else None,
+    )
     labels = np.empty(0, np.str_) if labels is None else labels[order]
     return SampledRows(block, sample.segments[order], labels, sample.n_rows)
 

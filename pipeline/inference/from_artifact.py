@@ -10,6 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.datasets import StoredArtifact
+from pipeline.data.features import (
+    Feature,
+    find_first_planes,
+    name_planes,
+    read_dataset_features,
+    read_features,
+)
 from pipeline.data.matching import get_fitted_segments, map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
@@ -56,6 +63,21 @@ class LoadedModel(Generic[ArtifactT]):
     def feature_names(self) -> tuple[str, ...]:
         """Names of the fitted features, in column order."""
         return tuple(self.artifact.manifest["feature_names"])
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The fitted features, in column order."""
+        return read_features(self.artifact.manifest)
+
+    @property
+    def dataset_features(self) -> tuple[Feature, ...]:
+        """The features of the fitted data; the model may have taken each plane as a feature."""
+        return read_dataset_features(self.artifact.manifest)
+
+    @property
+    def plane_names(self) -> tuple[str, ...]:
+        """Names of the rows of bits of a block; those of the features if all are binary."""
+        return name_planes(self.features)
 
     @property
     def segment_names(self) -> tuple[str, ...]:
@@ -122,7 +144,12 @@ def _rebuild_model(kind: type[Model], settings: Mapping[str, Any]) -> Model:
 
 def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
     """Refuse arrays whose sizes differ from the manifest or from each other."""
-    sizes = {"feature": len(manifest["feature_names"]), "component": manifest["n_components"]}
+    n_planes = int(find_first_planes(read_features(manifest))[-1])
+    sizes = {
+        "feature": len(manifest["feature_names"]),
+        "plane": n_planes,
+        "component": manifest["n_components"],
+    }
     for name, (dims, values) in get_named_arrays(params).items():
         if values.ndim != len(dims):
             raise FitError(

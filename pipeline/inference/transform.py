@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, pack_block
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
+from pipeline.data.features import Feature, sum_planes
+from pipeline.data.level_probabilities import (
+    count_levels,
+    find_level_probabilities,
+    find_likely_levels,
+    order_planes,
+)
+from pipeline.data.matching import make_empty_rows
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.cancellation import check_cancelled
@@ -32,8 +40,9 @@ from pipeline.passes.row_ranges import (
 )
 from pipeline.random import RowRandom
 
-Reconstruction = Literal["probabilities", "bits"]
-"""What to reconstruct: P(x = 1 | codes), or whether this probability exceeds ½."""
+Reconstruction = Literal["probabilities", "bits", "levels", "expected-levels"]
+"""What to reconstruct of each feature: P(x = 1 | codes), or of each level if some features have
+several; whether P(x = 1 | codes) exceeds ½; the most likely level; or the expected level."""
 
 LARGEST_SCORE = 1e100
 """Nats of a row; sums of squares of larger ones may overflow."""
@@ -53,8 +62,9 @@ class TransformTask:
     read: Callable[[int], PackedChunk]  # reads a chunk by its key
     segments: NDArray[np.int64]  # the model's index of each segment of the data, (n_segments,)
     dtype: str  # type in which floats are stored
-    # What to reconstruct from the codes, if anything; also the name of its array.
+    # What to reconstruct from the codes, if anything; its array has the same name, with `_`.
     reconstruction: Reconstruction | None = None
+    features: tuple[Feature, ...] = ()  # to reconstruct; empty if all are binary
     person_fit: bool = False  # whether to add how well the answers of each row fit its code
     # Likelihood to compute instead of codes, such as `log_likelihood`; also the name of its array.
     measure: str | None = None
@@ -62,15 +72,15 @@ class TransformTask:
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
         """Return the codes of a range in original row order, and the row numbers as `row`.
 
-        A reconstruction is an array, (n_samples, n_features). Codes that are not finite are an
-        error.
+        A reconstruction is an array, (n_samples, n_features), or (n_samples, n_levels in all) for
+        probabilities of levels. Codes that are not finite are an error.
         """
         params = params_from_arrays(self.model.params, self.arrays())
         codes: dict[str, NDArray[Any]] = {}
         for block, places in self._iter_blocks(row_range):
             check_cancelled()
             if self.measure is None:
-                options = (self.reconstruction, self.person_fit)
+                options = (self.reconstruction, self.features, self.person_fit)
                 coded = _code_block(self.model, params, block, self.rng, *options)
             else:
                 nats = compute_likelihoods(self.model, self.measure, params, block, self.rng).nats
@@ -106,17 +116,19 @@ def transform_rows(
 def describe_codes(
     model: Model,
     params: Any,
-    n_features: int,
+    n_planes: int,
     dtype: str,
     reconstruction: Reconstruction | None = None,
+    features: tuple[Feature, ...] = (),
     person_fit: bool = False,
 ) -> ArrayDescriptions:
     """Describe the arrays that a `TransformTask` returns, without any data."""
-    empty = pack_block(np.empty((0, n_features), np.uint8))
-    codes = _code_block(model, params, empty, RowRandom(0), reconstruction, person_fit)
+    empty = make_empty_rows(params, 0, n_planes)
+    codes = _code_block(model, params, empty, RowRandom(0), reconstruction, features, person_fit)
     dims = dict(model.codes)
     if reconstruction is not None:
-        dims[reconstruction] = ("feature",)
+        has_levels = reconstruction == "probabilities" and features
+        dims[_name_array(reconstruction)] = ("level",) if has_levels else ("feature",)
     return {
         name: (
             dims.get(name, ()),
@@ -133,6 +145,7 @@ def _code_block(
     block: BinaryBlock,
     rng: RowRandom,
     reconstruction: Reconstruction | None,
+    features: tuple[Feature, ...],
     person_fit: bool,
 ) -> dict[str, NDArray[Any]]:
     """Return the codes of a block's rows, and the reconstruction and the person fit if any."""
@@ -142,10 +155,38 @@ def _code_block(
     if reconstruction is None:
         return codes
     segments = np.full(block.n_samples, block.segment)
-    values: NDArray[Any] = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
-    if reconstruction == "bits":
-        values = (values > 0.5).astype(np.uint8)
-    return {**codes, reconstruction: values}
+    planes = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
+    values = _reconstruct_features(reconstruction, planes, features)
+    return {**codes, _name_array(reconstruction): values}
+
+
+def _name_array(reconstruction: Reconstruction) -> str:
+    return reconstruction.replace("-", "_")
+
+
+def _reconstruct_features(
+    reconstruction: Reconstruction, planes: NDArray[np.float64], features: tuple[Feature, ...]
+) -> NDArray[Any]:
+    """Return what is asked for, given the probability of each plane; see `TransformTask`."""
+    if not features:
+        is_discrete = reconstruction in ("bits", "levels")
+        return (planes > 0.5).astype(np.uint8) if is_discrete else planes
+    if reconstruction == "expected-levels":
+        return sum_planes(planes, features)
+    levels = find_level_probabilities(order_planes(planes, features), count_levels(features))
+    return find_likely_levels(levels, features) if reconstruction == "levels" else levels
+
+
+def check_can_be_reconstructed(
+    reconstruction: Reconstruction | None, features: Sequence[Feature]
+) -> None:
+    """Refuse bits of features with several levels."""
+    ordinal = [feature for feature in features if feature.kind == "ordinal"]
+    if reconstruction == "bits" and ordinal:
+        raise FitError(
+            f"Feature {ordinal[0].name!r} has the levels {'<'.join(ordinal[0].levels)}, so it is "
+            "not reconstructed as a bit. Choose {reconstruct=levels}."
+        )
 
 
 def compute_likelihoods(

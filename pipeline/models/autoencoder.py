@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import train_on_blocks
 from pipeline.models.gradient import (
@@ -121,6 +122,8 @@ class Autoencoder(GradientModel):
     """
 
     name: ClassVar[str] = "autoencoder"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    splits_levels: ClassVar[bool] = True
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
+from pipeline.data.features import FeatureKind
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
@@ -65,8 +66,22 @@ class Model(Protocol):
     """Meanings of row weights that the model can use; see `pipeline.data.weights`."""
     has_cluster_errors: ClassVar[bool] = False
     """Whether standard errors allow for the clusters of a survey, `BinaryBlock.clusters`."""
+    can_have_known_items: ClassVar[bool] = False
+    """Whether slopes and offsets of features may be known; see `pipeline.models.known_items`."""
+    has_covariates: ClassVar[bool] = False
+    """Whether the model can use covariates of rows, `BinaryBlock.covariates`."""
+    has_groups: ClassVar[bool] = False
+    """Whether `with_structure` adds parameters by group of rows to a model without segments."""
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary",)
+    """Kinds of features that the model explains; see `pipeline.data.features`. A model of ordered
+    levels learns them from `Structure.features`, as its blocks have a bit per plane."""
+    splits_levels: ClassVar[bool] = False
+    """Whether the model explains the planes of ordinal features, each as a binary feature. Its fits
+    then have the names of planes; see `pipeline.models.feature_kinds.split_levels_for`."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
+    can_have_pattern: ClassVar[bool] = False
+    """Whether a loading pattern can set slopes to 0, or equal; see `with_structure`."""
     max_iter: int
     tol: float
     n_components: int | None
@@ -201,7 +216,7 @@ def has_segments(kind: type[Model]) -> bool:
 
 def can_have_groups(kind: type[Model]) -> bool:
     """Return whether a model has parameters per segment, or adapts itself to groups."""
-    return has_segments(kind) or kind.with_structure is not Model.with_structure
+    return has_segments(kind) or kind.has_groups
 
 
 def reverse_components(model: Model, params: Any, signs: NDArray[np.float64]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
@@ -143,6 +144,8 @@ class Bottleneck(GradientModel):
     """
 
     name: ClassVar[str] = "bottleneck"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    splits_levels: ClassVar[bool] = True
     first_statistics: ClassVar[type[LabelCounts]] = LabelCounts
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.05, "momentum": 0.1}
     params: ClassVar[type[BottleneckParams]] = BottleneckParams

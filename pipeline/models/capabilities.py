@@ -13,6 +13,9 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.logistic import information
+from pipeline.numerics.logistic.asymptotes import Asymptotes, compute_probabilities
+from pipeline.numerics.logistic.categories import curves
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Statistics
@@ -144,12 +147,49 @@ class HasPersonFit(Protocol):
         """MAP: return indices by name, (n_samples,) each, given the codes `mean`."""
 
 
+class ItemCurves(NamedTuple):
+    """Curves of items on a single trait.
+
+    Attributes
+    ----------
+    slopes, offsets
+        (n_features,) each; with several levels, the mean offset of the levels.
+    asymptotes
+        Guessing and slipping; None if all curves range from 0 to 1.
+    levels
+        The items if some have several levels, else None.
+    """
+
+    slopes: Array
+    offsets: Array
+    asymptotes: Asymptotes | None = None
+    levels: curves.LevelItems | None = None
+
+    def compute_information(self, points: Array) -> Array:
+        """Return the information of each item at points of the trait, (n_points, n_features)."""
+        if self.levels is not None:
+            by_item = curves.compute_item_information(self.levels, points[:, None])
+            return by_item[:, :, 0, 0].T
+        return information.compute_item_information(
+            self.slopes, self.offsets, points, self.asymptotes
+        )
+
+    def compute_expected_score(self, points: Array) -> Array:
+        """Return the expected number of ones, or sum of scores 0, 1, 2, …, (n_points,)."""
+        if self.levels is not None:
+            P = curves.compute_plane_probabilities(self.levels, points[:, None])
+        else:
+            eta = np.outer(points, self.slopes) + self.offsets
+            P = compute_probabilities(eta, self.asymptotes)
+        return np.asarray(P.sum(axis=1))
+
+
 @runtime_checkable
 class HasItemInformation(Protocol):
-    """Measures a single trait by items with logistic curves."""
+    """Measures a single trait by items."""
 
-    def get_item_curves(self, params: Any) -> tuple[Array, Array]:
-        """Return slopes and offsets, (n_features,) each.
+    def get_item_curves(self, params: Any) -> ItemCurves:
+        """Return the curves of all items.
 
         Raises
         ------

@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
@@ -121,6 +122,8 @@ class KernelPCA(Model):
     """
 
     name: ClassVar[str] = "kernel-pca"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    splits_levels: ClassVar[bool] = True
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[LandmarkSums]] = LandmarkSums
     params: ClassVar[type[KernelPCAParams]] = KernelPCAParams

@@ -46,6 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
@@ -117,6 +118,8 @@ class LaplacianEigenmap(Model):
     """
 
     name: ClassVar[str] = "laplacian-eigenmap"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    splits_levels: ClassVar[bool] = True
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[LaplacianEigenmapParams]] = LaplacianEigenmapParams

@@ -67,6 +67,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
@@ -219,6 +220,8 @@ class RestrictedBoltzmannMachine(GradientModel):
     """
 
     name: ClassVar[str] = "rbm"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    splits_levels: ClassVar[bool] = True
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[ChainSteps]] = ChainSteps
     default_rates: ClassVar[Mapping[str, float]] = CONTRASTIVE_RATES

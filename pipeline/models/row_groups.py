@@ -1,4 +1,4 @@
-"""Check the groups of the rows of a fit, and adapt its model to them."""
+"""Check the groups of the rows of a fit, and that its model can use them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pipeline.data.weights import RowWeights
 from pipeline.errors import FitError
 from pipeline.models.base import Model, can_have_groups
 from pipeline.models.registry import find_models
-from pipeline.models.structure import Structure
 
 _MIN_ROWS = 2
 
@@ -24,17 +23,13 @@ def check_can_have_groups(model: Model) -> None:
         )
 
 
-def adapt_to_groups(
-    model: Model, dataset: Dataset, split: str | None, weights: RowWeights | None
-) -> Model:
-    """Return the model for groups of rows.
+def list_groups(dataset: Dataset, split: str | None, weights: RowWeights | None) -> tuple[str, ...]:
+    """Return the names of the groups of rows, and check that each has enough rows.
 
     Parameters
     ----------
-    model
-        A model that `check_can_have_groups` accepts.
     dataset, split
-        The rows to fit; `dataset.segment_by` made the groups its segments.
+        The rows to fit; the groups are the segments of the dataset.
     weights
         The weights of the rows, if they have any.
 
@@ -58,4 +53,4 @@ def adapt_to_groups(
             "out, or choose another column.",
             parameter="group",
         )
-    return model.with_structure(Structure(groups=names, features=tuple(dataset.feature_names)))
+    return names

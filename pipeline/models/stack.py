@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import GradientTraining, train_on_blocks
@@ -155,6 +156,8 @@ class Stack(GradientModel):
     """
 
     name: ClassVar[str] = "stack"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    splits_levels: ClassVar[bool] = True
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[StackParams]] = StackParams

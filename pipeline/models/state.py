@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -56,6 +56,10 @@ class FitState:
     warnings: tuple[FitWarning, ...] = ()
     starts: tuple[FitState, ...] = ()
     done: bool = False
+
+    def with_feature_names(self, names: Sequence[str]) -> FitState:
+        """Return the state with names in place of the indices of features in its warnings."""
+        return replace(self, warnings=tuple(w.with_names(names) for w in self.warnings))
 
     @property
     def running_states(self) -> tuple[FitState, ...]:

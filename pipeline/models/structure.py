@@ -7,22 +7,37 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.covariates import Covariates
+from pipeline.data.features import Feature
+from pipeline.models.loading_pattern import LoadingPattern
+
 
 @dataclass(frozen=True)
 class Structure:
-    """Groups of rows, and items that are known; empty if a fit knows nothing but the values.
+    """Features, groups and covariates of rows, known items and loadings; empty if unknown.
 
     Attributes
     ----------
     groups
         Names of the groups; empty without `--group`. The segments of the rows are their groups.
     features
-        Names of the features.
+        The features.
     known_items
         Known slopes and offsets side by side, (n_features, n_components + 1), NaN where the fit
         estimates them; None if all are estimated.
+    pattern
+        Which items load on which traits, in the order of the features; None if all do.
+    covariates
+        The covariates of the rows; None without `--covariates`.
     """
 
     groups: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
+    features: tuple[Feature, ...] = ()
     known_items: NDArray[np.float64] | None = None
+    pattern: LoadingPattern | None = None
+    covariates: Covariates | None = None
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(feature.name for feature in self.features)

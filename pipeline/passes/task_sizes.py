@@ -20,6 +20,7 @@ _TASK_OVERHEAD, _BYTES_PER_SECOND = 2e-3, 5e8
 """Seconds per task in the process that started the pass, and bytes per second of its results."""
 _SECONDS_PER_WORKER, _MIN_WORKERS, _MAX_WORKERS = 60.0, 20, 1000
 """A pass may deserve so many workers that it takes a minute, within these limits."""
+_MIN_ROW_TIME = 8.0  # for the rows of a task, as a multiple of its fixed time
 _MAX_PARTS = 64
 """Parts of a chunk: limits what an estimate that is far too high can do."""
 _ROWS_PER_WORD = 64
@@ -34,10 +35,13 @@ class WorkEstimate(NamedTuple):
         CPU time per row, on one core of 2026.
     result_bytes
         Size of the statistics that each task returns.
+    task_nanoseconds
+        Fixed CPU time of each task, whatever its number of rows.
     """
 
     nanoseconds: float
     result_bytes: float = 0
+    task_nanoseconds: float = 0
 
 
 class GroupPiece(NamedTuple):
@@ -56,6 +60,7 @@ def choose_rows_per_task(work: WorkEstimate, rows_per_chunk: Sequence[int]) -> f
     total = seconds_per_row * sum(rows_per_chunk)
     n_workers = min(max(total / _SECONDS_PER_WORKER, _MIN_WORKERS), _MAX_WORKERS)
     seconds = max(min(total / _TARGET_TASKS, _TASK_SECONDS), n_workers * overhead)
+    seconds = max(seconds, _MIN_ROW_TIME * 1e-9 * work.task_nanoseconds)
     return seconds / seconds_per_row
 
 

@@ -1,4 +1,8 @@
-"""Correlations of the Gaussians behind binary features, from pair counts."""
+"""Correlations of the Gaussians behind binary or ordinal features, from pair counts.
+
+If features have several levels, pair counts are those of planes, and `first_planes` has the first
+plane of each feature and the number of planes, (n_features + 1,).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from pipeline.numerics.gaussian.pair_tables import (
     joint_count_quantiles,
     tetrachoric,
 )
+from pipeline.numerics.gaussian.polychoric import polychoric
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.counts import PairCounts, PairTable
 from pipeline.statistics.sums import Array, Counts
@@ -47,6 +52,46 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
     n_rows = _count_coupling_rows(np.asarray(table.n))
     scores = _draw_correlation(n_features, n_rows, rng)[upper] * np.sqrt(max(n_rows - 1, 1))
     return PairTable(n, ones_i, ones_j, joint_count_quantiles(n, ones_i, ones_j, scores))
+
+
+def draw_independent_levels(
+    table: PairTable, first_planes: Counts, rng: np.random.Generator
+) -> PairTable:
+    """Draw joint counts of planes as if the features were independent.
+
+    Among the rows where both features reach the planes before planes c and d, the joint count of c
+    and d has the law that `draw_independent_pairs` describes, given the margins of these rows.
+    Scores are coupled alike, as if plane c, where it is reached, were a feature of its own.
+
+    `table` is that of `draw_independent_pairs`, for planes. The result has the pairs of planes of
+    features i < j; other joint counts are 0.
+    """
+    n_planes, firsts = int(first_planes[-1]), first_planes[:-1]
+    n, ones_i, ones_j = (
+        np.broadcast_to(a, (n_planes, n_planes)).astype(np.float64) for a in table[:3]
+    )
+    of_features = np.asarray(table.n)
+    n_rows = _count_coupling_rows(
+        of_features if of_features.ndim == 0 else of_features[np.ix_(firsts, firsts)]
+    )
+    scores = _draw_correlation(n_planes, n_rows, rng) * np.sqrt(max(n_rows - 1, 1))
+    joint, heights = np.zeros((n_planes, n_planes)), np.diff(first_planes)
+    i, j = np.triu_indices(len(heights), 1)
+    for c in range(heights.max()):
+        for d in range(heights.max()):
+            has_both = (heights[i] > c) & (heights[j] > d)
+            p, q = firsts[i[has_both]] + c, firsts[j[has_both]] + d
+            # Rows that reach both planes, and those among them with a 1 in plane c, or in d.
+            if c and d:
+                rows = joint[p - 1, q - 1]
+            elif c or d:
+                rows = ones_i[p - 1, q] if c else ones_j[p, q - 1]
+            else:
+                rows = n[p, q]
+            left = joint[p, q - 1] if d else ones_i[p, q]
+            right = joint[p - 1, q] if c else ones_j[p, q]
+            joint[p, q] = joint_count_quantiles(rows, left, right, scores[p, q])
+    return PairTable(n, ones_i, ones_j, joint)
 
 
 def _count_coupling_rows(n: NDArray[np.int64]) -> int:
@@ -101,6 +146,22 @@ def estimate_tetrachoric(
     return np.nan_to_num(result.correlation, copy=False, nan=0.0), result.status
 
 
+def estimate_polychoric(
+    empty_cells: Literal["half", "none"], first_planes: Counts, table: PairTable
+) -> tuple[Array, Statuses]:
+    """Estimate correlations by maximum likelihood, given the thresholds of each table's margins.
+
+    The right planes of `table` are those of all features from some feature on, and its left planes
+    those of the first of these features.
+    """
+    n_left, n_right = table.joint.shape[-2:]
+    right = first_planes[first_planes >= first_planes[-1] - n_right]
+    right = right - right[0]
+    left = right[right <= n_left]
+    result = polychoric(*table, left, right, empty_cells=empty_cells)
+    return np.nan_to_num(result.correlation, copy=False, nan=0.0), result.status
+
+
 def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
     """Estimate by sin(π c / 2), c the correlation of the bits; exact if half of them are 1."""
     n, ones_i, ones_j, joint = (np.asarray(a, np.float64) for a in table)
@@ -112,21 +173,30 @@ def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
 
 
 def estimate_correlations(
-    counts: PairTables, estimate: CorrelationEstimator, map_items: MapFunction
+    counts: PairTables,
+    estimate: CorrelationEstimator,
+    map_items: MapFunction,
+    first_planes: Counts | None = None,
 ) -> tuple[Array, Statuses]:
     """Estimate the correlations of all pairs in every segment.
 
-    A task of `map_items` is a few segments, or a strip of the pairs of one segment.
+    A task of `map_items` is a few segments, or a strip of the pairs of one segment. `first_planes`
+    is None if all features are binary.
 
     Returns
     -------
     correlation, status
         Symmetric, (n_seen, n_features, n_features) each; undefined correlations are 0.
     """
-    shape = (len(counts.segments), counts.n_features, counts.n_features)
+    planes = np.arange(counts.n_features + 1) if first_planes is None else first_planes
+    n_features = len(planes) - 1
+    shape = (len(counts.segments), n_features, n_features)
     correlation, status = np.zeros(shape), np.zeros(shape, np.uint8)
     parts = list(_iter_parts(*shape[:2]))
-    tables = (_copy_tables(counts, segments, rows) for segments, rows in parts)
+    tables = (
+        _copy_tables(counts, segments, slice(*planes[[rows.start, rows.stop]].tolist()))
+        for segments, rows in parts
+    )
     for (segments, rows), result in zip(parts, map_items(estimate, tables), strict=True):
         correlation[segments, rows, rows.start :], status[segments, rows, rows.start :] = result
     for matrix, codes in zip(correlation, status, strict=True):
@@ -141,15 +211,17 @@ def draw_null_spectra(
     seeds: NDArray[np.int64],
     n_leading: int,
     map_items: MapFunction,
+    first_planes: Counts | None = None,
 ) -> Array:
     """Compute leading eigenvalues for independent features with the same margins.
 
-    The result is (n_seeds, k), where k is the number that `leading_eigenvalues` returns.
+    `first_planes` is None if all features are binary. The result is (n_seeds, k), where k is the
+    number that `leading_eigenvalues` returns.
     """
     margins = counts.table(segment)._replace(joint=np.zeros(0))
     # With missing values, the margins of many features' pairs are too large to send with each draw.
     map_draws = map_items if sum(np.size(a) * 8 for a in margins) < _MAX_SENT_BYTES else map
-    draw = partial(_draw_null_spectrum, estimate, margins, n_leading)
+    draw = partial(_draw_null_spectrum, estimate, margins, n_leading, first_planes)
     return np.array(list(map_draws(draw, seeds)))
 
 
@@ -205,9 +277,18 @@ def count_pair_statuses(
 
 
 def _draw_null_spectrum(
-    estimate: CorrelationEstimator, margins: PairTable, n_leading: int, seed: int
+    estimate: CorrelationEstimator,
+    margins: PairTable,
+    n_leading: int,
+    first_planes: Counts | None,
+    seed: int,
 ) -> Array:
-    pairs = draw_independent_pairs(margins, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    if first_planes is not None:
+        correlation, status = estimate(draw_independent_levels(margins, first_planes, rng))
+        mirror_upper_triangle(correlation, status)
+        return leading_eigenvalues(correlation, n_leading)
+    pairs = draw_independent_pairs(margins, rng)
     n_features = margins.ones_i.shape[0]
     correlation = np.eye(n_features)
     upper = np.triu_indices(n_features, 1)

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile, WeightedChunk
+from pipeline.data.blocks import AnnotatedChunk, BinaryBlock, PackedChunk, Tile
+from pipeline.data.features import Feature, find_first_planes
 from pipeline.errors import FitError, FitWarning
 from pipeline.numerics.bits import kernels
 from pipeline.statistics.sums import Counts, CountStatistics, sum_by_segment, sum_weighted_rows
@@ -130,6 +132,36 @@ def make_constant_feature_warnings(
     constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
     text = f"constant features, so {consequence}: {{features}}"
     return (FitWarning(text, constant),) if constant else ()
+
+
+def count_level_rows(
+    counts: FeatureCounts, features: Sequence[Feature]
+) -> tuple[NDArray[np.float64], ...]:
+    """Count the rows, or their weight, at each level of each feature, (n_levels,) each.
+
+    A feature that was never observed is refused.
+    """
+    observed, ones = (counts.weight_unit * n.sum(axis=0) for n in (counts.observed, counts.ones))
+    edges = find_first_planes(features)
+    # Rows that reach each level: all rows reach the lowest.
+    reached = [np.concatenate([observed[a : a + 1], ones[a:b], [0]]) for a, b in pairwise(edges)]
+    missing = [f.name for f, rows in zip(features, reached, strict=True) if rows[0] == 0]
+    if missing:
+        raise FitError(
+            "These features have no observed value: {features}. Leave them out.", missing
+        )
+    return tuple(-np.diff(rows.astype(np.float64)) for rows in reached)
+
+
+def make_empty_level_warnings(
+    level_rows: Sequence[NDArray[np.float64]], consequence: str
+) -> tuple[FitWarning, ...]:
+    """Warn about features that have rows at several levels but not at all, by index of feature."""
+    n_levels = np.array([len(rows) for rows in level_rows])
+    n_present = np.array([np.count_nonzero(rows) for rows in level_rows])
+    empty = tuple(np.flatnonzero((n_present > 1) & (n_present < n_levels)).tolist())
+    text = f"no row has some levels of these features, so {consequence}: {{features}}"
+    return (FitWarning(text, empty),) if empty else ()
 
 
 class PairTable(NamedTuple):
@@ -514,7 +546,7 @@ def _place_weights(chunk: PackedChunk) -> NDArray[Any]:
     It is 0 for padding and outside of the chosen split, and 1 for rows without weights.
     """
     weights: NDArray[Any] = np.ones(len(chunk.rows), np.uint8)
-    if isinstance(chunk, WeightedChunk):
+    if isinstance(chunk, AnnotatedChunk) and chunk.weights is not None:
         weights = chunk.weights
     if chunk.keep is not None:
         weights = weights * chunk.keep

@@ -17,7 +17,7 @@ from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Counts, CountStatistics
 
 Words = NDArray[np.uint64]
-_PER_ROW = ("draws", "rows", "X", "observed", "segments", "labels")
+_PER_ROW = ("draws", "rows", "X", "observed", "segments", "labels", "covariates")
 _DISTINCT_ARRAYS = ("hashes", "words", "observed", "times")
 
 
@@ -37,6 +37,8 @@ class RowSample(CountStatistics):
         Values and mask of the sampled rows, (n_sampled, n_features).
     segments, labels
         Index of each sampled row's segment, and labels as numbers (0 without labels), (n_sampled,).
+    covariates
+        Covariates of the sampled rows, (n_sampled, n_covariates).
     """
 
     label: ClassVar[str] = "row sample"
@@ -48,6 +50,7 @@ class RowSample(CountStatistics):
     observed: NDArray[np.uint8]
     segments: NDArray[np.int64]
     labels: NDArray[np.float64]
+    covariates: NDArray[np.float64]
 
     @classmethod
     def from_block(
@@ -65,8 +68,12 @@ class RowSample(CountStatistics):
         observed = np.ones_like(X) if mask is None else mask
         segments = np.full(len(places), block.segment, np.int64)
         sample_labels = np.zeros(len(places)) if labels is None else labels[places]
+        covariates = np.empty((len(places), 0))
+        if sample.covariates is not None:
+            covariates = sample.covariates
         counts = FeatureCounts.from_block(block)
-        return cls(counts, size, draws[places], sample.rows, X, observed, segments, sample_labels)
+        per_row = (draws[places], sample.rows, X, observed, segments, sample_labels, covariates)
+        return cls(counts, size, *per_row)
 
     @property
     def n_rows(self) -> int:

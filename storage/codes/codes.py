@@ -14,6 +14,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.display import Facts, StorageReprMixin, build_xarray, list_codes_facts
 from storage.errors import DataError, StoreUnreachableError
 from storage.format.manifests import read_manifest, write_manifest
@@ -254,8 +255,13 @@ class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
         """Return all codes, labelled with the original row numbers."""
         variables = {name: (self.dims(name), self[name]) for name in self if name != "row"}
         rows = self["row"].tolist() if "row" in self else range(self.n_rows)
-        names = {"row": rows, "feature": self.manifest.get("feature_names", ())}
+        features = self.manifest.get("feature_names", ())
+        names = {"row": rows, "feature": features, "level": self._name_levels(features)}
         return build_xarray(variables, names, {"path": str(self.path)})
+
+    def _name_levels(self, features: Sequence[str]) -> list[str]:
+        levels = self.manifest.get("feature_levels", {})
+        return [f"{name}={level}" for name in features for level in levels.get(name, BINARY_LEVELS)]
 
     def verify(self) -> None:
         """Read everything and check it.

@@ -28,7 +28,8 @@ class Chunk:
     key
         Index of the chunk.
     words
-        Packed values, (n_features, n_words); padding bits are 0.
+        Packed values, (n_planes, n_words); padding bits are 0. A binary feature has one plane,
+        see `storage.dataset.feature_levels`.
     observed
         Packed mask of the same shape, 1 = observed; None if all values are observed.
     blocks
@@ -39,6 +40,9 @@ class Chunk:
         The requested per-row columns, each (n_rows,) in stored order.
     keep
         Whether each row belongs to the requested split, (n_rows,); None if all rows do.
+    numbers
+        Values of the continuous features, (n_continuous, n_rows) in stored order, NaN where
+        missing; None if there is no continuous feature.
     """
 
     key: int
@@ -48,11 +52,12 @@ class Chunk:
     rows: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None
+    numbers: NDArray[np.float32] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = (self.words, self.observed, self.blocks, self.rows, self.keep)
+        arrays = (self.words, self.observed, self.blocks, self.rows, self.keep, self.numbers)
         present = [array for array in (*arrays, *self.columns.values()) if array is not None]
         return sum(array.nbytes for array in present)
 
@@ -81,6 +86,17 @@ def add_feature_words(
     if observed is not None:
         observed = np.concatenate([observed, np.where(is_zero[:, None], occupied, np.uint64(0))])
     return words, observed
+
+
+def cut_numbers(
+    numbers: NDArray[np.float32], threshold: float, slots: NDArray[np.int64], n_words: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the packed bits and the mask of a continuous feature cut in two, (n_words,) each.
+
+    `numbers` are the values in `slots`. Those of at least `threshold` become 1; NaN is missing.
+    """
+    is_one, is_missing = numbers >= threshold, np.isnan(numbers)
+    return pack_slots(slots[is_one], n_words), pack_slots(slots[~is_missing], n_words)
 
 
 def pack_slots(slots: NDArray[np.int64], n_words: int) -> NDArray[np.uint64]:
@@ -122,6 +138,7 @@ def sort_by_segment(chunk: Chunk, segments: NDArray[np.int64]) -> Chunk:
         chunk.rows[order],
         {name: values[order] for name, values in chunk.columns.items()},
         None if chunk.keep is None else chunk.keep[order],
+        None if chunk.numbers is None else chunk.numbers[:, order],
     )
 
 

@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import zarr
@@ -18,13 +18,16 @@ from storage.dataset.chunks import (
     Chunk,
     Words,
     add_feature_words,
+    cut_numbers,
     get_or_read_chunk,
     list_occupied_slots,
     make_empty_chunk,
     mark_missing_texts,
+    pack_slots,
     sort_by_segment,
     unpack_slots,
 )
+from storage.dataset.feature_levels import Planes
 from storage.dataset.levels import PAGE_TEXTS, Levels
 from storage.dataset.row_groups import RowGroups, count_groups
 from storage.dataset.tables import (
@@ -44,7 +47,15 @@ from storage.display import (
 )
 from storage.errors import DamagedChunkError, DataError
 from storage.format.manifests import read_manifest
-from storage.format.schema import DATASET_VERSION, format_array_path, has_chunk, open_checked_array
+from storage.format.schema import (
+    BITS,
+    DATASET_VERSION,
+    FEATURES,
+    LEVELS_VERSION,
+    format_array_path,
+    has_chunk,
+    open_checked_array,
+)
 from storage.stores.locations import DATASET_FORMAT, AnyPath, checksum, open_group, parse_path
 from storage.stores.object_store import make_store_error
 
@@ -52,8 +63,23 @@ if TYPE_CHECKING:
     import dask.array
     import xarray
 
+_VERSIONS = (DATASET_VERSION, LEVELS_VERSION)
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
+PlaneSource = int | tuple[str, float]
+"""A row of bits, or a continuous feature and the lowest of its values that count as 1."""
+
+
+class PlaneView(NamedTuple):
+    """Features made of some planes of the stored ones; see `BinaryDataset.view_planes`.
+
+    `levels` has the levels of the features that are not plain 0 and 1, `planes` the row of `bits`
+    of each plane, or what it is cut from.
+    """
+
+    names: tuple[str, ...]
+    levels: tuple[tuple[str, tuple[str, ...]], ...]
+    planes: tuple[PlaneSource, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +92,12 @@ class BinaryDataset(StorageReprMixin):
     chunks: NDArray[np.int64]
     blocks: NDArray[np.int64]
     checksums: NDArray[np.int64]
+    covariates: Any = field(default=None, kw_only=True)
+    view: PlaneView | None = field(default=None, kw_only=True)
+
+    def with_covariates(self, covariates: Any) -> Self:
+        """Return the dataset with covariates of its rows; see `pipeline.data.covariates`."""
+        return replace(self, covariates=covariates)
 
     @property
     def n_rows(self) -> int:
@@ -96,7 +128,58 @@ class BinaryDataset(StorageReprMixin):
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features, in column order."""
-        return tuple(self.manifest["feature_names"])
+        return self.view.names if self.view else tuple(self.manifest["feature_names"])
+
+    @cached_property
+    def feature_levels(self) -> Mapping[str, tuple[str, ...]]:
+        """Levels of each feature that is not plain 0 and 1; a continuous one has none."""
+        stored = self.manifest.get("feature_levels", {})
+        own = dict(self.view.levels) if self.view else stored
+        return {name: tuple(levels) for name, levels in own.items()}
+
+    @cached_property
+    def planes(self) -> Planes:
+        """The planes of the features: their rows of bits in a chunk."""
+        return Planes.of_features(self.feature_names, self.feature_levels)
+
+    @cached_property
+    def stored_planes(self) -> Planes:
+        """The planes of the stored features, in the order of the rows of `bits`."""
+        return Planes.of_manifest(self.manifest)
+
+    @property
+    def n_planes(self) -> int:
+        """Number of rows of bits in a chunk; that of features if all are binary."""
+        return len(self.planes)
+
+    @cached_property
+    def continuous_features(self) -> tuple[str, ...]:
+        """Names of the continuous features."""
+        return tuple(self.feature_names[index] for index in self.planes.continuous)
+
+    def view_planes(
+        self,
+        names: Sequence[str],
+        feature_levels: Mapping[str, Sequence[str]],
+        planes: Sequence[PlaneSource],
+    ) -> Self:
+        """Return the dataset with other features, made of some of its planes.
+
+        Parameters
+        ----------
+        names, feature_levels
+            The features, and levels of those that are not plain 0 and 1. Continuous features have
+            no levels, and the names that they have now.
+        planes
+            Rows of bits of the present features that become those of the new ones, (n_planes,), or
+            cuts of continuous features.
+        """
+        if self.view is not None:
+            own_planes = self.view.planes
+            planes = [own_planes[plane] if isinstance(plane, int) else plane for plane in planes]
+        own = [name for name in names if name in feature_levels]
+        levels = tuple((name, tuple(feature_levels[name])) for name in own)
+        return replace(self, view=PlaneView(tuple(names), levels, tuple(planes)))
 
     @cached_property
     def segment_names(self) -> tuple[str, ...]:
@@ -124,6 +207,8 @@ class BinaryDataset(StorageReprMixin):
         blocks = self.blocks[self.blocks[:, 0] < n_chunks]
         names = self.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
         layout: list[Any] = [self.manifest["stored"], self.feature_names, names]
+        if self.feature_levels or self.view:
+            layout += [dict(self.feature_levels), self.view and self.view.planes]
         if added := self.manifest.get("added_features"):
             layout += [added, self.chunk_features[:n_chunks].tolist()]
         digest = hashlib.sha256(json.dumps(layout).encode())
@@ -179,14 +264,14 @@ class BinaryDataset(StorageReprMixin):
 
         The others were added later. `zero_features` tells what they are in the chunk's rows.
         """
-        default = np.full(self.n_chunks, self.n_features)
+        default = np.full(self.n_chunks, len(self.manifest["feature_names"]))
         return np.array(self.manifest.get("chunk_features", default), np.int64)
 
     @cached_property
     def zero_features(self) -> NDArray[np.bool_]:
-        """Whether each feature, if it was added, is 0 in earlier rows, (n_features,)."""
-        added = self.manifest.get("added_features", {})
-        return np.array([added.get(name) == "zero" for name in self.feature_names], np.bool_)
+        """Whether each stored feature, if it was added, is 0 in earlier rows, (n_features,)."""
+        added, names = self.manifest.get("added_features", {}), self.manifest["feature_names"]
+        return np.array([added.get(name) == "zero" for name in names], np.bool_)
 
     @cached_property
     def has_missing(self) -> NDArray[np.bool_]:
@@ -196,9 +281,9 @@ class BinaryDataset(StorageReprMixin):
 
     def _iter_display_items(self) -> Facts:
         tables = (self.chunks[:, 2], self.blocks, self.has_missing)
-        return list_dataset_facts(
-            str(self.path), self.manifest, *tables, self.ones, lambda: self.splits
-        )
+        planes = self.stored_planes.name_planes(self.manifest["feature_names"])
+        about = (str(self.path), self.manifest, *tables, planes)
+        return list_dataset_facts(*about, self._read_stored_ones, lambda: self.splits)
 
     def read_chunk(
         self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
@@ -225,8 +310,13 @@ class BinaryDataset(StorageReprMixin):
         words = self._read_words("bits", key, n_words)
         has_mask = self._get_checksum("observed", key) >= 0
         observed = self._read_words("observed", key, n_words) if has_mask else None
-        zeros = self.zero_features[self.chunk_features[key] :]
+        if observed is not None and not self.stored_planes.are_features:
+            observed = observed[self.stored_planes.features[: len(words)]]
+        zeros = self.zero_features[self.stored_planes.features[len(words) :]]
         words, observed = add_feature_words(words, observed, slots, zeros)
+        if self.view is not None:
+            words, observed = self._select_planes(self.view, key, slots, words, observed)
+        numbers = [self._read_numbers(n, key, n_words, slots) for n in self.continuous_features]
         return Chunk(
             key=key,
             words=words,
@@ -235,7 +325,43 @@ class BinaryDataset(StorageReprMixin):
             rows=self.chunks[key, 0] + self._read_arrival_order(key, n_words, slots),
             columns={name: self._read_column_slots(name, key, n_words)[slots] for name in columns},
             keep=None if split is None else self._read_split_mask(split, key, n_words)[slots],
+            numbers=np.stack(numbers) if numbers else None,
         )
+
+    def _read_numbers(
+        self, name: str, key: int, n_words: int, slots: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        numbers: NDArray[np.float32] = self._read_slots(f"values/{name}", key, n_words)[slots]
+        return numbers
+
+    def _select_planes(
+        self,
+        view: PlaneView,
+        key: int,
+        slots: NDArray[np.int64],
+        words: Words,
+        observed: Words | None,
+    ) -> tuple[Words, Words | None]:
+        """Return the planes of a view and their mask, given those of the stored features."""
+        places = list[int]()
+        bits, masks = list[Words](), list[Words]()
+        for plane in view.planes:
+            if isinstance(plane, int):
+                places.append(plane)
+                continue
+            name, threshold = plane
+            numbers = self._read_numbers(name, key, words.shape[1], slots)
+            ones, present = cut_numbers(numbers, threshold, slots, words.shape[1])
+            places.append(len(words) + len(bits))
+            bits.append(ones)
+            masks.append(present)
+        if bits:
+            occupied = pack_slots(slots, words.shape[1])
+            if observed is None and any((mask != occupied).any() for mask in masks):
+                observed = np.repeat(occupied[None], len(words), axis=0)
+            words = np.concatenate([words, bits])
+            observed = None if observed is None else np.concatenate([observed, masks])
+        return words[places], None if observed is None else observed[places]
 
     def _find_blocks(self, key: int) -> NDArray[np.int64]:
         first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
@@ -322,7 +448,17 @@ class BinaryDataset(StorageReprMixin):
         return np.asarray(np.array(self.segment_names)[codes], str)
 
     def ones(self) -> NDArray[np.int64]:
-        """Read the number of ones per chunk and feature, (n_chunks, n_features)."""
+        """Read the number of ones per chunk and row of bits, (n_chunks, n_planes)."""
+        ones = self._read_stored_ones()
+        if self.view is None:
+            return ones
+        stored = [plane for plane in self.view.planes if isinstance(plane, int)]
+        if len(stored) == len(self.view.planes):
+            return ones[:, stored]
+        chunks = (self.read_chunk(key).words for key in range(self.n_chunks))
+        return np.stack([np.bitwise_count(w).sum(axis=1, dtype=np.int64) for w in chunks])
+
+    def _read_stored_ones(self) -> NDArray[np.int64]:
         return read_table(self.path, self.manifest, self.group, "ones")
 
     def to_xarray(self) -> xarray.Dataset:
@@ -363,6 +499,7 @@ class BinaryDataset(StorageReprMixin):
             self.checksums,
             self,
             groups,
+            view=self.view,
         )
 
     def with_stored_segments(self) -> BinaryDataset:
@@ -379,18 +516,32 @@ class BinaryDataset(StorageReprMixin):
     ) -> ChunkReader:
         """Return a `ChunkReader` of this dataset, which works in any process."""
         path, skips = str(self.path.resolve()), frozenset(skipped)
-        return ChunkReader(path, self.digest, split, columns, memory, skips, number_columns)
+        reader = ChunkReader(path, self.digest, split, columns, memory, skips, number_columns)
+        return replace(reader, view=self.view)
 
-    def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Unpack a chunk to values and mask, each (n_rows, n_features), in original row order."""
-        chunk = self.read_chunk(key)
+    def dense(self, key: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """Unpack a chunk to values and mask, each (n_rows, n_features), in original row order.
+
+        The value of a feature with several levels is its level, counted from 0. If there are
+        continuous features, values are float32, and NaN where a continuous one is missing.
+        """
+        chunk, planes = self.read_chunk(key), self.planes
         slots, places = list_occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
-        X = np.empty((len(places), self.n_features), np.uint8)
-        X[places] = unpack_slots(chunk.words, slots)
-        observed = np.ones_like(X)
+        X = np.empty((len(places), self.n_features), self._dense_dtype)
+        X[places] = planes.sum_planes(unpack_slots(chunk.words, slots))
+        observed = np.ones(X.shape, np.uint8)
+        has_planes = np.flatnonzero(np.diff(planes.firsts))
         if chunk.observed is not None:
-            observed[places] = unpack_slots(chunk.observed, slots)
+            firsts = chunk.observed[planes.firsts[has_planes]]
+            observed[np.ix_(places, has_planes)] = unpack_slots(firsts, slots)
+        if chunk.numbers is not None:
+            own = np.ix_(places, planes.continuous)
+            X[own], observed[own] = chunk.numbers.T, ~np.isnan(chunk.numbers.T)
         return X, observed
+
+    @property
+    def _dense_dtype(self) -> type[np.uint8 | np.float32]:
+        return np.float32 if self.continuous_features else np.uint8
 
     def to_dask(self, name: str = "values") -> dask.array.Array:
         """Return `values` or `observed` as a lazy array, (n_rows, n_features), in row order."""
@@ -401,9 +552,9 @@ class BinaryDataset(StorageReprMixin):
         read_delayed = dask.delayed(_read_dense)
         parts = [
             dask.array.from_delayed(
-                read_delayed(str(self.path), self.digest, key, which),
+                read_delayed(str(self.path), self.digest, self.view, key, which),
                 shape=(int(self.chunks[key, 1]), self.n_features),
-                dtype=np.uint8,
+                dtype=np.uint8 if which else self._dense_dtype,
             )
             for key in range(self.n_chunks)
         ]
@@ -418,6 +569,7 @@ class BinaryDataset(StorageReprMixin):
             If a chunk is missing, damaged or inconsistent; the message names the first one.
         """
         recorded = self.ones()
+        self._check_features()
         for key in range(self.n_chunks):
             chunk = self.read_chunk(key, columns=self.column_names)
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
@@ -429,7 +581,20 @@ class BinaryDataset(StorageReprMixin):
         for levels in self.levels.values():
             deque(levels, maxlen=0)
 
+    def _check_features(self) -> None:
+        """Check the table for other clients; this package reads the levels in the manifest."""
+        if FEATURES.name not in self.manifest["tables"]:
+            return
+        table = read_table(self.path, self.manifest, self.group, FEATURES.name)
+        if not np.array_equal(table, self.stored_planes.tabulate()):
+            raise DataError(
+                f"{self.path}: the table {FEATURES.name} does not match the manifest. Ingest the "
+                "dataset again."
+            )
+
     def _read_words(self, name: str, key: int, n_words: int) -> Words:
+        if name == BITS.name and not len(self.stored_planes):
+            return np.empty((0, n_words), np.uint64)
         packed = self._read_checked(name, key)
         return packed.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
 
@@ -488,11 +653,13 @@ class BinaryDataset(StorageReprMixin):
 
     def _read_checked(self, name: str, key: int) -> NDArray[Any]:
         """Read a chunk of one array and check that it exists: Zarr reads a missing one as zeros."""
-        position, n_features = int(self.positions[key]), int(self.chunk_features[key])
+        position, n_lead = int(self.positions[key]), int(self.chunk_features[key])
+        if name == BITS.name:
+            n_lead = int(self.stored_planes.firsts[n_lead])
         try:
             array = self.open_array(name)
             width = array.chunks[-1]
-            lead = (slice(n_features),) * (array.ndim - 1)
+            lead = (slice(n_lead),) * (array.ndim - 1)
             index = (*lead, slice(position * width, (position + 1) * width))
             values = np.ascontiguousarray(array[index])
         except DataError as error:
@@ -503,7 +670,7 @@ class BinaryDataset(StorageReprMixin):
                 f"{self.path}: {name}: chunk {key}", error
             ) from error
         # Features that were added later are in chunks of their own.
-        parts = np.split(values, range(array.chunks[0], n_features, array.chunks[0]))
+        parts = np.split(values, range(array.chunks[0], n_lead, array.chunks[0]))
         parts = parts if array.ndim == 2 else [values]
         coordinates = [(k, position)[-array.ndim :] for k in range(len(parts))]
         is_same = checksum(values) == self._get_checksum(name, key)
@@ -522,7 +689,7 @@ class BinaryDataset(StorageReprMixin):
 
     def _check_unchanged(self) -> None:
         """Raise `DataError` if the dataset was updated since it was opened."""
-        manifest = read_manifest(self.path, DATASET_FORMAT, DATASET_VERSION)
+        manifest = read_manifest(self.path, DATASET_FORMAT, *_VERSIONS)
         if manifest["digest"] != self.digest:
             raise DataError(f"{self.path}: the dataset has changed since the start. Run again.")
 
@@ -545,6 +712,16 @@ class RegroupedDataset(BinaryDataset):
     def segment_by(self, column: str) -> BinaryDataset:
         """Return the dataset with the values of a per-row column as segments."""
         return self if column == self.groups.column else self.stored.segment_by(column)
+
+    def view_planes(
+        self,
+        names: Sequence[str],
+        feature_levels: Mapping[str, Sequence[str]],
+        planes: Sequence[PlaneSource],
+    ) -> Self:
+        """Return the dataset with other features, made of some of its planes."""
+        stored = self.stored.view_planes(names, feature_levels, planes)
+        return replace(self, stored=stored, view=stored.view)
 
     def with_stored_segments(self) -> BinaryDataset:
         """Return the dataset with the segments that it was stored with."""
@@ -598,7 +775,7 @@ def open_dataset(path: str | AnyPath) -> BinaryDataset:
         If the path holds no complete dataset of a known version.
     """
     folder = parse_path(path)
-    manifest = read_manifest(folder, DATASET_FORMAT, DATASET_VERSION)
+    manifest = read_manifest(folder, DATASET_FORMAT, *_VERSIONS)
     try:
         group = open_group(folder)
     except Exception as error:
@@ -606,7 +783,7 @@ def open_dataset(path: str | AnyPath) -> BinaryDataset:
     names = ("chunks", "blocks", "checksums")
     tables = {name: read_table(folder, manifest, group, name) for name in names}
     check_tables(folder, manifest, **tables)
-    return BinaryDataset(folder, manifest, group, **tables)
+    return BinaryDataset(folder, manifest, group, *(tables[name] for name in names))
 
 
 @dataclass(frozen=True)
@@ -627,6 +804,8 @@ class ChunkReader:
         Further columns, whose texts are numbers; see `BinaryDataset.parse_numbers`.
     groups
         The segments, if they are not the stored ones; see `BinaryDataset.segment_by`.
+    view
+        The features, if they are not the stored ones; see `BinaryDataset.view_planes`.
     """
 
     path: str
@@ -637,13 +816,14 @@ class ChunkReader:
     skipped: frozenset[int] = frozenset()
     number_columns: tuple[str, ...] = ()
     groups: RowGroups | None = None
+    view: PlaneView | None = None
 
     def __call__(self, key: int) -> Chunk:
         """Return a chunk, from the cache if possible."""
         if key in self.skipped:
             return make_empty_chunk(key)
         columns = (self.columns, self.number_columns)
-        rows = (self.path, self.digest, self.split, *columns, self.groups)
+        rows = (self.path, self.digest, self.split, *columns, self.groups, self.view)
         return get_or_read_chunk(rows, key, self.memory, lambda: self._read(key))
 
     def is_readable(self, key: int) -> bool:
@@ -655,7 +835,7 @@ class ChunkReader:
         return True
 
     def _read(self, key: int) -> Chunk:
-        dataset = _open_cached(self.path, self.digest)
+        dataset = _open_cached(self.path, self.digest, self.view)
         names = tuple(dict.fromkeys([*self.columns, *self.number_columns]))
         if self.groups is None:
             chunk = dataset.read_chunk(key, self.split, names)
@@ -667,12 +847,14 @@ class ChunkReader:
 
 
 @lru_cache(maxsize=8)
-def _open_cached(path: str, digest: str) -> BinaryDataset:
-    dataset = open_dataset(path)
+def _open_cached(path: str, digest: str, view: PlaneView | None) -> BinaryDataset:
+    dataset = replace(open_dataset(path), view=view)
     if dataset.digest != digest:
         raise DataError(f"{path}: the dataset has changed since the start. Run again.")
     return dataset
 
 
-def _read_dense(path: str, digest: str, key: int, which: int) -> NDArray[np.uint8]:
-    return _open_cached(path, digest).dense(key)[which]
+def _read_dense(
+    path: str, digest: str, view: PlaneView | None, key: int, which: int
+) -> NDArray[Any]:
+    return _open_cached(path, digest, view).dense(key)[which]

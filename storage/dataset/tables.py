@@ -9,9 +9,11 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from storage.dataset.feature_levels import Planes
 from storage.errors import DamagedChunkError, DataError
 from storage.format.schema import (
     BITS,
+    FEATURES,
     MIN_CHUNK_BYTES,
     OBSERVED,
     REMEDIES,
@@ -48,14 +50,18 @@ def read_table(
     folder: AnyPath, manifest: Mapping[str, Any], group: zarr.Group, name: str
 ) -> TableArray:
     """Read the rows of a table that the manifest counts, and check them."""
+    if name == "ones" and not len(Planes.of_manifest(manifest)):
+        return np.empty((manifest["n_chunks"], 0), np.int64)  # no feature has bits
     try:
         table, positions = open_checked_array(group, name), read_positions(manifest)
-        if name == "blocks":
+        if name == FEATURES.name:
+            values = np.asarray(table[: len(manifest["feature_names"])])
+        elif name == "blocks":
             values = np.asarray(table[: manifest["n_blocks"]])
         else:
             values = np.asarray(table[: positions.max() + 1])[positions]
         if name == "ones":  # an interrupted writer may have added features
-            values = np.ascontiguousarray(values[:, : len(manifest["feature_names"])])
+            values = np.ascontiguousarray(values[:, : len(Planes.of_manifest(manifest))])
     except DataError as error:
         raise DataError(f"{folder}: {error} Ingest the dataset again.") from error
     except Exception as error:
@@ -64,10 +70,11 @@ def read_table(
         raise DataError(
             f"{folder}: the table {name} does not match the manifest. Ingest the dataset again."
         )
-    if name == "ones" and values.shape[1] != len(manifest["feature_names"]):
+    n_planes = len(Planes.of_manifest(manifest))
+    if name == "ones" and values.shape[1] != n_planes:
         raise DataError(
-            f"{folder}: the manifest names {len(manifest['feature_names'])} features, but there "
-            f"are {values.shape[1]}. Ingest the dataset again."
+            f"{folder}: the manifest implies {n_planes} rows of bits, but there are "
+            f"{values.shape[1]}. Ingest the dataset again."
         )
     return values
 
@@ -120,8 +127,9 @@ def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> Non
     """Raise `DataError` if an array's chunks do not have the shape that the manifest implies."""
     n_bytes = 8 * manifest["words_per_chunk"]
     n_features = len(manifest["feature_names"]) - len(manifest.get("added_features", ()))
-    is_packed = name in (BITS.name, OBSERVED.name)
-    expected = (n_features, n_bytes) if is_packed else (8 * n_bytes,)
+    n_planes = int(Planes.of_manifest(manifest).firsts[n_features])
+    lead = {BITS.name: (n_planes,), OBSERVED.name: (n_features,)}
+    expected = (*lead[name], n_bytes) if name in lead else (8 * n_bytes,)
     if array.chunks != expected:
         raise DataError(f"{name} has chunks of {array.chunks} instead of {expected}.")
 
@@ -137,6 +145,8 @@ def place_rows(
 
 def write_table(group: zarr.Group, spec: ArraySpec, rows: NDArray[np.int64]) -> None:
     """Write a table; what an earlier writer left beyond is overwritten first."""
+    if not rows.shape[1]:
+        return
     if spec.name not in group:
         height = max(1, MIN_CHUNK_BYTES // (8 * rows.shape[1]))
         create_array(group, spec, rows.shape, (height, rows.shape[1]))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from storage.dataset.chunks import Words, pack_rows
 from storage.dataset.dataset import BinaryDataset
+from storage.dataset.feature_levels import Planes
 from storage.errors import DataError
 
 Bytes = NDArray[np.uint8]
@@ -26,7 +27,7 @@ class RowUpdates(Protocol):
 
     @property
     def X(self) -> NDArray[np.uint8]:
-        """Values, (n_rows, n_features); 0 where there is none."""
+        """Levels, counted from 0, (n_rows, n_features); 0 where there is none."""
 
     @property
     def observed(self) -> NDArray[np.uint8] | None:
@@ -38,7 +39,7 @@ class RowUpdates(Protocol):
 
 
 class CellWords(NamedTuple):
-    """Packed cells of a chunk, (n_features, n_words) each: ones, values, explicitly missing."""
+    """Packed cells of a chunk, (n_planes, n_words) each: ones, values, explicitly missing."""
 
     ones: Words
     values: Words
@@ -56,11 +57,11 @@ class ChunkUpdates(NamedTuple):
 
 
 def iter_chunk_updates(
-    dataset: BinaryDataset, batches: Iterable[RowUpdates]
+    dataset: BinaryDataset, planes: Planes, batches: Iterable[RowUpdates]
 ) -> Iterator[ChunkUpdates]:
-    """Group the updates of successive rows by chunk."""
+    """Group the updates of successive rows by chunk; `planes` are those of their features."""
     waiting: list[ChunkUpdates] = []
-    for part in _iter_parts(dataset, batches):
+    for part in _iter_parts(dataset, planes, batches):
         if waiting and waiting[0].key != part.key:
             yield _concatenate(waiting)
             waiting = []
@@ -69,11 +70,18 @@ def iter_chunk_updates(
         yield _concatenate(waiting)
 
 
-def _iter_parts(dataset: BinaryDataset, batches: Iterable[RowUpdates]) -> Iterator[ChunkUpdates]:
+def _iter_parts(
+    dataset: BinaryDataset, planes: Planes, batches: Iterable[RowUpdates]
+) -> Iterator[ChunkUpdates]:
     """Pack the updates, and split them where a chunk ends."""
     for batch in batches:
         observed = np.ones_like(batch.X) if batch.observed is None else batch.observed
-        packed = [pack_rows(cells) for cells in (batch.X, observed, batch.missing)]
+        cells_by_kind = (
+            planes.split_levels(batch.X),
+            planes.repeat_mask(observed),
+            planes.repeat_mask(batch.missing),
+        )
+        packed = [pack_rows(cells) for cells in cells_by_kind]
         keys = np.searchsorted(dataset.chunks[:, 0], batch.rows, side="right") - 1
         for key in np.unique(keys).tolist():
             own = slice(*np.searchsorted(keys, [key, key + 1]))
@@ -88,9 +96,9 @@ def _concatenate(parts: Sequence[ChunkUpdates]) -> ChunkUpdates:
 def merge_cells(
     ones: Words, observed: Words, new: CellWords, duplicates: DuplicateRule | None
 ) -> tuple[Words, Words]:
-    """Merge new cells into the values and the mask of a chunk, (n_features, n_words) each.
+    """Merge new cells into the values and the mask of a chunk, (n_planes, n_words) each.
 
-    With `"last"`, new cells count, even missing ones. With `"any"`, a cell is 1 if any value is.
+    With `"last"`, new cells count, even missing ones. With `"any"`, the highest value does.
     Without a rule the values must not contradict each other.
     """
     if duplicates == "last":
@@ -100,13 +108,13 @@ def merge_cells(
 
 
 def find_contradiction(ones: Words, observed: Words, new: CellWords) -> tuple[int, int] | None:
-    """Return feature and slot of a cell with two different values, if there is one."""
+    """Return plane and slot of a cell with two different values, if there is one."""
     differ = observed & new.values & (ones ^ new.ones)
     if not differ.any():
         return None
-    feature, word = np.argwhere(differ)[0].tolist()
-    value = int(differ[feature, word])
-    return feature, 64 * word + (value & -value).bit_length() - 1
+    plane, word = np.argwhere(differ)[0].tolist()
+    value = int(differ[plane, word])
+    return plane, 64 * word + (value & -value).bit_length() - 1
 
 
 def check_same_labels(

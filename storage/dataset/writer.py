@@ -27,6 +27,12 @@ from storage.dataset.chunks import (
     transpose_bits,
 )
 from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.feature_levels import (
+    BINARY_LEVELS,
+    Planes,
+    check_feature_levels,
+    format_levels,
+)
 from storage.dataset.levels import Codebook, LevelsWriter, encode_texts, make_codebook
 from storage.dataset.tables import make_damaged_dataset_error, place_rows, write_table
 from storage.dataset.updates import (
@@ -46,6 +52,8 @@ from storage.format.schema import (
     CHECKSUMS,
     CHUNKS,
     DATASET_VERSION,
+    FEATURES,
+    LEVELS_VERSION,
     MIN_CHUNK_BYTES,
     OBSERVED,
     ONES,
@@ -56,6 +64,8 @@ from storage.format.schema import (
     format_array_path,
     list_stored_arrays,
     make_column_spec,
+    make_values_spec,
+    name_planes,
     open_checked_array,
 )
 from storage.stores.locations import (
@@ -89,6 +99,7 @@ def create_dataset(
     path: str | AnyPath,
     feature_names: Sequence[str],
     *,
+    feature_levels: Mapping[str, Sequence[str]] | None = None,
     columns: Sequence[str] = (),
     expected_rows: int | None = None,
     words_per_chunk: int | None = None,
@@ -104,6 +115,10 @@ def create_dataset(
         Folder of the dataset. The remains of an interrupted ingest are replaced.
     feature_names
         Names of the features; at least two, all different.
+    feature_levels
+        Names of the levels, in increasing order, of the features that are not plain 0 and 1. The
+        values in batches are then levels, counted from 0. A continuous feature has no levels, and
+        the values are in `numbers` of batches.
     columns
         Per-row columns to store; one named `split` defines the splits.
     expected_rows
@@ -123,6 +138,7 @@ def create_dataset(
         If the path is taken, or the features or attributes are invalid.
     """
     names = check_feature_names(feature_names)
+    levels = check_feature_levels(names, feature_levels or {})
     json_attributes = _copy_as_json(attributes or {})
     target = parse_path(path).resolve()  # replace the dataset, not a link to it
     check_dataset_target(target, overwrite)  # before locking, which would fail on a file
@@ -136,8 +152,12 @@ def create_dataset(
                 folder,
                 zarr.create_group(to_zarr_store(folder), attributes={"format": DATASET_FORMAT}),
                 names,
-                words_per_chunk or _choose_chunk_words(len(names), expected_rows),
+                words_per_chunk
+                or _choose_chunk_words(
+                    _count_row_bits(Planes.of_features(names, levels)), expected_rows
+                ),
                 {name: {} for name in columns},
+                feature_levels=levels,
                 ingest=ingest or {},
                 attributes=json_attributes,
             )
@@ -195,18 +215,24 @@ def append_dataset(
     path: str | AnyPath,
     feature_names: Sequence[str],
     value_in_old_rows: Literal["missing", "zero"] | None = None,
+    feature_levels: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[DatasetWriter]:
     """Append rows to a dataset as new chunks; readers see the old dataset until the end.
 
     The writer can also update existing rows. `feature_names` begin with the dataset's
-    features; further features are added if `value_in_old_rows` is `"missing"` or `"zero"`. Raises
-    `DataError` if the features differ from the dataset's, or their order does.
+    features; further features are added if `value_in_old_rows` is `"missing"` or `"zero"`.
+    `feature_levels` has the levels of features that are not plain 0 and 1; by default those of the
+    dataset, and added features are binary. Raises `DataError` if the features differ from the
+    dataset's, or their order or levels do.
     """
     folder = open_dataset(path).path
     with lock_folder(folder) as holds, translate_store_errors(folder):
         base, names = open_dataset(path), tuple(feature_names)
         n_compared = len(names) if value_in_old_rows is None else base.n_features
         _check_same_features(base, names[:n_compared])
+        levels = check_feature_levels(names, feature_levels or base.feature_levels)
+        _check_same_levels(base, levels)
+        _check_added_features(names[n_compared:], levels)
         _check_arrays(base)
         _drop_unfinished(base)
         group = open_group(base.path, "r+")
@@ -227,6 +253,7 @@ def append_dataset(
             base.n_rows,
             base.attributes,
             {**base.manifest.get("added_features", {}), **added},
+            feature_levels=levels,
         )
         try:
             yield writer
@@ -268,7 +295,7 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
     for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
         if (recorded < 0).all() and not (name == OBSERVED.name and dataset.has_missing.any()):
             delete_tree(dataset.path / format_array_path(name))
-    resize_arrays(group, dataset.manifest["stored"], dataset.n_positions, dataset.n_features)
+    resize_arrays(group, dataset.manifest["stored"], dataset.n_positions, dataset.planes)
     free = np.setdiff1d(np.arange(dataset.n_positions), dataset.positions)
     for name in dataset.manifest["stored"] if len(free) else ():
         if format_array_path(name) in group:
@@ -278,6 +305,8 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
     by_chunk = {CHUNKS: dataset.chunks, ONES: dataset.ones(), CHECKSUMS: dataset.checksums}
     tables = {spec: place_rows(spec, rows, dataset.positions) for spec, rows in by_chunk.items()}
     for spec, rows in {**tables, BLOCKS: dataset.blocks}.items():
+        if not rows.shape[1]:  # no feature has bits
+            continue
         table: Any = group[spec.name]
         if len(free) or table.shape != rows.shape:
             write_table(group, spec, rows)
@@ -312,22 +341,51 @@ def _check_same_features(base: BinaryDataset, names: tuple[str, ...]) -> None:
     )
 
 
-def _choose_chunk_words(n_features: int, expected_rows: int | None) -> int:
+def _check_same_levels(base: BinaryDataset, feature_levels: Mapping[str, Sequence[str]]) -> None:
+    new = Planes.of_features(base.feature_names, feature_levels).levels
+    for name, levels, own in zip(base.feature_names, new, base.planes.levels, strict=True):
+        if levels != own:
+            raise DataError(
+                f"Feature {name!r} has {format_levels(levels)}, but {format_levels(own)} in "
+                f"{base.path}. Use the levels of the dataset.",
+                parameter="append",
+            )
+
+
+def _check_added_features(
+    names: Sequence[str], feature_levels: Mapping[str, Sequence[str]]
+) -> None:
+    if added := [name for name in names if not feature_levels.get(name, BINARY_LEVELS)]:
+        raise DataError(
+            f"{{new_features=add}}: {added[0]!r} is continuous. To add such a feature, ingest all "
+            "rows again with {overwrite}."
+        )
+
+
+def _count_row_bits(planes: Planes) -> int:
+    return len(planes) + 32 * len(planes.continuous)  # a number has 32 bits
+
+
+def _choose_chunk_words(row_bits: int, expected_rows: int | None) -> int:
     size = _CHUNK_BYTES
     if expected_rows is not None:
-        even = expected_rows * n_features // 8 // _TARGET_CHUNKS
+        even = expected_rows * row_bits // 8 // _TARGET_CHUNKS
         size = min(max(even, MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
-    return max(1, size // (8 * n_features))
+    return max(1, size // (8 * row_bits))
 
 
 @dataclass
 class PendingRows:
-    """Bit-packed rows, in arrival order, that wait for their chunk to fill up."""
+    """Bit-packed rows, in arrival order, that wait for their chunk to fill up.
+
+    `values` has a bit per plane and row, `observed` one per feature and row. `arrays` are the
+    others with an entry per row, by name: per-row columns and continuous features.
+    """
 
     values: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
     segments: NDArray[np.int32]
-    columns: dict[str, NDArray[Any]]
+    arrays: dict[str, NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -335,8 +393,8 @@ class PendingRows:
     def slice_rows(self, rows: slice) -> PendingRows:
         """Return a range of the rows."""
         observed = None if self.observed is None else self.observed[rows]
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        return PendingRows(self.values[rows], observed, self.segments[rows], columns)
+        arrays = {name: values[rows] for name, values in self.arrays.items()}
+        return PendingRows(self.values[rows], observed, self.segments[rows], arrays)
 
 
 def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
@@ -345,12 +403,13 @@ def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
         return parts[0]
     observed = None
     if any(part.observed is not None for part in parts):
-        observed = np.concatenate(
-            [np.full_like(p.values, 255) if p.observed is None else p.observed for p in parts]
-        )
-    columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
+        width = next(part.observed.shape[1] for part in parts if part.observed is not None)
+        full = (np.full((len(part), width), 255, np.uint8) for part in parts)
+        masks = ((part.observed, mask) for part, mask in zip(parts, full, strict=True))
+        observed = np.concatenate([mask if own is None else own for own, mask in masks])
+    arrays = {name: np.concatenate([p.arrays[name] for p in parts]) for name in parts[0].arrays}
     values = np.concatenate([part.values for part in parts])
-    return PendingRows(values, observed, np.concatenate([part.segments for part in parts]), columns)
+    return PendingRows(values, observed, np.concatenate([part.segments for part in parts]), arrays)
 
 
 def count_fitting_rows(segments: NDArray[np.int32], n_words: int) -> int:
@@ -373,7 +432,7 @@ class RowBatch(Protocol):
 
     @property
     def X(self) -> NDArray[np.uint8]:
-        """Values, (n_rows, n_features)."""
+        """Levels, counted from 0, (n_rows, n_features)."""
 
     @property
     def observed(self) -> NDArray[np.uint8] | None:
@@ -383,9 +442,13 @@ class RowBatch(Protocol):
     def columns(self) -> Mapping[str, NDArray[Any]]:
         """Per-row columns."""
 
+    @property
+    def numbers(self) -> NDArray[np.float32] | None:
+        """Values of continuous features, (n_rows, n_continuous), NaN if missing; None if none."""
+
 
 class StoredChunk(NamedTuple):
-    """A written chunk: its position, the ones of each feature, and checksums of `stored`."""
+    """A written chunk: its position, the ones of each plane, and checksums of `stored`."""
 
     position: int
     ones: NDArray[np.int64]
@@ -408,6 +471,7 @@ class DatasetWriter:
     n_rows: int = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
     added_features: Mapping[str, str | None] = field(default_factory=dict)
+    feature_levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     n_updated_rows: int = 0
     _pending: list[PendingRows] = field(default_factory=list)
     _chunks: list[tuple[int, int, int]] = field(default_factory=list)
@@ -418,6 +482,11 @@ class DatasetWriter:
     def __post_init__(self) -> None:
         taken = set(self.base.positions.tolist()) if self.base else set()
         self._free_positions = (place for place in count() if place not in taken)
+
+    @cached_property
+    def planes(self) -> Planes:
+        """The planes of the features."""
+        return Planes.of_features(self.feature_names, self.feature_levels)
 
     def add(self, batch: RowBatch, segments: NDArray[Any] | None = None) -> None:
         """Append rows in arrival order.
@@ -433,20 +502,55 @@ class DatasetWriter:
                 f"A batch has {batch.X.shape[1]} features, but earlier ones have "
                 f"{len(self.feature_names)}. Check the sources."
             )
-        values, observed = pack_rows(batch.X), None
-        if batch.observed is not None and not batch.observed.all():
-            observed = pack_rows(batch.observed)
-            values &= observed
-        rows = PendingRows(
-            values,
-            observed,
-            self._encode_segments(segments, len(batch.X)),
-            {name: self._encode_column(name, batch.columns[name]) for name in self.columns},
-        )
-        self._pending.append(rows)
+        self._check_levels(batch.X)
+        numbers, mask = self._get_numbers(batch), batch.observed
+        if len(self.planes.continuous):
+            mask = np.ones_like(batch.X) if mask is None else mask.copy()
+            mask[:, self.planes.continuous] = ~np.isnan(numbers)
+        values, observed = pack_rows(self.planes.split_levels(batch.X)), None
+        if mask is not None and not mask.all():
+            observed = pack_rows(mask)
+            values &= pack_rows(self.planes.repeat_mask(mask))
+        arrays = {
+            f"columns/{name}": self._encode_column(name, batch.columns[name])
+            for name in self.columns
+        }
+        names = (f"values/{name}" for name in self._continuous)
+        arrays |= dict(zip(names, numbers.T, strict=True))
+        segment_codes = self._encode_segments(segments, len(batch.X))
+        self._pending.append(PendingRows(values, observed, segment_codes, arrays))
         waiting = sum(map(len, self._pending))
         if waiting >= 64 * self.words_per_chunk:
             self._write_full_chunks()
+
+    @property
+    def _continuous(self) -> list[str]:
+        return [self.feature_names[index] for index in self.planes.continuous]
+
+    def _get_numbers(self, batch: RowBatch) -> NDArray[np.float32]:
+        """Check and return the values of continuous features, (n_rows, n_continuous)."""
+        shape = len(batch.X), len(self.planes.continuous)
+        numbers = (
+            np.empty((len(batch.X), 0), np.float32) if batch.numbers is None else batch.numbers
+        )
+        if numbers.shape != shape or np.isinf(numbers).any():
+            raise DataError(
+                f"A batch has values of continuous features of shape {numbers.shape}, which must "
+                f"be {shape} and finite. Check the sources."
+            )
+        return numbers.astype(np.float32, copy=False)
+
+    def _check_levels(self, X: NDArray[np.uint8]) -> None:
+        if self.planes.are_features:
+            return
+        n_levels = np.array([len(levels) or 1 for levels in self.planes.levels])
+        if (is_above := n_levels <= X).any():
+            row, feature = np.argwhere(is_above)[0].tolist()
+            raise DataError(
+                f"Row {row + 1} of a batch has level {X[row, feature]} of feature "
+                f"{self.feature_names[feature]!r}, which has {n_levels[feature]} levels, counted "
+                "from 0. Check the sources."
+            )
 
     def update(
         self,
@@ -472,7 +576,7 @@ class DatasetWriter:
             If a value differs from that in the dataset, and there is no rule for duplicates.
         """
         assert self.base is not None
-        for updates in iter_chunk_updates(self.base, batches):
+        for updates in iter_chunk_updates(self.base, self.planes, batches):
             self._update_chunk(self.base, updates, duplicates, format_cell)
             self.n_updated_rows += len(updates.rows)
 
@@ -486,7 +590,10 @@ class DatasetWriter:
         chunk = base.read_chunk(updates.key)
         slots = list_occupied_slots(chunk.blocks)
         ones, mask = add_feature_words(
-            chunk.words, chunk.observed, slots, self._zero_features[base.n_features :]
+            chunk.words,
+            chunk.observed,
+            slots,
+            self._zero_features[self.planes.features[len(chunk.words) :]],
         )
         n_words, n_cells = ones.shape[1], len(slots) * len(ones)
         if mask is None:
@@ -496,19 +603,24 @@ class DatasetWriter:
         places = slot_by_row[updates.rows - base.chunks[updates.key, 0]]
         new = CellWords(
             *(
-                self._lay_out_bits(cells, places).view("<u8")[:, :n_words]
+                self._lay_out_bits(cells, places)[: len(ones)].view("<u8")[:, :n_words]
                 for cells in (updates.ones, updates.values, updates.missing)
             )
         )
         found = None if duplicates else find_contradiction(ones, mask, new)
         if found is not None:
-            feature, slot = found
-            row = int(updates.rows[places == slot][0])
-            value = int(new.ones[feature, slot // 64]) >> slot % 64 & 1
+            plane, slot = found
+            row, feature = int(updates.rows[places == slot][0]), int(self.planes.features[plane])
+            own = slice(*self.planes.firsts[[feature, feature + 1]].tolist())
+            value, stored = (
+                int((words[own, slot // 64] >> np.uint64(slot % 64) & np.uint64(1)).sum())
+                for words in (new.ones, ones)
+            )
+            levels = self.planes.levels[feature]
             raise DataError(
                 f"{format_cell(row, feature, value)}, feature {self.feature_names[feature]!r}: "
-                f"the value is {value}, but {1 - value} in the dataset. Correct the line, or use "
-                "{duplicates=last} or {duplicates=any}."
+                f"the value is {levels[value]}, but {levels[stored]} in the dataset. Correct the "
+                "line, or use {duplicates=last} or {duplicates=any}."
             )
         values, observed = merge_cells(ones, mask, new, duplicates)
         if np.array_equal(values, ones) and np.array_equal(observed, mask):
@@ -519,7 +631,9 @@ class DatasetWriter:
             {
                 **{name: base.read_stored(name, updates.key) for name in self._array_names},
                 BITS.name: self._pad_words(values),
-                OBSERVED.name: None if is_complete else self._pad_words(observed),
+                OBSERVED.name: None
+                if is_complete
+                else self._pad_words(observed[self.planes.firsts[:-1]]),
             },
         )
 
@@ -548,7 +662,7 @@ class DatasetWriter:
         self._check_row_count()
         # Positions of updated chunks remain until the new manifest is written.
         used = [*self._positions.tolist(), *(self.base.positions.tolist() if self.base else ())]
-        resize_arrays(self.group, self._array_names, 1 + max(used), len(self.feature_names))
+        resize_arrays(self.group, self._array_names, 1 + max(used), self.planes)
         self._mark_missing_features()
         tables = self._build_tables()
         self._write_tables(tables)
@@ -563,7 +677,7 @@ class DatasetWriter:
 
     @property
     def _array_names(self) -> list[str]:
-        return list_stored_arrays(self.columns)
+        return list_stored_arrays(self.columns, self._continuous)
 
     def _encode_segments(self, segments: NDArray[Any] | None, n_rows: int) -> NDArray[np.int32]:
         if segments is None:
@@ -608,15 +722,15 @@ class DatasetWriter:
         blocks = lay_out_blocks(rows.segments)
         slots = list_occupied_slots(blocks)
         n_words = int(sum(-(-blocks[:, 2] // 64)))
-        words = self._lay_out_bits(rows.values[order], slots)
+        words = self._lay_out_bits(rows.values[order], slots)[: len(self.planes)]
         stored: dict[str, NDArray[Any] | None] = {
             "bits": words,
             "observed": self._lay_out_mask(rows, order, slots),
             "order": None if len(blocks) == 1 else self._lay_out_column(ORDER, order, slots),
         }
-        for name, values in rows.columns.items():
-            spec = make_column_spec(name, self.columns[name]["kind"])
-            stored[f"columns/{name}"] = self._lay_out_column(spec, values[order], slots)
+        for name, values in rows.arrays.items():
+            spec = self._make_row_spec(name)
+            stored[name] = self._lay_out_column(spec, values[order], slots)
         self._store_chunk(key, stored)
         self._blocks += [(key, int(a), int(b), int(c)) for a, b, c in blocks]
         self._chunks.append((self.n_rows, len(rows), n_words))
@@ -654,14 +768,14 @@ class DatasetWriter:
         """Place the mask; return None if this chunk has no missing value."""
         if rows.observed is None:
             return None
-        mask = self._lay_out_bits(rows.observed[order], slots)
+        mask = self._lay_out_bits(rows.observed[order], slots)[: len(self.feature_names)]
         n_observed = np.bitwise_count(mask).sum(dtype=np.int64)
         return None if n_observed == len(rows) * len(self.feature_names) else mask
 
     def _lay_out_bits(self, rows: NDArray[np.uint8], slots: NDArray[np.int64]) -> NDArray[np.uint8]:
         placed = np.zeros((64 * self.words_per_chunk, rows.shape[1]), np.uint8)
         placed[slots] = rows
-        return transpose_bits(placed)[: len(self.feature_names)]
+        return transpose_bits(placed)
 
     def _lay_out_column(
         self, spec: ArraySpec, values: NDArray[Any], slots: NDArray[np.int64]
@@ -670,8 +784,15 @@ class DatasetWriter:
         placed[slots] = values
         return placed
 
+    def _make_row_spec(self, array: str) -> ArraySpec:
+        """Return the array of a per-row column or a continuous feature."""
+        folder, _, name = array.partition("/")
+        if folder == "values":
+            return make_values_spec(name)
+        return make_column_spec(name, self.columns[name]["kind"])
+
     def _write_array_chunk(self, name: str, position: int, values: NDArray[Any] | None) -> int:
-        if values is None:
+        if values is None or not values.size:  # no feature has bits
             return -1
         width = values.shape[-1]
         start, stop = position * width, (position + 1) * width
@@ -689,10 +810,14 @@ class DatasetWriter:
         if format_array_path(name) in self.group:
             array = open_checked_array(self.group, format_array_path(name))
             return array.with_config({"write_empty_chunks": True})
-        specs = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
-        column = name.removeprefix("columns/")
-        spec = specs.get(name) or make_column_spec(column, self.columns[column]["kind"])
-        original = tuple(n - len(self.added_features) for n in lead)
+        bits = BITS if self.planes.are_features else name_planes(BITS)
+        specs = {spec.name: spec for spec in (bits, OBSERVED, ORDER)}
+        spec = specs.get(name) or self._make_row_spec(name)
+        n_original = len(self.feature_names) - len(self.added_features)
+        original = {
+            BITS.name: (int(self.planes.firsts[n_original]),),
+            OBSERVED.name: (n_original,),
+        }.get(name, ())
         return create_array(self.group, spec, (*lead, width), (*original, width))
 
     def _check_row_count(self) -> None:
@@ -716,16 +841,18 @@ class DatasetWriter:
         """Build the tables, in the order of chunks."""
         base, n_before, n_chunks = self.base, self.base.n_chunks if self.base else 0, self._n_chunks
         chunks, blocks = np.array(self._chunks, np.int64), np.array(self._blocks, np.int64)
-        ones = np.zeros((n_chunks, len(self.feature_names)), np.int64)
+        ones = np.zeros((n_chunks, len(self.planes)), np.int64)
         checksums = np.empty((n_chunks, len(self._array_names)), np.int64)
         if base is not None:
             chunks = np.concatenate([base.chunks, chunks.reshape(-1, 3)])
             blocks = np.concatenate([base.blocks, blocks.reshape(-1, 4)])
-            ones[:n_before, : base.n_features] = self._base_ones
+            ones[:n_before, : base.n_planes] = self._base_ones
             checksums[:n_before] = base.checksums
         for key, chunk in self._stored.items():
             ones[key], checksums[key] = chunk.ones, chunk.checksums
         tables = {CHUNKS: chunks, BLOCKS: blocks, ONES: ones, CHECKSUMS: checksums}
+        if self.feature_levels:
+            tables[FEATURES] = self.planes.tabulate()
         return {spec.name: table for spec, table in tables.items()}
 
     def _write_tables(self, tables: Mapping[str, NDArray[np.int64]]) -> None:
@@ -733,7 +860,9 @@ class DatasetWriter:
 
         Rows that the old manifest lists keep their values: it stays valid until it is replaced.
         """
-        write_table(self.group, BLOCKS, tables[BLOCKS.name])
+        for spec in (BLOCKS, FEATURES):
+            if spec.name in tables:
+                write_table(self.group, spec, tables[spec.name])
         positions, base = self._positions, self.base
         for spec in (CHUNKS, ONES, CHECKSUMS):
             rows = tables[spec.name]
@@ -742,6 +871,8 @@ class DatasetWriter:
                 old = np.pad(old, ((0, 0), (0, rows.shape[1] - old.shape[1])))
                 rows = np.concatenate([old, rows])
             places = np.concatenate([base.positions, positions]) if base else positions
+            if spec == ONES and not self.planes.are_features:
+                spec = name_planes(ONES)
             write_table(self.group, spec, place_rows(spec, rows, places))
 
     def _build_manifest(self, tables: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
@@ -758,6 +889,8 @@ class DatasetWriter:
             n_features |= dict.fromkeys(self._stored, len(self.feature_names))
             content["added_features"] = dict(self.added_features)
             content["chunk_features"] = [n_features[key] for key in range(self._n_chunks)]
+        if self.feature_levels:
+            content["feature_levels"] = {name: [*own] for name, own in self.feature_levels.items()}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         for table in tables.values():
             digest.update(table.tobytes())
@@ -766,7 +899,7 @@ class DatasetWriter:
         )
         return {
             "format": DATASET_FORMAT,
-            "format_version": DATASET_VERSION,
+            "format_version": LEVELS_VERSION if self.feature_levels else DATASET_VERSION,
             "digest": digest.hexdigest(),
             "n_chunks": self._n_chunks,
             "n_blocks": len(tables["blocks"]),
@@ -780,11 +913,11 @@ class DatasetWriter:
 
 
 def resize_arrays(
-    group: zarr.Group, names: Sequence[str], n_positions: int, n_features: int
+    group: zarr.Group, names: Sequence[str], n_positions: int, planes: Planes
 ) -> None:
-    """Resize all arrays to these numbers of chunks and features; what lies beyond is deleted."""
+    """Resize all arrays to this number of chunks and these planes; what lies beyond is deleted."""
+    leads = {BITS.name: (len(planes),), OBSERVED.name: (len(planes.levels),)}
     for name in names:
         if format_array_path(name) in group:
             array: Any = group[format_array_path(name)]
-            lead = (n_features,) * (array.ndim - 1)
-            array.resize((*lead, n_positions * array.chunks[-1]))
+            array.resize((*leads.get(name, ()), n_positions * array.chunks[-1]))

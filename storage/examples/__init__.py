@@ -127,6 +127,7 @@ def _enumerate_rows(n_features: int) -> NDArray[np.uint8]:
 
 
 EXAMPLE_PREFIX = "example:"
+_ANSWERS = ("never", "rarely", "sometimes", "often", "always")
 _BATCH_CELLS = 1 << 22
 _FEW_FEATURES, _MAX_CONDITION_NUMBER = 20, 20.0
 _INK_THRESHOLD = 10
@@ -149,6 +150,8 @@ class Example:
         The name it was opened by.
     attributes
         Facts about the data, as JSON values.
+    feature_levels
+        Levels of the features with other levels than 0 and 1.
     """
 
     feature_names: tuple[str, ...]
@@ -160,6 +163,7 @@ class Example:
     path: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     name_columns: tuple[str, ...] = ()
+    feature_levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Generate the rows in order."""
@@ -388,6 +392,30 @@ def draw_nonstationary_rows(
         yield SourceBatch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
 
 
+def _make_survey(items: int, rows: int, seed: int) -> Example:
+    """Answers on a scale of five levels: the graded response model (Samejima 1969), one trait.
+
+    P(x ≥ c | z) = 1 / (1 + exp(−a (z − b_c))) with z ~ N(0, 1). The slope a of an item is from
+    U(0.8, 2.2), and its four thresholds b_c are equally spaced from −2 to 2, shifted by U(−1, 1).
+    """
+    rng = np.random.default_rng([seed, 1])
+    slopes = rng.uniform(0.8, 2.2, items)
+    steps = np.linspace(-2, 2, len(_ANSWERS) - 1)
+    thresholds = slopes[:, None] * (steps + rng.uniform(-1, 1, (items, 1)))
+
+    def batches() -> Iterator[SourceBatch]:
+        for batch, draws in _iter_row_batches(rows, items, seed):
+            latent = slopes * draws.standard_normal((len(batch), 1))
+            latent += draws.logistic(size=latent.shape)
+            levels = np.zeros(latent.shape, np.uint8)
+            for own in thresholds.T:
+                levels += latent > own
+            yield SourceBatch(levels, None, {})
+
+    names = tuple(f"q{item + 1}" for item in range(items))
+    return Example(names, rows, batches, feature_levels=dict.fromkeys(names, _ANSWERS))
+
+
 def _make_enumerated_example(
     enumerate_cases: Callable[[], EnumeratedCases], rows: int, seed: int
 ) -> Example:
@@ -412,6 +440,7 @@ _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
         {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
     ),
     "probit": (_make_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
+    "survey": (_make_survey, {"items": 12, "rows": 5000, "seed": 0}),
     "lines": (partial(_make_enumerated_example, enumerate_lines), {"rows": 10_000, "seed": 0}),
     "shifter": (partial(_make_enumerated_example, enumerate_shifter), {"rows": 10_000, "seed": 0}),
 }

@@ -112,6 +112,21 @@ class WarmStartRecord(TypedDict):
     digest: str
 
 
+class KnownItemsRecord(TypedDict):
+    """The table or artifact that the known items of a fit come from."""
+
+    path: str
+    digest: str
+    n_items: Count
+
+
+class PatternRecord(TypedDict):
+    """The traits of a loading pattern, and for each feature an entry per trait."""
+
+    traits: UniqueNames
+    entries: list[list[str]]
+
+
 class SkippedChunkRecord(TypedDict):
     """A chunk that was left out."""
 
@@ -211,6 +226,22 @@ class RowWeightsRecord(TypedDict):
     psu: str | None
 
 
+class CovariateColumnRecord(TypedDict):
+    """A column of covariates; see `pipeline.data.covariates.CovariateColumn`."""
+
+    name: str
+    levels: list[str]
+
+
+class CovariatesRecord(TypedDict):
+    """The covariates of the fitted rows; see `pipeline.data.covariates.Covariates`."""
+
+    columns: list[CovariateColumnRecord]
+    names: list[str]
+    means: list[Number]
+    deviations: list[Number]
+
+
 def _check_objective_name(diagnostics: dict[str, Any]) -> None:
     if not isinstance(diagnostics.get("objective_is", ""), str):
         raise ValueError("should have text in objective_is")
@@ -230,9 +261,14 @@ class FitManifest(ArtifactManifest, total=False):
     code: str
     dataset: DatasetRecord
     feature_names: UniqueNames
+    feature_levels: dict[str, list[str]]
+    split_levels: dict[str, list[str]]
     segment_names: UniqueNames
     row_weights: RowWeightsRecord
     group: str
+    known_items: KnownItemsRecord
+    pattern: PatternRecord
+    covariates: CovariatesRecord
     warm_start: WarmStartRecord | None
     iterations: Count
     converged: bool
@@ -267,6 +303,7 @@ class TableChecksums(TypedDict):
     blocks: Checksum
     ones: Checksum
     checksums: Checksum
+    features: NotRequired[Checksum]
 
 
 class DatasetManifest(TypedDict):
@@ -287,6 +324,7 @@ class DatasetManifest(TypedDict):
     positions: NotRequired[list[Position]]
     added_features: NotRequired[dict[str, Literal["missing", "zero"]]]
     chunk_features: NotRequired[list[Count]]
+    feature_levels: NotRequired[dict[str, list[str]]]
 
 
 class CodeArrayRecord(TypedDict):
@@ -311,6 +349,7 @@ class CodesManifest(TypedDict):
     split: NotRequired[str | None]
     group: NotRequired[str]
     feature_names: NotRequired[list[str]]
+    feature_levels: NotRequired[dict[str, list[str]]]
     warnings: NotRequired[list[str]]
 
 
@@ -373,7 +412,9 @@ def _check_dataset(manifest: Mapping[str, Any]) -> None:
     for name in ("n_rows", "n_chunks", "n_blocks"):
         if not manifest[name]:
             raise _InconsistentManifest(name, 0, "should be at least 1")
-    stored = list_stored_arrays(manifest["columns"])
+    levels = manifest.get("feature_levels", {})
+    continuous = [name for name in manifest["feature_names"] if levels.get(name) == []]
+    stored = list_stored_arrays(manifest["columns"], continuous)
     if manifest["stored"] != stored:
         rule = f"should be {', '.join(stored)[:200]}"
         raise _InconsistentManifest("stored", manifest["stored"], rule)
@@ -386,6 +427,10 @@ def _check_dataset(manifest: Mapping[str, Any]) -> None:
     if positions is not None and not len({*positions}) == len(positions) == n_chunks:
         rule = f"should be {n_chunks} different positions"
         raise _InconsistentManifest("positions", positions, rule)
+    for name, own in levels.items():
+        if name not in names or len(own) == 1 or len({*own}) < len(own):
+            rule = "should be different levels of a feature"
+            raise _InconsistentManifest(f"feature_levels.{name}", own, rule)
     added = [*manifest.get("added_features", ())]
     n_original = len(names) - len(added)
     if n_original < 2 or {*names[n_original:]} != {*added}:

@@ -36,15 +36,15 @@ def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, An
     return sealed
 
 
-def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
+def read_manifest(folder: AnyPath, kind: str, *versions: int) -> dict[str, Any]:
     """Read and check a manifest.
 
     Parameters
     ----------
     folder
         Folder of the dataset, artifact or codes.
-    kind, version
-        The format, such as `latentbits-dataset`, and the version that this package reads.
+    kind, versions
+        The format, such as `latentbits-dataset`, and the versions that this package reads.
 
     Raises
     ------
@@ -55,8 +55,8 @@ def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
     if manifest.get("format") != kind:
         raise DataError(f"{folder}: the format is {manifest.get('format')!r}, not {kind!r}.")
     stored_version = manifest.get("format_version")
-    if stored_version != version:
-        is_newer = isinstance(stored_version, int) and stored_version > version
+    if stored_version not in versions:
+        is_newer = isinstance(stored_version, int) and stored_version > max(versions)
         remedy = "Upgrade latentbits to read it." if is_newer else REMEDIES[kind]
         raise DataError(f"{folder}: format version {stored_version} is not supported. {remedy}")
     body = {name: value for name, value in manifest.items() if name != "manifest_digest"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -57,6 +57,9 @@ ARTIFACT_FORMAT = "latentbits-artifact"
 CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
 DATASET_VERSION = 2
+LEVELS_VERSION = 3
+"""Version of datasets with features that are not plain 0 and 1; the others stay readable by older
+versions of this package."""
 REMEDIES = {
     DATASET_FORMAT: "Ingest the dataset again.",
     ARTIFACT_FORMAT: "Fit again.",
@@ -110,7 +113,23 @@ BLOCKS = ArraySpec(
     "int64",
     "chunk, segment, first_word (within the chunk, 64 slots each), n_rows of each block.",
 )
+FEATURES = ArraySpec(
+    "features",
+    ("feature", "field"),
+    "int64",
+    "First plane (row of `bits`), number of planes, and kind (0 binary, 1 ordinal, 2 continuous) "
+    "of each feature. Plane c of a feature is 1 if the value is at least level c + 1, counted from "
+    "0. Written unless all features are 0 and 1.",
+)
 ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones per chunk and feature.")
+
+
+def name_planes(spec: ArraySpec) -> ArraySpec:
+    """Return the array `bits` or `ones` for features that have several planes."""
+    dims = tuple("plane" if dim == "feature" else dim for dim in spec.dims)
+    return replace(spec, dims=dims, doc=spec.doc.replace("feature", "plane"))
+
+
 CHECKSUMS = ArraySpec(
     "checksums",
     ("chunk", "array"),
@@ -125,6 +144,12 @@ def make_column_spec(name: str, kind: str) -> ArraySpec:
     """Return the array of one per-row column, in slot order."""
     doc = f"Per-row column {name!r} ({kind}), in slot order; 0 in padding slots."
     return ArraySpec(format_array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
+
+
+def make_values_spec(name: str) -> ArraySpec:
+    """Return the array of one continuous feature, in slot order."""
+    doc = f"Continuous feature {name!r}, in slot order; NaN where missing, 0 in padding slots."
+    return ArraySpec(format_array_path(f"values/{name}"), ("slot",), "float32", doc)
 
 
 def make_levels_spec(name: str) -> ArraySpec:
@@ -144,9 +169,10 @@ def format_array_path(name: str) -> str:
     return f"{folder}/{safe}"
 
 
-def list_stored_arrays(columns: Iterable[str]) -> list[str]:
-    """Return the names of the arrays that hold the chunks' data, given the per-row columns."""
-    return [BITS.name, OBSERVED.name, ORDER.name, *(f"columns/{name}" for name in columns)]
+def list_stored_arrays(columns: Iterable[str], continuous: Iterable[str]) -> list[str]:
+    """Return the names of the arrays of chunks, given per-row columns and continuous features."""
+    rows = [*(f"columns/{name}" for name in columns), *(f"values/{name}" for name in continuous)]
+    return [BITS.name, OBSERVED.name, ORDER.name, *rows]
 
 
 def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -> Any:

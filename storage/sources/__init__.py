@@ -1,4 +1,4 @@
-"""Readers of binary data: each opens quickly and streams batches of rows."""
+"""Readers of binary and ordered data: each opens quickly and streams batches of rows."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from storage.sources.base import (
     Source,
     SourceBatch,
     SourceUpdates,
+    make_no_numbers_error,
     translate_read_errors,
 )
 from storage.sources.baskets import find_basket_items, open_baskets
@@ -33,8 +34,21 @@ from storage.sources.derived import (
 )
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.new_files import NewFiles, collect_tags, list_new_files
+from storage.sources.ordered_levels import (
+    check_same_levels,
+    make_feature_maps,
+    parse_levels,
+    parse_ordinal,
+    select_occurring_levels,
+)
 from storage.sources.spool import DuplicateRule
-from storage.sources.value_codes import ReadOptions, format_map, format_plain_map, parse_map
+from storage.sources.value_codes import (
+    ReadOptions,
+    format_map,
+    format_plain_map,
+    parse_continuous,
+    parse_map,
+)
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 from storage.stores.object_path import is_url, parse_object_url
 
@@ -49,6 +63,7 @@ __all__ = [
     "Source",
     "SourceBatch",
     "SourceUpdates",
+    "check_same_levels",
     "collect_tags",
     "expand_sources",
     "find_basket_items",
@@ -56,9 +71,14 @@ __all__ = [
     "format_map",
     "format_plain_map",
     "is_basket_file",
+    "make_feature_maps",
     "open_long_tables",
     "open_source",
+    "parse_continuous",
+    "parse_levels",
     "parse_map",
+    "parse_ordinal",
+    "select_occurring_levels",
 ]
 
 
@@ -171,6 +191,8 @@ def open_long_tables(
     """
     from storage.sources import long_tables  # importing Arrow is slow
 
+    if options.has_continuous:
+        raise make_no_numbers_error(paths[0])
     columns = long_tables.parse_long_columns(long)
     to = long_tables.LongTableTarget(**target) if target else None
     return long_tables.open_tables(paths, columns, options, duplicates, to)

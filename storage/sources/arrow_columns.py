@@ -1,32 +1,32 @@
-"""Arrow columns as value codes. Text becomes bits only here."""
+"""Arrow columns as value codes. Text becomes bits or levels only here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet
 from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch
+from storage.sources.ordered_levels import make_level_map
 from storage.sources.value_codes import (
     INVALID,
     MISSING,
+    MISSING_TOKENS,
     ReadOptions,
     ValueCodes,
     ValueMap,
     encode_numbers,
-    find_map,
     parse_float,
     parse_number,
+    suggest_remedy,
 )
-
-# Compared without regard to case.
-MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
 
 
 def _list_case_variants(word: str) -> list[str]:
@@ -54,6 +54,34 @@ def is_feature_type(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
+def find_ordered_dictionaries(
+    path: str, file: pa.parquet.ParquetFile, names: Sequence[str], options: ReadOptions
+) -> dict[str, ValueMap]:
+    """Return the levels of columns that are ordered dictionaries, as ordered categoricals are.
+
+    Dictionaries of 0 and 1 are left out, and so are columns with a meaning from the options. This
+    reads one row. Raises `DataError` if there are not 2 to 16 levels.
+    """
+    kinds = {field.name: field.type for field in file.schema_arrow}
+    ordered = [
+        name
+        for name in names
+        if pa.types.is_dictionary(kinds[name])
+        and kinds[name].ordered
+        and options.threshold is None
+        and options.find_map(name) is None
+    ]
+    rows = islice(file.iter_batches(1, columns=ordered), bool(ordered))
+    found = {}
+    for name, column in ((name, row.column(name)) for row in rows for name in ordered):
+        tokens = [str(token) for token in column.dictionary.to_pylist()]
+        if (encode_tokens(tokens, options) != INVALID).all():
+            continue
+        levels = [token for token in tokens if not is_missing(token, options)]
+        found[name] = make_level_map(name, levels, f"{path}: column {name!r}")
+    return found
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Return whether a type is a text type."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
@@ -61,10 +89,54 @@ def is_text(kind: pa.DataType) -> bool:
 
 def encode_table(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOptions) -> ValueCodes:
     """Encode the columns of a table, (n_rows, n_columns), each with the map for its name."""
-    by_column = np.empty((len(columns), n_rows), np.uint8)
+    by_column = np.zeros((len(columns), n_rows), np.uint8)
     for codes, (name, column) in zip(by_column, columns.items(), strict=True):
-        codes[:] = encode_column(column, options, find_map(options.maps, name))
+        value_map = options.find_map(name)
+        if value_map is None or not value_map.is_continuous:
+            codes[:] = encode_column(column, options, value_map)
     return by_column.T
+
+
+def read_numbers(
+    source: Source, name: str, column: pa.Array, first_row: int, options: ReadOptions
+) -> NDArray[np.float32]:
+    """Return the values of a continuous feature, (n_rows,), NaN where missing.
+
+    Raises `DataError` if a value is not a finite number.
+    """
+    values = _parse_numbers(column, options)
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    if (is_wrong := np.isinf(numbers)).any():
+        row = int(is_wrong.argmax())
+        text = str(column[row].as_py())
+        place = source.format_place(first_row + row, source.feature_names.index(name))
+        is_number = parse_float(text) is not None
+        problem = "infinite, or too large for 32 bits" if is_number else "not a number"
+        remedy = suggest_remedy(name, [text], options, options.find_map(name))
+        raise DataError(f"{place}: the value {text!r:.62} is {problem}. {remedy}")
+    return numbers
+
+
+def _parse_numbers(column: pa.Array, options: ReadOptions) -> NDArray[np.float64]:
+    """Return numbers, NaN if missing, infinity if a text is no number."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        plain = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        words = pa.array(sorted(MISSING_TOKENS)), pa.array(options.missing, pa.string())
+        absent = pc.or_(pc.is_in(pc.utf8_lower(plain), words[0]), pc.is_in(plain, words[1]))
+        plain = pc.if_else(absent, pa.scalar(None, pa.string()), plain)
+        try:
+            column = plain.cast(pa.float64())
+        except pa.ArrowInvalid:
+            texts = ("nan" if text is None else text for text in plain.to_pylist())
+            numbers = (parse_float(text) for text in texts)
+            return np.array([np.inf if number is None else number for number in numbers])
+    values: NDArray[np.float64] = column.cast(pa.float64()).fill_null(np.nan).to_numpy().copy()
+    for number in options.missing_numbers:
+        values[values == number] = np.nan
+    return values
 
 
 def encode_column(
@@ -220,4 +292,8 @@ def make_table_batch(
         name: convert_row_column(source, name, rows.column(name), first_row)
         for name in source.column_names
     }
-    return source.make_batch(codes, first_row, texts, columns)
+    continuous = [name for name in source.feature_names if options.is_continuous(name)]
+    numbers = [read_numbers(source, n, rows.column(n), first_row, options) for n in continuous]
+    return source.make_batch(
+        codes, first_row, texts, columns, np.column_stack(numbers) if numbers else None
+    )

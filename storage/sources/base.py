@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.feature_levels import BINARY_LEVELS
 from storage.errors import DataError
 from storage.sources.value_codes import (
     INVALID,
@@ -24,7 +25,6 @@ from storage.sources.value_codes import (
     ValueCodes,
     copy_to_row_order,
     describe_invalid_value,
-    find_map,
     suggest_remedy,
 )
 
@@ -48,16 +48,21 @@ class SourceBatch:
     Attributes
     ----------
     X
-        Values in {0, 1}, (n_rows, n_features) in C order; 0 where not observed.
+        Levels, which count from 0, so that binary values are in {0, 1}; (n_rows, n_features) in C
+        order; 0 where not observed.
     observed
         1 = observed, same shape; None if all are observed.
     columns
         Per-row columns by name, each (n_rows,): integers, floats or str.
+    numbers
+        Values of the continuous features, (n_rows, n_continuous), NaN where missing; `X` is 0
+        there. None if no feature is continuous.
     """
 
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
     columns: Mapping[str, NDArray[Any]]
+    numbers: NDArray[np.float32] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ class Source(ABC):
     """Whether reading the first batch does not require reading the rest."""
     can_select_columns: ClassVar[bool] = False
     """Whether columns that the options leave out are never read."""
+    can_be_continuous: ClassVar[bool] = False
+    """Whether the format has columns that can be continuous features."""
     duplicate_remedy: ClassVar[str] = "Sum or remove duplicate entries first."
     """Advice for a cell with two values."""
 
@@ -123,6 +130,11 @@ class Source(ABC):
         for name in self.options.row_columns:
             if name not in self.column_names:
                 raise DataError(self._format_unknown_column(name))
+        if self.options.has_continuous:
+            if not self.can_be_continuous:
+                raise make_no_numbers_error(self.path)
+            check_continuous_patterns(self.path, self.feature_names, self.options)
+        check_level_patterns(self.path, self.feature_names, self.options)
 
     def iter_batches(self) -> Iterator[SourceBatch]:
         """Yield the rows in order, about four million cells at a time.
@@ -170,6 +182,20 @@ class Source(ABC):
         selected = set(select_feature_names(self.path, self.feature_names, self.options))
         return np.array([name in selected for name in self.feature_names])
 
+    @cached_property
+    def feature_levels(self) -> Mapping[str, tuple[str, ...]]:
+        """Levels, in increasing order, of each feature with other levels than 0 and 1.
+
+        A continuous feature has none.
+        """
+        maps = ((name, self.options.find_map(name)) for name in self.feature_names)
+        return {
+            name: value_map.levels
+            for name, value_map in maps
+            if value_map is not None
+            and (value_map.is_continuous or value_map.levels not in ((), BINARY_LEVELS))
+        }
+
     @property
     def n_features(self) -> int:
         """Number of features."""
@@ -192,6 +218,7 @@ class Source(ABC):
         first_row: int,
         texts: Callable[[slice, int], Sequence[str]],
         columns: Mapping[str, NDArray[Any]] | None = None,
+        numbers: NDArray[np.float32] | None = None,
     ) -> SourceBatch:
         """Turn value codes into a batch, or refuse the first invalid value.
 
@@ -203,6 +230,8 @@ class Source(ABC):
             Row of the source at which `codes` starts.
         texts
             Returns the values of (rows of `codes`, feature), as messages show them.
+        numbers
+            Values of the continuous features, whose codes are 0; see `SourceBatch`.
         """
         codes = copy_to_row_order(codes)
         if not (self.can_select_columns or self.feature_mask.all()):
@@ -215,19 +244,19 @@ class Source(ABC):
                 first_row + row, feature, nearby[min(row, _CONTEXT_ROWS)], nearby
             )
         if highest < MISSING:
-            return SourceBatch(codes, None, columns or {})
-        X, observed = (codes == 1).view(np.uint8), (codes != MISSING).view(np.uint8)
-        return SourceBatch(X, observed, columns or {})
+            return SourceBatch(codes, None, columns or {}, numbers=numbers)
+        observed = (codes != MISSING).view(np.uint8)
+        codes *= observed
+        return SourceBatch(codes, observed, columns or {}, numbers=numbers)
 
     def make_not_binary_error(
         self, row: int, feature: int, value: str, nearby: Sequence[str]
     ) -> DataError:
         """Return the error about a value, given nearby values of the column; `row` starts at 0."""
         name, options = self.feature_names[feature], self.options
-        value_map = find_map(options.maps, name)
-        rule = "threshold" if options.threshold is not None else "map" if value_map else None
+        value_map = options.find_map(name)
         columns = (*self.column_names, *self.feature_names) if self.can_select_columns else ()
-        remedy = suggest_remedy(name, nearby, rule, columns)
+        remedy = suggest_remedy(name, nearby, options, value_map, columns)
         return DataError(
             f"{self.format_place(row, feature)}: "
             f"{describe_invalid_value(value, options, value_map)} {remedy}"
@@ -253,7 +282,7 @@ class Source(ABC):
 
 def copy_fields(source: Source) -> dict[str, Any]:
     """Return the fields of `Source`, to construct a source that is derived from another."""
-    return {field.name: getattr(source, field.name) for field in fields(Source)}
+    return {own.name: getattr(source, own.name) for own in fields(Source)}
 
 
 def make_feature_names(n_features: int) -> tuple[str, ...]:
@@ -338,9 +367,47 @@ def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) 
 
 def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
     """Return the features that the options select, which may be none."""
-    included = _match_columns(path, "features", options.features, names, options.is_append)
-    dropped = _match_columns(path, "drop", options.drop, names, options.is_append)
+    included = _match_columns(path, "{features}", options.features, names, options.is_append)
+    dropped = _match_columns(path, "{drop}", options.drop, names, options.is_append)
     return tuple(n for n in names if (n in included or not options.features) and n not in dropped)
+
+
+def check_level_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
+    """Raise `DataError` if levels are defined for features that do not exist."""
+    columns = [value_map.columns for value_map in options.maps if value_map.levels]
+    present = _list_present(columns, options)
+    _match_columns(path, "{levels} or {ordinal}", present, names, options.is_append)
+
+
+def _list_present(patterns: Sequence[str], options: ReadOptions) -> list[str]:
+    """Return the patterns that match no dropped feature, so that they must match another one."""
+    return [p for p in patterns if not any(fnmatchcase(name, p) for name in options.drop)]
+
+
+def check_continuous_patterns(path: str, names: Sequence[str], options: ReadOptions) -> None:
+    """Raise `DataError` if continuous features do not exist, or their values have codes too."""
+    columns = [value_map.columns for value_map in options.maps if value_map.is_continuous]
+    present = _list_present(columns, options)
+    continuous = _match_columns(path, "{continuous}", present, names, options.is_append)
+    continuous |= {name for name in names for pattern in columns if fnmatchcase(name, pattern)}
+    for value_map in options.maps:
+        if value_map.is_continuous or value_map.columns == "*":
+            continue
+        option = "{levels} or {ordinal}" if value_map.levels else "{map}"
+        for name in names:
+            if name in continuous and fnmatchcase(name, value_map.columns):
+                raise DataError(
+                    f"{path}: column {name!r} is in both {{continuous}} and {option}. Name it in "
+                    "one of them."
+                )
+
+
+def make_no_numbers_error(place: str) -> DataError:
+    """Return the error about a source without columns that can be continuous."""
+    return DataError(
+        f"{place}: {{continuous}} needs a table with a column per feature, such as a .csv or "
+        ".parquet file. Write one."
+    )
 
 
 def _match_columns(
@@ -355,6 +422,6 @@ def _match_columns(
             near = get_close_matches(pattern, names, n=1)
             first = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
             hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {first}"
-            raise DataError(f"{path}: {{{option}}}: there is no column {pattern!r}. {hint}")
+            raise DataError(f"{path}: {option}: there is no column {pattern!r}. {hint}")
         matches |= hits
     return matches

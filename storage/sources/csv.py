@@ -22,7 +22,12 @@ from storage.sources.base import (
     make_feature_names,
 )
 from storage.sources.text import TABLE_BLOCK_BYTES, iter_line_blocks, open_text
-from storage.sources.value_codes import INVALID, ReadOptions, ValueMap, find_map
+from storage.sources.value_codes import (
+    INVALID,
+    ReadOptions,
+    ValueMap,
+    find_map,
+)
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -43,6 +48,7 @@ class CsvSource(Source):
 
     is_streaming = True
     can_select_columns = True
+    can_be_continuous = True
 
     delimiter: str
     header: tuple[str, ...]
@@ -63,12 +69,13 @@ class CsvSource(Source):
 
     def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
         """Return the values and the options still to apply: Arrow may have applied the map."""
-        feature_type = pa.bool_() if self.options.threshold is None else pa.float64()
-        if not self.options.maps or self._common_map is not None:
+        if (types := self._fast_types) is not None:
             with suppress(pa.ArrowInvalid):
-                return self._read(feature_type, block), replace(self.options, maps=())
+                needs_maps = pa.int16() in types.values() or self.options.has_continuous
+                options = self.options if needs_maps else self._unmapped_options
+                return self._read(types, block), options
         try:
-            return self._read(pa.string(), block), self.options
+            return self._read(dict.fromkeys(self.feature_names, pa.string()), block), self.options
         except pa.ArrowInvalid as error:
             self._refuse_ragged(block, first_row)
             place, reason = self.format_row_place(first_row), " ".join(str(error).split())
@@ -79,18 +86,31 @@ class CsvSource(Source):
     @cached_property
     def _common_map(self) -> ValueMap | None:
         """The map that all features share, if any."""
-        maps = {find_map(self.options.maps, name) for name in self.feature_names}
-        return maps.pop() if len(maps) == 1 else None
+        return self.options.find_common_map(self.feature_names)[1]
+
+    @cached_property
+    def _unmapped_options(self) -> ReadOptions:
+        """The options after Arrow has applied the common map."""
+        return replace(self.options, maps=(), feature_maps={})
+
+    @cached_property
+    def _fast_types(self) -> dict[str, pa.DataType] | None:
+        """Types of the features that Arrow can parse by itself; None if it has to read text."""
+        is_common, value_map = self.options.find_common_map(self.feature_names)
+        if is_common and (value_map is None or {*value_map.words.values()} == {0, 1}):
+            kind = pa.bool_() if self.options.threshold is None else pa.float64()
+            return dict.fromkeys(self.feature_names, kind)
+        types = {name: _find_type(self.options.find_map(name)) for name in self.feature_names}
+        return None if None in types.values() else types
 
     def _read(
         self,
-        kind: pa.DataType,
+        features: Mapping[str, pa.DataType],
         block: bytes,
         record_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
     ) -> pa.Table:
-        """Parse lines with features of this type; on one thread if ragged rows are recorded."""
-        features = dict.fromkeys(self.feature_names, kind)
-        types = features | dict.fromkeys(self.column_names, pa.string())
+        """Parse lines with features of these types; on one thread if ragged rows are recorded."""
+        types = {**features} | dict.fromkeys(self.column_names, pa.string())
         words = make_csv_word_options(self.options, self._common_map)
         layout = (self.header, self.delimiter)
         return parse_csv_block(block, *layout, types, words, record_ragged is None, record_ragged)
@@ -104,7 +124,7 @@ class CsvSource(Source):
             return "skip"
 
         with suppress(pa.ArrowInvalid):
-            self._read(pa.string(), block, record)
+            self._read(dict.fromkeys(self.feature_names, pa.string()), block, record)
         for row in ragged[:1]:
             place = self.format_row_place(first_row + row.number - 1)
             raise DataError(
@@ -122,6 +142,16 @@ class CsvSource(Source):
                     f"{self.format_row_place(row)}, column {name!r}: there is a line break inside "
                     "quotes. Close the quote, or remove the break."
                 )
+
+
+def _find_type(value_map: ValueMap | None) -> pa.DataType | None:
+    """Return the type of values that are all bits, all integers or continuous, else None."""
+    if value_map is None:
+        return pa.bool_()
+    if value_map.is_continuous:
+        return pa.float64()
+    are_integers = all(value.lstrip("-").isdecimal() for value in value_map.words)
+    return pa.int16() if value_map.levels and are_integers else None
 
 
 def parse_csv_block(

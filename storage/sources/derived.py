@@ -64,6 +64,7 @@ class PartitionedSource(_DerivedSource):
     """Another source with additional per-row columns; `values` are their constants by name."""
 
     can_select_columns = True  # the other source selects them
+    can_be_continuous = True
 
     values: Mapping[str, str]
 
@@ -117,6 +118,7 @@ class RemoteSource(Source):
     """
 
     can_select_columns = True  # the copy selects them
+    can_be_continuous = True
 
     tag: str
     opener: Callable[[str], Source]

@@ -196,10 +196,10 @@ class BedSource(Source):
 def open_bed(path: str, options: ReadOptions) -> BedSource:
     """Open a `.bed` file; this reads the names in the other two files."""
     check_installed(path, "bed_reader")
-    if options.threshold is None and not options.maps:
+    if options.threshold is None and not (options.maps or options.feature_maps):
         raise DataError(
             f"{path}: choose which allele counts are 1: {{genotypes=dominant}} (one or two) or "
-            "{genotypes=recessive} (two)."
+            "{genotypes=recessive} (two); or keep the counts as levels: {genotypes=additive}."
         )
     with _open_bed_reader(path) as bed:
         return BedSource(

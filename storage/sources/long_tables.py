@@ -25,6 +25,7 @@ from storage.read_ahead import read_ahead
 from storage.sources.arrow_columns import (
     check_texts,
     encode_column,
+    find_ordered_dictionaries,
     is_feature_type,
     is_text,
     make_csv_word_options,
@@ -54,6 +55,7 @@ from storage.sources.value_codes import (
     MISSING,
     ReadOptions,
     ValueCodes,
+    ValueMap,
     describe_invalid_value,
     suggest_remedy,
 )
@@ -301,14 +303,16 @@ def _iter_csv_batches(
     file_columns = layout.file_columns
     types = dict.fromkeys(file_columns, pa.string())
     bits = types | {name: pa.bool_() for name in file_columns if name == layout.columns.value}
-    words = make_csv_word_options(options, options.maps[0] if options.maps else None)
+    is_common, value_map = options.find_common_map(())
+    are_bits = options.threshold is None and is_common and _has_two_codes(value_map)
+    words = make_csv_word_options(options, value_map)
 
     def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
         table = parse_csv_block(block, header, delimiter, types, words, use_threads=False)
         return layout.convert_columns(table.combine_chunks().to_batches()[0])
 
     def parse(block: bytes) -> pa.RecordBatch:
-        if options.threshold is None:
+        if are_bits:
             with suppress(pa.ArrowInvalid):
                 return read(bits, block)
         return read(types, block)
@@ -316,6 +320,10 @@ def _iter_csv_batches(
     with open_text(path) as stream:
         stream.readline()
         yield from map_on_all_cpus(parse, iter_line_blocks(stream, _BLOCK_BYTES))
+
+
+def _has_two_codes(value_map: ValueMap | None) -> bool:
+    return value_map is None or {*value_map.words.values()} == {0, 1}
 
 
 def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
@@ -596,18 +604,18 @@ def open_tables(
     DataError
         If a file or a line cannot be used.
     """
-    for value_map in options.maps:
-        if value_map.columns != "*":
-            raise DataError(
-                f"{{map}}: a long table needs one map for all features, but there is one for "
-                f"{value_map.columns}."
-            )
     for path in paths:
         if not path.lower().endswith(LONG_SUFFIXES):
             raise DataError(
                 f"{path}: {{long}} needs a file with the suffix {', '.join(LONG_SUFFIXES)}. "
                 "Save the table as one of these."
             )
+    if columns.value is None and any(value_map.levels for value_map in options.maps):
+        raise DataError(
+            "{levels} and {ordinal} need the column with the values: {long=row=COLUMN,feature="
+            "COLUMN,value=COLUMN}."
+        )
+    options = _add_ordered_dictionary(paths[0], columns, options)
     row_columns = tuple(name for name in options.row_columns if name not in columns.row)
     line_columns = (columns.feature, columns.value)
     if twice := next((name for name in row_columns if name in line_columns), None):
@@ -656,6 +664,18 @@ def open_tables(
         row_values={name: values[order] for name, values in row_values.items()},
         known_rows=places[order][n_new:],
     )
+
+
+def _add_ordered_dictionary(path: str, columns: LongColumns, options: ReadOptions) -> ReadOptions:
+    """Add the levels of a Parquet file whose values are an ordered dictionary."""
+    is_file = path.lower().endswith(".parquet") and not is_url(path)
+    has_meaning = options.threshold is not None or options.maps or options.feature_maps
+    if columns.value is None or not is_file or has_meaning:
+        return options
+    with translate_read_errors(path), pa.parquet.ParquetFile(path) as file:
+        found = find_ordered_dictionaries(path, file, [columns.value], options)
+    own = (replace(value_map, columns="*") for value_map in found.values())
+    return replace(options, maps=tuple(own))
 
 
 def _select_features(
@@ -718,19 +738,39 @@ def _find_known_rows(
 def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions) -> ValueCodes:
     if columns.value is None:
         return np.ones(lines.table.num_rows, np.uint8)
-    column, value_map = lines.column(columns.value), options.maps[0] if options.maps else None
+    column = lines.column(columns.value)
     if pa.types.is_boolean(column.type):  # the map is already applied
         return encode_column(column, ReadOptions())
-    codes = encode_column(column, options, value_map)
+    is_common, common_map = options.find_common_map(())
+    if is_common:
+        codes = encode_column(column, options, common_map)
+    else:
+        codes = _encode_by_feature(column, lines.column(columns.feature), options)
     if codes.max(initial=0) == INVALID:
         line = int((codes == INVALID).argmax())
+        value_map = options.find_map(lines.column(columns.feature)[line].as_py())
         nearby = [repr(value) for value in column[max(0, line - 5000) : line + 5000].to_pylist()]
-        rule = "map" if value_map else "threshold" if options.threshold is not None else None
         problem = describe_invalid_value(repr(column[line].as_py()), options, value_map)
         raise DataError(
             f"{lines.format_place(line)}, column {columns.value!r}: {problem} "
-            f"{suggest_remedy(columns.value, nearby, rule)}"
+            f"{suggest_remedy(columns.value, nearby, options, value_map)}"
         )
+    return codes
+
+
+def _encode_by_feature(
+    column: pa.Array, features: pa.DictionaryArray, options: ReadOptions
+) -> ValueCodes:
+    """Encode values, each with the map for the feature in its line."""
+    maps = [options.find_map(name) for name in features.dictionary.to_pylist()]
+    numbers = {value_map: number for number, value_map in enumerate(dict.fromkeys(maps))}
+    number_by_line = np.array([numbers[value_map] for value_map in maps])[
+        features.indices.to_numpy()
+    ]
+    codes = np.empty(len(column), np.uint8)
+    for value_map, number in numbers.items():
+        own = number_by_line == number
+        codes[own] = encode_column(column.filter(pa.array(own)), options, value_map)
     return codes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import iterparse
@@ -16,13 +16,18 @@ import pyarrow.parquet
 
 from storage.errors import DataError
 from storage.extras import check_installed
-from storage.sources.arrow_columns import is_feature_type, make_table_batch
+from storage.sources.arrow_columns import (
+    find_ordered_dictionaries,
+    is_feature_type,
+    make_table_batch,
+)
 from storage.sources.base import (
     Source,
     SourceBatch,
     divide_columns,
 )
-from storage.sources.value_codes import ReadOptions
+from storage.sources.ordered_levels import make_level_map
+from storage.sources.value_codes import ReadOptions, ValueMap
 
 RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file by name, a given number of rows at a time."""
@@ -37,6 +42,7 @@ class RecordSource(Source):
 
     is_streaming = True
     can_select_columns = True
+    can_be_continuous = True
 
     read_records: RecordReader
 
@@ -66,17 +72,22 @@ def make_record_source(
 
 
 def open_parquet(path: str, options: ReadOptions) -> RecordSource:
-    """Open a `.parquet` file; this reads its footer."""
+    """Open a `.parquet` file; this reads its footer, and a row of ordered dictionaries."""
     with pa.parquet.ParquetFile(path) as file:
         schema, n_rows = file.schema_arrow, file.metadata.num_rows
-    source = make_record_source(path, options, schema.names, n_rows, _iter_parquet)
+        source = make_record_source(path, options, schema.names, n_rows, _iter_parquet)
+        found = find_ordered_dictionaries(path, file, source.feature_names, options)
     for name in source.feature_names:
         if not is_feature_type(schema.field(name).type):
             raise DataError(
                 f"{path}: column {name!r} holds {schema.field(name).type}, not booleans, numbers "
                 f"or text. Use {{keep={name}}} to keep it as a per-row column."
             )
-    return source
+    return replace(source, options=_add_maps(options, found))
+
+
+def _add_maps(options: ReadOptions, maps: Mapping[str, ValueMap]) -> ReadOptions:
+    return replace(options, feature_maps={**options.feature_maps, **maps})
 
 
 def _iter_parquet(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
@@ -87,12 +98,40 @@ def _iter_parquet(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.R
 def open_statistics(path: str, options: ReadOptions) -> RecordSource:
     """Open a `.sav` or `.zsav` file of SPSS, or a `.dta` file of Stata; this reads its header.
 
-    Values are the codes, not their labels; SPSS's user-missing values are missing.
+    Values are the codes, not their labels; SPSS's user-missing values are missing. Labels are the
+    levels of SPSS's ordinal columns, and of columns that the options declare to be ordered.
     """
     check_installed(path, "pyreadstat")
-    _, header = _get_statistics_reader(path)(path, metadataonly=True)
+    # With this option, the header has the ranges of SPSS's user-missing values.
+    _, header = _get_statistics_reader(path)(path, metadataonly=True, user_missing=True)
     # The number of rows is not always in the header, and may be wrong there.
-    return make_record_source(path, options, header.column_names, None, _iter_statistics)
+    source = make_record_source(path, options, header.column_names, None, _iter_statistics)
+    maps = ((name, _map_labels(path, name, header, options)) for name in source.feature_names)
+    found = {name: value_map for name, value_map in maps if value_map is not None}
+    return replace(source, options=_add_maps(options, found))
+
+
+def _map_labels(path: str, name: str, header: Any, options: ReadOptions) -> ValueMap | None:
+    """Return the map of a column's codes to the levels that its labels name, if it is ordered."""
+    missing = header.missing_ranges.get(name, ())
+    labels = {
+        f"{code:.15g}": str(label).strip()
+        for code, label in sorted(header.variable_value_labels.get(name, {}).items())
+        if not isinstance(code, str) and not any(r["lo"] <= code <= r["hi"] for r in missing)
+    }
+    option = options.find_map(name)
+    if not labels or options.threshold is not None:
+        return None
+    if option is not None and option.levels and not option.has_candidates:
+        codes = {code: option.find_code(label) for code, label in labels.items()}
+        named = {code: level for code, level in codes.items() if level is not None}
+        own = tuple((word, level) for word, level in option.codes if word not in named)
+        return replace(option, codes=(*named.items(), *own))
+    is_ordered = header.variable_measure.get(name) == "ordinal" and not {*labels} <= {"0", "1"}
+    if not (option.levels if option else is_ordered):
+        return None
+    own = tuple((code, level) for level, code in enumerate(labels))
+    return make_level_map(name, [*labels.values()], f"{path}: column {name!r}", own)
 
 
 def _get_statistics_reader(path: str) -> Any:

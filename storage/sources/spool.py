@@ -1,4 +1,4 @@
-"""Order entries by row in a temporary file, which holds a packed bit matrix."""
+"""Order entries by row in a temporary file, which holds packed bit matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.sources.temporary import TemporaryFolder
 from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
 
 DuplicateRule = Literal["last", "any"]
-"""How duplicate entries count: the last one, or 1 if any is 1, else 0 if any is 0."""
+"""How duplicate entries count: the last one, or the highest; 1 if any is 1, else 0 if any is 0."""
 # Up to this many cells per entry, the whole range of cells is unpacked.
 _DENSE_CELLS_PER_ENTRY = 16
 # Rows, columns and values of some entries, (n_entries,) each; rows and columns count from 0.
@@ -32,10 +32,9 @@ CellCodes = tuple[NDArray[np.int64], ValueCodes]
 
 @dataclass(frozen=True)
 class _BitPlanes:
-    """The lower and the higher bit of each cell's rank."""
+    """The bits of each cell's rank, from the lowest to the highest; two suffice for 0 and 1."""
 
-    low: NDArray[np.uint8]
-    high: NDArray[np.uint8]
+    planes: tuple[NDArray[np.uint8], ...]
 
     def add(
         self, cells: NDArray[np.int64], codes: ValueCodes, duplicates: DuplicateRule | None = None
@@ -44,44 +43,74 @@ class _BitPlanes:
         if duplicates == "last":
             cells, codes = _keep_last_entries(cells, codes)
         part, places = _locate_cells(cells)
+        new = _rank_codes(codes, len(self.planes))
         ranks = self._read_ranks(part)
         n_before = np.count_nonzero(ranks)
         if duplicates == "any":
-            np.maximum.at(ranks, places, _rank_codes(codes))
+            np.maximum.at(ranks, places, new)
         else:
-            ranks[places] = _rank_codes(codes)
+            ranks[places] = new
         if duplicates is None and np.count_nonzero(ranks) < n_before + len(cells):
             return _find_duplicate(cells, self._read_ranks(part)[places] > 0)
-        self.low[part], self.high[part] = np.packbits(ranks & 1), np.packbits(ranks & 2)
+        for k, plane in enumerate(self.planes):
+            plane[part] = np.packbits(ranks & ranks.dtype.type(1 << k))
         return None
 
-    def _read_ranks(self, part: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
-        return np.unpackbits(self.low[part]) | np.unpackbits(self.high[part]) << np.uint8(1)
+    def _read_ranks(self, part: slice | NDArray[np.int64]) -> NDArray[Any]:
+        ranks = np.unpackbits(self.planes[0][part])
+        if len(self.planes) > 8:
+            ranks = ranks.astype(np.uint16)
+        for k, plane in enumerate(self.planes[1:], start=1):
+            ranks |= np.unpackbits(plane[part]).astype(ranks.dtype, copy=False) << k
+        return ranks
 
     def read_updates(
         self, part: slice, n_rows: int, n_features: int
     ) -> Iterator[NDArray[np.uint8]]:
-        """Yield ones, values and explicitly missing values of the rows in a range of bytes."""
-        low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
-        for bits in (low & high, high, low & ~high):
+        """Yield levels, values and explicitly missing values of the rows in a range of bytes."""
+        low, high, *more = (plane[part].reshape(n_rows, -1) for plane in self.planes)
+        yield _unpack_levels(low & high, more, n_features)
+        for bits in (high, low & ~high):
             yield np.unpackbits(bits, 1, n_features)
 
     def read_codes(self, part: slice, n_rows: int, n_features: int, absent: int) -> ValueCodes:
         """Return the codes of the rows in a range of bytes."""
-        low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
-        ones, missing = low & high, ~high if absent == MISSING else low & ~high
-        codes = np.unpackbits(ones, 1, n_features)
+        low, high, *more = (plane[part].reshape(n_rows, -1) for plane in self.planes)
+        missing = ~high if absent == MISSING else low & ~high
+        codes = _unpack_levels(low & high, more, n_features)
         if missing.any():
-            codes |= np.unpackbits(missing, 1, n_features) << 1
+            codes[np.unpackbits(missing, 1, n_features) != 0] = MISSING
         return codes
 
 
-def _rank_codes(codes: ValueCodes) -> NDArray[np.uint8]:
+def _unpack_levels(
+    ones: NDArray[np.uint8], more: Sequence[NDArray[np.uint8]], n_features: int
+) -> NDArray[np.uint8]:
+    """Return levels, given their lowest and their further bits, packed by row."""
+    levels = np.unpackbits(ones, 1, n_features)
+    for k, bits in enumerate(more, start=1):
+        levels |= np.unpackbits(bits, 1, n_features) << k
+    return levels
+
+
+def _count_planes(highest_level: int) -> int:
+    """Return the number of bits of a rank; see `_rank_codes`."""
+    return 2 + (highest_level >> 1).bit_length()
+
+
+def _rank_codes(codes: ValueCodes, n_planes: int) -> NDArray[Any]:
     """Return the ranks of codes: 2 of 0, 3 of 1, and 1 of MISSING; 0 means no entry.
 
-    With the rule "any", the highest one counts.
+    The lowest bit of a level is that of its rank. The second one of the rank is 1, followed by the
+    other bits of the level. With the rule "any", the highest rank counts.
     """
-    return codes + np.uint8(2) - np.uint8(3) * (codes >> 1)
+    if n_planes > 8:
+        codes = codes.astype(np.uint16)
+    ranks = codes + 2
+    if n_planes > 2:
+        ranks += codes & ~np.array(1, codes.dtype)
+    ranks[codes == MISSING] = 1
+    return ranks
 
 
 def _locate_cells(cells: NDArray[np.int64]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
@@ -170,15 +199,15 @@ def spool_updates(
     entries: Iterable[CellCodes],
     duplicates: DuplicateRule | None,
 ) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Spool value codes, then read the rows: their range, ones, values and missing values.
+    """Spool value codes, then read the rows: their range, levels, values and missing values.
 
     Values and missing values are told from cells without an entry, which are 0 in both.
     """
     with _spool(source, n_rows, entries, duplicates) as (planes, row_bytes):
         for first, count in source.iter_row_ranges(n_rows):
             part = slice(first * row_bytes, (first + count) * row_bytes)
-            ones, values, missing = planes.read_updates(part, count, source.n_features)
-            yield slice(first, first + count), ones, values, missing
+            levels, values, missing = planes.read_updates(part, count, source.n_features)
+            yield slice(first, first + count), levels, values, missing
 
 
 @contextmanager
@@ -190,7 +219,8 @@ def _spool(
 ) -> Iterator[tuple[_BitPlanes, int]]:
     """Spool value codes; yield the planes and the number of bytes per row."""
     n_cells = count_row_cells(source)
-    with _open_temporary_planes(source.path, n_rows * n_cells // 8) as planes:
+    n_planes = _count_planes(max(map(len, source.feature_levels.values()), default=2) - 1)
+    with _open_temporary_planes(source.path, n_rows * n_cells // 8, n_planes) as planes:
         for cells, codes in read_ahead(entries):
             twice = planes.add(cells, codes, duplicates) if len(cells) else None
             if twice is not None:
@@ -225,8 +255,8 @@ def _encode_entries(
 
 
 @contextmanager
-def _open_temporary_planes(path: str, n_bytes: int) -> Iterator[_BitPlanes]:
-    parent, needed = tempfile.gettempdir(), 2 * n_bytes
+def _open_temporary_planes(path: str, n_bytes: int, n_planes: int) -> Iterator[_BitPlanes]:
+    parent, needed = tempfile.gettempdir(), n_planes * n_bytes
     free = shutil.disk_usage(parent).free
     # A full disk would kill the process at the next write to the mapped file.
     if free < needed:
@@ -235,11 +265,11 @@ def _open_temporary_planes(path: str, n_bytes: int) -> Iterator[_BitPlanes]:
             f"{free / 1e9:.1f} GB are free. Set TMPDIR to a larger disk."
         )
     with TemporaryFolder() as folder:
-        low, high = (
-            np.memmap(Path(folder) / name, np.uint8, mode="w+", shape=(max(1, n_bytes),))
-            for name in ("low", "high")
+        planes = (
+            np.memmap(Path(folder) / f"plane {k}", np.uint8, mode="w+", shape=(max(1, n_bytes),))
+            for k in range(n_planes)
         )
-        yield _BitPlanes(low.view(np.ndarray), high.view(np.ndarray))
+        yield _BitPlanes(tuple(plane.view(np.ndarray) for plane in planes))
 
 
 class _ArrayFile:

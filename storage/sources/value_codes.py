@@ -1,41 +1,53 @@
-"""How values become bits: options, maps, and the codes 0, 1, missing and invalid."""
+"""How values become bits or levels: options, maps, and codes of values."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.dataset.feature_levels import MAX_LEVELS
 from storage.errors import DataError
 
 ValueCodes = NDArray[np.uint8]
 
-# Value codes other than 0 and 1.
-MISSING, INVALID = 2, 3
+# Value codes other than levels, which count from 0.
+MISSING, INVALID = 254, 255
 # So few columns that their source rows and a target line each fit the first-level cache.
 _TILE_COLUMNS = 16
 _ALL_FEATURES = "*:"  # prefix of a map for all features, whose values may contain colons
 _MAX_DISTINCT = 10
+_FEW_NUMBERS = 4  # so many are compared one by one
+_MIN_ORDERED = 3
 _MAX_PROPOSED = 3  # values whose meanings a map proposes
 _MAX_LONG_COLUMNS = 6  # columns of a table that may be a long one
 _LONG_ROLES = ("row", "feature", "value")
 _MAX_NAMED = 5
 _MAX_VALUE_LENGTH = 60
 _DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
-_MISSING_WORDS = ("None", "nan")
+MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
+"""Words that mean missing; compared without regard to case."""
 # A column is taken for row names from this many values and this share of distinct ones on.
 _MIN_IDENTIFIERS, _IDENTIFIER_SHARE = 20, 0.9
 _BIT_SHARE = 0.9
 _BIT_WORDS = frozenset({"0", "1"})
 _YES_WORDS = frozenset(
     {"1", "yes", "y", "yea", "aye", "true", "t", "ja", "oui", "si", "sí", "correct"}
+)
+# From the lowest to the highest; words of several scales do not occur together.
+_GRADES = (
+    *("strongly disagree", "disagree", "never", "not at all", "none", "nay", "no", "low", "poor"),
+    *("rarely", "seldom", "a little", "fair", "sometimes", "medium", "neutral", "abstain"),
+    *("undecided", "perhaps", "maybe", "average", "good", "often", "usually", "high", "a lot"),
+    *("yes", "yea", "aye", "agree", "very good", "excellent", "always", "strongly agree"),
 )
 _NO_WORDS = frozenset({"0", "no", "n", "nay", "false", "f", "nein", "non", "incorrect", "wrong"})
 
@@ -65,20 +77,32 @@ class ValueMap:
     columns
         The features: a name, or a pattern with `*` and `?`.
     codes
-        Pairs of value and code 0 or 1. Values are compared as numbers if they are numbers, else
-        without regard to case.
+        Pairs of value and code: 0 or 1, or a level. Values are compared as numbers if they are
+        numbers, else without regard to case.
+    levels
+        Names of the levels in increasing order; empty for a map to 0 and 1. If there are more than
+        `MAX_LEVELS`, these are candidates, and those that occur are still to be found.
+    is_continuous
+        Whether the values are numbers, which have no codes.
     """
 
     columns: str
     codes: tuple[tuple[str, int], ...]
+    levels: tuple[str, ...] = ()
+    is_continuous: bool = False
 
     @property
+    def has_candidates(self) -> bool:
+        """Whether the levels that occur are still to be found."""
+        return len(self.levels) > MAX_LEVELS
+
+    @cached_property
     def numbers(self) -> dict[float, int]:
         """Codes of the values that are numbers, true or false."""
         numbers = ((parse_number(value), code) for value, code in self.codes)
-        return {number: code for number, code in numbers if number is not None}
+        return {n: code for n, code in numbers if n is not None and not math.isnan(n)}
 
-    @property
+    @cached_property
     def words(self) -> dict[str, int]:
         """Codes by value in lower case."""
         return {value.casefold(): code for value, code in self.codes}
@@ -93,7 +117,20 @@ class ValueMap:
 
     def __str__(self) -> str:
         """List the values."""
+        if self.has_candidates:
+            return f"a whole number from {self.levels[0]} to {self.levels[-1]}"
         return ", ".join(repr(value) for value, _ in self.codes)
+
+
+def parse_continuous(text: str) -> list[ValueMap]:
+    """Parse names and patterns of continuous features, separated by commas.
+
+    Raises `DataError` if one is empty.
+    """
+    patterns = [pattern.strip() for pattern in text.split(",")]
+    if "" in patterns:
+        raise DataError(f"{{continuous={text}}}: a name is missing beside a comma.")
+    return [ValueMap(pattern, (), is_continuous=True) for pattern in patterns]
 
 
 def parse_map(text: str) -> ValueMap:
@@ -183,11 +220,13 @@ class ReadOptions:
     row_columns
         Names of the per-row columns, which are not features.
     maps
-        Which values are 1 and 0; see `find_map`.
+        Which values are 1 and 0, or which level; see `find_map`.
     features, drop
         Names and patterns of the only columns that are features, and of columns that are not.
     is_append
         Whether rows are appended, so that names in `features` and `drop` may be absent.
+    feature_maps
+        Maps of single features by name, which precede `maps`.
     """
 
     missing: tuple[str, ...] = ()
@@ -197,6 +236,7 @@ class ReadOptions:
     features: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     is_append: bool = False
+    feature_maps: Mapping[str, ValueMap] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not math.isfinite(self.threshold):
@@ -206,14 +246,21 @@ class ReadOptions:
         columns = [value_map.columns for value_map in self.maps]
         if twice := next((name for name in columns if columns.count(name) > 1), None):
             features = "all features" if twice == "*" else twice
+            own = [m for m in self.maps if m.columns == twice]
+            options = ["{map} or {yes}"] * any(not m.levels and not m.is_continuous for m in own)
+            options += ["{levels} or {ordinal}"] * any(m.levels for m in own)
+            if any(m.is_continuous for m in own):
+                options.append("{continuous}")
+                raise DataError(f"{' and '.join(options)} name {features} twice. Name it once.")
             raise DataError(
-                f"{{map}} or {{yes}}: there are {columns.count(twice)} maps for {features}. "
-                "Name all values in one."
+                f"{' and '.join(options)}: the values of {features} have more than one meaning. "
+                "Name all values in one option."
             )
         for value_map in self.maps:
             if mapped := [t for t in self.missing if value_map.find_code(t) is not None]:
+                meaning = "as a level" if value_map.levels else "as 0 or 1"
                 raise DataError(
-                    f"{{missing={mapped[0]}}}: a map reads this value as 0 or 1. "
+                    f"{{missing={mapped[0]}}}: a map reads this value {meaning}. "
                     "Remove it from one of them."
                 )
 
@@ -223,18 +270,44 @@ class ReadOptions:
         numbers = [parse_float(token) for token in self.missing]
         return [number for number in numbers if number is not None and not math.isnan(number)]
 
+    @cached_property
+    def _found_maps(self) -> dict[str, ValueMap | None]:
+        return {}
+
+    def find_map(self, feature: str) -> ValueMap | None:
+        """Return the map that applies to a feature, or None; repeated calls are fast."""
+        if feature not in self._found_maps:
+            own = self.feature_maps.get(feature)
+            self._found_maps[feature] = own or find_map(self.maps, feature)
+        return self._found_maps[feature]
+
+    @cached_property
+    def has_continuous(self) -> bool:
+        """Whether some features are continuous."""
+        return any(m.is_continuous for m in (*self.maps, *self.feature_maps.values()))
+
+    def is_continuous(self, feature: str) -> bool:
+        """Return whether a feature is continuous."""
+        value_map = self.find_map(feature)
+        return value_map is not None and value_map.is_continuous
+
+    def find_common_map(self, features: Iterable[str]) -> tuple[bool, ValueMap | None]:
+        """Return whether the same map applies to all features, and that map or None."""
+        if not self.feature_maps and all(value_map.columns == "*" for value_map in self.maps):
+            return True, self.maps[0] if self.maps else None
+        maps = {self.find_map(feature) for feature in features}
+        return len(maps) == 1, maps.pop() if len(maps) == 1 else None
+
 
 def encode_numbers(
     values: NDArray[Any], options: ReadOptions, value_map: ValueMap | None = None
 ) -> ValueCodes:
-    """Encode booleans, integers or floats as 0, 1, MISSING or INVALID, in the same shape."""
+    """Encode booleans, integers or floats as levels, MISSING or INVALID, in the same shape."""
     values = np.asarray(values)
     if values.dtype.kind == "b":
         values = values.view(np.uint8)
     if value_map is not None:
-        codes = np.full(values.shape, INVALID, np.uint8)
-        for number, code in value_map.numbers.items():
-            codes[values == number] = code
+        codes = _encode_mapped_numbers(values, value_map.numbers)
     elif options.threshold is not None:
         codes = (values > options.threshold).view(np.uint8)
     else:
@@ -250,15 +323,29 @@ def encode_numbers(
     return codes
 
 
+def _encode_mapped_numbers(values: NDArray[Any], codes_by_number: dict[float, int]) -> ValueCodes:
+    codes = np.full(values.shape, INVALID, np.uint8)
+    if len(codes_by_number) <= _FEW_NUMBERS:
+        for number, code in codes_by_number.items():
+            codes[values == number] = code
+        return codes
+    numbers = np.array(sorted(codes_by_number))
+    places = np.searchsorted(numbers[:-1], values)
+    found = np.array([codes_by_number[number] for number in numbers.tolist()], np.uint8)
+    np.copyto(codes, found[places], where=numbers[places] == values)
+    return codes
+
+
 def encode_features(
     values: NDArray[Any], options: ReadOptions, feature_names: Sequence[str]
 ) -> ValueCodes:
     """Encode numbers, (n_rows, n_features), each column with the map for its feature."""
-    if not options.maps:
-        return encode_numbers(values, options)
+    is_common, value_map = options.find_common_map(feature_names)
+    if is_common:
+        return encode_numbers(values, options, value_map)
     codes = np.empty(values.shape, np.uint8)
     for k, name in enumerate(feature_names):
-        codes[:, k] = encode_numbers(values[:, k], options, find_map(options.maps, name))
+        codes[:, k] = encode_numbers(values[:, k], options, options.find_map(name))
     return codes
 
 
@@ -270,9 +357,10 @@ def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
 
 def check_implicit_zeros(path: str, options: ReadOptions) -> None:
     """Raise `DataError` if the options would not read a sparse format's implicit zeros as 0."""
-    if options.maps:
+    if options.maps or options.feature_maps:
+        option = "{map}" if all(not m.levels for m in options.maps) else "{levels}"
         raise DataError(
-            f"{path}: {{map}} needs a dense format, because a sparse file leaves out its zeros."
+            f"{path}: {option} needs a dense format, because a sparse file leaves out its zeros."
         )
     if encode_numbers(np.zeros(1), options)[0] != 0:
         raise DataError(
@@ -300,24 +388,64 @@ def describe_invalid_value(value: str, options: ReadOptions, value_map: ValueMap
 
 
 def suggest_remedy(
-    name: str, values: Sequence[str], rule: str | None, columns: Sequence[str] = ()
+    name: str,
+    values: Sequence[str],
+    options: ReadOptions,
+    value_map: ValueMap | None,
+    columns: Sequence[str] = (),
 ) -> str:
     """Suggest what to do about a column.
 
     A threshold is suggested only for measurements, where it makes sense. `values` are some of the
-    column's values, as messages show them; `rule` is "threshold" or "map" if the options already
-    define how values become bits; `columns` are all columns of a table, or empty for arrays.
+    column's values, as messages show them; `value_map` is the map that applies to them; `columns`
+    are all columns of a table, or empty for arrays.
     """
     if any(_DECIMAL_COMMA.fullmatch(value) for value in values):
         return "Write numbers with a decimal point, not a comma."
-    if rule == "threshold":
+    if options.threshold is not None and value_map is None:
         return "Use {missing=TOKEN}."
-    counts = Counter(value for value in values if value not in _MISSING_WORDS)
-    if rule:
-        remedy = "Add its meaning to {map}, {yes} or {no}, or use {missing=VALUE}."
-        return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy}"
+    if value_map is not None and value_map.is_continuous:
+        return "Use {missing=VALUE}, or leave the feature out of {continuous}."
+    words = ((value, value.strip("'\"").strip().lower()) for value in values)
+    counts = Counter(value for value, word in words if word not in MISSING_TOKENS)
+    if value_map is not None:
+        remedy = "Add its meaning to {map}, {yes} or {no}, or use"
+        if value_map.levels and options.is_append:
+            remedy = "Ingest all rows again with {overwrite}, or use"
+        elif value_map.levels:
+            option = _suggest_levels(name if columns else value_map.columns, counts, value_map)
+            remedy = f"Use {option}, or"
+        return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy} {{missing=VALUE}}."
     advice = _explain_values(name, counts, len(values), bool(columns))
     return f"{advice}.{_suggest_long(columns, counts)}"
+
+
+def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str:
+    """Suggest an option whose levels include all values.
+
+    If no value is a level, the option is for the feature only, which may have a scale of its own.
+    """
+    plain = [value.strip("'\"") for value in counts]
+    is_own_scale = all(value_map.find_code(value) is None for value in plain)
+    known = [] if is_own_scale or value_map.has_candidates else [*value_map.levels]
+    words = {value.casefold() for value in known}
+    values = known + [value for value in plain if value.casefold() not in words]
+    columns = name if is_own_scale else value_map.columns
+    prefix = "" if columns == "*" else f"{columns}:"
+    if is_own_scale and len(values) == 2 and {v.lower() for v in values} <= _YES_WORDS | _NO_WORDS:
+        one, zero = sorted(values, key=lambda value: value.lower() in _NO_WORDS)
+        return f"{{map={prefix}{one}=1,{zero}=0}}"
+    if len(values) < 2:
+        return "{levels} or {ordinal} with all values of the column"
+    numbers = [number for number in map(parse_number, values) if number is not None]
+    if len(numbers) == len(values):
+        low, high = int(min(numbers)), int(max(numbers))
+        if high - low < MAX_LEVELS and all(number.is_integer() for number in numbers):
+            return f"{{ordinal={columns}:{low}-{high}}}"
+        values = sorted(values, key=lambda value: parse_number(value) or 0)
+    if len(values) > MAX_LEVELS:
+        return f"{{drop={columns}}}, because a feature has at most {MAX_LEVELS} levels"
+    return f"{{levels={prefix}{'<'.join(_sort_grades(values))}}} (check the order)"
 
 
 def _explain_values(name: str, counts: Counter[str], n_values: int, in_table: bool) -> str:
@@ -352,22 +480,42 @@ def _suggest_map(counts: Counter[str], alternative: str) -> str:
     unmapped = [value for value in plain if value not in (*ones, *zeros)]
     if ones and zeros and not {*ones, *zeros} <= _BIT_WORDS:
         pairs = [f"{value}=1" for value in ones] + [f"{value}=0" for value in zeros]
-        return f"Use {{map={','.join(pairs)}}}{_format_missing_options(unmapped)}"
+        remedy = f"Use {{map={','.join(pairs)}}}{_format_missing_options(unmapped)}"
+        return remedy + _suggest_order([*plain])
     n_bits = sum(n for value, n in plain.items() if value in _BIT_WORDS)
     if n_bits > _BIT_SHARE * counts.total():
         return f"Correct it, or read it as missing:{_format_missing_options(unmapped)}"
     if not 2 <= len(plain) <= _MAX_PROPOSED:
-        grades = ", or, if the values are ordered, {threshold=T}"
-        numbers = all(parse_number(value) is not None for value in plain)
         return (
             "Define the meaning of every value: {map=VALUE=1,VALUE=0}, and "
-            f"{{missing=VALUE}} for the rest{grades if numbers else ''}{alternative}"
+            f"{{missing=VALUE}} for the rest{_suggest_order([*plain])}{alternative}"
         )
     one, zero, *unmapped = sorted(plain, key=lambda value: value != "1")  # 1 first
     return (
         f"Define their meaning: {{map={one}=1,{zero}=0}}{_format_missing_options(unmapped)}, or "
-        f"{{map={one}=0,{zero}=1}}{_format_missing_options(unmapped)}{alternative}"
+        f"{{map={one}=0,{zero}=1}}{_format_missing_options(unmapped)}"
+        f"{_suggest_order([*plain])}{alternative}"
     )
+
+
+def _suggest_order(values: Sequence[str]) -> str:
+    """Suggest how to keep three or more values as levels; a usual order is recognised."""
+    values = [*{value.casefold(): value for value in values}.values()]
+    if len(values) < _MIN_ORDERED:
+        return ""
+    numbers = [number for number in map(parse_number, values) if number is not None]
+    if len(numbers) == len(values):
+        is_whole = all(number.is_integer() for number in numbers)
+        options = ["{ordinal=*}"] * is_whole + ["{threshold=T}"] * (len(values) > _MAX_PROPOSED)
+        return f", or, if the values are ordered, {' or '.join(options)}" if options else ""
+    levels = "<".join(_sort_grades(sorted(values)))
+    return f", or, if the values are ordered, {{levels={levels}}} (check the order)"
+
+
+def _sort_grades(values: Sequence[str]) -> list[str]:
+    """Sort values from the lowest to the highest; unknown words keep their order in the middle."""
+    places = {word: place for place, word in enumerate(_GRADES)}
+    return sorted(values, key=lambda value: places.get(value.lower(), len(_GRADES) / 2))
 
 
 def _suggest_long(columns: Sequence[str], counts: Counter[str]) -> str:

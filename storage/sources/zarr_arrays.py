@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT, SAFE_CODECS, check_codecs
 from storage.sources.arrays import make_dimensions_error, make_number_batch
 from storage.sources.base import Source, SourceBatch, make_feature_names
+from storage.sources.ordered_levels import make_level_map
 from storage.sources.value_codes import ReadOptions, check_numeric
 from storage.stores.locations import DATASET_FORMAT, MANIFEST_NAME
 
@@ -94,7 +95,7 @@ def _find_matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Ar
 class ReconstructedSource(Source):
     """Rows that a transform reconstructed from codes, (row, feature), checked against the manifest.
 
-    `array` is "bits" or "probabilities".
+    `array` is "bits", "levels" or "probabilities".
     """
 
     is_streaming = True
@@ -112,8 +113,19 @@ class ReconstructedSource(Source):
 
 
 def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
-    """Open the reconstructed bits among codes, or the probabilities if there is a threshold."""
-    codes, array = open_codes(path), "bits" if options.threshold is None else "probabilities"
+    """Open the reconstructed bits or levels, or the probabilities if there is a threshold."""
+    codes = open_codes(path)
+    levels = codes.manifest.get("feature_levels", {})
+    has_levels = "levels" in codes or any(len(own) > 2 for own in levels.values())
+    array = "levels" if has_levels else "bits"
+    if options.threshold is not None:
+        array = "probabilities"
+    elif has_levels:
+        maps = {
+            name: make_level_map(name, own, path, [(str(code), code) for code in range(len(own))])
+            for name, own in levels.items()
+        }
+        options = replace(options, feature_maps={**maps, **options.feature_maps})
     names = tuple(codes.manifest.get("feature_names", ()))
     if array not in codes or codes.manifest["arrays"][array]["shape"][1:] != [len(names)]:
         raise _make_missing_array_error(codes, array)

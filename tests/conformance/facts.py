@@ -65,6 +65,8 @@ class Facts:
         Settings that the degenerate columns are tried with, besides the defaults.
     rising
         Settings, and by how many nats per row the objective may fall in a pass under them.
+    leveled
+        Settings with which the model takes features with several levels.
     codes
         Codes, their probabilities and segments, to integrate `reconstruct` over.
     alike
@@ -97,6 +99,7 @@ class Facts:
     tolerant: Mapping[str, Any] = field(default_factory=dict)
     variants: Sequence[Mapping[str, Any]] = ()
     rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
+    leveled: Mapping[str, Any] = field(default_factory=dict)
     codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
     alike: Collection[str] = ()
     flexible: Mapping[str, Any] = field(default_factory=dict)

@@ -10,16 +10,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from latentbits.functions import Fitted
+from pipeline.data.features import Feature, split_values
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import FitState, fit_model
 from pipeline.inference.sample import divide_among_segments, draw_model_rows, iter_sampling_tasks
+from pipeline.models.structure import Structure
 from storage.artifacts.artifacts import Artifact, ArtifactReader
 from storage.dataset.chunks import unpack_rows
 from tests.conformance.facts import Facts
 from tests.support.strategies import DenseData, draw_probit_data, make_memory_rows, tables
 
 N_FEATURES = 6
+LEVELED = tuple(Feature(f"i{i}", tuple("0123"[:k])) for i, k in enumerate([3, 2, 4, 3, 2]))
 MANY = 40  # enough for estimates that are right only for many features, such as those of PCA
 SERIAL = SerialExecutor()
 
@@ -36,6 +39,25 @@ def probit(n_features: int = N_FEATURES) -> DenseData:
 @lru_cache
 def fitted(facts: Facts, n_features: int = N_FEATURES, **more: Any) -> FitState:
     return fit_model(facts.make(**more), make_memory_rows(probit(n_features), [1000] * 4), SERIAL)
+
+
+@lru_cache
+def draw_levels() -> DenseData:
+    """Planes of 600 rows of the features `LEVELED`, with missing values, in 3 segments."""
+    rng = np.random.default_rng(5)
+    slopes = np.array([[1.5, 0.0], [1.2, 0.8], [-0.5, 1.4], [1.0, 1.0], [0.0, -1.6]])
+    y = rng.standard_normal((600, 2)) @ slopes.T + rng.logistic(size=(600, len(LEVELED)))
+    levels = np.empty(y.shape, np.uint8)
+    for i, feature in enumerate(LEVELED):
+        levels[:, i] = np.searchsorted(np.linspace(-1, 1, len(feature.levels) + 1)[1:-1], y[:, i])
+    observed = (rng.random(y.shape) < 0.9).astype(np.uint8)
+    return DenseData(*split_values(levels, observed, LEVELED), np.arange(600) % 3)
+
+
+@lru_cache
+def fit_levels(facts: Facts) -> FitState:
+    model = facts.make(**facts.leveled).with_structure(Structure(features=LEVELED))
+    return fit_model(model, make_memory_rows(draw_levels()), SERIAL)
 
 
 def with_column(kind: str) -> DenseData:

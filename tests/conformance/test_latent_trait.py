@@ -21,6 +21,7 @@ FACTS = Facts(
     "latent-trait",
     # Quadrature starts where the bound's stage stops, a pass sooner or later.
     plain={"estimator": "variational", "tol": 1e-7},
+    leveled={"estimator": "auto"},
     tolerant={"constant_features": "pin"},
     variants=(
         {"estimator": "auto", "nodes": 9, "tol": 1e-5},

@@ -169,6 +169,26 @@ def test_ctrl_c_ends_a_fit_soon(prefect_server, probit, tmp_path, monkeypatch, e
     assert "Traceback" not in err
 
 
+def test_ctrl_c_while_an_object_is_made_leaves_its_message_last(tmp_path):
+    """A Dask future whose creation is interrupted fails when it is deleted."""
+    (tmp_path / "command.py").write_text(
+        "import signal\n"
+        "from distributed import Future\n"
+        "from flows.cli.app import make_app, run_app\n"
+        "class Interrupted(Future):\n"
+        "    def __init__(self):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "app = make_app('command', 'Make a future.', '')\n"
+        "app.default(lambda: Interrupted())\n"
+        "run_app(app, [])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "command.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr == "error: interrupted\n"
+
+
 @pytest.mark.matrix
 def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(tmp_path):
     command = [sys.executable, "-X", "importtime", "-m", "flows.fit", "--help"]

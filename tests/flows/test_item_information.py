@@ -65,6 +65,27 @@ def test_a_short_test_of_all_items_has_the_reliability_of_the_fit(cli, artifact:
     assert recorded == pytest.approx(expected)
 
 
+def test_information_of_items_with_several_levels(cli) -> None:
+    rng = np.random.default_rng(1)
+    answers = np.outer(rng.normal(size=300), [1.0, 2.0, 1.5, 1.2]) + rng.logistic(size=(300, 4))
+    names = ["a", "b", "c", "d"]
+    pd.DataFrame(np.digitize(answers, [-1, 1]), columns=names).to_csv("x.csv", index=False)
+    assert cli("ingest", "x.csv", "--dataset", "x.zarr", "--ordinal", "*:0-2").code == 0
+    line = ("fit", "--dataset", "x.zarr", "--model", "latent-trait", "--components", "1")
+    artifact = cli(*line, "--json").json["artifact"]
+    line = ("export", "--artifact", artifact, "--output", "t.csv", "--what")
+    assert cli(*line, "information").code == 0
+    table = pd.read_csv("t.csv")
+    of_items = table[[f"information_{name}" for name in names]].sum(axis=1)
+    np.testing.assert_allclose(table["information"], of_items, rtol=1e-12)
+    assert table["expected_score"].between(0, 8).all()
+    assert table["expected_score"].is_monotonic_increasing
+    assert cli(*line, "short-test", "--items", "4", "--overwrite").code == 0
+    found = load_artifact(artifact).manifest["diagnostics"]["fit_statistics"]
+    last = pd.read_csv("t.csv")["reliability"].iloc[-1]
+    assert last == pytest.approx(found["marginal_reliability"])
+
+
 def test_person_fit_stands_beside_the_codes(cli, plain_cli, artifact: str, dataset: Path) -> None:
     line = ("transform", "--dataset", dataset, "--artifact", artifact, "--person-fit")
     assert cli(*line, "--output", "z.zarr").code == 0

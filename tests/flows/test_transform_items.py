@@ -46,8 +46,8 @@ def test_exported_items_give_the_codes_of_the_fit(cli, folder, components: int) 
     model = ("--model", "latent-trait", "--components", str(components), "--json")
     artifact = cli("fit", "--dataset", "d.zarr", *model).json["artifact"]
     export = ("export", "--artifact", artifact, "--what", "items", "--output")
-    for name in ("items.csv", "items.parquet"):
-        assert cli(*export, name).code == 0
+    for name in ("items.csv", "items.parquet", artifact):
+        assert name == artifact or cli(*export, name).code == 0
         line = ("transform", "--dataset", "d.zarr", "--overwrite", "--person-fit")
         assert cli(*line, "--items", name, "--output", "items_z.csv").code == 0
         assert cli(*line, "--artifact", artifact, "--output", "fit_z.csv").code == 0
@@ -66,12 +66,12 @@ def test_the_order_of_items_does_not_matter(cli, folder) -> None:
 @pytest.mark.parametrize(
     ("lines", "header", "message"),
     [
-        ("a,1,0\nb,1,0\nc,1,0", None, "lacks items of d.zarr: d. Give exactly the features"),
-        ("a,1,0\nb,1,0\nc,1,0\nd,1,0\ne,1,0", None, "has other items: e."),
+        ("a,1,0\nb,1,0\nc,1,0", None, "lacks items of d.zarr: d. Give all features"),
+        ("a,1,0\nb,1,0\nc,1,0\nd,1,0\ne,1,0", None, "has items that d.zarr lacks: e."),
         ("a,1,0\nb,1,0\nc,1,0\nd,1,0\na,1,0", None, "has items twice: a."),
-        ("a,1,0\nb,,0\nc,1,0\nd,1,0", None, "slope of b is nan."),
-        ("a,1,0\nb,1,inf\nc,1,0\nd,1,0", None, "offset of b is inf."),
-        ("a,1,0\nb,x,0\nc,1,0\nd,1,0", None, "the column slope has texts"),
+        ("a,1,0\nb,,0\nc,1,0\nd,1,0", None, "has no slope of b, but scores need all"),
+        ("a,1,0\nb,1,inf\nc,1,0\nd,1,0", None, "offset of b is inf. Give a number up to 10,000"),
+        ("a,1,0\nb,x,0\nc,1,0\nd,1,0", None, "slope of b is 'x', which is not a number"),
         ("a,1,0", "feature,slope,other", "has no column 'offsets'"),
         ("a,1,0", "feature,other,offset", "has no column 'slope'"),
         ("a,1,0", "item,slope,offset", "has no column 'feature'"),
@@ -91,4 +91,5 @@ def test_an_artifact_or_a_table_is_needed(cli, folder) -> None:
     line = ("transform", "--dataset", "d.zarr", "--output", "z.csv")
     assert "Give --artifact, the folder of a fit, or --items" in cli(*line).check_refused()
     assert "none.csv cannot be read" in cli(*line, "--items", "none.csv").check_refused()
-    assert "neither .csv nor .parquet" in cli(*line, "--items", "items.txt").check_refused()
+    refused = cli(*line, "--items", "items.txt").check_refused()
+    assert "neither a .csv or .parquet table nor the folder of a fit" in refused

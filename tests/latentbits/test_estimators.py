@@ -111,10 +111,12 @@ NAMED = ["Autoencoder", "BLICA", "BernoulliMixture", "ClippedPCA", "KernelPCA", 
 def test_it_is_what_the_functions_give(X: np.ndarray, segments: np.ndarray, name: str) -> None:
     made = getattr(lb, name)(**SMALL[name], random_state=7, n_jobs=2)
     made.fit(X, segments=segments)
-    data = lb.from_numpy(X, [f"x{i}" for i in range(8)], segment=segments)
-    settings = {**SMALL[name]}
-    components = settings.pop("n_components")
-    fitted = lb.fit(data, made.model_class.name, components=components, seed=7, **settings)
+    data = lb.from_numpy(X, [f"x{i}" for i in range(8)], segment=segments, keep={"group": segments})
+    settings = {**SMALL[name], "components": SMALL[name]["n_components"]}
+    del settings["n_components"]
+    if name in ("BernoulliMixture", "LatentTrait"):
+        settings["group"] = "group"
+    fitted = lb.fit(data, made.model_class.name, seed=7, **settings)
     arrays = [
         {key: values.tobytes() for key, (_, values) in get_named_arrays(params).items()}
         for params in (made.fitted_.params, fitted.params)
@@ -124,6 +126,17 @@ def test_it_is_what_the_functions_give(X: np.ndarray, segments: np.ndarray, name
     assert made.transform(X, segments=segments).tobytes() == codes.tobytes()
     if hasattr(made, "score") and "log_likelihood" in (found := lb.evaluate(fitted, data, seed=7)):
         assert made.score(X, segments=segments) == pytest.approx(found["log_likelihood"], 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_settings_of_groups_need_groups(X: np.ndarray, segments: np.ndarray) -> None:
+    trait = lb.LatentTrait(n_components=1, invariance="metric")
+    with pytest.raises(ValueError, match=r'invariance="metric" needs groups.*by segments\.'):
+        trait.fit(X)
+    with pytest.raises(ValueError, match="segments: The group 'lone' has 1 row"):
+        trait.fit(X, segments=["lone", *segments[1:]])
+    offsets = trait.fit(X, segments=segments).group_offsets_
+    assert (np.ptp(offsets, axis=0) > 0).all()
 
 
 @pytest.mark.matrix
@@ -172,8 +185,8 @@ def test_names_of_columns_come_in_and_go_out(X: np.ndarray) -> None:
     assert codes.columns.tolist() == ["clippedpca0", "clippedpca1"]
     assert codes.index.equals(frame.index)
     assert [*made.get_feature_names_out()] == codes.columns.tolist()
-    frame.loc[9, "c"] = 3
-    with pytest.raises(FitError, match=r"row 5 \(counted from 1\), column 'c': the value is 3\.0,"):
+    frame.loc[9, "c"] = 0.3
+    with pytest.raises(FitError, match=r"row 5 \(counted from 1\), column 'c': the value is 0\.3,"):
         made.fit(frame)
 
 
@@ -334,7 +347,7 @@ def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:
         (lambda X: lb.ClippedPCA(estimator="x").fit(X), "^estimator must be one of .*, but is 'x'"),
         (lambda X: lb.ClippedPCA().fit(X * 0), 'by constant_features="keep"'),
         (
-            lambda X: lb.ClippedPCA().fit(X + 1),
+            lambda X: lb.ClippedPCA().fit(X + 0.5),
             r"^row 1 .*column 'x0': the value is .* Use binarize=T",
         ),
         (lambda X: lb.BLICA().fit(X), "BLICA requires y .* Pass the segment of each row"),

@@ -35,6 +35,7 @@ class ArrayBatch:
     X: np.ndarray
     observed: np.ndarray | None = None
     columns: dict[str, Any] = field(default_factory=dict)
+    numbers: np.ndarray | None = None
 
 
 def draw_probit_rows(

@@ -77,6 +77,7 @@ class StrategyChunk:
     rows: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None
+    numbers: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)

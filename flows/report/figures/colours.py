@@ -23,6 +23,7 @@ MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus
 NEGATIVE, POSITIVE = COLOURS[:2]
 SIGNS_TEXT = "orange is positive, blue negative"
 GREY = "#8c8c8c"
+_MIDDLE = "#bdbdbd"
 _MISSING_COLOUR = (128, 128, 128, 255)
 _SCALE_SHARE = 0.98  # of the values that a scale covers at least
 _MIN_VALUES = 8  # with fewer values, the scale covers all of them
@@ -76,6 +77,12 @@ def choose_scale(values: Array, is_signed: bool) -> ColourScale:
     limit = top if has_few else float(np.quantile(sizes, _SCALE_SHARE, method="lower"))
     is_cut = 0 < limit < top / 1.5
     return ColourScale(limit if is_cut else top, is_signed, is_cut)
+
+
+def make_level_colours(n: int) -> list[str]:
+    """Return colours of ordered levels, from blue over grey to orange."""
+    shares = np.linspace(-1, 1, n).tolist()
+    return [blend_colours(_MIDDLE, POSITIVE if s > 0 else NEGATIVE, abs(s)) for s in shares]
 
 
 def blend_colours(first: str, last: str, share: float) -> str:

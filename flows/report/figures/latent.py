@@ -16,6 +16,7 @@ from flows.exporting.columns import find_unbounded_weights
 from flows.report.figures.axes import fit_axis, make_axis, plot_heat_map
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
 from flows.report.figures.images import ImageLayout
+from flows.report.figures.levels import plot_level_curves
 from flows.report.figures.marks import (
     Figure,
     LegendKey,
@@ -35,8 +36,13 @@ from flows.report.figures.row_plots import (
 )
 from flows.report.figures.rows import CodedRows, DatasetSample
 from flows.report.figures.text import format_number
+from pipeline.data.features import are_binary
 from pipeline.evaluation.calibration import ShareComparison
-from pipeline.models.capabilities import CanReconstruct, check_can_reconstruct
+from pipeline.models.capabilities import (
+    CanReconstruct,
+    HasItemInformation,
+    check_can_reconstruct,
+)
 
 Array = NDArray[np.float64]
 
@@ -67,7 +73,10 @@ def plot_latent_space(
     if not isinstance(fitted.model, CanReconstruct):
         return
     if n_components == 1:
-        yield _plot_item_curves(fitted, coded)
+        z, P = _reconstruct_over_component(fitted, coded)
+        yield _plot_item_curves(fitted, z, P)
+        if not are_binary(fitted.dataset_features):
+            yield from plot_level_curves(fitted, z, P)
         # For items of one trait, unless all their weights are unbounded.
         if "difficulty" in fitted.artifact and not find_unbounded_weights(fitted.artifact).all():
             yield _plot_information(fitted, coded)
@@ -102,9 +111,12 @@ def _reconstruct_over_component(fitted: LoadedModel, coded: CodedRows) -> tuple[
 
 
 def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
-    """Plot the Fisher information of features on the component, P'² / (P (1 − P)), and its sum."""
+    """Plot the Fisher information of features on the component, and its sum."""
     z, P = _reconstruct_over_component(fitted, coded)
-    information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
+    if "n_levels" in fitted.artifact and isinstance(fitted.model, HasItemInformation):
+        information = fitted.model.get_item_curves(fitted.params).compute_information(z)
+    else:
+        information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
     unbounded = find_unbounded_weights(fitted.artifact)
     information[:, unbounded] = 0.0
     bounded = np.flatnonzero(~unbounded)
@@ -130,19 +142,22 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     return Figure("Information over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
-def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
-    """Plot P(x_i = 1) over the component, for the features that change most."""
-    z, P = _reconstruct_over_component(fitted, coded)
+def _plot_item_curves(fitted: LoadedModel, z: Array, P: Array) -> Figure:
+    """Plot P(x_i = 1) over the component, (n_grid, n), for the features that change most."""
     shown = np.sort(np.argsort(-np.ptp(P, axis=0), kind="stable")[:_MAX_LINES])
-    names, probabilities = [fitted.feature_names[i] for i in shown], P[:, shown]
+    names, probabilities = [fitted.plane_names[i] for i in shown], P[:, shown]
     curves, keys, hint = _plot_curves(z, probabilities, names)
-    x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, "P(feature = 1)")
+    probability, meaning, noun = "P(feature = 1)", "1", "features"
+    if not are_binary(fitted.dataset_features):
+        probability, meaning, noun = "P(at least this level)", "at least each level", "levels"
+    x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, probability)
     texts = () if keys else (_label_curves(z, probabilities.T, names, curves.colours),)
     plot = Plot(x, y, (curves, *texts), height=340)
-    alt = f"Probability of 1 over component 1, of {len(shown)} features: {join_names(names)}."
+    alt = f"Probability of {meaning} over component 1, of {len(shown)} {noun}: "
+    alt += f"{join_names(names)}."
     n_features = P.shape[1]
     is_part = len(shown) < n_features
-    note = f"{len(shown)} of {n_features:,} features, those that change most." if is_part else ""
+    note = f"{len(shown)} of {n_features:,} {noun}, those that change most." if is_part else ""
     return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
@@ -187,7 +202,7 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
     probabilities = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     grids = probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE)
     lines = find_even_odds_lines(x, y, grids)[:_MAX_LINES]
-    names = [fitted.feature_names[line.feature] for line in lines]
+    names = [fitted.plane_names[line.feature] for line in lines]
     marks: list[Mark] = [
         PointMarks(coded.codes[:, 0], coded.codes[:, 1], COLOURS[5], size=3, opacity=0.5),
         LineMarks(
@@ -239,9 +254,7 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())
 
 
-def plot_calibration(
-    sample: DatasetSample, pairs: ShareComparison, feature_names: tuple[str, ...]
-) -> Figure:
+def plot_calibration(sample: DatasetSample, pairs: ShareComparison) -> Figure:
     """Plot joint frequencies of pairs in the data against those in the model."""
     shown = _choose_pairs(pairs.z)
     top = float(max(pairs.observed[shown].max(), pairs.implied[shown].max(), 1e-3)) * 1.03
@@ -250,8 +263,8 @@ def plot_calibration(
     diagonal = LineMarks([np.array([[0.0, 0.0], [top, top]])], [GREY], 1.0, dash=(6, 6))
     first, second = pairs.features[shown].T
     facts = [
-        ("feature", [feature_names[sample.features[i]] for i in first]),
-        ("and", [feature_names[sample.features[i]] for i in second]),
+        ("feature", [sample.paired_names[i] for i in first]),
+        ("and", [sample.paired_names[i] for i in second]),
         ("model", [format_number(value, 3) for value in pairs.implied[shown]]),
         ("data", [format_number(value, 3) for value in pairs.observed[shown]]),
         ("standard errors apart", [format_number(value, 2) for value in pairs.z[shown]]),

@@ -53,6 +53,21 @@ class LineMarks:
 
 
 @dataclass(frozen=True)
+class BarMarks:
+    """Horizontal bars from `left` to `right`, centred on `y`, (n,) each, with a colour per bar.
+
+    `height` is in units of the axis y.
+    """
+
+    left: Array
+    right: Array
+    y: Array
+    colours: Sequence[str]
+    height: float = 0.7
+    facts: HoverFacts = ()
+
+
+@dataclass(frozen=True)
 class HoverColumns:
     """Tooltips for invisible columns around each x, as high as the plot."""
 
@@ -100,7 +115,9 @@ class RuleMark:
     dash: tuple[int, ...] = ()
 
 
-Mark = PointMarks | LineMarks | HoverColumns | CellMarks | RasterMark | TextMarks | RuleMark
+Mark = (
+    PointMarks | LineMarks | BarMarks | HoverColumns | CellMarks | RasterMark | TextMarks | RuleMark
+)
 
 
 class Tick(NamedTuple):

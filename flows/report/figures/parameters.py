@@ -23,6 +23,7 @@ from flows.report.figures.axes import (
 from flows.report.figures.causes import plot_causes
 from flows.report.figures.colours import COLOURS, MARKERS, SIGNS_TEXT
 from flows.report.figures.images import MAX_IMAGES, ImageLayout, render_images
+from flows.report.figures.levels import plot_component_levels
 from flows.report.figures.marks import (
     Figure,
     LegendKey,
@@ -34,6 +35,7 @@ from flows.report.figures.marks import (
 )
 from flows.report.figures.rows import CodedRows
 from flows.report.figures.text import format_number, format_shown_count
+from pipeline.data.features import name_planes, read_features
 from pipeline.learning.convergence import describe_ending
 from pipeline.models.capabilities import HiddenCauses
 from storage.artifacts.artifacts import Artifact
@@ -48,6 +50,7 @@ FEATURE_DIMS = (
     (("feature", "unit_1"), "Weights of the first layer"),
 )
 _SEGMENT_DIMS = {"segment", "component"}
+_IN_TABLES_ONLY = ("population_mean",)
 _NORMAL_QUANTILE = 1.96  # of 97.5 %
 _ROW_HEIGHT, _MARK_SIZE = 14, 5
 # The axis covers all intervals but a tenth at either end, and 0.75 of their range beyond them.
@@ -73,10 +76,16 @@ def plot_parameters(
             yield from plot_feature_array(
                 artifact, name, title or _format_title(name), values, layout
             )
+    yield from plot_component_levels(artifact)
     for name in _list_distinct_arrays(artifact, _SEGMENT_DIMS):
         values = _orient_array(artifact, name, "segment")
-        if values.size:
-            yield _plot_segment_map(artifact, name, values)
+        if len(values) > 1 and values.any() and name not in _IN_TABLES_ONLY:
+            yield _plot_segment_array(artifact, name, values)
+    for name in _list_distinct_arrays(artifact, {"covariate", "component"}):
+        if (ends := _find_intervals(artifact, name)) is not None:
+            values = _orient_array(artifact, name, "covariate")
+            names = artifact.manifest["covariates"]["names"]
+            yield _plot_first_intervals(_format_title(name), values, ends, names, "covariate")
 
 
 def plot_feature_array(
@@ -176,8 +185,15 @@ def _number_components(values: Array) -> list[str]:
     return [str(k + 1) for k in range(values.shape[1])]
 
 
+def _name_rows(artifact: Artifact, values: Array) -> Sequence[str]:
+    """Return the names of the features, or of their planes if there is a row for each."""
+    features = read_features(artifact.manifest)
+    planes = name_planes(features)
+    return planes if len(values) == len(planes) else [feature.name for feature in features]
+
+
 def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
-    features = artifact.manifest["feature_names"]
+    features = _name_rows(artifact, values)
     n_features, n_components = values.shape
     rows, columns = select_largest_rows(values), slice(MAX_COLUMNS)
     shown, ends = values[rows, columns], _find_intervals(artifact, name)
@@ -197,7 +213,7 @@ def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> 
 
 
 def _find_intervals(artifact: Artifact, name: str) -> Array | None:
-    """Return the intervals of an array, (2, n_features, …), or compute them from its errors."""
+    """Return the intervals of an array, (2, n_rows, …), or compute them from its errors."""
     interval, error = f"{name}_interval", f"{name}_error"
     if interval in artifact and len(artifact[interval]) == 2:
         ends: Array = artifact[interval]
@@ -207,7 +223,7 @@ def _find_intervals(artifact: Artifact, name: str) -> Array | None:
         )
     else:
         return None
-    is_transposed = artifact.dims(name) == ("component", "feature")
+    is_transposed = artifact.dims(name)[0] == "component"
     return np.swapaxes(ends, 1, 2) if is_transposed else ends
 
 
@@ -218,7 +234,8 @@ def _format_intervals(ends: Array) -> list[str]:
 
 def _plot_largest_intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
     rows = select_largest_rows(values, _MAX_INTERVALS)
-    features = [artifact.manifest["feature_names"][i] for i in rows]
+    names = _name_rows(artifact, values)
+    features = [names[i] for i in rows]
     note = format_shown_count("features", len(rows), len(values), LARGEST_TEXT)
     return plot_intervals(_format_title(name), values[rows], ends[:, rows], features, note)
 
@@ -258,24 +275,37 @@ def _make_captions(artifact: Artifact, n: int) -> list[str]:
     return [f"{k + 1}: λ = {format_number(value, 3)}" for k, value in enumerate(values[:n])]
 
 
-def _plot_segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
+def _plot_segment_array(artifact: Artifact, name: str, values: Array) -> Figure:
+    """Plot an array (n_segments, n_components): its intervals, or its values as a heat map."""
     names = artifact.manifest["segment_names"]
     indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
+    row_names = [names[int(u)] for u in indices]
+    kind = "segment" if artifact.manifest.get("group") is None else "group"
+    title = f"{_format_title(name.removeprefix('group_'))} by {kind}"
+    if (ends := _find_intervals(artifact, name)) is not None:
+        return _plot_first_intervals(title, values, ends, row_names, kind)
     shown = values[:, :MAX_COLUMNS]
     signed = bool(values.min() < 0)
     heat_map = plot_heat_map(
         shown,
-        [names[int(u)] for u in indices],
+        row_names,
         _number_components(shown),
-        ("segment", "component"),
+        (kind, "component"),
         signed,
     )
     low, high = format_number(values.min(), 3), format_number(values.max(), 3)
-    alt = f"{_format_title(name)} of {len(values)} segments and {values.shape[1]} components, "
+    alt = f"{_format_title(name)} of {len(values)} {kind}s and {values.shape[1]} components, "
     alt += f"from {low} to {high}."
     note = format_shown_count("components", shown.shape[1], values.shape[1], "")
-    title = f"{_format_title(name)} by segment"
     return Figure(title, alt, note=note, **heat_map)
+
+
+def _plot_first_intervals(
+    title: str, values: Array, ends: Array, names: Sequence[str], kind: str
+) -> Figure:
+    note = format_shown_count(f"{kind}s", min(len(values), _MAX_INTERVALS), len(values))
+    rows = slice(_MAX_INTERVALS)
+    return plot_intervals(title, values[rows], ends[:, rows], names[rows], note, kind)
 
 
 def plot_correlations(
@@ -309,12 +339,18 @@ def correlate_features_with_codes(coded: CodedRows) -> Array:
 
 
 def plot_intervals(
-    title: str, values: Array, ends: Array, features: Sequence[str], note: str = ""
+    title: str,
+    values: Array,
+    ends: Array,
+    names: Sequence[str],
+    note: str = "",
+    kind: str = "feature",
 ) -> Figure:
     """Plot the intervals of the leading components, one per colour at most.
 
-    Values have shape (n_features, n_components), and lower and upper ends shape
-    (2, n_features, n_components). `note` names omitted features.
+    Values have shape (n_rows, n_components), and lower and upper ends shape
+    (2, n_rows, n_components); equal ends mark values that were not estimated. `kind` says what the
+    rows are, and `note` names omitted ones.
     """
     n, n_shown = len(values), min(values.shape[1], len(COLOURS))
     (low, high), n_beyond = _choose_view(values[:, :n_shown], ends[:, :, :n_shown])
@@ -322,17 +358,18 @@ def plot_intervals(
     marks: list[Mark] = [RuleMark("x", 0.0)] if may_be_zero else []
     for k in range(n_shown):
         heights = np.arange(n) + _SPREAD_SHARE * ((k + 0.5) / n_shown - 0.5)
-        marks += _plot_component(heights, values[:, k], ends[:, :, k], features, k)
+        marks += _plot_component(heights, values[:, k], ends[:, :, k], names, kind, k)
     height = _ROW_HEIGHT * n * max(1, n_shown // 2) + 60
-    plot = Plot(make_axis(low, high), make_name_axis(features, is_down=True), tuple(marks), height)
-    excludes_zero = (ends[0] > 0) | (ends[1] < 0)
+    plot = Plot(make_axis(low, high), make_name_axis(names, is_down=True), tuple(marks), height)
+    is_estimated = ends[0] != ends[1]
+    excludes_zero = ((ends[0] > 0) | (ends[1] < 0))[is_estimated]
     note += format_shown_count("components", n_shown, values.shape[1])
     if may_be_zero:
         note += f"{int(excludes_zero.sum())} of {excludes_zero.size} intervals exclude 0. "
     note += f"{n_beyond} of {n_shown * n} extend beyond the axis. " if n_beyond else ""
     note = note.strip()
     keys = tuple(LegendKey(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(n_shown))
-    alt = f"{title} of {n} features with their 95 % intervals. {note}"
+    alt = f"{title} of {n} {kind}s with their 95 % intervals. {note}"
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
 
 
@@ -347,12 +384,12 @@ def _choose_view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
 
 
 def _plot_component(
-    heights: Array, values: Array, ends: Array, features: Sequence[str], k: int
+    heights: Array, values: Array, ends: Array, names: Sequence[str], kind: str, k: int
 ) -> tuple[Mark, Mark]:
     low, high = ends
     lines = np.stack([np.column_stack([low, heights]), np.column_stack([high, heights])], axis=1)
     facts = [
-        ("feature", features),
+        (kind, names),
         ("value", [format_number(value) for value in values]),
         ("interval", [format_interval(a, b) for a, b in zip(low, high, strict=True)]),
     ]
@@ -362,6 +399,8 @@ def _plot_component(
 
 def format_interval(low: float, high: float) -> str:
     """Write the ends of an interval; infinite or missing ends are unknown."""
+    if low == high:
+        return "not estimated"
     if not np.isfinite(low + high):
         return "not determined by the data"
     return f"{format_number(low)} to {format_number(high)}"

@@ -5,7 +5,7 @@ The cost does not grow with the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.datasets import LoadedModel, check_dataset_features, may_open
-from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_blocks, pack_block
+from pipeline.data.blocks import (
+    AnnotatedChunk,
+    BinaryBlock,
+    PackedChunk,
+    annotate_chunk,
+    iter_blocks,
+    pack_block,
+)
+from pipeline.data.covariates import Covariates, code_chunk, list_columns
 from pipeline.data.datasets import IN_MEMORY
+from pipeline.data.features import Feature, are_binary, find_first_planes
+from pipeline.data.level_probabilities import name_levels, order_bits
 from pipeline.data.matching import find_segment_indices
 from pipeline.data.weights import RowWeights, weigh_chunk
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
@@ -70,17 +80,17 @@ class DatasetSample:
     coded_rows
         Rows with their codes.
     pairs
-        Joint frequencies of pairs of `features` in the data and in rows drawn from the model; None
-        if the model cannot draw rows.
-    features
-        Indices of the features that were paired.
+        Joint frequencies of pairs of features, or of their levels, in the data and in rows drawn
+        from the model; None if the model cannot draw rows.
+    paired_names
+        Names of the features or levels that were paired.
     n_rows, n_drawn
         Numbers of rows behind the frequencies of the data and of the model.
     """
 
     coded_rows: CodedRows
     pairs: ShareComparison | None
-    features: NDArray[np.intp]
+    paired_names: Sequence[str]
     n_rows: int
     n_drawn: int
 
@@ -114,13 +124,14 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
 def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetSample:
     """Encode some rows, and count pairs of features in more of them, all of the fitted split."""
     indices = find_segment_indices(fitted.segments, dataset.segment_names)
-    features = _choose_evenly(dataset.n_features, _MAX_PAIRED_FEATURES)
+    planes, features = _choose_paired_planes(fitted.dataset_features)
+    names = name_levels(features) if features else [fitted.plane_names[i] for i in planes]
     n_coded = _choose_row_count(fitted, dataset.n_features)
     keys = _choose_evenly(dataset.n_chunks, _MAX_CHUNKS)
     step = max(1.0, dataset.chunks[keys, 1].sum() / n_coded)
     coded, counts, segment_rows = [], [], np.zeros(dataset.n_segments, np.int64)
     for block in _iter_blocks(fitted, dataset, keys):
-        counts.append(PairCounts.from_block(_select_features(block, features), pooled=True))
+        counts.append(PairCounts.from_block(_select_planes(block, planes), pooled=True))
         chosen = block.take_rows(_choose_block_rows(block, step))
         coded.append(_encode_rows(fitted, dataset, chosen, int(indices[block.segment])))
         segment_rows[block.segment] += block.n_samples
@@ -128,10 +139,23 @@ def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetS
         raise DataError(f"{dataset.path} has no rows of the fitted split.")
     observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
     if not isinstance(fitted.model, CanSample):
-        return DatasetSample(rows, None, features, observed.n_rows, 0)
-    implied = _count_drawn_pairs(fitted, segment_rows, indices, features)
-    pairs = compare_pairs(observed, implied)
-    return DatasetSample(rows, pairs, features, observed.n_rows, implied.n_rows)
+        return DatasetSample(rows, None, names, observed.n_rows, 0)
+    implied = _count_drawn_pairs(fitted, segment_rows, indices, planes)
+    pairs = compare_pairs(observed, implied, features)
+    return DatasetSample(rows, pairs, names, observed.n_rows, implied.n_rows)
+
+
+def _choose_paired_planes(
+    features: Sequence[Feature],
+) -> tuple[NDArray[np.intp], tuple[Feature, ...]]:
+    """Choose features to pair: their planes, and the features unless all are binary."""
+    firsts = find_first_planes(features)
+    max_chosen = max(2, _MAX_PAIRED_FEATURES * len(features) // int(firsts[-1]))
+    chosen = _choose_evenly(len(features), max_chosen).tolist()
+    if are_binary(features):
+        return np.array(chosen), ()
+    planes = np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in chosen])
+    return planes, tuple(features[i] for i in chosen)
 
 
 def _choose_row_count(fitted: LoadedModel, n_features: int) -> int:
@@ -156,15 +180,30 @@ def _iter_blocks(
         if weights is not None and weights.column in chunk.columns:
             numbers = dataset.parse_numbers(weights.column, chunk.columns[weights.column])
             chunk = weigh_chunk(chunk, weights, numbers)
+        if dataset.covariates is not None:
+            chunk = _code_chunk(chunk, dataset, dataset.covariates)
         yield from (block for block in iter_blocks(chunk) if block.n_samples)
 
 
-def _select_features(block: BinaryBlock, features: NDArray[np.intp]) -> BinaryBlock:
+def _code_chunk(
+    chunk: PackedChunk, dataset: BinaryDataset, covariates: Covariates
+) -> AnnotatedChunk:
+    numbers = {
+        name: dataset.parse_numbers(name, chunk.columns[name])
+        for name in list_columns(covariates)[1]
+    }
+    annotated = annotate_chunk(chunk)
+    parsed = replace(annotated, columns={**chunk.columns, **numbers})
+    coded = code_chunk(parsed, covariates, dataset.levels)
+    return replace(annotated, covariates=coded.covariates)
+
+
+def _select_planes(block: BinaryBlock, planes: NDArray[np.intp]) -> BinaryBlock:
     mask = block.observed_words
     return replace(
         block,
-        words=np.ascontiguousarray(block.words[features]),
-        observed_words=None if mask is None else np.ascontiguousarray(mask[features]),
+        words=np.ascontiguousarray(block.words[planes]),
+        observed_words=None if mask is None else np.ascontiguousarray(mask[planes]),
     )
 
 
@@ -203,11 +242,13 @@ def _count_drawn_pairs(
     fitted: LoadedModel,
     segment_rows: NDArray[np.int64],
     indices: NDArray[np.int64],
-    features: NDArray[np.intp],
+    planes: NDArray[np.intp],
 ) -> PairCounts:
     """Count pairs in rows drawn from the model, with segments as frequent as in the data."""
     rng = np.random.default_rng(0)
-    n_drawn = max(500, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS // len(fitted.feature_names)))
+    n_drawn = max(500, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS // len(fitted.plane_names)))
     segments = rng.choice(indices, n_drawn, p=segment_rows / segment_rows.sum())
     X = check_can_sample(fitted.model).sample(fitted.params, n_drawn, rng, segments)
-    return PairCounts.from_block(pack_block(np.ascontiguousarray(X[:, features])), pooled=True)
+    features = () if are_binary(fitted.dataset_features) else fitted.dataset_features
+    X = order_bits(X, features)[:, planes]
+    return PairCounts.from_block(pack_block(np.ascontiguousarray(X)), pooled=True)

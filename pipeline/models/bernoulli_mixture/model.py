@@ -18,16 +18,13 @@ p          probabilities   (n_components, n_features)
 π          weights         (n_components,)
 =========  ==============  ================================
 
-Posteriors are computed from packed bits: log P(x, k) = log π_k + Σ_i log(1 − p_ki) + Σ_{x_i = 1}
-log(p_ki / (1 − p_ki)). The first two terms are the same for all rows, so the cost of a row depends
-only on its ones and its missing values, for which log(1 − p_ki) is subtracted again. A row's
-posterior does not depend on the other rows of the call, not even in its last bit.
+Features with several levels are categorical, see `levels.py`: p has a column per plane, P(x ≥ c |
+k). With groups or covariates, π differs between rows and p does not, see `groups.py` and
+`class_regression.py`.
 
-Standard errors use the observed information (T. A. Louis, 1982) of the log-odds λ_ki of p_ki and
-the log-weights α_k of π. Let r_k = P(k | x), u_ki = m_i (x_i − p_ki), where m is the mask, and v_k
-= (u_k, 1). The score of a row is (r_k v_k)_k minus a constant. The information is Σ_n diag(r_k m_i
-p_ki (1 − p_ki)) for λ and N (diag π − π πᵀ) for α, minus the covariance of the component scores,
-diag_k(r_k v_k v_kᵀ) − (r_k v_k)(r_k v_k)ᵀ. Intervals are symmetric in log-odds.
+Posteriors are computed from packed bits, see `e_step.py`. A row's posterior does not depend on the
+other rows of the call, not even in its last bit. Standard errors use the observed information, see
+`standard_errors.py`. Intervals are symmetric in log-odds.
 
 Cost per block: 2 n_components (number of ones + number of missing values). Passes: tens to
 hundreds.
@@ -37,23 +34,22 @@ themselves if there are fewer than about 2 log₂ n_components + 1 features.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import scipy
-from numba import njit, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
+from pipeline.data.level_probabilities import find_level_probabilities
+from pipeline.data.matching import draw_segments
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
     HELD_OUT_SHARE,
@@ -63,10 +59,33 @@ from pipeline.learning.held_out import (
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
+from pipeline.models.bernoulli_mixture.e_step import (
+    compute_mixture_terms,
+    mixture_posterior,
+    sum_mixture_statistics,
+)
+from pipeline.models.bernoulli_mixture.levels import (
+    count_levels_from,
+    count_reached,
+    cumulate_planes,
+    divide_planes,
+    draw_levels,
+    mask_unreached_planes,
+)
+from pipeline.models.bernoulli_mixture.standard_errors import (
+    ErrorForm,
+    MixtureErrors,
+    MixtureRows,
+    compute_mixture_errors,
+    iter_mixture_scores,
+    name_probability_errors,
+    sum_mixture_information,
+)
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.registry import import_class
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.information import invert_information
+from pipeline.models.structure import Structure
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -74,7 +93,6 @@ from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warn
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
-Words = NDArray[np.uint64]
 
 MAX_HELD_OUT_COMPONENTS = 256
 """Number of components at which the search for their number ends."""
@@ -84,14 +102,12 @@ MAX_PARAMETERS = 1500
 """With more parameters, the information matrix is too large and there are no standard errors."""
 MAX_ROWS = 20_000
 """Number of rows over which information is summed; more rows are sampled and scaled up."""
+# These import this file.
+_GROUPED_CLASS = "pipeline.models.bernoulli_mixture.groups:GroupedMixture"
+_STRUCTURED_CLASS = "pipeline.models.bernoulli_mixture.conditional:StructuredMixture"
+_REGRESSION_CLASS = "pipeline.models.bernoulli_mixture.class_regression:ClassRegression"
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
-_BATCH_ENTRIES = 2**20
-_TWO_SIDED = float(scipy.special.ndtri(0.975))
-_ROWS_PER_WORD = 64
-_NEGLIGIBLE_LOG = -40.0  # exp of it is below the rounding of a sum of at least 1
-
-_kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 @dataclass(frozen=True)
@@ -102,30 +118,138 @@ class BernoulliMixtureParams:
     ----------
     probabilities_error, probabilities_interval, weights_error
         Standard errors, and the ends of 95 % intervals; None if they were not computed.
+    segments, segment_rows
+        Indices of the groups of rows, in the order of their names, and their numbers of rows, or
+        the sums of their weights. All arrays of groups are None without groups. Otherwise
+        `weights` is the mean of the class weights of all rows.
+    group_class_weights, group_class_weights_error
+        Class weights in each group, and their standard errors.
+    intercepts, coefficients, intercepts_error, coefficients_error
+        With covariates, the log-odds of each component against the first where all covariates are
+        0, their change per unit of each covariate, and standard errors, which are 0 for the first
+        component. Then `weights` is the mean of the class weights of all rows.
+    covariate_center
+        Means of the covariates in the fitted rows.
+    n_levels, level_probabilities, level_probabilities_error
+        Numbers of levels of the features, P(x = level | k) of each level of each feature, and
+        standard errors; None if all features are binary. Otherwise `probabilities` are P(x ≥ c |
+        k) of each plane.
     """
 
-    probabilities: Array = array_field(
-        "component", "feature", allowed=NumberRange(above=0, below=1)
-    )
+    probabilities: Array = array_field("component", "plane", allowed=NumberRange(above=0, below=1))
     weights: Array = array_field("component", allowed=NumberRange(above=0), total=1)
-    probabilities_error: Array | None = optional_array_field("component", "feature")
-    probabilities_interval: Array | None = optional_array_field("bound", "component", "feature")
+    probabilities_error: Array | None = optional_array_field("component", "plane")
+    probabilities_interval: Array | None = optional_array_field("bound", "component", "plane")
     weights_error: Array | None = optional_array_field("component")
+    segments: NDArray[np.int64] | None = optional_array_field("segment")
+    segment_rows: NDArray[np.int64] | None = optional_array_field("segment")
+    group_class_weights: Array | None = optional_array_field(
+        "segment", "component", allowed=NumberRange(above=0)
+    )
+    group_class_weights_error: Array | None = optional_array_field("segment", "component")
+    intercepts: Array | None = optional_array_field("component")
+    intercepts_error: Array | None = optional_array_field("component")
+    coefficients: Array | None = optional_array_field("covariate", "component")
+    coefficients_error: Array | None = optional_array_field("covariate", "component")
+    covariate_center: Array | None = optional_array_field("covariate")
+    n_levels: NDArray[np.int64] | None = optional_array_field(
+        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+    )
+    level_probabilities: Array | None = optional_array_field("component", "level")
+    level_probabilities_error: Array | None = optional_array_field("component", "level")
+
+    @property
+    def continuation(self) -> Array:
+        """P(x ≥ c | x ≥ c − 1, k) of each plane, (n_components, n_planes)."""
+        return divide_planes(self.probabilities, self.n_levels)
 
     @property
     def free_parameters(self) -> Array:
-        """Log-odds, then log-weights: an unconstrained vector."""
-        return np.concatenate(
-            [scipy.special.logit(self.probabilities).ravel(), np.log(self.weights)]
-        )
+        """Log-odds, then log-weights: an unconstrained vector.
+
+        Groups have log-weights of their own. With covariates, intercepts and coefficients take the
+        place of log-weights.
+        """
+        log_odds = scipy.special.logit(self.continuation).ravel()
+        if self.intercepts is not None and self.coefficients is not None:
+            return np.concatenate([log_odds, self.intercepts, self.coefficients.ravel()])
+        own = self.weights if self.group_class_weights is None else self.group_class_weights
+        return np.concatenate([log_odds, np.log(own).ravel()])
 
     def with_free_parameters(self, packed: Array, limit: float) -> BernoulliMixtureParams:
-        """Return the parameters of such a vector, clipped at ±`limit`."""
+        """Return the parameters of such a vector, log-odds and log-weights clipped at ±`limit`."""
         n_components, n_features = self.probabilities.shape
-        log_odds = np.clip(packed[:-n_components], -limit, limit)
-        log_weights = scipy.special.log_softmax(np.maximum(packed[-n_components:], -limit))
-        probabilities = scipy.special.expit(log_odds).reshape(n_components, n_features)
-        return replace(self, probabilities=probabilities, weights=np.exp(log_weights))
+        log_odds, others = np.split(packed, [self.probabilities.size])
+        log_odds = np.clip(log_odds, -limit, limit)
+        others = others.reshape(-1, n_components)
+        continuation = scipy.special.expit(log_odds).reshape(n_components, n_features)
+        probabilities = cumulate_planes(continuation, self.n_levels)
+        if self.coefficients is not None:
+            coefficients = {"intercepts": others[0], "coefficients": others[1:]}
+            return replace(self, probabilities=probabilities, **coefficients)
+        weights = np.exp(scipy.special.log_softmax(np.maximum(others, -limit), axis=1))
+        if self.group_class_weights is None:
+            return replace(self, probabilities=probabilities, weights=weights[0])
+        return replace(self, probabilities=probabilities, group_class_weights=weights)
+
+    def get_class_weights(self, segment: int) -> Array:
+        """Return the class weights of the rows of a segment, (n_components,).
+
+        Rows of other segments than the fitted ones have the mean of the fitted rows.
+        """
+        if self.segments is None or self.group_class_weights is None:
+            return self.weights
+        (places,) = np.nonzero(self.segments == segment)
+        own: Array = self.group_class_weights[places[0]] if places.size else self.weights
+        return own
+
+    def compute_class_weights(self, block: BinaryBlock) -> tuple[Array, Array]:
+        """Return π of the rows of a block and its logarithm, (n_components,).
+
+        With covariates, they have the shape (n_samples, n_components).
+        """
+        if self.coefficients is None or self.intercepts is None:
+            weights = self.get_class_weights(block.segment)
+            return weights, np.log(weights)
+        assert block.covariates is not None
+        odds = np.tile(self.intercepts, (block.n_samples, 1))
+        for values, own in zip(block.covariates.T, self.coefficients, strict=True):
+            odds += values[:, None] * own  # unlike BLAS, the same for any number of rows
+        log_weights = scipy.special.log_softmax(odds, axis=1)
+        return np.exp(log_weights), log_weights
+
+    def make_predictors(self, block: BinaryBlock) -> Array:
+        """Return what the class weights of a block's rows depend on, (n_samples, n_predictors).
+
+        These are indicators of the groups, or 1 and the distances of the covariates from their
+        means; without groups and covariates, all are 1.
+        """
+        if self.covariate_center is not None:
+            assert block.covariates is not None
+            centred = block.covariates - self.covariate_center
+            return np.column_stack([np.ones(block.n_samples), centred])
+        n_groups = 1 if self.group_class_weights is None else len(self.group_class_weights)
+        indicators = np.zeros(n_groups)
+        indicators[block.segment if n_groups > 1 else 0] = 1.0
+        return np.broadcast_to(indicators, (block.n_samples, n_groups))
+
+    def take_components(self, order: NDArray[np.intp]) -> BernoulliMixtureParams:
+        """Return the components in another order, without standard errors."""
+        arrays = (self.group_class_weights, self.intercepts, self.coefficients)
+        groups, intercepts, coefficients = (
+            None if array is None else array[..., order] for array in arrays
+        )
+        return BernoulliMixtureParams(
+            self.probabilities[order],
+            self.weights[order],
+            segments=self.segments,
+            segment_rows=self.segment_rows,
+            group_class_weights=groups,
+            intercepts=None if intercepts is None else intercepts - intercepts[0],
+            coefficients=None if coefficients is None else coefficients - coefficients[:, :1],
+            covariate_center=self.covariate_center,
+            n_levels=self.n_levels,
+        )
 
 
 @dataclass(frozen=True)
@@ -141,8 +265,8 @@ class BernoulliMixture(Model):
     starts
         Number of short runs; the fit continues with the best.
     errors
-        Standard errors from the observed information (`louis`), or `none`. With sampling weights
-        they are those of the sandwich.
+        Standard errors from the observed information (`louis`), from the products of scores
+        (`crossproduct`, as poLCA), or `none`. With sampling weights they are those of the sandwich.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
@@ -152,8 +276,11 @@ class BernoulliMixture(Model):
     """
 
     name: ClassVar[str] = "bernoulli-mixture"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
     has_cluster_errors: ClassVar[bool] = True
+    has_covariates: ClassVar[bool] = True
+    has_groups: ClassVar[bool] = True
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
@@ -161,9 +288,32 @@ class BernoulliMixture(Model):
     n_components: int | None = 10
     smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
     starts: int = setting(3, minimum=1)
-    errors: Literal["louis", "none"] = "louis"
+    errors: Literal["louis", "crossproduct", "none"] = "louis"
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-6, above=0, below=1)
+
+    def with_structure(self, structure: Structure) -> BernoulliMixture:
+        """Return the model of levels, groups or covariates, or this model if there are none."""
+        if structure.covariates is not None:
+            kind = import_class(_REGRESSION_CLASS)
+        elif structure.groups:
+            kind = import_class(_GROUPED_CLASS)
+        elif not are_binary(structure.features):
+            kind = import_class(_STRUCTURED_CLASS)
+        else:
+            return self
+        structured: BernoulliMixture = kind.from_model(self, structure)
+        return structured
+
+    @property
+    def n_levels(self) -> NDArray[np.int64] | None:
+        """Number of levels of each feature; None if all have two."""
+        return None
+
+    @property
+    def _pseudo_ones(self) -> Array | float:
+        """Pseudo-counts of the ones of each plane; those of its zeros are `smoothing`."""
+        return self.smoothing * (1 if self.n_levels is None else count_levels_from(self.n_levels))
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's sums and logarithms, and of the extrapolation."""
@@ -188,7 +338,9 @@ class BernoulliMixture(Model):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
+        warnings = self._warn_about_features(first)
         observed, ones = pool_margins(first)
+        observed = count_reached(observed, ones, self.n_levels)
         if self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
                 f"The dataset has only {first.weight:.0f} rows; choosing {{components}} needs at "
@@ -206,16 +358,18 @@ class BernoulliMixture(Model):
             "weight": np.array(first.weight),
             "has_sampling_weights": np.array(first.has_sampling_weights),
             "margins": scipy.special.logit(
-                (ones + self.smoothing) / (observed + 2 * self.smoothing)
+                (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + self.smoothing))
             ),
             "seed": rng.integers(2**63, size=1),
         }
-        consequence = "only the smoothing determines how often they differ"
-        warnings = make_constant_feature_warnings(observed, ones, consequence)
         state = FitState(None, auxiliary=auxiliary, warnings=warnings)
         return self._begin_stage(
             state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT_SHARE
         )
+
+    def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
+        consequence = "only the smoothing determines how often they differ"
+        return make_constant_feature_warnings(*pool_margins(first), consequence)
 
     def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
         """Start with components around the margins, from several starts if they differ."""
@@ -236,7 +390,11 @@ class BernoulliMixture(Model):
         rng = np.random.default_rng([int(auxiliary["seed"][0]), n_components, start])
         noise = rng.standard_normal((n_components, len(margins))) if n_components > 1 else 0.0
         probabilities = np.atleast_2d(scipy.special.expit(margins + noise))
-        return BernoulliMixtureParams(probabilities, np.full(n_components, 1 / n_components))
+        return BernoulliMixtureParams(
+            cumulate_planes(probabilities, self.n_levels),
+            np.full(n_components, 1 / n_components),
+            n_levels=self.n_levels,
+        )
 
     def warm_start(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
         """Start from an earlier fit, without short runs."""
@@ -252,15 +410,36 @@ class BernoulliMixture(Model):
         self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        return run_e_step_with_held_out(
-            partial(_e_step, params), float(working["held_out"]), block, rng
+        run = partial(self._run_e_step, params)
+        return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
+
+    def _run_e_step(self, params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
+        block = mask_unreached_planes(block, params.n_levels)
+        _, log_weights = params.compute_class_weights(block)
+        terms = compute_mixture_terms(params.continuation, log_weights)
+        sums = sum_mixture_statistics(
+            block.words, block.observed_words, block.n_samples, terms, block.row_weights
         )
+        values = {
+            "mass": sums.mass,
+            "ones": sums.ones,
+            "missing": sums.missing,
+            "empty_rows": np.array(block.count_unobserved_rows()),
+        }
+        return Sums.from_block(block, sums.log_likelihood, values)
 
     def objective(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior per row, nats."""
-        p = params.probabilities
-        log_prior = np.log(p).sum() + np.log1p(-p).sum() + np.log(params.weights).sum()
+        p = params.continuation
+        counts = 1 if self.n_levels is None else count_levels_from(self.n_levels)
+        log_prior = (counts * np.log(p)).sum() + np.log1p(-p).sum()
+        log_prior += self._compute_log_prior_of_classes(params, statistics)
         return float((statistics.objective + self.smoothing * log_prior) / statistics.weight)
+
+    def _compute_log_prior_of_classes(
+        self, params: BernoulliMixtureParams, statistics: Sums
+    ) -> float:
+        return float(np.log(params.weights).sum())
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, sooner in the short runs."""
@@ -277,8 +456,11 @@ class BernoulliMixture(Model):
         # Rounding must not lead to more ones than values.
         observed = np.maximum(mass[:, None] - values["missing"].T, ones)
         weights = (mass + s) / (mass + s).sum()
-        params = BernoulliMixtureParams((ones + s) / (observed + 2 * s), weights)
-        return replace(state, params=params)
+        continuation = (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + s))
+        probabilities = cumulate_planes(continuation, self.n_levels)
+        return replace(
+            state, params=replace(state.params, probabilities=probabilities, weights=weights)
+        )
 
     def pack_params(self, params: BernoulliMixtureParams) -> Array:
         """Return log-odds, then log-weights."""
@@ -286,7 +468,8 @@ class BernoulliMixture(Model):
 
     def unpack_params(self, params: BernoulliMixtureParams, packed: Array, weight: float) -> Any:
         """Return the parameters, within the bounds that an M-step can reach."""
-        limit = np.log((weight + len(params.weights)) / self.smoothing + 1)
+        most = 1 if self.n_levels is None else int(self.n_levels.max()) - 1
+        limit = np.log((weight + len(params.weights)) / self.smoothing + most)
         return params.with_free_parameters(packed, limit)
 
     def select_start(self, state: FitState) -> FitState:
@@ -308,9 +491,10 @@ class BernoulliMixture(Model):
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by weight, and add diagnostics and warnings."""
         order = np.argsort(-state.params.weights, kind="stable")
-        params = BernoulliMixtureParams(
-            state.params.probabilities[order], state.params.weights[order]
-        )
+        params = state.params.take_components(order)
+        if params.n_levels is not None:
+            by_level = find_level_probabilities(params.probabilities, params.n_levels)
+            params = replace(params, level_probabilities=by_level)
         n_components = len(order)
         empty = int((statistics.values["mass"] < 1).sum())
         warnings = (*state.warnings, *self._warn_about_components(n_components, empty))
@@ -336,22 +520,21 @@ class BernoulliMixture(Model):
         """MAP: sum the information about the parameters over a share of the rows."""
         uniform = rng.stream("information").uniform(block.rows, 1)[:, 0]
         block = block.take_rows(np.flatnonzero(uniform < working["share"]))
-        posterior, nats = _posterior(params, block)
-        weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
-        arguments = (block.unpack_values(), block.unpack_mask(), params, posterior, weights)
-        information = sum_mixture_information(*arguments)
-        sums = Sums.from_block(block, float(weights @ nats), information)
-        if not block.has_sampling_weights:
+        rows, nats = _make_mixture_rows(params, block)
+        information = sum_mixture_information(rows, params.continuation)
+        sums = Sums.from_block(block, float(rows.row_weights @ nats), information)
+        if not block.has_sampling_weights and self.errors != "crossproduct":
             return sums
         if block.clusters is None:
             products = np.zeros_like(information["products"])
-            for _, scores in _iter_scores(*arguments):
-                products += scores.T @ scores
+            for batch, scores in iter_mixture_scores(rows, params.continuation):
+                factors = 1.0 if block.has_sampling_weights else rows.row_weights[batch, None]
+                products += scores.T @ (scores / factors)
             return replace(sums, values={**information, "score_products": products})
         clusters, places = np.unique(block.clusters, return_inverse=True)
         by_cluster = np.zeros((len(clusters), len(information["products"])))
-        for rows, scores in _iter_scores(*arguments):
-            np.add.at(by_cluster, places[rows], scores)
+        for batch, scores in iter_mixture_scores(rows, params.continuation):
+            np.add.at(by_cluster, places[batch], scores)
         return ClusteredSums.from_sums(sums, clusters, by_cluster)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
@@ -361,16 +544,34 @@ class BernoulliMixture(Model):
         sums = {name: scale * values for name, values in statistics.values.items()}
         if isinstance(statistics, ClusteredSums):
             sums["score_products"] = statistics.sum_score_products()
-        errors = compute_mixture_errors(
-            params.probabilities, params.weights, sums, weight, self.smoothing
-        )
+        weights = params.weights
+        jacobian = np.diag(weights) - np.outer(weights, weights)
+        curvature = (weight + len(weights) * self.smoothing) * jacobian[:, None, :, None]
+        errors = self._compute_errors(state, curvature, sums)
+        weights_error = np.sqrt(np.diag(jacobian @ errors.coefficients[:, 0, :, 0] @ jacobian))
         params = replace(
             params,
-            probabilities_error=errors.probabilities,
-            probabilities_interval=errors.interval,
-            weights_error=errors.weights,
+            **name_probability_errors(errors),
+            weights_error=weights_error,
         )
         return replace(state, params=params)
+
+    def _compute_errors(
+        self, state: FitState, curvature: Array, sums: Mapping[str, NDArray[Any]]
+    ) -> MixtureErrors:
+        return compute_mixture_errors(
+            state.params.continuation,
+            curvature,
+            sums,
+            self._pseudo_ones + self.smoothing,
+            self._choose_error_form(state),
+            state.params.n_levels,
+        )
+
+    def _choose_error_form(self, state: FitState) -> ErrorForm:
+        if state.auxiliary["has_sampling_weights"]:
+            return "sandwich"
+        return "crossproduct" if self.errors == "crossproduct" else "louis"
 
     def _warn_about_components(self, n_components: int, empty: int) -> tuple[FitWarning, ...]:
         """Warn about empty components, or about the end of the search for their number."""
@@ -389,8 +590,12 @@ class BernoulliMixture(Model):
         return ()
 
     def count_mixture_parameters(self, params: BernoulliMixtureParams) -> int:
-        """Return the number of probabilities, and of weights less one."""
-        return params.probabilities.size + len(params.weights) - 1
+        """Count the free probabilities, and the free weights of each group or coefficients."""
+        n_free = len(params.weights) - 1
+        if params.coefficients is not None:
+            return params.probabilities.size + n_free * (1 + len(params.coefficients))
+        n_groups = 1 if params.segments is None else len(params.segments)
+        return params.probabilities.size + n_free * n_groups
 
     def transform(
         self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
@@ -412,10 +617,29 @@ class BernoulliMixture(Model):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features); segments are ignored."""
-        components = rng.choice(len(params.weights), n_samples, p=params.weights)
+        """Draw rows, (n_samples, n_features), of the groups of these segments if there are any."""
+        components = self._draw_components(params, n_samples, rng, segments)
         uniform = rng.random((n_samples, params.probabilities.shape[1]))
-        return (uniform < params.probabilities[components]).astype(np.uint8)
+        bits = (uniform < params.continuation[components]).astype(np.uint8)
+        return draw_levels(bits, params.n_levels)
+
+    def _draw_components(
+        self,
+        params: BernoulliMixtureParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None,
+    ) -> NDArray[np.int64]:
+        if params.segments is None:
+            return rng.choice(len(params.weights), n_samples, p=params.weights)
+        if segments is None:
+            segments = draw_segments(params, n_samples, rng)
+        components = np.empty(n_samples, np.int64)
+        for segment in np.unique(segments).tolist():
+            (rows,) = np.nonzero(segments == segment)
+            own = params.get_class_weights(segment)
+            components[rows] = rng.choice(len(own), len(rows), p=own)
+        return components
 
     def reconstruct(
         self,
@@ -428,336 +652,27 @@ class BernoulliMixture(Model):
         return probabilities
 
 
-def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
-    terms = compute_mixture_terms(params.probabilities, params.weights)
-    sums = sum_mixture_statistics(
-        block.words, block.observed_words, block.n_samples, terms, block.row_weights
-    )
-    values = {
-        "mass": sums.mass,
-        "ones": sums.ones,
-        "missing": sums.missing,
-        "empty_rows": np.array(block.count_unobserved_rows()),
-    }
-    return Sums.from_block(block, sums.log_likelihood, values)
-
-
 def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
-    terms = compute_mixture_terms(params.probabilities, params.weights)
+    block = mask_unreached_planes(block, params.n_levels)
+    _, log_weights = params.compute_class_weights(block)
+    terms = compute_mixture_terms(params.continuation, log_weights)
     return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)
 
 
-class MixtureErrors(NamedTuple):
-    """Standard errors, and the ends of 95 % intervals of probabilities.
-
-    Shapes: `probabilities` (n_components, n_features), `interval` (2, n_components, n_features),
-    `weights` (n_components,).
-    """
-
-    probabilities: Array
-    interval: Array
-    weights: Array
-
-
-def sum_mixture_information(
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
-    params: BernoulliMixtureParams,
-    posterior: Array,
-    row_weights: Array,
-) -> dict[str, Array]:
-    """Compute the sums of the information over rows times their weights.
-
-    `X` and `observed` are (n_samples, n_features), `posterior` is P(k | x), (n_samples,
-    n_components), and `row_weights` are (n_samples,).
-
-    Returns
-    -------
-    dict
-        `values`: Σ r_k m_i, (n_components, n_features); `spread`: Σ r_k v_k v_kᵀ, (n_components,
-        n_features + 1, n_features + 1); `products`: Σ (r_k v_k)_k (r_k v_k)_kᵀ, (p, p).
-    """
-    n_components, n_features = params.probabilities.shape
-    width = n_features + 1
-    values = np.zeros(params.probabilities.shape)
-    spread = np.zeros((n_components, width, width))
-    products = np.zeros((n_components * width,) * 2)
-    for rows, mask, v, r in _iter_score_vectors(X, observed, params, posterior):
-        weighted = r * row_weights[rows]
-        values += weighted @ mask
-        spread += np.swapaxes(v * weighted[:, :, None], 1, 2) @ v
-        expected = np.moveaxis(v * r[:, :, None], 0, 1).reshape(len(mask), -1)
-        products += (expected * row_weights[rows, None]).T @ expected
-    return {"values": values, "spread": spread, "products": products}
-
-
-def _iter_scores(
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
-    params: BernoulliMixtureParams,
-    posterior: Array,
-    row_weights: Array,
-) -> Iterator[tuple[slice, Array]]:
-    """Yield rows, and their scores times their weights, (n_rows, p).
-
-    Parameters are as for `sum_mixture_information`.
-    """
-    for rows, mask, v, r in _iter_score_vectors(X, observed, params, posterior):
-        scores = v * r[:, :, None]
-        scores[:, :, -1] -= params.weights[:, None]
-        flat = np.moveaxis(scores, 0, 1).reshape(len(mask), -1)
-        yield rows, flat * row_weights[rows, None]
-
-
-def _iter_score_vectors(
-    X: NDArray[np.uint8],
-    observed: NDArray[np.uint8] | None,
-    params: BernoulliMixtureParams,
-    posterior: Array,
-) -> Iterator[tuple[slice, Array, Array, Array]]:
-    """Yield rows, their mask, v, (n_components, n_rows, width), and r, (n_components, n_rows)."""
-    n_components, width = len(params.weights), X.shape[1] + 1
-    height = max(1, _BATCH_ENTRIES // (n_components * width))
-    for start in range(0, len(X), height):
-        check_cancelled()
-        rows = slice(start, start + height)
-        mask = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
-        v = np.ones((n_components, len(mask), width))
-        v[:, :, :-1] = mask * (X[rows] - params.probabilities[:, None])
-        yield rows, mask, v, posterior[rows].T
-
-
-def compute_mixture_errors(
-    probabilities: Array,
-    weights: Array,
-    sums: Mapping[str, NDArray[Any]],
-    weight: float,
-    smoothing: float,
-) -> MixtureErrors:
-    """Invert the information in `sums`, the result of `sum_mixture_information` for all rows.
-
-    `weight` is the sum of their weights. The pseudo-counts `smoothing` add information like rows.
-    With `score_products` in `sums`, (p, p), the errors are those of the sandwich.
-    """
-    n_components, n_features = probabilities.shape
-    width = n_features + 1
-    variances = probabilities * (1 - probabilities)
-    diagonal = np.zeros((n_components, width))
-    diagonal[:, :-1] = (sums["values"] + 2 * smoothing) * variances
-    information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
-    information += sums["products"]
-    places = np.arange(n_components) * width + n_features
-    jacobian = np.diag(weights) - np.outer(weights, weights)
-    information[np.ix_(places, places)] += (weight + n_components * smoothing) * jacobian
-    # Log-weights are determined up to a constant, so the last one is fixed.
-    directions = np.delete(np.eye(len(information)), places[-1], axis=1)
-    inverse = invert_information(information, directions)
-    covariance = inverse.covariance
-    if "score_products" in sums:
-        covariance = covariance @ sums["score_products"] @ covariance
-    log_odds = np.sqrt(np.diag(covariance)).reshape(n_components, width)[:, :-1]
-    unknown = inverse.find_unidentified((n_components, width, 1))[:, :-1]
-    half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
-    centre = scipy.special.logit(probabilities)
-    interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
-    weights_error = np.sqrt(np.diag(jacobian @ covariance[np.ix_(places, places)] @ jacobian))
-    return MixtureErrors(np.where(unknown, np.nan, variances * log_odds), interval, weights_error)
-
-
-class MixtureTerms(NamedTuple):
-    """The terms of log P(x, k).
-
-    `log_odds` and `log_absent` are log(p / (1 − p)) and log(1 − p), (n_features, n_components);
-    `start` is log P(k, x = 0), (n_components,).
-    """
-
-    log_odds: Array
-    log_absent: Array
-    start: Array
-
-
-class MixtureSums(NamedTuple):
-    """Sums over rows, weighted by the posterior of each component.
-
-    `log_likelihood` is Σ log P(x), nats, and `mass` (n_components,) the number of rows per
-    component. `ones` and `missing` (n_features, n_components) count ones and missing values.
-    """
-
-    log_likelihood: float
-    mass: Array
-    ones: Array
-    missing: Array
-
-
-def compute_mixture_terms(probabilities: Array, weights: Array) -> MixtureTerms:
-    """Compute the logarithms that all rows share.
-
-    `probabilities`, (n_components, n_features), must be strictly between 0 and 1; `weights` are
-    (n_components,).
-    """
-    log_absent = np.ascontiguousarray(np.log1p(-probabilities).T)
-    log_odds = np.ascontiguousarray(np.log(probabilities).T) - log_absent
-    return MixtureTerms(log_odds, log_absent, np.log(weights) + log_absent.sum(axis=0))
-
-
-def mixture_posterior(
-    words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
-) -> tuple[Array, Array]:
-    """Return P(k | x), (n_samples, n_components), and log P(x), (n_samples,), nats.
-
-    `words` and `observed_words` are the packed values and mask, (n_features, n_words); the mask is
-    None if all values are observed.
-    """
-    shares = np.empty((n_samples, len(terms.start)))
-    log_likelihood = np.empty(n_samples)
-    _fill_posterior(*_interleave_words(words, observed_words), *terms, shares, log_likelihood)
-    return shares, log_likelihood
-
-
-def sum_mixture_statistics(
-    words: Words,
-    observed_words: Words | None,
-    n_samples: int,
-    terms: MixtureTerms,
-    row_weights: Array | None = None,
-) -> MixtureSums:
-    """Compute the sums of the M-step; parameters as for `mixture_posterior`.
-
-    `row_weights` are (n_samples,) or all 1.
-    """
-    own_weights = np.ones(n_samples) if row_weights is None else row_weights
-    mass = np.zeros(len(terms.start))
-    ones, missing = np.zeros_like(terms.log_odds), np.zeros_like(terms.log_odds)
-    by_word = _interleave_words(words, observed_words)
-    log_likelihood = _add_sums(*by_word, own_weights, *terms, mass, ones, missing)
-    return MixtureSums(float(log_likelihood), mass, ones, missing)
-
-
-def _interleave_words(words: Words, observed_words: Words | None) -> tuple[Words, Words]:
-    """Transpose to (n_words, n_features); without a mask, return an empty one."""
-    mask = np.empty((len(words), 0), np.uint64) if observed_words is None else observed_words
-    return np.ascontiguousarray(words.T), np.ascontiguousarray(mask.T)
-
-
-def _generate_count_trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Generate LLVM's count of trailing zeros, the position of the lowest set bit."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, False))
-
-    return types.uint64(types.uint64), generate
-
-
-_count_trailing_zeros: Any = intrinsic(_generate_count_trailing_zeros)
-
-
-@_kernel
-def _score_word(
-    words: Words,
-    observed: Words,
-    w: int,
-    log_odds: Array,
-    log_absent: Array,
-    start: Array,
-    shares: Array,
-    log_likelihood: Array,
-) -> None:
-    """Fill in P(k | x) and log P(x) of the rows of word w."""
-    for row in range(len(shares)):  # compiles faster than an assignment of arrays
-        for k in range(len(start)):
-            shares[row, k] = start[k]
-    for i in range(words.shape[1]):
-        _add_to_rows(words[w, i], 1.0, log_odds[i], shares)
-        if len(observed):
-            _add_to_rows(_mark_missing(observed[w, i], len(shares)), -1.0, log_absent[i], shares)
-    for row in range(len(shares)):
-        log_likelihood[row] = _normalise(shares[row])
-
-
-@_kernel
-def _mark_missing(observed: Any, n_rows: int) -> Any:
-    """Return a word with the bits of missing values set, among the first `n_rows`."""
-    every = np.uint64(0xFFFFFFFFFFFFFFFF)
-    return ~observed & (every >> np.uint64(_ROWS_PER_WORD - n_rows))
-
-
-@_kernel
-def _add_to_rows(marked: Any, sign: float, term: Array, shares: Array) -> None:
-    while marked:
-        row = shares[_count_trailing_zeros(marked)]
-        for k in range(len(term)):
-            row[k] += sign * term[k]
-        marked &= marked - np.uint64(1)
-
-
-@_kernel
-def _add_rows_to_total(marked: Any, shares: Array, total: Array) -> None:
-    """Add the shares of the marked rows to a total."""
-    while marked:
-        row = shares[_count_trailing_zeros(marked)]
-        for k in range(len(total)):
-            total[k] += row[k]
-        marked &= marked - np.uint64(1)
-
-
-@_kernel
-def _normalise(scores: Array) -> float:
-    """Turn log P(x, k) into P(k | x), in place, and return log P(x)."""
-    largest = scores.max()
-    total = 0.0
-    for k in range(len(scores)):
-        gap = scores[k] - largest
-        scores[k] = math.exp(gap) if gap > _NEGLIGIBLE_LOG else 0.0
-        total += scores[k]
-    for k in range(len(scores)):
-        scores[k] /= total
-    return float(largest + math.log(total))
-
-
-@_kernel
-def _fill_posterior(
-    words: Words,
-    observed: Words,
-    log_odds: Array,
-    log_absent: Array,
-    start: Array,
-    shares: Array,
-    log_likelihood: Array,
-) -> None:
-    for w in range(len(words)):
-        rows = slice(_ROWS_PER_WORD * w, min(_ROWS_PER_WORD * (w + 1), len(shares)))
-        _score_word(
-            words, observed, w, log_odds, log_absent, start, shares[rows], log_likelihood[rows]
-        )
-
-
-@_kernel
-def _add_sums(
-    words: Words,
-    observed: Words,
-    row_weights: Array,
-    log_odds: Array,
-    log_absent: Array,
-    start: Array,
-    mass: Array,
-    ones: Array,
-    missing: Array,
-) -> float:
-    scratch, nats = np.empty((_ROWS_PER_WORD, len(start))), np.empty(_ROWS_PER_WORD)
-    total = 0.0
-    for w in range(len(words)):
-        first = _ROWS_PER_WORD * w
-        n_rows = min(_ROWS_PER_WORD, len(row_weights) - first)
-        shares = scratch[:n_rows]
-        _score_word(words, observed, w, log_odds, log_absent, start, shares, nats[:n_rows])
-        for row in range(n_rows):
-            weight = row_weights[first + row]
-            total += weight * nats[row]
-            for k in range(len(start)):
-                shares[row, k] *= weight
-            mass += shares[row]
-        for i in range(words.shape[1]):
-            _add_rows_to_total(words[w, i], shares, ones[i])
-            if len(observed):
-                _add_rows_to_total(_mark_missing(observed[w, i], n_rows), shares, missing[i])
-    return total
+def _make_mixture_rows(
+    params: BernoulliMixtureParams, block: BinaryBlock
+) -> tuple[MixtureRows, Array]:
+    """Return the rows of a block for standard errors, and their log-likelihood, (n_samples,)."""
+    posterior, nats = _posterior(params, block)
+    block = mask_unreached_planes(block, params.n_levels)
+    weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
+    class_weights, _ = params.compute_class_weights(block)
+    rows = MixtureRows(
+        block.unpack_values(),
+        block.unpack_mask(),
+        weights,
+        posterior,
+        np.broadcast_to(class_weights, posterior.shape),
+        params.make_predictors(block),
+    )
+    return rows, nats

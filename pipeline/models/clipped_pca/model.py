@@ -14,10 +14,13 @@ segments are pooled.
 symbol     field           shape
 =========  ==============  ================================
 W          loadings        (n_features, n_components)
-t          thresholds      (n_features,)
+t          thresholds      (n_planes,)
 C          correlation     (n_features, n_features)
 λ          eigenvalues     (n_eigenvalues,)
 =========  ==============  ================================
+
+An ordinal feature with k levels has k − 1 thresholds, one per plane: s_i ≥ c iff x_i > t_ic. The
+correlations are then polychoric; see `ordinal`.
 
 Wide data, of more than 2,000 features: correlations are computed in strips of features, and their
 spectrum by products with the strips. No task and no central step holds a square of all features.
@@ -52,14 +55,18 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
+from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.clipped_pca.standard_errors import MAX_FEATURES, add_standard_errors
+from pipeline.models.clipped_pca.standard_errors import MAX_PLANES, add_standard_errors
+from pipeline.models.registry import import_class
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure
 from pipeline.numerics.gaussian.pair_tables import PairStatus
+from pipeline.numerics.probit.interval_sites import interval_codes
 from pipeline.numerics.probit.wide_rows import probit_codes
 from pipeline.numerics.spectra.lanczos import (
     LeadingSpectrum,
@@ -75,7 +82,7 @@ from pipeline.numerics.spectra.linalg import (
     negative_share,
     shrink_eigenvalues,
 )
-from pipeline.params import array_field, optional_array_field
+from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memory
 from pipeline.passes.row_ranges import RangeResults, ReadRange
 from pipeline.random import RowRandom
@@ -104,6 +111,7 @@ from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
 Array = NDArray[np.float64]
 
+_ORDINAL_CLASS = "pipeline.models.clipped_pca.ordinal:OrdinalClippedPCA"  # it imports this file
 MIN_NOISE = 1e-3
 """Smallest ψ. Below it, one feature would determine a combination of the components exactly."""
 MAX_SQUARE_FEATURES = 2000
@@ -128,18 +136,25 @@ class ClippedPCAParams:
 
     `status` is the `PairStatus` of every pair. `null_eigenvalues` are the 95 % quantiles of the
     null spectra, empty unless they chose `n_components`. Standard errors are NaN where the data do
-    not determine them.
+    not determine them. `n_levels` is None if all features are binary.
     """
 
     loadings: Array = array_field("feature", "component")
     eigenvalues: Array = array_field("eigenvalue")
-    thresholds: Array = array_field("feature")
+    thresholds: Array = array_field("plane")
     null_eigenvalues: Array = array_field("null_eigenvalue")
     correlation: Array | None = optional_array_field("feature", "feature_j")
     status: NDArray[np.uint8] | None = optional_array_field("feature", "feature_j")
     loadings_error: Array | None = optional_array_field("feature", "component")
-    thresholds_error: Array | None = optional_array_field("feature")
+    thresholds_error: Array | None = optional_array_field("plane")
     correlation_error: Array | None = optional_array_field("feature", "feature_j")
+    n_levels: NDArray[np.int64] | None = optional_array_field(
+        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+    )
+
+    def repeat_for_planes(self, values: Array) -> Array:
+        """Repeat values of features, (..., n_features), for each of their planes."""
+        return values if self.n_levels is None else np.repeat(values, self.n_levels - 1, axis=-1)
 
 
 @dataclass(frozen=True)
@@ -163,12 +178,14 @@ class ClippedPCA(Model):
         the nearest correlation matrix, `shrink` uses (1 − τ) C + τ I with the least sufficient τ.
     errors
         `model` computes standard errors under the fitted Gaussians, for unrepaired tetrachoric
-        correlations of up to 1,000 features, unless rows have sampling weights; `none` omits them.
+        or polychoric correlations of up to 1,000 planes, unless rows have sampling weights; `none`
+        omits them.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.
     """
 
     name: ClassVar[str] = "clipped-pca"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
@@ -190,6 +207,19 @@ class ClippedPCA(Model):
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
 
+    def with_structure(self, structure: Structure) -> ClippedPCA:
+        """Return the model of ordinal features, or this model if all are binary."""
+        super().with_structure(structure)
+        if are_binary(structure.features):
+            return self
+        ordinal: ClippedPCA = import_class(_ORDINAL_CLASS).from_model(self, structure)
+        return ordinal
+
+    @property
+    def first_planes(self) -> NDArray[np.int64] | None:
+        """First plane of each feature, and the number of planes; None if all are binary."""
+        return None
+
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split the pairs of features so that a task's counts stay within a budget."""
         return make_tiles(n_features, 1, budget)
@@ -203,17 +233,17 @@ class ClippedPCA(Model):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the margins and fix the thresholds; refuse constant features unless kept."""
         observed, ones = pool_margins(first)
-        n_features = len(ones)
-        self._check_size(n_features)
+        params = self._make_first_params(_compute_thresholds(observed, ones))
+        self._check_size(len(params.loadings))
         if first.has_sampling_weights and self.n_components is None:
             raise FitError(
                 "The number of components cannot be chosen with sampling weights. "
                 "Set {components}.",
                 parameter="components",
             )
-        constant = np.flatnonzero((ones == 0) | (ones == observed))
+        constant = self._find_constant_features((ones == 0) | (ones == observed))
         return FitState(
-            self._empty_params(n_features, _compute_thresholds(observed, ones)),
+            params,
             working={
                 "total": np.array(first.total),
                 "weight_unit": np.array(first.weight_unit),
@@ -247,16 +277,24 @@ class ClippedPCA(Model):
                 parameter="repair",
             )
 
-    def _empty_params(self, n_features: int, thresholds: Array) -> ClippedPCAParams:
+    def _make_first_params(self, thresholds: Array) -> ClippedPCAParams:
         if self.estimator == "arcsine":
             thresholds = np.zeros_like(thresholds)
         none = np.zeros(0)
-        return ClippedPCAParams(np.zeros((n_features, 0)), none, thresholds, none)
+        return ClippedPCAParams(np.zeros((len(thresholds), 0)), none, thresholds, none)
+
+    def _find_constant_features(self, is_constant: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Return the constant features, given whether each plane is constant."""
+        return np.flatnonzero(is_constant)
+
+    def _name_features(self, features: NDArray[np.intp]) -> tuple[int, ...] | tuple[str, ...]:
+        """Return features for messages: indices, or names if an index stands for a plane."""
+        return tuple(features.tolist())
 
     def _warn_about_constants(self, constant: NDArray[np.intp]) -> tuple[FitWarning, ...]:
         if not constant.size:
             return ()
-        features: tuple[int, ...] = tuple(constant.tolist())
+        features = self._name_features(constant)
         if self.constant_features == "refuse":
             raise FitError(
                 "These features are constant: {features}. Leave them out, "
@@ -295,7 +333,7 @@ class ClippedPCA(Model):
     ) -> FitState:
         """Compute the correlations, their spectrum, and the loadings."""
         (correlation,), (status,) = estimate_correlations(
-            statistics, self._estimator_function, map_items
+            statistics, self._estimator_function, map_items, self.first_planes
         )
         repaired, shrinkage, repair_distance = self._repair(correlation)
         varying, constant = repaired.copy(), state.auxiliary["constant"]
@@ -321,12 +359,12 @@ class ClippedPCA(Model):
         }
         fitted = replace(fitted, diagnostics=diagnostics)
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
-        if self.errors == "none" or not is_plain or len(correlation) > MAX_FEATURES:
+        if self.errors == "none" or not is_plain or len(state.params.thresholds) > MAX_PLANES:
             return fitted
         if state.auxiliary["has_sampling_weights"]:
             warning = FitWarning("there are no standard errors for sampling weights")
             return replace(fitted, warnings=(*fitted.warnings, warning))
-        return add_standard_errors(fitted, statistics, rng)
+        return add_standard_errors(fitted, statistics, self.empty_cells, rng)
 
     def _repair(self, correlation: Array) -> tuple[Array, float, float]:
         """Return the repaired correlations, their shrinkage τ, and the distance of the repair."""
@@ -437,7 +475,7 @@ class ClippedPCA(Model):
         if self.n_components is not None:
             return np.zeros(0)
         spectra = draw_null_spectra(
-            counts, 0, self._estimator_function, seeds, _N_LEADING, map_items
+            counts, 0, self._estimator_function, seeds, _N_LEADING, map_items, self.first_planes
         )
         quantiles: Array = np.quantile(spectra, 0.95, axis=0)
         return quantiles
@@ -450,6 +488,9 @@ class ClippedPCA(Model):
         `converged` (n_samples,) is false if expectation propagation did not converge.
         """
         weights, offsets = probit_weights(params)
+        if params.n_levels is not None:
+            levels, observed = _unpack_levels(block, params.n_levels - 1)
+            return interval_codes(levels, weights, offsets, params.n_levels, observed)
         n_components = weights.shape[1]
         return probit_codes(
             block.unpack_values(),
@@ -467,19 +508,30 @@ class ClippedPCA(Model):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features); segments do not matter."""
+        """Draw rows, (n_samples, n_planes); segments do not matter."""
         weights, offsets = probit_weights(params)
         codes = rng.standard_normal((n_samples, weights.shape[1]))
         noise = rng.standard_normal((n_samples, len(weights)))
-        return (codes @ weights.T + offsets + noise > 0).astype(np.uint8)
+        means, noise = (params.repeat_for_planes(a) for a in (codes @ weights.T, noise))
+        return (means + offsets + noise > 0).astype(np.uint8)
 
     def reconstruct(
         self, params: ClippedPCAParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Return P(s = 1 | y), (n_samples, n_features); segments do not matter."""
+        """Return P(s = 1 | y) of each plane, (n_samples, n_planes); segments do not matter."""
         weights, offsets = probit_weights(params)
-        probabilities: Array = scipy.special.ndtr(codes @ weights.T + offsets)
+        means = params.repeat_for_planes(codes @ weights.T)
+        probabilities: Array = scipy.special.ndtr(means + offsets)
         return probabilities
+
+
+def _unpack_levels(
+    block: BinaryBlock, n_planes: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    """Return levels counted from 0 and their mask, (n_samples, n_features) each."""
+    firsts, mask = np.cumsum(n_planes) - n_planes, block.unpack_mask()
+    levels = np.add.reduceat(block.unpack_values(), firsts, axis=1, dtype=np.uint8)
+    return levels, None if mask is None else mask[:, firsts]
 
 
 def _compute_thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
@@ -500,11 +552,15 @@ def communalities(params: ClippedPCAParams) -> Array:
 
 
 def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
-    """Return weights and offsets of P(s_i = 1 | y) = Φ(w_i·y + b_i), with the noise divided out."""
+    """Return weights and offsets of P(s_i = 1 | y) = Φ(w_i·y + b_i), with the noise divided out.
+
+    Weights have a row per feature, offsets an entry per plane.
+    """
     communality = communalities(params)
     shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
     noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
-    return params.loadings * (shrink / noise)[:, None], -params.thresholds / noise
+    weights = params.loadings * (shrink / noise)[:, None]
+    return weights, -params.thresholds / params.repeat_for_planes(noise)
 
 
 def warn_about_margins(estimator: str, shares: Array) -> FitWarnings:

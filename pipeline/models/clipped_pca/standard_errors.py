@@ -6,7 +6,8 @@ correlation, t the thresholds and φ₂ the bivariate density at them, a row of 
     A_ij (x_i x_j − p_ij) − B_ij (x_i − p_i) − B_ji (x_j − p_j),
     A = 1 / φ₂,   B_ij = A_ij Φ((ρ_ij t_i − t_j) / √(1 − ρ_ij²)),
 
-divided by the share of rows in which both are observed.
+divided by the share of rows in which both are observed. For features with several levels, see
+`numerics.gaussian.polychoric_influence`: the sum then has a term for each pair of planes.
 
 Loadings: a row that changes R by D changes an eigenvector v of eigenvalue λ by (λ − R)⁺ D v, and λ
 by vᵀ D v. Sums over rows of D v (D v)ᵀ give the errors of loadings; no matrix is built per row.
@@ -17,7 +18,7 @@ over rows drawn from the fitted Gaussians, so that no row of the data is read ag
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -25,40 +26,69 @@ from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.state import FitState
-from pipeline.statistics.counts import PairCounts
+from pipeline.numerics.gaussian.polychoric_influence import polychoric_influence
+from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
+Planes = NDArray[np.int64]
 
-MAX_FEATURES = 1000
-"""Maximum number of features with standard errors."""
+MAX_PLANES = 1000
+"""Maximum number of planes with standard errors."""
 _MIN_ROWS, _MAX_ROWS = 1_000, 20_000
 _MAX_WORK = 2e10  # multiplications
 _BATCH_ENTRIES = 2**21
 _MIN_DENSITY = 1e-12
 
 
-def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -> FitState:
+def add_standard_errors(
+    state: FitState,
+    counts: PairCounts,
+    empty_cells: Literal["half", "none"],
+    rng: np.random.Generator,
+) -> FitState:
     """Add standard errors to the correlations, thresholds and loadings of a `ClippedPCA`.
 
     `counts` are the counts of all pairs, with segments pooled; `rng` draws the simulated rows.
     """
     params, weight = state.params, counts.weight
-    n, ones_i, ones_j, both = (
-        np.broadcast_to(np.asarray(a, np.float64), params.correlation.shape)
-        for a in counts.table(0)
-    )
-    influence = correlation_influence(params.correlation, n, ones_i, ones_j, both, weight)
+    firsts = None
+    if params.n_levels is None:
+        n, ones_i, ones_j, both = (
+            np.broadcast_to(np.asarray(a, np.float64), params.correlation.shape)
+            for a in counts.table(0)
+        )
+        influence = correlation_influence(params.correlation, n, ones_i, ones_j, both, weight)
+        errors = correlation_standard_errors(influence, n, ones_i, ones_j, both, weight)
+    else:
+        firsts = np.cumsum(params.n_levels - 1) - (params.n_levels - 1)
+        influence, errors = _compute_level_influence(params, counts.table(0), weight, empty_cells)
     observed, ones = (margin[0] for margin in counts.margins())
     params = replace(
         params,
-        correlation_error=correlation_standard_errors(influence, n, ones_i, ones_j, both, weight),
+        correlation_error=errors,
         thresholds_error=compute_threshold_errors(observed, ones),
     )
+    shares = (observed if firsts is None else observed[firsts]) / weight
     constant = state.auxiliary["constant"]
-    errors = _estimate_loading_errors(
-        params, influence, observed / weight, constant, rng
-    ) / np.sqrt(weight)
-    return replace(state, params=replace(params, loadings_error=errors))
+    loadings_error = _estimate_loading_errors(params, influence, shares, constant, rng)
+    return replace(state, params=replace(params, loadings_error=loadings_error / np.sqrt(weight)))
+
+
+def _compute_level_influence(
+    params: Any, table: PairTable, weight: float, empty_cells: Literal["half", "none"]
+) -> tuple[CorrelationInfluence, Array]:
+    """Return the influence of bits of planes on correlations, and the correlations' errors."""
+    first = np.concatenate([[0], np.cumsum(params.n_levels - 1)])
+    influence = polychoric_influence(*table, params.correlation, first, empty_cells=empty_cells)
+    n = np.broadcast_to(table.n, influence.joint.shape)
+    scale = weight / np.maximum(n, 1)
+    firsts = first[:-1]
+    scaled = CorrelationInfluence(
+        influence.joint * scale,
+        influence.single * scale[:, firsts],
+        influence.constant * scale[np.ix_(firsts, firsts)],
+    )
+    return scaled, influence.error
 
 
 def _estimate_loading_errors(
@@ -69,36 +99,35 @@ def _estimate_loading_errors(
     rng: np.random.Generator,
 ) -> Array:
     """Return the standard errors of loadings for one row."""
-    n_features, q = params.loadings.shape
-    n_rows = int(np.clip(_MAX_WORK / (n_features**2 * max(q, 1)), _MIN_ROWS, _MAX_ROWS))
-    X = _draw_rows(params.correlation, params.thresholds, n_rows, rng)
+    n_planes, q = len(params.thresholds), params.loadings.shape[1]
+    n_rows = int(np.clip(_MAX_WORK / (n_planes**2 * max(q, 1)), _MIN_ROWS, _MAX_ROWS))
+    X = _draw_rows(params, n_rows, rng)
     mask = None
     if (observed < 1).any():
-        mask = (rng.random(X.shape) < observed).astype(np.uint8)
+        mask = (rng.random((n_rows, len(observed))) < observed).astype(np.uint8)
     values = params.eigenvalues[:q]
     scale = np.where(values > 0, 1 / np.sqrt(np.where(values > 0, values, 1.0)), 0.0)
     vectors = params.loadings * scale
     varying = params.correlation.copy()
     varying[constant, constant] = 0.0
-    moments = sum_influence_products(X, mask, influence, vectors) / n_rows
+    moments = sum_influence_products(X, mask, influence, vectors, params.n_levels) / n_rows
     errors = loading_standard_errors(varying, values, vectors, moments)
     errors[constant] = np.nan
     return errors
 
 
-def _draw_rows(
-    correlation: Array, thresholds: Array, n_rows: int, rng: np.random.Generator
-) -> NDArray[np.uint8]:
-    """Draw bits of Gaussians, (n_rows, n_features); negative eigenvalues are set to 0."""
-    values, vectors = scipy.linalg.eigh(correlation)
+def _draw_rows(params: Any, n_rows: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Draw bits of Gaussians, (n_rows, n_planes); negative eigenvalues are set to 0."""
+    values, vectors = scipy.linalg.eigh(params.correlation)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     root /= np.linalg.norm(root, axis=1)[:, None]
     x = rng.standard_normal((n_rows, len(values))) @ root.T
-    return (x > thresholds).astype(np.uint8)
+    is_above: NDArray[np.bool_] = params.repeat_for_planes(x) > params.thresholds
+    return is_above.astype(np.uint8)
 
 
 def compute_threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
-    """Return the standard errors of −Φ⁻¹(p), (n_features,); NaN for constant features."""
+    """Return the standard errors of −Φ⁻¹(p), (n_planes,); NaN for constant planes."""
     p = ones / observed
     density = np.exp(-(scipy.special.ndtri(np.clip(p, 1e-300, 1 - 1e-16)) ** 2) / 2)
     errors = np.sqrt(2 * np.pi * p * (1 - p) / observed) / np.maximum(density, 1e-300)
@@ -106,11 +135,11 @@ def compute_threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64
 
 
 class CorrelationInfluence(NamedTuple):
-    """Influence of bits on correlations, (n_features, n_features); 0 without information."""
+    """Influence of bits on correlations; 0 without information."""
 
-    joint: Array  # A divided by the share of rows with both observed
-    single: Array  # B divided by this share: influence of feature i on its pair with j
-    constant: Array  # the part that is the same in every row, joint p_ij − single p_i − singleᵀ p_j
+    joint: Array  # A divided by the share of rows with both observed, (n_planes, n_planes)
+    single: Array  # B divided by this share: influence of plane i on its pair with j
+    constant: Array  # the part that is the same in every row, (n_features, n_features)
 
 
 def correlation_influence(
@@ -168,16 +197,20 @@ def sum_influence_products(
     observed: NDArray[np.uint8] | None,
     influence: CorrelationInfluence,
     vectors: Array,
+    n_levels: Planes | None = None,
 ) -> Array:
     """Sum (D v)(D v)ᵀ over rows, minus the contribution of their mean.
 
-    `X` and `observed` are (n_samples, n_features); `observed` is None if every value is observed.
+    `X` is (n_samples, n_planes) and `observed` (n_samples, n_features), None if every value is
+    observed. `n_levels` is (n_features,), None if all features are binary.
     Return the sums for each eigenvector in `vectors` (n_features, n_components), as an array of
     shape (n_components, n_features, n_features).
     """
     n_features, q = vectors.shape
+    n_planes = np.ones(n_features, np.int64) if n_levels is None else n_levels - 1
+    firsts = np.cumsum(n_planes) - n_planes
     products, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
-    height = max(1, _BATCH_ENTRIES // n_features)
+    height = max(1, _BATCH_ENTRIES // X.shape[1])
     for start in range(0, len(X), height):
         check_cancelled()
         x = X[start : start + height].astype(np.float64)
@@ -185,10 +218,12 @@ def sum_influence_products(
         m = np.ones((1, n_features))
         if observed is not None:
             m = observed[start : start + height].astype(np.float64)
-            x *= m
+            x *= np.repeat(m, n_planes, axis=1)
         for k, v in enumerate(vectors.T):
-            xv, mv = x * v, m * v
+            xv, mv = x * np.repeat(v, n_planes), m * v
             moves = x * (xv @ influence.joint - mv @ influence.single.T)
+            if n_levels is not None:
+                moves = np.add.reduceat(moves, firsts, axis=1)
             moves -= m * (xv @ influence.single + mv @ influence.constant)
             products[k] += moves.T @ moves
             sums[k] += moves.sum(axis=0)

@@ -26,9 +26,12 @@ from scipy.special import expit
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitWarning
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.logistic.asymptotes import Asymptotes, join_asymptotes
+from pipeline.numerics.logistic.bifactor import TraitBlocks, bifactor_e_step, find_trait_blocks
 from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
+    MAX_COMPONENTS,
     MAX_NODES_PER_AXIS,
     Nodes,
     drop_light_nodes,
@@ -46,6 +49,7 @@ from pipeline.numerics.logistic.logistic_regression import logistic_m_step
 from pipeline.numerics.logistic.logistic_sites import ep_e_step
 from pipeline.numerics.logistic.newton_step import NewtonStatistics, take_newton_step
 from pipeline.numerics.logistic.parameter_expansion import TraitGaussian, estimate_trait_gaussian
+from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.statistics.sums import Sums
@@ -64,7 +68,7 @@ NODES_PER_AXIS_LIMITS = {1: MAX_NODES_PER_AXIS, 2: 61, 3: 21}
 """Largest number of nodes per axis that a fit chooses, by the number of components."""
 
 _MAX_SLOPE_STEP = 2.5  # a h
-_MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look like steps
+MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look like steps
 # Posterior mass of the likeliest node along one axis, averaged over rows. In fits of survey, test
 # and simulated data, the objective was off by up to 0.02 nats per row if this share was above 0.6,
 # by 5e-3 above 0.5 and by 1e-3 at 0.45; slopes of one component by up to 5e-3 at 0.65, 1e-3 at 0.55
@@ -86,12 +90,20 @@ class TraitGroup(NamedTuple):
         Of the items for these rows, (n_features, q) and (n_features,).
     mean, root
         Mean of the traits, (q,), and the Cholesky factor of their covariance, (q, q).
+    asymptotes
+        Guessing and slipping of the items; None if their curves range from 0 to 1.
+    coefficients, center
+        Γ, (n_covariates, q), and c, (n_covariates,), if rows have covariates z_n: then
+        x = mean + Γᵀ(z_n − c) + root e with e ~ N(0, I).
     """
 
     weights: Array
     offsets: Array
     mean: Array
     root: Array
+    asymptotes: Asymptotes | None = None
+    coefficients: Array | None = None
+    center: Array | None = None
 
     @property
     def items(self) -> TraitItems:
@@ -101,6 +113,14 @@ class TraitGroup(NamedTuple):
     def to_traits(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
         """Convert means, (n_samples, q), and covariances of u to those of x."""
         return self.mean + mean @ self.root.T, self.root @ covariance @ self.root.T
+
+    def compute_row_means(self, covariates: Array | None) -> Array | None:
+        """Return the prior mean of u in each row, (n_samples, q); None if all are 0."""
+        if self.coefficients is None or self.center is None:
+            return None
+        assert covariates is not None
+        means = (covariates - self.center) @ self.coefficients
+        return np.ascontiguousarray(np.linalg.solve(self.root, means.T).T)
 
 
 @dataclass(frozen=True)
@@ -126,14 +146,40 @@ class LatentTraitParams:
         those without degrees of freedom.
     segments, segment_rows
         Indices of the groups of rows, in the order of their names, and their numbers of rows. All
-        arrays of groups are None without groups and known items. Otherwise `weights` and `offsets`
-        have the values of the first group.
+        arrays of groups are None without groups. Otherwise `weights` and `offsets` have the values
+        of the first group.
     trait_mean, trait_covariance
-        Distribution of the traits in each group.
+        Distribution of the traits in each group, or of all rows in a fit with known items.
     group_weights, group_offsets
         Weights and offsets of the items in each group.
+    is_known
+        Which weights and offsets (side by side) were known before the fit; None if it estimated all
+        of them.
     trait_mean_error, trait_covariance_error, group_weights_error, group_offsets_error
         Standard errors; 0 for parameters that were not estimated.
+    guessing, slipping, guessing_error, slipping_error
+        Lower asymptote of each item's curve, and 1 minus its upper asymptote, with standard errors;
+        None if they are 0. `group_guessing` and the like have them by group.
+    coefficients, coefficients_error
+        Change of the traits' mean per unit of each covariate, and standard errors. `trait_mean` and
+        offsets are those where all covariates are 0.
+    covariate_center
+        Means of the covariates in the fitted rows, where nodes are centred; 0 if known items and
+        traits leave no parameter to shift.
+    population_mean, population_covariance
+        Distribution of the traits over the fitted rows of each group, with their covariates.
+    n_levels
+        Number of levels of each item; None, as all arrays of levels, if all items are binary.
+        `offsets` are then the means of an item's `level_offsets` if it is graded, else its last one
+        divided by the number of planes, and `difficulty` is −b / w.
+    level_offsets, level_offsets_error
+        Offset of each plane, see `numerics.logistic.categories.curves`, and standard errors.
+    level_weights, level_weights_error
+        Weights of each plane of nominal items, and standard errors. `weights` are those of the last
+        plane divided by the number of planes.
+    level_difficulty, level_difficulty_error
+        Position on the only component where P(y ≥ level) is one half, if items are graded, or where
+        a level and the one below are equally likely, and standard errors.
     """
 
     weights: Array = array_field("feature", "component", allowed=_STORED_RANGE)
@@ -162,6 +208,29 @@ class LatentTraitParams:
     group_weights_error: Array | None = optional_array_field("segment", "feature", "component")
     group_offsets: Array | None = optional_array_field("segment", "feature")
     group_offsets_error: Array | None = optional_array_field("segment", "feature")
+    is_known: NDArray[np.bool_] | None = optional_array_field("item", "parameter")
+    guessing: Array | None = optional_array_field("feature")
+    guessing_error: Array | None = optional_array_field("feature")
+    slipping: Array | None = optional_array_field("feature")
+    slipping_error: Array | None = optional_array_field("feature")
+    group_guessing: Array | None = optional_array_field("segment", "feature")
+    group_guessing_error: Array | None = optional_array_field("segment", "feature")
+    group_slipping: Array | None = optional_array_field("segment", "feature")
+    group_slipping_error: Array | None = optional_array_field("segment", "feature")
+    coefficients: Array | None = optional_array_field("covariate", "component")
+    coefficients_error: Array | None = optional_array_field("covariate", "component")
+    covariate_center: Array | None = optional_array_field("covariate")
+    population_mean: Array | None = optional_array_field("segment", "component")
+    population_covariance: Array | None = optional_array_field(
+        "segment", "component", "component_j"
+    )
+    n_levels: NDArray[np.int64] | None = optional_array_field("feature")
+    level_offsets: Array | None = optional_array_field("plane")
+    level_offsets_error: Array | None = optional_array_field("plane")
+    level_weights: Array | None = optional_array_field("plane", "component")
+    level_weights_error: Array | None = optional_array_field("plane", "component")
+    level_difficulty: Array | None = optional_array_field("plane")
+    level_difficulty_error: Array | None = optional_array_field("plane")
 
     @property
     def free_parameters(self) -> Array:
@@ -173,6 +242,11 @@ class LatentTraitParams:
         """Weights and offsets, as the kernels take them."""
         return TraitItems(self.weights, self.offsets)
 
+    @property
+    def asymptotes(self) -> Asymptotes | None:
+        """Guessing and slipping, (n_features,) each; None if all curves range from 0 to 1."""
+        return join_asymptotes(self.guessing, self.slipping)
+
     def get_group(self, segment: int) -> TraitGroup:
         """Return items and traits of the rows of a segment.
 
@@ -180,10 +254,17 @@ class LatentTraitParams:
         """
         if self.trait_mean is None:
             q = self.weights.shape[1]
-            return TraitGroup(self.weights, self.offsets, np.zeros(q), np.eye(q))
-        assert self.segments is not None
-        assert self.segment_rows is not None
+            return TraitGroup(self.weights, self.offsets, np.zeros(q), np.eye(q), self.asymptotes)
         assert self.trait_covariance is not None
+        shift = np.zeros(self.weights.shape[1])
+        if self.coefficients is not None and self.covariate_center is not None:
+            shift = self.covariate_center @ self.coefficients
+        regression = self.coefficients, self.covariate_center
+        if self.segments is None:
+            root = np.linalg.cholesky(self.trait_covariance[0])
+            mean = self.trait_mean[0] + shift
+            return TraitGroup(self.weights, self.offsets, mean, root, self.asymptotes, *regression)
+        assert self.segment_rows is not None
         assert self.group_weights is not None
         assert self.group_offsets is not None
         shares = (self.segments == segment).astype(np.float64)
@@ -193,12 +274,32 @@ class LatentTraitParams:
         distance = self.trait_mean - mean
         spread = self.trait_covariance + distance[:, :, None] * distance[:, None]
         covariance = np.tensordot(shares, spread, 1)
+        if len(mean) > MAX_COMPONENTS:  # only uncorrelated traits can be integrated out
+            covariance = covariance * np.eye(len(mean))
         return TraitGroup(
             np.tensordot(shares, self.group_weights, 1),
             shares @ self.group_offsets,
-            mean,
+            mean + shift,
             np.linalg.cholesky(covariance),
+            join_asymptotes(
+                None if self.group_guessing is None else shares @ self.group_guessing,
+                None if self.group_slipping is None else shares @ self.group_slipping,
+            ),
+            *regression,
         )
+
+    def get_population(self, segment: int) -> TraitGroup:
+        """Return items and traits as `get_group`, but of rows whose covariates are unknown."""
+        if self.population_mean is None:
+            return self.get_group(segment)
+        population = replace(
+            self,
+            trait_mean=self.population_mean,
+            trait_covariance=self.population_covariance,
+            coefficients=None,
+            covariate_center=None,
+        )
+        return population.get_group(segment)
 
     def with_free_parameters(self, values: Array) -> LatentTraitParams:
         """Return a copy with other weights and offsets, side by side.
@@ -210,21 +311,38 @@ class LatentTraitParams:
         return replace(self, weights=limited[:, :-1].copy(), offsets=limited[:, -1].copy())
 
 
-def make_params(weights: Array, offsets: Array) -> LatentTraitParams:
+def make_params(
+    weights: Array, offsets: Array, asymptotes: Asymptotes | None = None
+) -> LatentTraitParams:
     """Make unrotated parameters."""
-    n_components = weights.shape[1]
-    return LatentTraitParams(weights, offsets, weights, np.eye(n_components), np.eye(n_components))
+    axes = np.eye(weights.shape[1])
+    params = LatentTraitParams(weights, offsets, weights, axes, axes.copy())
+    return params if asymptotes is None else replace(params, **asymptotes._asdict())
 
 
-def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
-    """Compute the sums of the M-step by the estimator of the stage."""
+def e_step(
+    params: LatentTraitParams,
+    working: Arrays,
+    block: BinaryBlock,
+    regression: RowRegression | None = None,
+) -> Sums:
+    """Compute the sums of the M-step by the estimator of the stage.
+
+    With a regression, which quadrature alone can have, they include those of `sum_regression`.
+    """
     if "has_own_nodes" in working:
-        stretch = float(working.get("stretch", 1.0))
-        return _e_step_with_gradient(partial(lattice_e_step, stretch=stretch), params, block)
+        run = partial(lattice_e_step, stretch=float(working.get("stretch", 1.0)))
+        if regression is not None:
+            run = partial(run, row_means=regression.means)
+        return _e_step_with_gradient(run, params, block, regression)
     if "by_sites" in working:
         return _e_step_with_gradient(ep_e_step, params, block)
+    if (blocks := blocks_from_working(working)) is not None:
+        stretch = float(working.get("stretch", 1.0))
+        kernel = partial(bifactor_e_step, blocks=blocks, stretch=stretch)
+        return _e_step_with_gradient(kernel, params, block)
     if (nodes := nodes_from_working(working)) is not None:
-        return _e_step_on_nodes(params, nodes, block)
+        return _e_step_on_nodes(params, nodes, block, regression)
     bits = (block.words, block.observed_words, block.n_samples)
     moments = variational_e_step(*bits, params.weights, params.offsets, block.row_weights)
     values = {
@@ -237,9 +355,19 @@ def e_step(params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Su
     return Sums.from_block(block, moments.bound, values)
 
 
-def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
+def _e_step_on_nodes(
+    params: LatentTraitParams, nodes: Nodes, block: BinaryBlock, regression: RowRegression | None
+) -> Sums:
     X, observed = block.unpack_values(), block.unpack_mask()
-    counts = node_statistics(X, observed, params.weights, params.offsets, nodes, block.row_weights)
+    counts = node_statistics(
+        X,
+        observed,
+        *params.items,
+        nodes,
+        block.row_weights,
+        params.asymptotes,
+        None if regression is None else regression.means,
+    )
     extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     values = {
         "ones": counts.ones,
@@ -247,12 +375,16 @@ def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock
         "moments": extended.T @ (counts.rows[:, None] * extended),
         "peak": np.array(counts.peak),
         "empty_rows": np.array(block.count_unobserved_rows()),
+        **sum_regression(regression, counts.codes, block.row_weights),
     }
     return Sums.from_block(block, counts.log_likelihood, values)
 
 
 def _e_step_with_gradient(
-    e_step: Callable[..., NewtonStatistics], params: LatentTraitParams, block: BinaryBlock
+    e_step: Callable[..., NewtonStatistics],
+    params: LatentTraitParams,
+    block: BinaryBlock,
+    regression: RowRegression | None = None,
 ) -> Sums:
     X, observed = block.unpack_values(), block.unpack_mask()
     moments = e_step(X, observed, params.weights, params.offsets, block.row_weights)
@@ -262,8 +394,23 @@ def _e_step_with_gradient(
         "moments": moments.moments,
         "rounds": np.array(moments.rounds),
         "empty_rows": np.array(block.count_unobserved_rows()),
+        **sum_regression(regression, moments.codes, block.row_weights),
     }
     return Sums.from_block(block, moments.log_likelihood, values)
+
+
+def sum_regression(
+    regression: RowRegression | None, codes: Array, row_weights: Array | None
+) -> dict[str, Array]:
+    """Return Σ_n r_n z_n ⟨u_n⟩ᵀ, (p, q), and Σ_n r_n ẑ_n ẑ_nᵀ with ẑ = (z, 1), (p + 1, p + 1).
+
+    `codes` are ⟨u_n⟩, (n_samples, q), and `row_weights` r_n, (n_samples,), or all 1.
+    """
+    if regression is None:
+        return {}
+    z = np.column_stack([regression.covariates, np.ones(len(codes))])
+    weighted = z if row_weights is None else z * row_weights[:, None]
+    return {"covariate_codes": weighted[:, :-1].T @ codes, "covariate_products": weighted.T @ z}
 
 
 def m_step(
@@ -306,7 +453,7 @@ def m_step(
     else:
         weights, offsets = variational_m_step(values["curvature"], values["target"], precision)
     weights, offsets = traits.absorb(weights, offsets)
-    return np.column_stack([weights, offsets]), np.linalg.norm(weights, axis=1) > _MAX_SLOPE
+    return np.column_stack([weights, offsets]), np.linalg.norm(weights, axis=1) > MAX_SLOPE
 
 
 def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> VariationalPosterior:
@@ -435,7 +582,7 @@ class NodeGrid:
     def is_diverging(self, weights: Array) -> NDArray[np.bool_]:
         """Return which weights no allowed number of nodes can resolve, (n_features,)."""
         is_finest = self.nodes_per_axis >= NODES_PER_AXIS_LIMITS[self.n_components]
-        return np.asarray(is_finest & (np.linalg.norm(weights, axis=1) > _MAX_SLOPE))
+        return np.asarray(is_finest & (np.linalg.norm(weights, axis=1) > MAX_SLOPE))
 
     def warn_about_nodes(
         self, weights: Array, diverging: Indices, peak: float, prior: str
@@ -467,6 +614,32 @@ class NodeGrid:
             f"the posteriors of many rows are narrower than the distance of {self.nodes_per_axis} "
             f"nodes per axis: the objective may be off by 0.01 nats per row; use {remedy}"
         )
+        return [FitWarning(text)]
+
+
+@dataclass(frozen=True)
+class EvenGrid(NodeGrid):
+    """A grid of equally spaced nodes, chosen for the items."""
+
+    spacing: float
+
+    @property
+    def max_slope(self) -> float:
+        """The steepest slope along an axis that the nodes can resolve."""
+        return _MAX_SLOPE_STEP / self.spacing
+
+    def is_diverging(self, weights: Array) -> NDArray[np.bool_]:
+        """Return which weights are too large to be estimates, (n_features,)."""
+        return np.asarray(np.linalg.norm(weights, axis=1) > MAX_SLOPE)
+
+    def warn_about_nodes(
+        self, weights: Array, diverging: Indices, peak: float, prior: str
+    ) -> list[FitWarning]:
+        """Warn if the number of nodes that was set is too small."""
+        steep = np.setdiff1d(self.find_steep_features(weights), diverging)
+        if not steep.size and not self.is_too_coarse(peak):
+            return []
+        text = f"{self.nodes_per_axis} nodes are too few for these items; leave out {{nodes}}"
         return [FitWarning(text)]
 
 
@@ -534,6 +707,9 @@ def grid_from_working(working: Arrays) -> NodeGrid | None:
     """Return the grid of a stage, or None if it uses none."""
     if "nodes_an_axis" not in working:
         return None
+    if "node_spacing" in working:
+        n_nodes, q = working["points"].shape
+        return EvenGrid(n_nodes, q, float(working["node_spacing"]))
     return NodeGrid(int(working["nodes_an_axis"]), working["points"].shape[1])
 
 
@@ -568,6 +744,11 @@ def nodes_from_working(working: Arrays) -> Nodes | None:
     return Nodes(working["points"], working["log_weights"]) if "points" in working else None
 
 
+def blocks_from_working(working: Arrays) -> TraitBlocks | None:
+    """Return the blocks of items of a bifactor model, or None if the E-step uses none."""
+    return find_trait_blocks(working["loads"]) if "loads" in working else None
+
+
 def represents_all_scales(params: LatentTraitParams, working: Arrays, sums: Sums) -> bool:
     """Return whether the estimate of the likelihood does not depend on the scale of the traits.
 
@@ -584,9 +765,9 @@ def represents_all_scales(params: LatentTraitParams, working: Arrays, sums: Sums
 
 def is_variational(working: Arrays) -> bool:
     """Return whether the E-step of a stage is variational."""
-    return nodes_from_working(working) is None and "by_sites" not in working
+    return nodes_from_working(working) is None and not {"by_sites", "loads"} & {*working}
 
 
 def has_likelihood(working: Arrays) -> bool:
     """Return whether a stage maximizes the likelihood, exactly or by expectation propagation."""
-    return grid_from_working(working) is not None or "by_sites" in working
+    return grid_from_working(working) is not None or bool({"by_sites", "loads"} & {*working})

@@ -13,20 +13,26 @@ from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.numerics.logistic.asymptotes import (
+    Asymptotes,
+    compute_probabilities,
+    differentiate_curves,
+    list_directions,
+)
 from pipeline.numerics.logistic.information import compute_marginal_reliability
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-_SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
+SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
 _MIN_ITEMS = 3  # fewer items have no informative sum scores
-_MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
-_MIN_PAIR_VARIANCE = 1e-12
-_INVALID_WITH_WEIGHTS = "the rows have sampling weights"
+MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
+MIN_PAIR_VARIANCE = 1e-12
+INVALID_WITH_WEIGHTS = "the rows have sampling weights"
 _MAX_STEPS = 2000
 _RESIDUAL_TOLERANCE = 1e-4  # relative norm of the residual; the relative error of M₂ is near 1e-7
-_RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
+RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
 
 
 def compute_fit_statistics(
@@ -36,14 +42,16 @@ def compute_fit_statistics(
     rank: int,
     varying: NDArray[np.intp],
     has_sampling_weights: bool,
+    directions: Array | None = None,
 ) -> dict[str, Any]:
     """Return likelihood, information criteria, reliability, M₂ with its indices, and rows of S-X².
 
     `sums` is the result of `summarize_information` over all rows, `rank` the number of identifiable
-    parameters, and `varying` the features that are not constant. Entries that end in `_missing`
-    state why an index is left out.
+    parameters, and `varying` the features that are not constant. `directions` are as in
+    `compute_m2_fit`. Entries that end in `_missing` state why an index is left out.
     """
     n, log_likelihood = sums.weight, sums.objective
+    asymptotes = _select_asymptotes(params, varying)
     statistics: dict[str, Any] = {
         "log_likelihood": log_likelihood,
         "n_parameters": rank,
@@ -51,10 +59,10 @@ def compute_fit_statistics(
     }
     if params.weights.shape[1] == 1:
         curves = (params.weights[varying, 0], params.offsets[varying])
-        statistics["marginal_reliability"] = compute_marginal_reliability(*curves)
+        statistics["marginal_reliability"] = compute_marginal_reliability(*curves, asymptotes)
     if has_sampling_weights:
         names = ("aic", "m2", "s_x2")
-        return statistics | {f"{name}_missing": _INVALID_WITH_WEIGHTS for name in names}
+        return statistics | {f"{name}_missing": INVALID_WITH_WEIGHTS for name in names}
     statistics |= {
         "aic": 2 * rank - 2 * log_likelihood,
         "bic": rank * float(np.log(n)) - 2 * log_likelihood,
@@ -63,35 +71,51 @@ def compute_fit_statistics(
         statistics["s_x2_missing"] = reason
     else:
         statistics["s_x2_rows"] = int(sums.values["score_rows"].sum())
-    if "both" not in sums.values:
-        return statistics | {"m2_missing": "there are too many items to compare their pairs"}
+    size = len(varying)
+    df = size * (size + 1) // 2 - rank
+    if reason := explain_missing_m2(sums, size, df, rank):
+        return statistics | {"m2_missing": reason}
     both = sums.values["both"][np.ix_(varying, varying)]
     n_complete = int(sums.values["score_rows"].sum())
-    size = len(varying)
-    if (df := size * (size + 1) // 2 - rank) < 1:
-        return statistics | {"m2_missing": f"{size} items leave no degree of freedom"}
-    if n_complete < rank:
-        return statistics | {
-            "m2_missing": f"{n_complete:,} rows are too few for {rank:,} parameters"
-        }
-    if 2 * n_complete < n:
-        return statistics | {"m2_missing": f"only {n_complete:,} of {n:,.0f} rows have all values"}
     if _has_constant_item(both, n_complete):
         return statistics | {"m2_missing": "an item is constant in the rows that have all values"}
     weights, offsets = params.weights[varying], params.offsets[varying]
-    if _is_certain_of_pairs(weights, offsets, nodes):
+    if _is_certain_of_pairs(weights, offsets, nodes, asymptotes):
         return statistics | {"m2_missing": "some pairs of items have a probability of 0 or 1"}
-    fitted = compute_m2_fit(both, n_complete, weights, offsets, nodes, rank)
+    model = (weights, offsets, nodes, rank, asymptotes, directions)
+    fitted = compute_m2_fit(both, n_complete, *model)
     assert fitted.df == df
     independent = compute_independence_fit(both, n_complete)
-    return statistics | _fit_indices(fitted, independent, n_complete)
+    return statistics | compute_fit_indices(fitted, independent, n_complete)
 
 
-def _is_certain_of_pairs(weights: Array, offsets: Array, nodes: Nodes) -> bool:
+def explain_missing_m2(sums: Sums, n_items: int, df: int, rank: int) -> str:
+    """Return why there is no M₂, or an empty text if nothing in the sums prevents it."""
+    if "both" not in sums.values:
+        return "there are too many items to compare their pairs"
+    if df < 1:
+        return f"{n_items} items leave no degree of freedom"
+    n, n_complete = sums.weight, int(sums.values["score_rows"].sum())
+    if n_complete < rank:
+        return f"{n_complete:,} rows are too few for {rank:,} parameters"
+    if 2 * n_complete < n:
+        return f"only {n_complete:,} of {n:,.0f} rows have all values"
+    return ""
+
+
+def _select_asymptotes(params: LatentTraitParams, features: NDArray[np.intp]) -> Asymptotes | None:
+    if (asymptotes := params.asymptotes) is None:
+        return None
+    return Asymptotes(*(values[features] for values in asymptotes))
+
+
+def _is_certain_of_pairs(
+    weights: Array, offsets: Array, nodes: Nodes, asymptotes: Asymptotes | None
+) -> bool:
     """Return whether the variance of a product of two bits is 0, or nearly so."""
-    P = scipy.special.expit(nodes.points @ weights.T + offsets)
+    P = compute_probabilities(nodes.points @ weights.T + offsets, asymptotes)
     shares = _compute_expected_shares(P, np.exp(nodes.log_weights))
-    return bool((shares * (1 - shares)).min() < _MIN_PAIR_VARIANCE)
+    return bool((shares * (1 - shares)).min() < MIN_PAIR_VARIANCE)
 
 
 def _compute_expected_shares(P: Array, node_shares: Array) -> Array:
@@ -117,7 +141,7 @@ def compute_reliability(sums: Sums) -> Array:
     return reliability
 
 
-def _fit_indices(
+def compute_fit_indices(
     fitted: LimitedInformationFit, independent: LimitedInformationFit, n_rows: int
 ) -> dict[str, Any]:
     """Return RMSEA with its 90 % interval, SRMSR, CFI and TLI (P. M. Bentler, 1990)."""
@@ -145,13 +169,18 @@ def _noncentrality(value: float, df: int, level: float) -> float:
 
 
 def compute_item_statistics(
-    params: LatentTraitParams, sums: Sums, nodes: Nodes, varying: NDArray[np.intp]
+    params: LatentTraitParams,
+    sums: Sums,
+    nodes: Nodes,
+    varying: NDArray[np.intp],
+    n_own_asymptotes: int = 0,
 ) -> dict[str, Array]:
     """Return infit, outfit, and S-X² with its degrees of freedom and p-value, each (n_features,).
 
     `sums` is the result of `summarize_information` over all rows. Residuals are taken at the means
     of the codes. S-X² is NaN for constant features, and for those without degrees of freedom. With
-    too many or too few items there is none.
+    too many or too few items there is none. `n_own_asymptotes` is the number of asymptotes that
+    are estimated for each item.
     """
     values, statistics = sums.values, compute_residual_fit(sums)
     if explain_missing_s_x2(values, varying):
@@ -171,8 +200,10 @@ def compute_item_statistics(
         params.offsets[varying],
         nodes,
         shares,
+        _select_asymptotes(params, varying),
+        n_own_asymptotes,
     )
-    for name, value in zip(_SCORE_STATISTICS, by_score, strict=True):
+    for name, value in zip(SCORE_STATISTICS, by_score, strict=True):
         statistics[name] = np.full(len(params.offsets), np.nan)
         statistics[name][varying] = value
     return statistics
@@ -214,6 +245,8 @@ def item_fit_statistics(
     offsets: Array,
     nodes: Nodes,
     shares: Array,
+    asymptotes: Asymptotes | None = None,
+    n_own_asymptotes: int = 0,
 ) -> ItemFit:
     """Compute S-X² of each item from the rows without missing values.
 
@@ -240,19 +273,24 @@ def item_fit_statistics(
         The model, as in `compute_m2_fit`.
     shares
         Share s of each item, (n_features,); 1 if no values are missing.
+    asymptotes, n_own_asymptotes
+        Guessing and slipping, if any, and how many of them are parameters of one item.
     """
-    expected = item_probabilities_by_score(weights, offsets, nodes)
+    n_parameters = weights.shape[1] + 1 + n_own_asymptotes
+    expected = item_probabilities_by_score(weights, offsets, nodes, asymptotes)
     s_x2, df = np.full(len(offsets), np.nan), np.full(len(offsets), np.nan)
     for i, share in enumerate(shares):
         cells = _merge_cells(rows[1:-1], ones[1:-1, i], expected[1:-1, i] * rows[1:-1])
-        if len(cells) > weights.shape[1] + 1:
+        if len(cells) > n_parameters:
             n, o, e = cells.T
             s_x2[i] = (n * (o - e) ** 2 / (e * (n - e))).sum()
-            df[i] = len(cells) - share * (weights.shape[1] + 1)
+            df[i] = len(cells) - share * n_parameters
     return ItemFit(s_x2, df, scipy.special.chdtrc(df, s_x2))
 
 
-def item_probabilities_by_score(weights: Array, offsets: Array, nodes: Nodes) -> Array:
+def item_probabilities_by_score(
+    weights: Array, offsets: Array, nodes: Nodes, asymptotes: Asymptotes | None = None
+) -> Array:
     """Return P(item | sum score), (n_features + 1, n_features).
 
     Given a node, the characteristic function of the score is a product with one factor per item.
@@ -261,7 +299,7 @@ def item_probabilities_by_score(weights: Array, offsets: Array, nodes: Nodes) ->
     """
     n_features, share = len(offsets), np.exp(nodes.log_weights)
     n_points = n_features + 1 + n_features % 2
-    P = scipy.special.expit(nodes.points @ weights.T + offsets)
+    P = compute_probabilities(nodes.points @ weights.T + offsets, asymptotes)
     phase = np.exp(-2j * np.pi * np.arange(n_points // 2 + 1) / n_points) - 1
     product = np.exp(sum(np.log1p(np.outer(p, phase)) for p in P.T))
     scores = np.fft.irfft(share @ product, n_points)
@@ -278,7 +316,7 @@ def _merge_cells(rows: NDArray[np.int64], ones: NDArray[np.int64], expected: Arr
     ends, n, e = [0], 0.0, 0.0
     for k, (n_rows, n_ones) in enumerate(zip(rows.tolist(), expected.tolist(), strict=True), 1):
         n, e = n + n_rows, e + n_ones
-        if min(e, n - e) >= _MIN_EXPECTED:
+        if min(e, n - e) >= MIN_EXPECTED:
             ends.append(k)
             n = e = 0.0
     cells = np.column_stack([rows, ones, expected])
@@ -298,10 +336,10 @@ class LimitedInformationFit(NamedTuple):
 
 
 class _Curves(NamedTuple):
-    """P(x_i = 1 | node), its slope σ', (n_nodes, n_features), and node weights, (n_nodes,)."""
+    """P(x_i = 1 | node), P (1 − P), (n_nodes, n_features), and node weights, (n_nodes,)."""
 
     P: Array
-    slope: Array
+    variance: Array
     share: Array
 
 
@@ -313,7 +351,14 @@ class _ShareDerivatives(NamedTuple):
 
 
 def compute_m2_fit(
-    both: NDArray[np.int64], n_rows: int, weights: Array, offsets: Array, nodes: Nodes, rank: int
+    both: NDArray[np.int64],
+    n_rows: int,
+    weights: Array,
+    offsets: Array,
+    nodes: Nodes,
+    rank: int,
+    asymptotes: Asymptotes | None = None,
+    directions: Array | None = None,
 ) -> LimitedInformationFit:
     """Compute M₂ of a logistic model on nodes.
 
@@ -339,14 +384,19 @@ def compute_m2_fit(
         Discrete approximation of the prior.
     rank
         Number of identifiable parameters.
+    asymptotes
+        Guessing and slipping of items, if any.
+    directions
+        Orthonormal basis of the estimated directions of all parameters of items, (n_features width,
+        n_directions); by default those of slopes and offsets without rotations.
     """
-    P = scipy.special.expit(nodes.points @ weights.T + offsets)
+    P = compute_probabilities(nodes.points @ weights.T + offsets, asymptotes)
     curves = _Curves(P, P * (1 - P), np.exp(nodes.log_weights))
     expected = _compute_expected_shares(P, curves.share)
     shares = both / n_rows
-    derivatives = _ShareDerivatives(
-        _share_derivatives(curves, nodes), _find_identifiable_directions(weights)
-    )
+    slopes = _weigh_slopes(curves, weights, offsets, nodes, asymptotes)
+    basis = _find_identifiable_directions(weights) if directions is None else directions
+    derivatives = _ShareDerivatives(_share_derivatives(curves, slopes), basis)
     m2 = n_rows * _maximize_quadratic(shares - expected, expected, curves, derivatives)
     df = len(offsets) * (len(offsets) + 1) // 2 - rank
     return LimitedInformationFit(m2, df, _srmsr(shares, expected))
@@ -379,14 +429,24 @@ def _phi_correlations(shares: Array) -> Array:
     return correlations
 
 
-def _share_derivatives(curves: _Curves, nodes: Nodes) -> Array:
-    """Return dπ_ij / d(w_i, b_i), (n_features, n_features, q + 1), and dπ_i on the diagonal."""
-    z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+def _weigh_slopes(
+    curves: _Curves, weights: Array, offsets: Array, nodes: Nodes, asymptotes: Asymptotes | None
+) -> list[Array]:
+    """Return dP_i by each parameter of item i times the node weights, (n_features, n_nodes)."""
+    if asymptotes is None:
+        z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+        return [curves.variance.T * (curves.share * column) for column in z.T]
+    eta = weights @ nodes.points.T + offsets[:, None]
+    by_eta = curves.P.T * differentiate_curves(eta, asymptotes.by_item).log_one
+    return [*np.einsum("ail,l,alc->cil", by_eta, curves.share, list_directions(nodes.points))]
+
+
+def _share_derivatives(curves: _Curves, slopes: list[Array]) -> Array:
+    """Return dπ_ij by the parameters of item i, (n_features, n_features, width), and dπ_i."""
     columns = []
-    for column in z.T:
-        weighted = curves.slope.T * (curves.share * column)
-        derivative = weighted @ curves.P
-        np.fill_diagonal(derivative, weighted.sum(axis=1))
+    for slope in slopes:
+        derivative = slope @ curves.P
+        np.fill_diagonal(derivative, slope.sum(axis=1))
         columns.append(derivative)
     return np.stack(columns, axis=2)
 
@@ -402,6 +462,14 @@ def _find_identifiable_directions(weights: Array) -> Array:
     return np.asarray(scipy.linalg.null_space(rotations.reshape(len(rotations), -1)))
 
 
+def make_equal_slope_directions(n_features: int) -> Array:
+    """Return a basis of a slope that all features share and their offsets, for one component."""
+    directions = np.zeros((n_features, 2, 1 + n_features))
+    directions[:, 0, 0] = 1 / math.sqrt(n_features)
+    directions[:, 1, 1:] = np.eye(n_features)
+    return directions.reshape(2 * n_features, -1)
+
+
 # Below, a vector over features and pairs is a symmetric matrix with the features on the diagonal.
 
 
@@ -411,20 +479,29 @@ def _maximize_quadratic(
     """Return max 2 xᵀe − xᵀΞx with Δᵀx = 0, by conjugate gradients on x scaled by Ξ's diagonal."""
     deviations = np.sqrt(expected * (1 - expected))
     project = _make_projection(slopes.values / deviations[:, :, None], slopes.basis)
-    residual = project(e / deviations)
-    x, direction = np.zeros_like(residual), residual
-    first = before = _pair_dot(residual, residual)
+
+    def multiply(x: Array) -> Array:
+        return project(_multiply_covariance(x / deviations, curves) / deviations)
+
+    return maximize_quadratic(project(e / deviations), multiply, _pair_dot)
+
+
+def maximize_quadratic(
+    slope: Array, multiply: Callable[[Array], Array], dot: Callable[[Array, Array], float]
+) -> float:
+    """Return max 2 xᵀs − xᵀAx by conjugate gradients, given the slope s and the map x ↦ Ax."""
+    x, residual, direction = np.zeros_like(slope), slope, slope
+    first = before = dot(residual, residual)
     for _ in range(_MAX_STEPS):
         if before <= _RESIDUAL_TOLERANCE**2 * first:
             break
         check_cancelled()
-        image = _multiply_covariance(direction / deviations, curves) / deviations
-        image = project(image)
-        step = before / _pair_dot(direction, image)
+        image = multiply(direction)
+        step = before / dot(direction, image)
         x, residual = x + step * direction, residual - step * image
-        after = _pair_dot(residual, residual)
+        after = dot(residual, residual)
         direction, before = residual + after / before * direction, after
-    return _pair_dot(x, project(e / deviations))
+    return dot(x, slope)
 
 
 def _pair_dot(a: Array, b: Array) -> float:
@@ -443,7 +520,7 @@ def _make_projection(slopes: Array, basis: Array) -> Callable[[Array], Array]:
     own = np.einsum("ijc,ijd->icd", slopes, slopes)
     gram[np.arange(n), :, np.arange(n)] = own
     along = basis.T @ gram.reshape(n * width, -1) @ basis
-    inverse = basis @ scipy.linalg.pinvh(along, rtol=_RANK_TOLERANCE) @ basis.T
+    inverse = basis @ scipy.linalg.pinvh(along, rtol=RANK_TOLERANCE) @ basis.T
 
     def project(x: Array) -> Array:
         shares = (inverse @ np.einsum("ijc,ij->ic", slopes, x).ravel()).reshape(n, width)
@@ -462,7 +539,7 @@ def _multiply_covariance(x: Array, curves: _Curves) -> Array:
     and s_i s_j. The vector is transformed to this basis and back.
     """
     singles, pairs = np.diag(x), x - np.diag(np.diag(x))
-    s = curves.slope
+    s = curves.variance
     slopes = s * (singles + curves.P @ pairs)  # (n_nodes, n_features)
     weighted = curves.P.T * curves.share
     crossed = weighted @ slopes

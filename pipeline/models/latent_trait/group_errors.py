@@ -32,18 +32,21 @@ class GroupErrors(NamedTuple):
     Attributes
     ----------
     items
-        Of slopes and offsets, (n_groups, n_features, q + 1).
+        Of slopes, offsets and logits of asymptotes, (n_groups, n_features, width).
     mean, covariance
         Of μ_g, (n_groups, q), and Σ_g, (n_groups, q, q).
     first_items
         Covariances of the slopes and the offset of each item in the first group, (n_features,
-        q + 1, q + 1).
+        width, width).
+    coefficients
+        Of the coefficients of covariates, (n_covariates, q); None without covariates.
     """
 
     items: Array
     mean: Array
     covariance: Array
     first_items: Array
+    coefficients: Array | None = None
 
 
 class TraitPlaces(NamedTuple):
@@ -64,8 +67,7 @@ class TraitPlaces(NamedTuple):
 
 def place_traits(design: GroupDesign) -> TraitPlaces:
     """Number the free entries of the distributions of the traits."""
-    n_groups, _, width = design.index.shape
-    q, n = width - 1, design.n_free
+    n_groups, q, n = len(design.index), design.n_components, design.n_free
     mean = np.full((n_groups, q), -1)
     root = np.full((n_groups, q, q), -1)
     rows, columns = np.tril_indices(q)
@@ -73,7 +75,10 @@ def place_traits(design: GroupDesign) -> TraitPlaces:
         if design.has_free_mean[group]:
             mean[group] = np.arange(n, n + q)
             n += q
-        if design.has_free_covariance[group]:
+        if design.has_free_covariance[group] and design.is_orthogonal:
+            root[group, range(q), range(q)] = np.arange(n, n + q)
+            n += q
+        elif design.has_free_covariance[group] or design.has_free_correlation[group]:
             root[group, rows, columns] = np.arange(n, n + len(rows))
             n += len(rows)
     return TraitPlaces(mean, root, n)
@@ -81,19 +86,22 @@ def place_traits(design: GroupDesign) -> TraitPlaces:
 
 def count_group_parameters(design: GroupDesign) -> int:
     """Count the identifiable parameters, that is, without rotations of the traits."""
-    n_groups, _, width = design.index.shape
+    n_groups = len(design.index)
     n_axes = (1 if design.are_axes_shared else n_groups) if design.is_rotatable else 0
-    return place_traits(design).n_parameters - n_axes * math.comb(width - 1, 2)
+    n_variances = design.n_components * int(np.count_nonzero(design.has_free_correlation))
+    n_constraints: int = n_axes * math.comb(design.n_components, 2) + n_variances
+    n_identified: int = place_traits(design).n_parameters - n_constraints
+    return n_identified
 
 
 def differentiate_items(
     design: GroupDesign, places: TraitPlaces, items: Array, mean: Array, root: Array, group: int
 ) -> Array:
-    """Return J_g, (n_features (q + 1), n_parameters)."""
+    """Return J_g, (n_features width, n_parameters)."""
     _, n_features, width = items.shape
-    q = width - 1
+    q = mean.shape[1]
     derivatives = np.zeros((n_features, width, places.n_parameters + 1))  # -1 is the last place
-    change = list_changes(mean, root)[group]
+    change = list_changes(mean, root, design.n_asymptotes)[group]
     index, weights = design.index[group], items[group, :, :q]
     items_in_order = np.arange(n_features)
     for a in range(width):
@@ -107,11 +115,10 @@ def differentiate_items(
 
 
 def sum_second_derivatives(design: GroupDesign, places: TraitPlaces, score: Array) -> Array:
-    """Return Σ_g Σ_k s_gk ∂²(…)_k / ∂φ ∂φᵀ, given s_g, (n_groups, n_features, q + 1)."""
+    """Return Σ_g Σ_k s_gk ∂²(…)_k / ∂φ ∂φᵀ, given s_g, (n_groups, n_features, width)."""
     size = places.n_parameters + 1  # -1 is the last place
     total = np.zeros((size, size))
-    n_groups, _, width = score.shape
-    q = width - 1
+    n_groups, q = places.mean.shape
     for group in range(n_groups):
         for m in range(q):
             slopes = design.index[group, :, m]
@@ -129,7 +136,7 @@ def compute_group_errors(
     information: Array,
     score: Array,
     products: Array | None,
-    prior_precision: float,
+    prior_curvature: Array,
 ) -> GroupErrors:
     """Invert the observed information.
 
@@ -138,46 +145,64 @@ def compute_group_errors(
     design
         Which parameters are estimated.
     items, mean, covariance
-        Slopes and offsets, (n_groups, n_features, q + 1), μ_g and Σ_g.
+        Slopes, offsets and asymptotes, (n_groups, n_features, width), μ_g and Σ_g.
     information, score
-        I_g, (n_groups, p, p) with p = n_features (q + 1), and s_g, (n_groups, n_features, q + 1).
+        I_g, (n_groups, p, p) with p = n_features width, and s_g, (n_groups, n_features, width).
     products
         Σ_n s sᵀ in the parameters of the fit, (n_parameters, n_parameters), for the sandwich; None
         for the inverse of the information.
-    prior_precision
-        Precision of the normal prior of every free slope.
+    prior_curvature
+        Minus the second derivatives of the log prior of the free parameters of items, (n_free,).
     """
     root, places = factorize(covariance), place_traits(design)
-    total = -sum_second_derivatives(design, places, score)
+    total, slope = -sum_second_derivatives(design, places, score), np.zeros(places.n_parameters)
     for group, own in enumerate(information):
         derivatives = differentiate_items(design, places, items, mean, root, group)
         total += derivatives.T @ own @ derivatives
-    slopes = design.index[:, :, :-1]
-    is_slope = np.unique(slopes[slopes >= 0])
-    total[is_slope, is_slope] += prior_precision
+        slope += score[group].reshape(-1) @ derivatives
+    item_places = np.arange(design.n_free)
+    total[item_places, item_places] += prior_curvature
     constraints = np.zeros((0, len(total)))
     if design.is_rotatable:
         constraints = list_axis_constraints(design, items, len(total))
-    inverse = invert_constrained_information(total, constraints)
-    is_unknown = np.zeros(len(total), np.bool_)
-    if inverse is None:
-        directions = (
-            scipy.linalg.null_space(constraints) if len(constraints) else np.eye(len(total))
-        )
-        result = invert_information(total, directions)
-        inverse, is_unknown = result.covariance, result.find_unidentified((len(total), 1))
+    elif design.has_free_correlation.any():
+        constraints = list_variance_constraints(design, places, root)
+        # Each row of L has a length of 1; where the prior of slopes resists, this has a multiplier.
+        multipliers = (constraints @ slope)[:, None] * (constraints != 0)
+        total[np.diag_indices_from(total)] += multipliers.sum(axis=0)
+    inverse, is_unknown = invert_group_information(total, constraints)
     if products is not None:
         inverse = inverse @ products @ inverse
-    return _collect_errors(design, places, root, inverse, is_unknown)
+    return collect_errors(design, places, root, inverse, is_unknown)
 
 
-def _collect_errors(
+def invert_group_information(
+    information: Array, constraints: Array
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the covariance of all parameters, and which of them the data do not determine.
+
+    `constraints` are the gradients of what stays 0, (n_constraints, n_parameters).
+    """
+    inverse: Array | None = information
+    if len(information):
+        inverse = invert_constrained_information(information, constraints)
+    if inverse is not None:
+        return inverse, np.zeros(len(information), np.bool_)
+    directions = (
+        scipy.linalg.null_space(constraints) if len(constraints) else np.eye(len(information))
+    )
+    result = invert_information(information, directions)
+    return result.covariance, result.find_unidentified((len(information), 1))
+
+
+def collect_errors(
     design: GroupDesign,
     places: TraitPlaces,
     root: Array,
     covariance: Array,
     is_unknown: NDArray[np.bool_],
 ) -> GroupErrors:
+    """Return the standard errors, given the covariance of all parameters."""
     variance = np.append(np.where(is_unknown, np.nan, np.diag(covariance)), 0.0)
     n_groups, q, _ = root.shape
     errors = np.zeros((n_groups, q, q))
@@ -193,9 +218,11 @@ def _collect_errors(
                 gradient = np.array(
                     [(m == b) * root[group, c, a] + (m == c) * root[group, b, a] for m, a in used]
                 )
-                value = gradient @ covariance[np.ix_(which, which)] @ gradient
-                value = np.nan if is_unknown[which].any() else value
+                value = gradient @ np.pad(covariance, (0, 1))[np.ix_(which, which)] @ gradient
+                value = np.nan if np.append(is_unknown, False)[which].any() else value
                 errors[group, b, c] = errors[group, c, b] = np.sqrt(max(value, 0.0))
+        if design.has_free_correlation[group]:
+            np.fill_diagonal(errors[group], 0.0)
     padded = np.pad(np.where(is_unknown, np.nan, covariance), (0, 1))
     first = design.index[0]
     return GroupErrors(
@@ -209,7 +236,7 @@ def _collect_errors(
 def list_axis_constraints(design: GroupDesign, items: Array, n_parameters: int) -> Array:
     """Return the gradients of Σ_i w_ia w_ib for a < b, in the groups that define axes."""
     n_groups = 1 if design.are_axes_shared else len(items)
-    q = items.shape[2] - 1
+    q = design.n_components
     constraints = []
     for group in range(n_groups):
         for a, b in combinations(range(q), 2):
@@ -218,3 +245,14 @@ def list_axis_constraints(design: GroupDesign, items: Array, n_parameters: int) 
             np.add.at(gradient, index[:, b], items[group, :, a])
             constraints.append(gradient[:-1])
     return np.array(constraints).reshape(-1, n_parameters)
+
+
+def list_variance_constraints(design: GroupDesign, places: TraitPlaces, root: Array) -> Array:
+    """Return the gradients of Σ_a L_ma² in the groups whose traits have variance 1."""
+    constraints = []
+    for group in np.flatnonzero(design.has_free_correlation).tolist():
+        for place, row in zip(places.root[group], root[group], strict=True):
+            gradient = np.zeros(places.n_parameters)
+            gradient[place[place >= 0]] = row[place >= 0]
+            constraints.append(gradient)
+    return np.array(constraints)

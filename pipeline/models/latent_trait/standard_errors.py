@@ -32,6 +32,12 @@ from pipeline.models.latent_trait.wide_errors import (
 )
 from pipeline.numerics.bits.kernels import add_joint_counts
 from pipeline.numerics.information import invert_constrained_information, invert_information
+from pipeline.numerics.logistic.asymptote_scores import (
+    AsymptoteItems,
+    sum_asymptote_cluster_scores,
+    sum_asymptote_scores,
+)
+from pipeline.numerics.logistic.asymptotes import compute_probabilities
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     NodePosterior,
@@ -43,6 +49,7 @@ from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import sum_ep_score_products
 from pipeline.numerics.logistic.trait_scores import (
     HasMoments,
+    RowRegression,
     TraitScores,
     count_score_vectors,
     estimate_trait_scores,
@@ -63,6 +70,8 @@ MAX_PARAMETERS = 3000
 MAX_ITEMS = 1000
 """With more items, pairs and sum scores are not compared with the model."""
 _MAX_WORK = 2e10  # entries of matrices to add up
+_MAX_ASYMPTOTE_WORK = 1e11
+_MAX_LEVEL_WORK = 5e9
 _MIN_INFORMATION = 1e-6  # of an item, as a share of the information with known traits
 _MIN_ROWS_PER_PARAMETER = {"louis": 5, "crossproduct": 100, "sandwich": 100}
 
@@ -104,6 +113,25 @@ def choose_row_share(
     return min(1.0, max(affordable, required) / max(n_rows, 1))
 
 
+def choose_asymptote_row_share(n_rows: int, n_features: int, n_nodes: int, form: str) -> float:
+    """Return the share of rows over which scores of items with asymptotes are summed.
+
+    A small sample would not do: asymptotes are in directions that the data hardly determine.
+    """
+    affordable = _MAX_ASYMPTOTE_WORK / (n_nodes * n_features**2)
+    required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * 4 * n_features
+    return min(1.0, max(affordable, required) / max(n_rows, 1))
+
+
+def choose_level_row_share(
+    n_rows: int, n_free: int, n_levels: int, n_nodes: int, form: str
+) -> float:
+    """Return the share of rows over which scores of items with several levels are summed."""
+    affordable = _MAX_LEVEL_WORK / (n_nodes * n_levels**2)
+    required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * n_free
+    return min(1.0, max(affordable, required) / max(n_rows, 1))
+
+
 def estimate_information(params: LatentTraitParams, share: float, has_shared_nodes: bool) -> float:
     """Return how many nanoseconds longer than in an E-step a row takes in the pass for errors.
 
@@ -121,11 +149,35 @@ def estimate_information(params: LatentTraitParams, share: float, has_shared_nod
     return float(share * scores + 80 * n_features)
 
 
+def summarize_regression_scores(
+    params: LatentTraitParams,
+    share: float,
+    block: BinaryBlock,
+    rng: RowRandom,
+    regression: RowRegression,
+) -> Sums:
+    """Compute the sums for standard errors of rows with covariates over a share of the rows.
+
+    `covariate_curvature` is Σ_n r_n z_n z_nᵀ, (n_covariates, n_covariates). The objective is 0.
+    """
+    sample = select_rows(share, block, rng, regression)
+    assert sample.regression is not None
+    z, means = sample.regression
+    posterior = posterior_on_lattice(sample.X, sample.observed, params.items, means)
+    weighted = z if sample.row_weights is None else z * sample.row_weights[:, None]
+    values = {
+        **_sum_scores(params, sample, posterior),
+        **sum_residuals(params, sample, posterior),
+        "covariate_curvature": weighted.T @ z,
+    }
+    return _make_sums(params, block, 0.0, values, sample, posterior)
+
+
 def summarize_scores(
     params: LatentTraitParams, share: float, block: BinaryBlock, rng: RowRandom
 ) -> Sums:
     """Compute the sums for standard errors over a share of the rows, without nodes."""
-    sample = _select_rows(share, block, rng)
+    sample = select_rows(share, block, rng)
     values: dict[str, NDArray[Any]] = {"weight_informing": np.array(sample.weight)}
     if params.weights.shape[1] <= MAX_COMPONENTS:
         posterior = posterior_on_lattice(sample.X, sample.observed, params.items)
@@ -140,41 +192,46 @@ def summarize_scores(
 
 def is_wide(params: LatentTraitParams) -> bool:
     """Return whether the information matrix of all parameters is too large."""
-    return params.free_parameters.size > MAX_PARAMETERS
+    n_asymptotes = 0 if params.asymptotes is None else len(params.asymptotes)
+    n_parameters = params.free_parameters.size + n_asymptotes * len(params.offsets)
+    return bool(n_parameters > MAX_PARAMETERS)
 
 
-class _RowSample(NamedTuple):
+class ScoredRows(NamedTuple):
     """Some rows of a block: values and mask, (n_rows, n_features), and weights, (n_rows,)."""
 
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
     row_weights: Array | None
     has_sampling_weights: bool
+    regression: RowRegression | None = None
 
     @property
     def weight(self) -> float:
         """Sum of the weights."""
         return float(len(self.X) if self.row_weights is None else self.row_weights.sum())
 
-    def take_rows(self, is_taken: NDArray[np.bool_]) -> _RowSample:
+    def take_rows(self, is_taken: NDArray[np.bool_]) -> ScoredRows:
         """Return the rows of a mask, (n_rows,)."""
         return self._replace(
             X=self.X[is_taken],
             observed=None if self.observed is None else self.observed[is_taken],
             row_weights=None if self.row_weights is None else self.row_weights[is_taken],
+            regression=None if self.regression is None else self.regression.take_rows(is_taken),
         )
 
 
-def _sum_scores(params: LatentTraitParams, sample: _RowSample, posterior: HasMoments) -> Values:
+def _sum_scores(params: LatentTraitParams, sample: ScoredRows, posterior: HasMoments) -> Values:
     """Sum scores and information per row; with many items, only those of `wide_errors`."""
     arguments = (sample.X, sample.observed, params.weights, params.offsets, posterior)
     if is_wide(params):
         directions = list_shared_directions(params.weights).scales
         return sum_block_scores(*arguments, directions, sample.row_weights)._asdict()
-    return _sum_weighted_scores(partial(sum_trait_scores, *arguments), sample)
+    scores = partial(sum_trait_scores, *arguments, regression=sample.regression)
+    return _sum_weighted_scores(scores, sample)
 
 
-def _sum_weighted_scores(sum_scores: Callable[..., TraitScores], sample: _RowSample) -> Values:
+def _sum_weighted_scores(sum_scores: Callable[..., TraitScores], sample: ScoredRows) -> Values:
     """Call a function that takes `row_weights`; with sampling weights, also sum w² s sᵀ."""
     values: Values = sum_scores(row_weights=sample.row_weights)._asdict()
     if not sample.has_sampling_weights or sample.row_weights is None:
@@ -183,10 +240,16 @@ def _sum_weighted_scores(sum_scores: Callable[..., TraitScores], sample: _RowSam
     return {**values, "weighted_products": squared.products}
 
 
-def _select_rows(share: float, block: BinaryBlock, rng: RowRandom) -> _RowSample:
+def select_rows(
+    share: float, block: BinaryBlock, rng: RowRandom, regression: RowRegression | None = None
+) -> ScoredRows:
     """Return a random share of the rows."""
-    sample = _RowSample(
-        block.unpack_values(), block.unpack_mask(), block.row_weights, block.has_sampling_weights
+    sample = ScoredRows(
+        block.unpack_values(),
+        block.unpack_mask(),
+        block.row_weights,
+        block.has_sampling_weights,
+        regression,
     )
     is_taken = rng.stream("information").uniform(block.rows, 1)[:, 0] < share
     return sample.take_rows(is_taken)
@@ -212,20 +275,50 @@ def summarize_information(
         ).log_likelihood
         nodes = list_lattice_nodes(weights, offsets)
     else:
-        by_row = node_posterior(X, observed, weights, offsets, nodes).log_likelihood
+        by_row = node_posterior(
+            X, observed, weights, offsets, nodes, params.asymptotes
+        ).log_likelihood
         row_weights = block.row_weights
         log_likelihood = float((by_row if row_weights is None else row_weights * by_row).sum())
     if len(offsets) <= MAX_ITEMS and not block.has_sampling_weights:
-        values |= _count_complete_rows(block, X, observed)
-    sample = _select_rows(share, block, rng)
+        values |= count_complete_rows(block, X, observed)
+    sample = select_rows(share, block, rng)
+    if nodes is not None and params.asymptotes is not None:
+        return _summarize_asymptotes(params, nodes, block, log_likelihood, values, sample)
     if nodes is None or is_wide(params):
         posterior: Any = posterior_on_lattice(sample.X, sample.observed, params.items)
         values |= _sum_scores(params, sample, posterior)
     else:
         posterior = node_posterior(sample.X, sample.observed, weights, offsets, nodes)
         values |= _sum_scores_on_nodes(params, nodes, sample, posterior)
-    values |= _sum_residuals(params, sample, posterior)
+    values |= sum_residuals(params, sample, posterior)
     return _make_sums(params, block, log_likelihood, values, sample, posterior)
+
+
+def _summarize_asymptotes(
+    params: LatentTraitParams,
+    nodes: Nodes,
+    block: BinaryBlock,
+    log_likelihood: float,
+    values: Values,
+    sample: ScoredRows,
+) -> Sums:
+    """Add the sums over a sample of the rows for items with asymptotes."""
+    assert params.asymptotes is not None
+    model = AsymptoteItems(params.items, params.asymptotes, nodes)
+    X, observed = sample.X, sample.observed
+    posterior = node_posterior(X, observed, *params.items, nodes, params.asymptotes)
+    values = {**values, **sum_residuals(params, sample, posterior)}
+    if is_wide(params):
+        return Sums.from_block(block, log_likelihood, values)
+    on_nodes = partial(sum_asymptote_scores, X, observed, model)
+    values |= _sum_weighted_scores(on_nodes, sample)
+    sums = Sums.from_block(block, log_likelihood, values)
+    if block.clusters is None or sample.row_weights is None:
+        return sums
+    clusters, places = np.unique(block.clusters, return_inverse=True)
+    scores = sum_asymptote_cluster_scores(X, observed, model, sample.row_weights, places)
+    return ClusteredSums.from_sums(sums, clusters, scores)
 
 
 def _make_sums(
@@ -233,7 +326,7 @@ def _make_sums(
     block: BinaryBlock,
     log_likelihood: float,
     values: Values,
-    sample: _RowSample,
+    sample: ScoredRows,
     posterior: HasMoments,
 ) -> Sums:
     """Return the sums of a block, with the scores of each cluster if rows were drawn in clusters.
@@ -252,6 +345,7 @@ def _make_sums(
         posterior,
         sample.row_weights,
         places,
+        sample.regression,
     )
     return ClusteredSums.from_sums(sums, clusters, scores)
 
@@ -259,7 +353,7 @@ def _make_sums(
 def _sum_scores_on_nodes(
     params: LatentTraitParams,
     nodes: Nodes,
-    sample: _RowSample,
+    sample: ScoredRows,
     posterior: NodePosterior,
 ) -> Values:
     """Sum scores on the nodes for complete rows, which is much cheaper, and per row for others."""
@@ -274,10 +368,10 @@ def _sum_scores_on_nodes(
     return {name: of_complete[name] + of_others[name] for name in of_complete}
 
 
-def _sum_residuals(params: LatentTraitParams, sample: _RowSample, posterior: HasMoments) -> Values:
+def sum_residuals(params: LatentTraitParams, sample: ScoredRows, posterior: HasMoments) -> Values:
     """Sum the moments of the codes, and the squared residuals at the codes."""
     X, observed, mean = sample.X, sample.observed, posterior.mean
-    P = scipy.special.expit(mean @ params.weights.T + params.offsets)
+    P = compute_probabilities(mean @ params.weights.T + params.offsets, params.asymptotes)
     variance = np.maximum(P * (1 - P), np.finfo(float).tiny)
     mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
     codes, covariance = mean, posterior.covariance
@@ -298,7 +392,7 @@ def _sum_residuals(params: LatentTraitParams, sample: _RowSample, posterior: Has
     }
 
 
-def _count_complete_rows(
+def count_complete_rows(
     block: BinaryBlock, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
 ) -> Values:
     """Count pairs of ones, and ones by sum score, in complete rows times their weights."""

@@ -129,7 +129,7 @@ def _compute_threshold(ones: float, zeros: float) -> float:
 
 
 @_callee
-def _describe_margin(ones: float, zeros: float) -> tuple[float, float]:
+def describe_margin(ones: float, zeros: float) -> tuple[float, float]:
     """Return the threshold of a feature, and p (1 − p) / (√(2π) φ(threshold))."""
     n, threshold = ones + zeros, _compute_threshold(ones, zeros)
     return threshold, ones / n * (zeros / n) * math.exp(0.5 * threshold * threshold)
@@ -139,7 +139,7 @@ def _describe_margin(ones: float, zeros: float) -> tuple[float, float]:
 def _fill_margins(n: _Floats, ones: _Floats, threshold: _Floats, factor: _Floats) -> None:
     """Describe flat contiguous arrays of margins; NaN or infinity if one is empty or invalid."""
     for t in range(n.size):
-        threshold[t], factor[t] = _describe_margin(ones[t], n[t] - ones[t])
+        threshold[t], factor[t] = describe_margin(ones[t], n[t] - ones[t])
 
 
 @_callee
@@ -171,7 +171,7 @@ def _solve_tau(p: float, excess: float, a2: float, b2: float, tau: float) -> flo
 
 
 @_callee
-def _solve_correlation(
+def solve_correlation(
     n11: float, n10: float, n01: float, n00: float, h: float, k: float, exponent: float
 ) -> float:
     """Return the correlation of a table without empty cells, within ±MAX_CORRELATION.
@@ -200,7 +200,7 @@ def _solve_correlation(
 
 
 @_callee
-def _classify_table(n11: float, n10: float, n01: float, n00: float, slack: float) -> int:
+def classify_table(n11: float, n10: float, n01: float, n00: float, slack: float) -> int:
     """Return the `PairStatus` of a table; _INVALID if a cell is NaN, infinite or below −slack."""
     if not math.isfinite(n11 + n10 + n01 + n00) or min(n11, n10, n01, n00) < -slack:
         return _INVALID
@@ -314,18 +314,18 @@ def _fill_correlations(
         n01 = ones_j[t] - n11
         # In this order each difference of floats is exact or relative to the cell.
         n00 = (n[t] - max(ones_i[t], ones_j[t])) - (min(ones_i[t], ones_j[t]) - n11)
-        status[t] = _classify_table(n11, n10, n01, n00, _ROUNDING * n[t])
+        status[t] = classify_table(n11, n10, n01, n00, _ROUNDING * n[t])
         correlation[t] = math.nan
         if status[t] == _PLAIN:
             exponent = 8.0 * factor_i[t] * factor_j[t]
-            correlation[t] = _solve_correlation(n11, n10, n01, n00, h[t], k[t], exponent)
+            correlation[t] = solve_correlation(n11, n10, n01, n00, h[t], k[t], exponent)
         elif status[t] == _EMPTY_CELL and add_half:
             n11, n10 = max(n11, 0.0) + 0.5, max(n10, 0.0) + 0.5
             n01, n00 = max(n01, 0.0) + 0.5, max(n00, 0.0) + 0.5
-            h_half, half_i = _describe_margin(n11 + n10, n01 + n00)
-            k_half, half_j = _describe_margin(n11 + n01, n10 + n00)
+            h_half, half_i = describe_margin(n11 + n10, n01 + n00)
+            k_half, half_j = describe_margin(n11 + n01, n10 + n00)
             exponent = 8.0 * half_i * half_j
-            correlation[t] = _solve_correlation(n11, n10, n01, n00, h_half, k_half, exponent)
+            correlation[t] = solve_correlation(n11, n10, n01, n00, h_half, k_half, exponent)
         elif status[t] == _EMPTY_CELL:
             negative = min(n11, n00) <= 0.0
             correlation[t] = -MAX_CORRELATION if negative else MAX_CORRELATION

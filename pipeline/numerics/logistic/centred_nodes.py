@@ -56,6 +56,7 @@ class _Batch(NamedTuple):
     weights: Floats  # of the rows, (n_lanes,)
     ones: Floats  # t, (n_features, n_lanes)
     mask: Floats  # (n_features, n_lanes)
+    rows: slice
 
 
 class _Laplace(NamedTuple):
@@ -71,6 +72,7 @@ def centred_e_step(
     weights: Floats,
     offsets: Floats,
     row_weights: Floats | None = None,
+    row_means: Floats | None = None,
 ) -> NewtonStatistics:
     """E-step on nodes centred at each row's posterior.
 
@@ -84,8 +86,11 @@ def centred_e_step(
         w, (n_features, q), for 1 to 3 components, and b, (n_features,).
     row_weights
         Weight of each row in the sums, (n_samples,); None if every weight is 1.
+    row_means
+        Mean of the prior of each row, (n_samples, q); None if all are 0.
     """
     n_features, q = weights.shape
+    codes = np.empty((0, 0) if row_means is None else row_means.shape)
     own_weights = np.ones(len(X)) if row_weights is None else row_weights
     z, log_v = gauss_hermite(CENTRED_NODES_PER_AXIS[q], q)
     log_v = log_v + 0.5 * (z**2).sum(axis=1)
@@ -101,6 +106,11 @@ def centred_e_step(
     slopes = np.empty_like(sigma)
     for batch in _iter_batches(X, observed, own_weights, n_lanes):
         linear = free.T @ batch.ones
+        if row_means is not None:
+            # The log density of the prior N(m, I) is that of N(0, I) plus m·x − ½ m·m.
+            means = row_means[batch.rows].T
+            linear[:q, : batch.n_rows] += means
+            linear[q, : batch.n_rows] -= 0.5 * (means**2).sum(axis=0)
         gaussian = _find_modes(batch, weights, offsets, linear)
         np.einsum("dal,na->dnl", gaussian.root, z, out=x[:q])
         x[:q] += gaussian.mean[:, None]
@@ -114,6 +124,9 @@ def centred_e_step(
         totals = share.sum(axis=0)
         nats = batch.weights * (largest + np.log(totals))
         log_likelihood += float(nats[: batch.n_rows].sum())
+        if row_means is not None:
+            mean = (share * x[:q]).sum(axis=1) / totals
+            codes[batch.rows] = mean[:, : batch.n_rows].T
         share *= batch.weights / totals
         weigh_node_curves(share.reshape(-1), sigma, slopes)
         gradient += batch.ones @ (share * x).sum(axis=1).T
@@ -123,7 +136,7 @@ def centred_e_step(
         total = products @ share.reshape(-1)
         moments[j, k] += total
     moments[k, j] = moments[j, k]
-    return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0)
+    return NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes)
 
 
 def _iter_batches(
@@ -137,7 +150,7 @@ def _iter_batches(
         ones[:, :n_rows] = X[rows].T
         mask[:, :n_rows] = 1.0 if observed is None else observed[rows].T
         ones *= mask
-        yield _Batch(n_rows, np.pad(row_weights[rows], (0, n_lanes - n_rows)), ones, mask)
+        yield _Batch(n_rows, np.pad(row_weights[rows], (0, n_lanes - n_rows)), ones, mask, rows)
 
 
 def _find_modes(batch: _Batch, weights: Floats, offsets: Floats, linear: Floats) -> _Laplace:

@@ -113,7 +113,9 @@ class _PointRule(NamedTuple):
     second: Floats
 
 
-def posterior_by_quadrature(X: Bits, observed: Bits | None, items: TraitItems) -> RowPosterior:
+def posterior_by_quadrature(
+    X: Bits, observed: Bits | None, items: TraitItems, row_means: Floats | None = None
+) -> RowPosterior:
     """Integrate over x by quadrature, for up to 3 components.
 
     A row's result depends on that row alone. Its error is estimated by a second rule on some of the
@@ -128,13 +130,16 @@ def posterior_by_quadrature(X: Bits, observed: Bits | None, items: TraitItems) -
         Mask of the same shape; None if all values are observed.
     items
         The model.
+    row_means
+        Mean of the prior of each row, (n_samples, q); None if all are 0.
     """
-    n_nodes = _NODES.get(items.weights.shape[1], 2)
-    at_mode = find_posterior_modes(X, observed, items)
+    q = items.weights.shape[1]
+    n_nodes, means = _NODES.get(q, 2), np.zeros((len(X), q)) if row_means is None else row_means
+    at_mode = find_posterior_modes(X, observed, items, means)
     by_moments = _gaussians_from_moments(
-        _integrate_on_gaussians(X, observed, items, at_mode, _FIRST_NODES), at_mode
+        _integrate_on_gaussians(X, observed, items, means, at_mode, _FIRST_NODES), at_mode
     )
-    posterior = _integrate_on_gaussians(X, observed, items, by_moments, n_nodes)
+    posterior = _integrate_on_gaussians(X, observed, items, means, by_moments, n_nodes)
     posterior.standard_error[:] **= _HERMITE_ERROR_POWER
     # A Gaussian that an edge has misled may be too narrow to reach the edge, so both are checked.
     mask = _full_mask(X, observed)
@@ -146,18 +151,21 @@ def posterior_by_quadrature(X: Bits, observed: Bits | None, items: TraitItems) -
     if difficult.size:
         difficult_mask = None if observed is None else observed[difficult]
         gaussians = RowGaussians(*(part[difficult] for part in at_mode))
-        refined = _posterior_with_edges(X[difficult], difficult_mask, items, gaussians)
+        refined = _posterior_with_edges(
+            X[difficult], difficult_mask, items, means[difficult], gaussians
+        )
         for values, part in zip(posterior, refined, strict=True):
             values[difficult] = part
     return posterior
 
 
 def _posterior_with_edges(
-    X: Bits, observed: Bits | None, items: TraitItems, near: RowGaussians
+    X: Bits, observed: Bits | None, items: TraitItems, row_means: Floats, near: RowGaussians
 ) -> RowPosterior:
     """Integrate across edges: first over the whole prior to find the mass, then around it."""
     first, *levels = _EDGE_POINTS_PER_AXIS[near.mean.shape[1]]
-    posterior = _integrate_across_edges(X, observed, items, near, first, _prior_reach(near))
+    reach = _prior_reach(near)
+    posterior = _integrate_across_edges(X, observed, items, row_means, near, first, reach)
     rows = np.arange(len(X))
     for n_per_axis in levels:
         mask = None if observed is None else observed[rows]
@@ -166,7 +174,9 @@ def _posterior_with_edges(
             RowPosterior(*(part[rows] for part in posterior)), gaussians
         )
         reach = np.full(len(rows), _PRIOR_REACH)
-        refined = _integrate_across_edges(X[rows], mask, items, gaussians, n_per_axis, reach)
+        refined = _integrate_across_edges(
+            X[rows], mask, items, row_means[rows], gaussians, n_per_axis, reach
+        )
         refined.standard_error[:] **= _TRAPEZOID_ERROR_POWER
         for values, part in zip(posterior, refined, strict=True):
             values[rows] = part
@@ -231,16 +241,27 @@ def posterior_by_sampling(
     return _integrate_in_batches(X, observed, items, _PointRule(points, n_draws, np.empty(0)))
 
 
-def find_posterior_modes(X: Bits, observed: Bits | None, items: TraitItems) -> RowGaussians:
-    """Find the mode of each row's posterior, and the inverse curvature, by Newton's method."""
+def find_posterior_modes(
+    X: Bits, observed: Bits | None, items: TraitItems, row_means: Floats | None = None
+) -> RowGaussians:
+    """Find the mode of each row's posterior, and the inverse curvature, by Newton's method.
+
+    `row_means` are the means of the priors, (n_samples, q), or all 0.
+    """
     n, q = len(X), items.weights.shape[1]
-    gaussians = RowGaussians(np.zeros((n, q)), np.empty((n, q, q)))
-    fill_modes(X, _full_mask(X, observed), *items, *gaussians)
+    means = np.zeros((n, q)) if row_means is None else row_means
+    gaussians = RowGaussians(means.copy(), np.empty((n, q, q)))
+    fill_modes(X, _full_mask(X, observed), *items, means, *gaussians)
     return gaussians
 
 
 def _integrate_on_gaussians(
-    X: Bits, observed: Bits | None, items: TraitItems, near: RowGaussians, n_per_axis: int
+    X: Bits,
+    observed: Bits | None,
+    items: TraitItems,
+    row_means: Floats,
+    near: RowGaussians,
+    n_per_axis: int,
 ) -> RowPosterior:
     """Integrate by a Gauss–Hermite rule placed on each row's Gaussian."""
     z, log_weights, second = _make_hermite_rule(n_per_axis, near.mean.shape[1])
@@ -248,7 +269,8 @@ def _integrate_on_gaussians(
     def points(batch: slice) -> _WeightedPoints:
         root = _cholesky_roots(near.covariance[batch])
         x = _place_points(z, near.mean[batch], root)
-        return _WeightedPoints(x, log_weights - 0.5 * (x**2).sum(axis=2) + _log_det(root))
+        squares = _sum_squares(x, row_means[batch])
+        return _WeightedPoints(x, log_weights - 0.5 * squares + _log_det(root))
 
     return _integrate_in_batches(X, observed, items, _PointRule(points, len(z), second))
 
@@ -285,6 +307,7 @@ def _integrate_across_edges(
     X: Bits,
     observed: Bits | None,
     items: TraitItems,
+    row_means: Floats,
     near: RowGaussians,
     n_per_axis: tuple[int, ...],
     reach: Floats,
@@ -298,7 +321,8 @@ def _integrate_across_edges(
         eta = (items.weights * mean[:, None]).sum(axis=2) + items.offsets
         z, log_volumes = place_steep_points(slopes, eta * observed, reach[batch], n_per_axis)
         x = _place_points(z, mean, root)
-        return _WeightedPoints(x, log_volumes - 0.5 * (x**2).sum(axis=2) + _log_det(root))
+        squares = _sum_squares(x, row_means[batch])
+        return _WeightedPoints(x, log_volumes - 0.5 * squares + _log_det(root))
 
     rule = _PointRule(points, math.prod(n_per_axis), half_grid_weights(n_per_axis))
     return _integrate_in_batches(X, observed, items, rule)
@@ -311,6 +335,12 @@ def _cholesky_roots(covariance: Floats) -> Floats:
 
 def _place_points(z: Floats, mean: Floats, root: Floats) -> Floats:
     return mean[:, None] + z @ np.swapaxes(root, 1, 2)
+
+
+def _sum_squares(x: Floats, row_means: Floats) -> Floats:
+    """Return the squared distances of points from the means of the priors, (n_rows, n_points)."""
+    squares: Floats = ((x - row_means[:, None]) ** 2).sum(axis=2)
+    return squares
 
 
 def _log_det(root: Floats) -> Floats:
@@ -582,13 +612,19 @@ def _moments_by_share(shares: Floats, x: Floats, mean: Floats, covariance: Float
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def fill_modes(
-    X: Bits, observed: Bits, weights: Floats, offsets: Floats, mode: Floats, covariance: Floats
+    X: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    row_means: Floats,
+    mode: Floats,
+    covariance: Floats,
 ) -> None:
     """Compute modes, starting from the given ones, and covariances."""
     q = mode.shape[1]
     gradient, precision = np.empty(q), np.empty((q, q))
     for n in range(len(X)):
-        row = (X[n], observed[n], weights, offsets)
+        row = (X[n], observed[n], weights, offsets, row_means[n])
         for _ in range(_MAX_STEPS):
             _fill_derivatives(*row, mode[n], gradient, precision)
             step = np.linalg.solve(precision, gradient)
@@ -601,14 +637,22 @@ def fill_modes(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _backtrack_step(
-    t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats, step: Any, gain: float
+    t: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    prior: Floats,
+    x: Floats,
+    step: Any,
+    gain: float,
 ) -> Any:
     """Shorten a step until the posterior rises by a share of what its gradient predicts."""
-    start = _log_conditional(t, observed, weights, offsets, x) - 0.5 * (x**2).sum()
+    start = _log_conditional(t, observed, weights, offsets, x) - 0.5 * ((x - prior) ** 2).sum()
     size = 1.0
     while size > 1e-6:
         trial = x + size * step
-        reached = _log_conditional(t, observed, weights, offsets, trial) - 0.5 * (trial**2).sum()
+        reached = _log_conditional(t, observed, weights, offsets, trial)
+        reached -= 0.5 * ((trial - prior) ** 2).sum()
         if reached >= start + 1e-4 * size * gain:
             return trial
         size *= 0.5
@@ -621,12 +665,13 @@ def _fill_derivatives(
     observed: Bits,
     weights: Floats,
     offsets: Floats,
+    prior: Floats,
     x: Floats,
     gradient: Floats,
     precision: Floats,
 ) -> None:
-    """Compute the gradient of log p(x | t) and minus its Hessian."""
-    gradient[:] = -x
+    """Compute the gradient of log p(x | t) and minus its Hessian; x has the prior N(prior, I)."""
+    gradient[:] = prior - x
     precision[:] = np.eye(len(x))
     for i in range(len(t)):
         if observed[i]:

@@ -1,20 +1,28 @@
 """Information that items give about a single trait, and what follows from it.
 
-The information of an item with the curve P(θ) = σ(w θ + b) is I(θ) = w² P(θ) (1 − P(θ)). That of a
-test is the sum over its items; 1 / √I is the standard error of the maximum likelihood estimate of θ
-(F. M. Lord, "Applications of item response theory to practical testing problems", 1980). With a
-standard normal trait, the marginal reliability is the mean of I / (I + 1) over θ (B. F. Green et
-al., Journal of Educational Measurement 21, 1984).
+The information of an item with the curve P(θ) is I(θ) = P′(θ)² / (P(θ) (1 − P(θ))), which is
+w² P(θ) (1 − P(θ)) if P(θ) = σ(w θ + b); `asymptotes` has other curves. The information of a test is
+the sum over its items; 1 / √I is the standard error of the maximum likelihood estimate of θ (F. M.
+Lord, "Applications of item response theory to practical testing problems", 1980). With a standard
+normal trait, the marginal reliability is the mean of I / (I + 1) over θ (B. F. Green et al.,
+Journal of Educational Measurement 21, 1984).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, xlogy
+
+from pipeline.numerics.logistic.asymptotes import (
+    Asymptotes,
+    compute_log_probabilities,
+    differentiate_curves,
+)
 
 Floats = NDArray[np.float64]
 
@@ -39,26 +47,41 @@ class PersonFit(NamedTuple):
     outfit: Floats
 
 
-def compute_item_information(slopes: Floats, offsets: Floats, points: Floats) -> Floats:
+def compute_item_information(
+    slopes: Floats, offsets: Floats, points: Floats, asymptotes: Asymptotes | None = None
+) -> Floats:
     """Return the information of each item at points of the trait, (n_points, n_features)."""
     eta = np.outer(points, slopes) + offsets
+    if asymptotes is not None:
+        by_one, by_zero = differentiate_curves(eta, asymptotes)
+        return np.asarray(-(slopes**2) * by_one[0] * by_zero[0])
     information: Floats = slopes**2 * expit(eta) * expit(-eta)
     return information
 
 
-def compute_marginal_reliability(slopes: Floats, offsets: Floats) -> float:
+def compute_marginal_reliability(
+    slopes: Floats, offsets: Floats, asymptotes: Asymptotes | None = None
+) -> float:
     """Return the mean of I / (I + 1) over a standard normal trait."""
+    return average_reliability(
+        lambda points: compute_item_information(slopes, offsets, points, asymptotes).sum(axis=1)
+    )
+
+
+def average_reliability(compute_information: Callable[[Floats], Floats]) -> float:
+    """Return the mean of I / (I + 1) over a standard normal trait, given I at points."""
     points, shares = _make_trait_grid()
-    information = compute_item_information(slopes, offsets, points).sum(axis=1)
+    information = compute_information(points)
     return float(shares @ (information / (information + 1)))
 
 
 def choose_short_test(
-    slopes: Floats, offsets: Floats, n_items: int
+    compute_information: Callable[[Floats], Floats], n_items: int
 ) -> tuple[NDArray[np.intp], Floats]:
     """Choose items for the most reliable test of `n_items`, one after the other.
 
-    Every step adds the item that raises the marginal reliability most.
+    Every step adds the item that raises the marginal reliability most. `compute_information`
+    returns the information of each item at points of the trait, (n_points, n_features).
 
     Returns
     -------
@@ -66,9 +89,9 @@ def choose_short_test(
         The items in the order in which they are added, and the reliability with each, (n_items,).
     """
     points, shares = _make_trait_grid()
-    by_item = compute_item_information(slopes, offsets, points)
+    by_item = compute_information(points)
     total, chosen, reliabilities = np.zeros(len(points)), [], []
-    is_left = np.ones(len(slopes), np.bool_)
+    is_left = np.ones(by_item.shape[1], np.bool_)
     for _ in range(n_items):
         with_item = by_item + total[:, None]
         reliability = np.where(is_left, shares @ (with_item / (with_item + 1)), -np.inf)
@@ -85,6 +108,7 @@ def compute_person_fit(
     weights: Floats,
     offsets: Floats,
     codes: Floats,
+    asymptotes: Asymptotes | None = None,
 ) -> PersonFit:
     """Compare the answers of each row with the probabilities at its code.
 
@@ -98,10 +122,15 @@ def compute_person_fit(
         w, (n_features, q), and b, (n_features,).
     codes
         Codes of the rows, (n_samples, q).
+    asymptotes
+        Guessing and slipping of the items; None if their curves range from 0 to 1.
     """
     mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
     eta = codes @ weights.T + offsets
     P, Q = expit(eta), expit(-eta)
+    if asymptotes is not None:
+        log_one, log_zero = compute_log_probabilities(eta, asymptotes)
+        P, Q, eta = np.exp(log_one), np.exp(log_zero), log_one - log_zero
     tiny = np.finfo(float).tiny
     nats = mask * np.where(X == 1, np.log(np.maximum(P, tiny)), np.log(np.maximum(Q, tiny)))
     expected = mask * (xlogy(P, P) + xlogy(Q, Q))

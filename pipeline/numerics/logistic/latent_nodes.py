@@ -16,7 +16,8 @@ matrix products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.logistic.asymptotes import Asymptotes, compute_log_probabilities
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -47,6 +49,20 @@ class Nodes(NamedTuple):
     log_weights: Floats
 
 
+class NodeCurves(NamedTuple):
+    """log P(t_n | x) at nodes: the sum of `constants` plus the `slopes` of the bits that are 1.
+
+    Both are (n_features, n_nodes); the constants of values that are missing are left out.
+    """
+
+    slopes: Floats
+    constants: Floats
+
+
+CurveTable = Callable[[Floats], NodeCurves]
+"""Returns the curves at points, (n_nodes, n_components)."""
+
+
 class NodeStatistics(NamedTuple):
     """Sums of the M-step over rows; the sums of several blocks can be added."""
 
@@ -57,6 +73,7 @@ class NodeStatistics(NamedTuple):
     # Σ_n max_l R_nl. It is near the number of rows if posteriors are narrower than the distance of
     # the nodes, so that sums over nodes do not approximate integrals.
     peak: float
+    codes: Floats  # mean of x in each row with `row_means`, (n_samples, n_components); else empty
 
 
 class NodePosterior(NamedTuple):
@@ -72,7 +89,7 @@ class _Batch(NamedTuple):
     """Rows of a slice, padded by zero rows to the height of all batches."""
 
     rows: slice
-    design: Floats  # (height, n_columns): t_n, then m_n if values are missing, then 1
+    design: Floats  # (height, n_columns): t_n, m_n if values are missing, means of priors, 1
     scores: Floats  # (height, n_nodes), R_nl times a factor per row; the next batch overwrites it
     log_scale: Floats  # (height,), log P(t_n) minus the log of the row's sum of scores
 
@@ -128,6 +145,8 @@ def node_statistics(
     offsets: Floats,
     nodes: Nodes,
     row_weights: Floats | None = None,
+    asymptotes: Asymptotes | None = None,
+    row_means: Floats | None = None,
 ) -> NodeStatistics:
     """Sum responsibilities over rows: the E-step of EM.
 
@@ -144,13 +163,39 @@ def node_statistics(
         Nodes and weights of the prior.
     row_weights
         Weight of each row in the sums, (n_samples,); None if every weight is 1.
+    asymptotes
+        Guessing and slipping of the items; None if their curves range from 0 to 1.
+    row_means
+        Mean of the prior of each row, (n_samples, n_components), if `nodes` represent N(0, I) but
+        the prior of row n is N(m_n, I); None if all are 0.
     """
+    tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
+    return sum_node_statistics(X, observed, tabulate, nodes, row_weights, row_means)
+
+
+def sum_node_statistics(
+    X: Bits,
+    observed: Bits | None,
+    tabulate: CurveTable,
+    nodes: Nodes,
+    row_weights: Floats | None = None,
+    row_means: Floats | None = None,
+) -> NodeStatistics:
+    """Sum responsibilities over rows as `node_statistics`, for bits with other curves."""
     n_features, n_nodes = X.shape[1], len(nodes.points)
-    coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
+    padded = _pad_nodes(nodes)
+    coefficients = _design_coefficients(tabulate, padded, observed is not None)
+    codes = np.empty((0, nodes.points.shape[1]) if row_means is None else row_means.shape)
+    if row_means is not None:
+        # The log density of the prior N(m, I) is that of N(0, I) plus m·x − ½ m·m.
+        coefficients = np.insert(coefficients, -1, padded.points.T, axis=0)
     sums, log_likelihood, peak = np.zeros_like(coefficients), 0.0, 0.0
-    for batch in _iter_batches(X, observed, coefficients):
+    for batch in _iter_batches(X, observed, coefficients, row_means):
         totals = batch.scores.sum(axis=1)
         n_rows = batch.rows.stop - batch.rows.start
+        if row_means is not None:
+            codes[batch.rows] = (batch.scores @ padded.points / totals[:, None])[:n_rows]
+            batch.log_scale[:n_rows] -= 0.5 * (row_means[batch.rows] ** 2).sum(axis=1)
         shares, nats = batch.design / totals[:, None], (batch.log_scale + np.log(totals))[:n_rows]
         peaks = 1 / totals[:n_rows]  # the largest score is 1
         if row_weights is not None:
@@ -161,14 +206,28 @@ def node_statistics(
         log_likelihood += float(nats.sum())
         peak += float(peaks.sum())
     # Without missing values, every feature has the mass of the column of ones.
-    mass = np.tile(sums[-1], (n_features, 1)) if observed is None else sums[n_features:-1]
+    mass = (
+        np.tile(sums[-1], (n_features, 1))
+        if observed is None
+        else sums[n_features : 2 * n_features]
+    )
     return NodeStatistics(
-        sums[:n_features, :n_nodes], mass[:, :n_nodes], sums[-1, :n_nodes], log_likelihood, peak
+        sums[:n_features, :n_nodes],
+        mass[:, :n_nodes],
+        sums[-1, :n_nodes],
+        log_likelihood,
+        peak,
+        codes,
     )
 
 
 def node_posterior(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    nodes: Nodes,
+    asymptotes: Asymptotes | None = None,
 ) -> NodePosterior:
     """Compute the moments of x given each row.
 
@@ -176,16 +235,24 @@ def node_posterior(
 
     Parameters
     ----------
-    X, observed, weights, offsets, nodes
+    X, observed, weights, offsets, nodes, asymptotes
         As for `node_statistics`. A row without any value has the moments of the nodes.
     """
+    tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
+    return compute_node_posterior(X, observed, tabulate, nodes)
+
+
+def compute_node_posterior(
+    X: Bits, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
+) -> NodePosterior:
+    """Compute moments as `node_posterior`, for bits with other curves."""
     n_samples, n_components = len(X), nodes.points.shape[1]
     mean = np.empty((n_samples, n_components))
     covariance = np.empty((n_samples, n_components, n_components))
     log_likelihood = np.empty(n_samples)
     j, k = np.tril_indices(n_components)
     nodes = _pad_nodes(nodes)
-    coefficients = _design_coefficients(weights, offsets, nodes, observed is not None)
+    coefficients = _design_coefficients(tabulate, nodes, observed is not None)
     powers = _design_columns(nodes.points)
     for batch in _iter_batches(X, observed, coefficients):
         rows, n_rows = batch.rows, batch.rows.stop - batch.rows.start
@@ -201,14 +268,27 @@ def node_posterior(
 
 
 def iter_responsibilities(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    nodes: Nodes,
+    asymptotes: Asymptotes | None = None,
 ) -> Iterator[tuple[slice, Floats]]:
     """Yield R_nl in batches: a slice of rows, and their responsibilities, (n_rows, n_nodes).
 
     Parameters are as for `node_statistics`.
     """
+    tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
+    yield from iter_curve_responsibilities(X, observed, tabulate, nodes)
+
+
+def iter_curve_responsibilities(
+    X: Bits, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
+) -> Iterator[tuple[slice, Floats]]:
+    """Yield R_nl as `iter_responsibilities`, for bits with other curves."""
     n_nodes = len(nodes.points)
-    coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
+    coefficients = _design_coefficients(tabulate, _pad_nodes(nodes), observed is not None)
     for rows, _, scores, _ in _iter_batches(X, observed, coefficients):
         scores = scores[: rows.stop - rows.start, :n_nodes]
         yield rows, scores / scores.sum(axis=1, keepdims=True)
@@ -236,16 +316,28 @@ def _design_columns(points: Floats) -> Floats:
     return np.pad(powers, ((0, 0), (0, -powers.shape[1] % _TILE)))
 
 
-def _design_coefficients(weights: Floats, offsets: Floats, nodes: Nodes, masked: bool) -> Floats:
+def _tabulate_items(
+    weights: Floats, offsets: Floats, asymptotes: Asymptotes | None, points: Floats
+) -> NodeCurves:
+    """Return the curves of binary items."""
+    eta = weights @ points.T + offsets[:, None]
+    if asymptotes is None:
+        return NodeCurves(eta, scipy.special.log_expit(-eta))
+    log_one, log_zero = compute_log_probabilities(eta, asymptotes.by_item)
+    return NodeCurves(log_one - log_zero, log_zero)
+
+
+def _design_coefficients(tabulate: CurveTable, nodes: Nodes, masked: bool) -> Floats:
     """Return the coefficient of each design column at each node, (n_columns, n_nodes)."""
-    eta = weights @ nodes.points.T + offsets[:, None]
-    log_zero = scipy.special.log_expit(-eta)
+    slopes, constants = tabulate(nodes.points)
     if masked:
-        return np.vstack([eta, log_zero, nodes.log_weights])
-    return np.vstack([eta, log_zero.sum(axis=0) + nodes.log_weights])
+        return np.vstack([slopes, constants, nodes.log_weights])
+    return np.vstack([slopes, constants.sum(axis=0) + nodes.log_weights])
 
 
-def _iter_batches(X: Bits, observed: Bits | None, coefficients: Floats) -> Iterator[_Batch]:
+def _iter_batches(
+    X: Bits, observed: Bits | None, coefficients: Floats, row_means: Floats | None = None
+) -> Iterator[_Batch]:
     """Yield batches of one height.
 
     BLAS sums in another order for other shapes. Products of one shape, of whole tiles, give a row
@@ -265,7 +357,9 @@ def _iter_batches(X: Bits, observed: Bits | None, coefficients: Floats) -> Itera
             design[:n_rows, :n_features] = X[rows]
         else:
             design[:n_rows, :n_features] = X[rows] & observed[rows]
-            design[:n_rows, n_features:-1] = observed[rows]
+            design[:n_rows, n_features : 2 * n_features] = observed[rows]
+        if row_means is not None:
+            design[:n_rows, -1 - row_means.shape[1] : -1] = row_means[rows]
         np.matmul(design, coefficients, out=scores)
         log_scale = scores.max(axis=1)
         scores -= log_scale[:, None]

@@ -48,7 +48,8 @@ _REACH = {1: 8.0, 2: 8.0, 3: 6.5}  # of the lattice along each axis, by the numb
 # With these, the error of the trapezoid rule is about exp(−2π² / 1.15²) = 3e-7 for a Gaussian, and
 # exp(−2π² / 1.4) = 8e-7 for a logistic curve, whose poles are π / slope away from the axis.
 _SPACING, SLOPE_SPACING = 1.15, 1.4  # in standard deviations; times the steepest slope
-_PROBES_PER_AXIS = 9
+_PROBES_PER_AXIS, _PROBE_REACH = 9, 4.5
+_MEAN_STEP = 2.0  # means of priors extend a lattice by multiples of it, so that few tables differ
 _BATCH_ENTRIES = 2**16  # features and nodes of a table: 512 KiB
 _FIRST_STRIDE = 16
 _MAX_BATCH_ROWS, _MAX_BATCH_VALUES = 4096, 2**20  # 8 MiB
@@ -88,27 +89,60 @@ class Lattice(NamedTuple):
         return np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")])
 
 
-def choose_lattice(weights: Floats, offsets: Floats, max_nodes: int = _MAX_NODES) -> Lattice | None:
+def find_mean_reach(row_means: Floats | None) -> float:
+    """Return how much farther than for N(0, I) the nodes must reach for priors with these means."""
+    largest = 0.0 if row_means is None else float(np.abs(row_means).max(initial=0.0))
+    return _MEAN_STEP * math.ceil(largest / _MEAN_STEP)
+
+
+def add_row_means(linear: Floats, row_means: Floats) -> None:
+    """Turn the priors N(0, I) of rows into N(m_n, I), given s_n, (n_rows, 4), and m_n.
+
+    The log density of the prior changes by m_nᵀ x − ½ m_nᵀ m_n.
+    """
+    q = row_means.shape[1]
+    linear[:, 3 - q : 3] += row_means
+    linear[:, 3] -= 0.5 * (row_means**2).sum(axis=1)
+
+
+def choose_lattice(
+    weights: Floats, offsets: Floats, max_nodes: int = _MAX_NODES, mean_reach: float = 0.0
+) -> Lattice | None:
     """Return a lattice that resolves all posteriors, or None if it would have too many nodes.
 
     The narrowest posterior is that of a row where the items inform most. Items that are too steep
-    for the finest lattice count as the steepest that it resolves.
+    for the finest lattice count as the steepest that it resolves. `mean_reach` is that of
+    `find_mean_reach`.
     """
-    q, reach = weights.shape[1], _REACH[weights.shape[1]]
+    q, reach = weights.shape[1], _REACH[weights.shape[1]] + mean_reach
     finest = 2 * reach / (max_nodes ** (1 / q) - 1)
     limit = min(_MAX_SLOPE, SLOPE_SPACING / finest)
     slopes = np.linalg.norm(weights, axis=1)
     factor = limit / np.maximum(slopes, limit)
     w, b = weights * factor[:, None], offsets * factor
-    p = expit(gauss_hermite(_PROBES_PER_AXIS, q).points @ w.T + b)
+    probes = gauss_hermite(_PROBES_PER_AXIS, q).points
+    if mean_reach:
+        probes = np.vstack([probes, (1 + mean_reach / _PROBE_REACH) * probes])
+    p = expit(probes @ w.T + b)
     products = (w[:, :, None] * w[:, None]).reshape(len(w), -1)
     information = ((p * (1 - p)) @ products).reshape(-1, q, q)
     largest = float(np.linalg.eigvalsh(information)[:, -1].max())
     narrowest = _SPACING / math.sqrt(1.0 + largest)
     if narrowest < finest:
         return None
-    spacing = min(narrowest, SLOPE_SPACING / min(float(slopes.max(initial=1.0)), limit))
-    return Lattice(spacing, math.floor(reach / spacing), q)
+    return make_lattice(largest, min(float(slopes.max(initial=1.0)), limit), q, reach)
+
+
+def make_lattice(
+    information: float, steepest: float, n_components: int, reach: float | None = None
+) -> Lattice:
+    """Return a lattice that resolves posteriors up to an information, and slopes up to a size.
+
+    `reach` is in standard deviations of the traits; by default that of `choose_lattice`.
+    """
+    reach = _REACH[n_components] if reach is None else reach
+    spacing = min(_SPACING / math.sqrt(1.0 + information), SLOPE_SPACING / steepest)
+    return Lattice(spacing, math.floor(reach / spacing), n_components)
 
 
 def list_lattice_nodes(weights: Floats, offsets: Floats) -> Nodes | None:
@@ -134,6 +168,7 @@ def lattice_e_step(
     offsets: Floats,
     row_weights: Floats | None = None,
     stretch: float = 1.0,
+    row_means: Floats | None = None,
 ) -> NewtonStatistics:
     """E-step on a lattice; rows with missing values have nodes centred at their posteriors.
 
@@ -152,25 +187,35 @@ def lattice_e_step(
     stretch
         Factor of the distances of the lattice. At 1.3 and with 20 items, the log-likelihood is off
         by up to 1e-4 nats per row, and 3 components take a third of the time.
+    row_means
+        Mean of the prior of each row, (n_samples, q); None if all are 0.
     """
-    if (lattice := choose_lattice(weights, offsets)) is None:
-        return centred_e_step(X, observed, weights, offsets, row_weights)
+    lattice = choose_lattice(weights, offsets, mean_reach=find_mean_reach(row_means))
+    if lattice is None:
+        return centred_e_step(X, observed, weights, offsets, row_weights, row_means)
     lattice = lattice.stretch(stretch)
     own_weights = np.ones(len(X)) if row_weights is None else row_weights
     if observed is None:
-        return _sum_on_lattice(X, weights, offsets, own_weights, lattice)
+        return _sum_on_lattice(X, weights, offsets, own_weights, lattice, row_means)
     is_complete = observed.all(axis=1)
     is_masked = ~is_complete
-    complete = _sum_on_lattice(X[is_complete], weights, offsets, own_weights[is_complete], lattice)
-    others = centred_e_step(
-        X[is_masked], observed[is_masked], weights, offsets, own_weights[is_masked]
+    means = (None, None) if row_means is None else (row_means[is_complete], row_means[is_masked])
+    complete = _sum_on_lattice(
+        X[is_complete], weights, offsets, own_weights[is_complete], lattice, means[0]
     )
+    others = centred_e_step(
+        X[is_masked], observed[is_masked], weights, offsets, own_weights[is_masked], means[1]
+    )
+    codes = np.empty((0, 0) if row_means is None else row_means.shape)
+    if row_means is not None:
+        codes[is_complete], codes[is_masked] = complete.codes, others.codes
     return NewtonStatistics(
         complete.gradient + others.gradient,
         complete.curvature + others.curvature,
         complete.moments + others.moments,
         complete.log_likelihood + others.log_likelihood,
         0,
+        codes,
     )
 
 
@@ -197,21 +242,30 @@ def pad_axes(weights: Floats, offsets: Floats) -> Floats:
 
 
 def _sum_on_lattice(
-    X: Bits, weights: Floats, offsets: Floats, row_weights: Floats, lattice: Lattice
+    X: Bits,
+    weights: Floats,
+    offsets: Floats,
+    row_weights: Floats,
+    lattice: Lattice,
+    row_means: Floats | None,
 ) -> NewtonStatistics:
     (n_features, q), shape = weights.shape, lattice.shape
     points = lattice.list_points()
     log_joint = tabulate_nodes(weights.tobytes(), offsets.tobytes(), lattice)
     free = pad_axes(weights, offsets)
     gradient, mass, log_likelihood = np.zeros((n_features, q + 1)), np.zeros(len(log_joint)), 0.0
+    codes = np.empty((0, 0) if row_means is None else row_means.shape)
     n_rows = max(min(_MAX_BATCH_ROWS, _MAX_BATCH_VALUES // n_features), 1)
     for start in range(0, len(X), n_rows):
         check_cancelled()
-        bits = X[start : start + n_rows].astype(np.float64)
-        own_weights = row_weights[start : start + n_rows]
+        rows = slice(start, start + n_rows)
+        bits = X[rows].astype(np.float64)
+        own_weights, linear = row_weights[rows], bits @ free
+        if row_means is not None:
+            add_row_means(linear, row_means[rows])
         mean = np.empty((len(bits), 3))
         log_likelihood += sum_row_nodes(
-            bits @ free,
+            linear,
             own_weights,
             log_joint.reshape(shape),
             lattice.spacing,
@@ -219,13 +273,16 @@ def _sum_on_lattice(
             mean,
             mass.reshape(shape),
         )
+        if row_means is not None:
+            codes[rows] = mean[:, 3 - q :]
         mean *= own_weights[:, None]
         gradient[:, :q] += bits.T @ mean[:, 3 - q :]
         gradient[:, q] += own_weights @ bits
     log_scale = math.log(lattice.spacing) - 0.5 * math.log(2 * math.pi)
     log_likelihood += float(row_weights.sum()) * q * log_scale
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
-    sums = NewtonStatistics(gradient, curvature, np.zeros((q + 1, q + 1)), log_likelihood, 0)
+    moments = np.zeros((q + 1, q + 1))
+    sums = NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes)
     _add_curves(weights, offsets, points, mass, sums)
     return sums
 
@@ -255,7 +312,7 @@ def _add_curves(
     sums.moments[k, j] = sums.moments[j, k]
 
 
-@lru_cache(1)  # all tasks of a pass need the same
+@lru_cache(4)  # tasks of a pass need the same, unless the means of their rows' priors differ much
 def tabulate_nodes(weight_bytes: bytes, offset_bytes: bytes, lattice: Lattice) -> Floats:
     """Return −A(x) − ½ xᵀx at the nodes, (n_nodes,), for the bytes of weights and offsets."""
     offsets = np.frombuffer(offset_bytes).copy()  # kernels would compile anew for constants

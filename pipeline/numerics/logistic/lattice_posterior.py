@@ -30,16 +30,19 @@ from pipeline.numerics.logistic.centred_points import (
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 from pipeline.numerics.logistic.lattice_nodes import (
     SLOPE_SPACING,
+    add_row_means,
     choose_lattice,
     climb,
     collect_chunks,
     exponentiate,
+    find_mean_reach,
     pad_axes,
     tabulate_nodes,
 )
 from pipeline.numerics.logistic.logistic_lanes import (
     FACTORS_PER_LOG,
     VECTOR,
+    copy,
     exp_minus,
     fill,
     inlined,
@@ -62,36 +65,42 @@ _MAX_BOX_WORK, _MAX_BOX_WORK_OF_3 = 300, 2**20
 _FACE, _HALVES, _N_SUMS = 10, 11, 15  # places of the sums of a row
 
 
-def posterior_on_lattice(X: Bits, observed: Bits | None, items: TraitItems) -> RowPosterior:
+def posterior_on_lattice(
+    X: Bits, observed: Bits | None, items: TraitItems, row_means: Floats | None = None
+) -> RowPosterior:
     """Integrate over x on a lattice, for up to 3 components.
 
-    A row's result depends on that row alone. Its error is estimated from sums over halves of its
-    nodes. Rows with an error above 1e-4 nats or many missing values are integrated by
-    `posterior_by_quadrature`. So are all rows if an item is too steep, or a lattice would be too
-    large.
+    A row's result depends on that row alone, and the reach of the nodes on the largest of all
+    `row_means`. Its error is estimated from sums over halves of its nodes. Rows with an error above
+    1e-4 nats or many missing values are integrated by `posterior_by_quadrature`. So are all rows if
+    an item is too steep, or a lattice would be too large.
 
     Parameters
     ----------
-    X, observed, items
+    X, observed, items, row_means
         As for `posterior_by_quadrature`.
     """
     weights, offsets = (np.ascontiguousarray(part, np.float64) for part in items)
-    table = _make_table(weights.tobytes(), offsets.tobytes(), len(offsets))
+    mean_reach = find_mean_reach(row_means)
+    table = _make_table(weights.tobytes(), offsets.tobytes(), len(offsets), mean_reach)
+    means = np.zeros((len(X), weights.shape[1])) if row_means is None else row_means
     if table is None:
-        return posterior_by_quadrature(X, observed, items)
+        return posterior_by_quadrature(X, observed, items, means)
     (n, q), first = (len(X), weights.shape[1]), 3 - weights.shape[1]  # the first axis in use
     mean, log_likelihood, error = np.empty((n, 3)), np.zeros(n), np.full(n, np.inf)
     covariance = np.empty((n, 3, 3))
     mask = np.ones_like(X) if observed is None else observed
-    boxes = _find_boxes(X, mask, items, table)
-    fill_row_posteriors(X, mask, boxes, *table, mean, covariance, log_likelihood, error)
+    boxes = _find_boxes(X, mask, items, means, table)
+    priors = np.zeros((n, 4))
+    add_row_means(priors, means)
+    fill_row_posteriors(X, mask, boxes, priors, *table, mean, covariance, log_likelihood, error)
     log_likelihood += q * (math.log(table.spacing) - 0.5 * math.log(2 * math.pi))
     posterior = RowPosterior(
         mean[:, first:].copy(), covariance[:, first:, first:].copy(), log_likelihood, error
     )
     difficult = np.flatnonzero(error > _MAX_ERROR)
     if difficult.size:
-        others = posterior_by_quadrature(X[difficult], mask[difficult], items)
+        others = posterior_by_quadrature(X[difficult], mask[difficult], items, means[difficult])
         for values, part in zip(posterior, others, strict=True):
             values[difficult] = part
     return posterior
@@ -106,13 +115,15 @@ class _Table(NamedTuple):
 
 
 @lru_cache(_N_KEPT_TABLES)
-def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _Table | None:
+def _make_table(
+    weight_bytes: bytes, offset_bytes: bytes, n_features: int, mean_reach: float
+) -> _Table | None:
     """Compute the table of items once for all calls; None if codes should do without."""
     weights, offsets = np.frombuffer(weight_bytes), np.frombuffer(offset_bytes)
     weights = weights.reshape(n_features, -1)
     if (q := weights.shape[1]) > MAX_COMPONENTS:
         return None
-    lattice = choose_lattice(weights, offsets, _MAX_TABLE_NODES)
+    lattice = choose_lattice(weights, offsets, _MAX_TABLE_NODES, mean_reach)
     if lattice is None:
         return None
     steepest = float(np.linalg.norm(weights, axis=1).max(initial=0.0))
@@ -128,7 +139,9 @@ def _make_table(weight_bytes: bytes, offset_bytes: bytes, n_features: int) -> _T
     return _Table(pad_axes(weights, offsets), log_joint.reshape(lattice.shape), lattice.spacing)
 
 
-def _find_boxes(X: Bits, mask: Bits, items: TraitItems, table: _Table) -> Integers:
+def _find_boxes(
+    X: Bits, mask: Bits, items: TraitItems, row_means: Floats, table: _Table
+) -> Integers:
     """Return the first nodes of rows along three axes, and those after the last, (n_rows, 2, 3).
 
     Rows with missing values get the chunks of nodes near their mode, all others the whole lattice.
@@ -139,7 +152,7 @@ def _find_boxes(X: Bits, mask: Bits, items: TraitItems, table: _Table) -> Intege
     chunk = np.array([1, 1, VECTOR])[3 - q :]
     rows = np.flatnonzero(~mask.all(axis=1))
     if rows.size:
-        near = find_posterior_modes(X[rows], mask[rows], items)
+        near = find_posterior_modes(X[rows], mask[rows], items, row_means[rows])
         reach = _BOX_REACH * np.sqrt(np.diagonal(near.covariance, axis1=1, axis2=2))
         ends = np.stack([near.mean - reach, near.mean + reach], axis=1) / table.spacing
         size = shape[3 - q :]
@@ -155,6 +168,7 @@ def fill_row_posteriors(
     X: Bits,
     observed: Bits,
     boxes: Integers,
+    priors: Floats,
     free: Floats,
     log_joint: Floats,
     spacing: float,
@@ -167,6 +181,7 @@ def fill_row_posteriors(
 
     `mean` is (n_rows, 3) and `covariance` (n_rows, 3, 3); unused axes come first. `log_likelihood`
     is without the volume of a node and the constant of the prior. `_find_boxes` computes `boxes`.
+    `priors` is what the means of the priors add to s_n, (n_rows, 4).
     Rows with too many missing values keep their error.
     """
     wide_vectors()
@@ -176,8 +191,8 @@ def fill_row_posteriors(
     slope, sums, missing = np.empty(3), np.empty(_N_SUMS), np.empty(len(free), np.int64)
     max_work = _MAX_BOX_WORK_OF_3 if shape[0] > 1 else _MAX_BOX_WORK * len(free)
     for n in range(len(X)):
-        fill(slope, 0.0)
-        constant, n_missing = 0.0, 0
+        copy(priors[n, :3], slope)
+        constant, n_missing = priors[n, 3], 0
         for i in range(len(free)):
             bit = float(X[n, i] & observed[n, i])
             for axis in range(3):

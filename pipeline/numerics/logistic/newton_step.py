@@ -17,6 +17,7 @@ from scipy.special import expit
 Floats = NDArray[np.float64]
 
 _LONGEST_STEP = 1e100
+_NO_CODES = np.empty((0, 0))
 _MAX_STEP_LENGTH = 1.0  # largest root mean square change of w·x + b over the prior
 
 
@@ -33,6 +34,8 @@ class NewtonStatistics(NamedTuple):
         Σ_n ⟨x̂ x̂ᵀ⟩, (q + 1, q + 1).
     log_likelihood, rounds
         Log-likelihood in nats, and number of rounds that the E-step used.
+    codes
+        ⟨x⟩ of each row, (n_samples, q), if rows have prior means of their own; else empty.
     """
 
     gradient: Floats
@@ -40,6 +43,7 @@ class NewtonStatistics(NamedTuple):
     moments: Floats
     log_likelihood: float
     rounds: int
+    codes: Floats = _NO_CODES
 
 
 def take_newton_step(

@@ -65,10 +65,31 @@ class HasMoments(Protocol):
         """Covariances, (n_samples, q, q)."""
 
 
+class RowRegression(NamedTuple):
+    """Priors N(Θᵀz_n, I) of the rows; parameters Θ come after those of the items, row by row.
+
+    The score of Θ is z_n (x − Θᵀz_n)ᵀ.
+
+    Attributes
+    ----------
+    covariates
+        z_n, (n_samples, n_covariates).
+    means
+        Θᵀz_n, (n_samples, q).
+    """
+
+    covariates: Floats
+    means: Floats
+
+    def take_rows(self, is_taken: NDArray[np.bool_]) -> RowRegression:
+        """Return the rows of a mask, (n_samples,)."""
+        return RowRegression(self.covariates[is_taken], self.means[is_taken])
+
+
 class TraitScores(NamedTuple):
     """Sums over rows; parameters are ordered by item, its weights first, then its offset."""
 
-    spread: Floats  # Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1)
+    spread: Floats  # Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1), more with a `RowRegression`
     products: Floats  # Σ_n s_n s_nᵀ, (p, p)
     curvature: Floats  # Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1)
 
@@ -80,22 +101,25 @@ def sum_trait_scores(
     offsets: Floats,
     posterior: HasMoments,
     row_weights: Floats | None = None,
+    regression: RowRegression | None = None,
 ) -> TraitScores:
     """Sum scores and information over rows.
 
     `X` and `observed` are (n_samples, n_features); the model is (n_features, q) and (n_features,).
     The mean and covariance of each row's posterior place the points. `row_weights` are (n_samples,)
-    or all 1.
+    or all 1. Without a `regression`, all priors are N(0, I).
     """
     n_features, q = weights.shape
     size = n_features * (q + 1)
+    if regression is not None:
+        size += regression.covariates.shape[1] * q
     spread, products = np.zeros((2, size, size))
     sums = TraitScores(spread, products, np.zeros((n_features, q + 1, q + 1)))
     means: list[Singles] = []
     deviations: list[Singles] = []
-    for part in _iter_scores(X, observed, weights, offsets, posterior, row_weights):
+    for part in _iter_scores(X, observed, weights, offsets, posterior, row_weights, regression):
         sums.curvature[:] += part.curvature
-        means.append(part.mean.reshape(-1, size))
+        means.append(part.mean)
         deviations.append(part.deviations.reshape(-1, size))
         if sum(map(len, deviations)) >= _MIN_VECTORS:
             _add_products(means, products)
@@ -170,17 +194,22 @@ def sum_cluster_scores(
     posterior: HasMoments,
     row_weights: Floats,
     clusters: NDArray[np.intp],
+    regression: RowRegression | None = None,
 ) -> Floats:
     """Sum the scores of rows times their weights by cluster, (n_clusters, p).
 
     `clusters` are the indices of the rows' clusters, (n_samples,), counted from 0. Other parameters
     are as for `sum_trait_scores`.
     """
-    total, start = np.zeros((clusters.max(initial=-1) + 1, weights.size + len(offsets))), 0
+    size, start = weights.size + len(offsets), 0
+    if regression is not None:
+        size += regression.covariates.shape[1] * weights.shape[1]
+    total = np.zeros((clusters.max(initial=-1) + 1, size))
     # Scores come times the roots of the weights that they are given.
-    for part in _iter_scores(X, observed, weights, offsets, posterior, row_weights**2):
+    squares = row_weights**2
+    for part in _iter_scores(X, observed, weights, offsets, posterior, squares, regression):
         stop = start + len(part.mean)
-        np.add.at(total, clusters[start:stop], part.mean.reshape(stop - start, -1))
+        np.add.at(total, clusters[start:stop], part.mean)
         start = stop
     return total
 
@@ -244,9 +273,9 @@ class _RowScores(NamedTuple):
     Attributes
     ----------
     mean
-        s_n, (n_rows, n_features, q + 1).
+        s_n, (n_rows, p).
     deviations
-        Vectors whose products sum to Cov[s(x) | t_n], (n_rows, n_vectors, n_features, q + 1).
+        Vectors whose products sum to Cov[s(x) | t_n], (n_rows, n_vectors, p).
     curvature
         (n_features, q + 1, q + 1).
     """
@@ -263,6 +292,7 @@ def _iter_scores(
     offsets: Floats,
     posterior: HasMoments,
     row_weights: Floats | None,
+    regression: RowRegression | None = None,
 ) -> Iterator[_RowScores]:
     """Compute the scores of some rows at a time at the points of their posteriors."""
     (n_features, q), mask = weights.shape, np.ones_like(X) if observed is None else observed
@@ -278,13 +308,20 @@ def _iter_scores(
         sigma, log_joint = np.empty((len(x), n_features, x.shape[1])), np.empty(x.shape[:2])
         fill_row_curves(present, weights, offsets, np.swapaxes(x, 1, 2).copy(), sigma, log_joint)
         log_joint += (z @ (ones @ free)[:, :, None])[:, :, 0]
-        share = _posterior_shares(log_joint, x, rule)
+        centred = x if regression is None else x - regression.means[rows, None]
+        share = _posterior_shares(log_joint, centred, rule)
         residual = ones[:, :, None] - sigma
         mean = residual @ (share[:, :, None] * z)
         if polynomials is None:
             deviations = _centre_scores(residual, z, mean, share)
         else:
             deviations = _project_scores(residual, z, share, polynomials)
+        mean = mean.reshape(len(mean), -1)
+        deviations = deviations.reshape(*deviations.shape[:2], -1)
+        if regression is not None:
+            own = _score_regression(centred, share, polynomials, regression.covariates[rows])
+            mean = np.concatenate([mean, own[0]], axis=1)
+            deviations = np.concatenate([deviations, own[1].astype(np.float32)], axis=2)
         squares = (share[:, :, None, None] * z[:, :, :, None] * z[:, :, None]).reshape(
             *share.shape, -1
         )
@@ -292,10 +329,29 @@ def _iter_scores(
         if row_weights is not None:
             roots = np.sqrt(row_weights[rows])
             slopes *= row_weights[rows, None, None]
-            mean *= roots[:, None, None]
-            deviations *= roots[:, None, None, None].astype(np.float32)
+            mean *= roots[:, None]
+            deviations *= roots[:, None, None].astype(np.float32)
         curvature = (slopes @ squares).sum(axis=0).reshape(n_features, q + 1, q + 1)
         yield _RowScores(mean.astype(np.float32), deviations, curvature)
+
+
+def _score_regression(
+    centred: Floats, share: Floats, polynomials: Floats | None, covariates: Floats
+) -> tuple[Floats, Floats]:
+    """Return mean and deviations of the scores z (x − Θᵀz)ᵀ of some rows.
+
+    `centred` is x − Θᵀz at the points, (n_rows, n_points, q).
+    """
+    mean = (share[:, None] @ centred)[:, 0]
+    if polynomials is None:
+        deviations = (centred - mean[:, None]) * np.sqrt(share)[:, :, None]
+    else:
+        factors = _orthonormalize(share, polynomials)[:, :, 1:]
+        deviations = np.swapaxes(factors, 1, 2) @ centred
+    z = covariates[:, :, None]
+    of_mean = (z * mean[:, None]).reshape(len(z), -1)
+    products = z[:, None] * deviations[:, :, None]
+    return of_mean, products.reshape(*deviations.shape[:2], -1)
 
 
 def _centre_scores(residual: Floats, z: Floats, mean: Floats, share: Floats) -> Singles:
@@ -307,12 +363,18 @@ def _centre_scores(residual: Floats, z: Floats, mean: Floats, share: Floats) -> 
     return scores
 
 
-def _project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
-    """Return c_k of each polynomial but the constant one."""
+def _orthonormalize(share: Floats, polynomials: Floats) -> Floats:
+    """Return polynomials that are orthonormal under each row's shares, times these shares."""
     weighted = share[:, :, None] * polynomials
     gram = np.swapaxes(weighted, 1, 2) @ polynomials
     root = np.linalg.cholesky(gram + _RIDGE * np.eye(gram.shape[1]))
-    orthonormal = weighted @ np.swapaxes(np.linalg.inv(root), 1, 2)
+    orthonormal: Floats = weighted @ np.swapaxes(np.linalg.inv(root), 1, 2)
+    return orthonormal
+
+
+def _project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
+    """Return c_k of each polynomial but the constant one."""
+    orthonormal = _orthonormalize(share, polynomials)
     factors = orthonormal[:, :, 1:, None] * z[:, :, None]
     scores = residual @ factors.reshape(*share.shape, -1)
     by_polynomial = scores.reshape(*residual.shape[:2], -1, z.shape[2]).swapaxes(1, 2)

@@ -273,8 +273,20 @@ def fill_skewness_terms(
     `units` (K, n) contains L⁻¹ w_i on entry. `tensor`, (K, K (K + 1) / 2), is scratch, and so are
     all fields of `sites` except the sites themselves.
     """
+    set_tilted_cumulants(sites, sites[CAVITY_MEAN], sites[CAVITY_VARIANCE])
+    gain: float = fill_cumulant_terms(sites, units, tensor, G, shift)
+    return gain
+
+
+@site_callee
+def fill_cumulant_terms(
+    sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
+) -> float:
+    """Do as `fill_skewness_terms`, given the tilted cumulants.
+
+    `sites` has skewness in CAVITY_MEAN and excess kurtosis in CAVITY_VARIANCE.
+    """
     kappa, chi, R, q = sites[CAVITY_MEAN], sites[CAVITY_VARIANCE], sites[SLOPE], sites[MEAN]
-    set_tilted_cumulants(sites, kappa, chi)
     for k in range(len(units)):
         for i in range(len(kappa)):
             units[k, i] /= math.sqrt(sites[VARIANCE, i]) if sites[VARIANCE, i] > 0.0 else 1.0

@@ -81,6 +81,12 @@ def match_site_moments(sites: Floats, step: float, tail: Floats) -> None:
     Equations 3.58 and 3.59, in a form without differences of reciprocal variances.
     """
     set_cavities(sites, tail)
+    move_sites(sites, step)
+
+
+@site_callee
+def move_sites(sites: Floats, step: float) -> None:
+    """Move every site by `step`, given its cavity and the derivatives of its log evidence."""
     for i in range(sites.shape[1]):
         c, g = sites[CAVITY_VARIANCE, i], sites[CURVATURE, i]
         scale = 1.0 / (1.0 + c * (1.0 - g))
@@ -243,10 +249,10 @@ class ProbitRows(NamedTuple):
 
 
 @site_callee
-def allocate_workspace(n_components: int, n: int) -> ProbitRow:
+def allocate_workspace(n_components: int, n: int, n_fields: int = N_FIELDS) -> ProbitRow:
     """Allocate working memory for a row with n observed sites."""
     return ProbitRow(
-        np.empty((N_FIELDS, n)),
+        np.empty((n_fields, n)),
         np.empty((n_components, n)),
         np.empty((n_components, n)),
         np.empty((n_components, n_components)),
@@ -311,7 +317,7 @@ def _iterate_rounds(
     rounds, change = 0, np.inf
     while not change < tol and rounds < max_rounds:
         if rounds in (0, _PARALLEL_ROUNDS):
-            _reset_sites(row)
+            reset_sites(row)
         if rounds < _PARALLEL_ROUNDS:
             match_site_moments(row.sites, 1.0, tail)
         else:
@@ -331,7 +337,7 @@ def site_log_evidence(row: ProbitRow) -> float:
 
 
 @site_callee
-def _reset_sites(row: ProbitRow) -> None:
+def reset_sites(row: ProbitRow) -> None:
     """Set the sites to zero and all moments to those of the prior."""
     sites = row.sites
     for i in range(sites.shape[1]):

@@ -299,11 +299,43 @@ def test_kept_counts_are_those_of_the_column(cli, monkeypatch: pytest.MonkeyPatc
     assert drifts[1:] == [None, None]
 
 
+MIXTURE = ("--model", "bernoulli-mixture", "--components", 2, *SITE, "--split", "all", "--json")
+
+
+def test_latent_classes_have_shares_by_group(cli, dataset: Path) -> None:
+    done = cli("fit", "--dataset", dataset, *MIXTURE, "--output", "m")
+    assert done.code == 0, done.err
+    assert "warning" not in done.err
+    found = load_artifact(done.json["artifact"])
+    assert found["group_class_weights"].shape == (4, 2)
+    assert (found["group_class_weights_error"] > 0).all()
+    assert found["segment_rows"].tolist() == [150] * 4
+    report = cli("report", "--artifact", "m", "--output", "r.html")
+    assert report.code == 0, report.err
+    page = Path("r.html").read_text()
+    assert all(text in page for text in ("AIC, BIC", "Class weights by group", "4 by site"))
+
+    codes = cli(
+        "transform", "--dataset", dataset, "--artifact", "m", "--output", "z.zarr", "--json"
+    )
+    assert codes.code == 0, codes.err
+    means = open_codes("z.zarr")["mean"]
+    for k, site in enumerate(found.manifest["segment_names"]):
+        shares = means[COLUMNS["site"] == site].mean(axis=0)
+        np.testing.assert_allclose(shares, found["group_class_weights"][k], atol=2e-3)
+
+    again = cli("fit", "--dataset", dataset, *MIXTURE, "--output", "m", "--warm-start")
+    assert again.json["iterations"] < done.json["iterations"]
+    drawn = cli("sample", "--artifact", "m", "--rows", 100, "--output", "s.zarr")
+    assert drawn.code == 0, drawn.err
+    assert open_dataset("s.zarr").column_names == ("site",)
+
+
 REFUSALS: dict[str, tuple[tuple[Any, ...], str]] = {
     "model": (
         ("--components", 1, *SITE),
         "--group: clipped-pca has no parameters by group. These models have: "
-        "binary-ica-likelihood, blica, latent-trait, linear-ivae.",
+        "bernoulli-mixture, binary-ica-likelihood, blica, latent-trait, linear-ivae.",
     ),
     "no column": ((*BLICA, "--group", "sites"), "there is no per-row column 'sites'. It has: site"),
     "missing": ((*BLICA, "--group", "gap"), "row 6 has no value in column 'gap'."),

@@ -35,7 +35,7 @@ const wide = element => !scrolls(element) && element.getBoundingClientRect().rig
 return [...document.querySelectorAll("body *")].filter(wide).map(e => e.outerHTML.slice(0, 80));
 """
 COLUMN = """
-const rows = [...document.querySelectorAll("#parameters tbody tr")];
+const rows = [...document.querySelectorAll(".numbers tbody tr")];
 return rows.map(row => Number(row.cells[1].dataset.value));
 """
 # Texts beside an axis that touch the one before.
@@ -205,17 +205,17 @@ def test_the_first_screen_has_findings_and_a_table_that_sorts(
     findings = browser.find_element("class name", "findings")
     assert findings.text.startswith("latent-trait was fitted with 1 component to 900 rows")
     assert "Component 1 is led by" in findings.text
-    table = browser.find_element("id", "parameters")
+    table = browser.find_element("css selector", ".numbers table")
     assert table.rect["y"] + 100 < 900
     before = browser.execute_script(COLUMN)
-    head = browser.find_elements("css selector", "#parameters thead button")[1]
+    head = browser.find_elements("css selector", ".numbers thead button")[1]
     head.click()
     assert browser.execute_script(COLUMN) == sorted(before, reverse=True)
     head.click()
     assert browser.execute_script(COLUMN) == sorted(before) != before
     assert head.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
-    browser.find_element("id", "copy").click()
-    assert browser.find_element("id", "copy").text == "Copied"
+    browser.find_element("class name", "copy").click()
+    assert browser.find_element("class name", "copy").text == "Copied"
 
 
 def test_a_reader_chooses_components_and_the_order_of_features(

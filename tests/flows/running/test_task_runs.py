@@ -84,14 +84,12 @@ GRAPHS: dict[tuple[str, ...], dict[str, set[str]]] = {
             f"evaluate {name}": {"draw rows", "pair counts", "score"}
             for name in ("f", "independent features", "mixture of 20")
         },
-        "item bias": set(),
     },
     ("evaluate", "--dataset", "d.zarr", "--artifact", "f", "--folds", "2", "--no-baselines"): {
         "fold 1 of f": set(),
         "score fold 1": {"fold 1 of f"},
         "fold 2 of f": set(),
         "score fold 2": {"fold 2 of f"},
-        "item bias": set(),
     },
     ("ingest", "x.npy", "--dataset", "other.zarr"): {"write dataset": set()},
     ("sample", "--artifact", "f", "--rows", "100", "--output", "s.zarr"): {"write dataset": set()},

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks
+from pipeline.data.features import make_binary_features
 from pipeline.errors import FitError
 from pipeline.evaluation.calibration import (
     BIN_EDGES,
@@ -295,11 +296,12 @@ def test_a_row_without_a_usable_likelihood_is_named(
 
 def test_the_first_baseline_is_independence_with_one_pseudo_count() -> None:
     X = drawn(300)
+    features = make_binary_features([f"x{i}" for i in range(X.shape[1])])
     fitted = {
         name: EvaluatedModel(
             model, fit_model(model, make_memory_rows(DenseData(X)), SERIAL).params, NO_SEGMENTS
         )
-        for name, model in make_baseline_models(len(X)).items()
+        for name, model in make_baseline_models(len(X), features).items()
     }
     p = (X.sum(axis=0) + 1) / (len(X) + 2)
     expected = np.where(X, np.log(p), np.log(1 - p)).sum(axis=1).mean()
@@ -309,7 +311,7 @@ def test_the_first_baseline_is_independence_with_one_pseudo_count() -> None:
     ]
     assert scores[0] == pytest.approx(expected)
     assert scores[1] > scores[0] + 0.1
-    assert [m.n_components for m in make_baseline_models(7).values()] == [1, 7]
+    assert [m.n_components for m in make_baseline_models(7, features).values()] == [1, 7]
 
 
 # --- shares of features and pairs ----------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Likelihood-ratio tests of item bias, against direct maximisation and data of known bias."""
+"""Likelihood-ratio tests of item bias, against R's mirt and direct maximisation."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +14,107 @@ from scipy.special import expit, log_expit
 
 from flows.data.datasets import make_row_source
 from flows.evaluating.dif import DifGroups, compute_item_bias
-from pipeline.data.blocks import iter_blocks
-from pipeline.evaluation.item_bias import GroupParams, GroupTraits
+from pipeline.data.blocks import iter_blocks, pack_block
+from pipeline.data.features import Feature, make_binary_features, split_levels
+from pipeline.errors import FitError
+from pipeline.evaluation import item_bias
+from pipeline.evaluation.item_bias import (
+    GroupFits,
+    GroupTestResults,
+    GroupTests,
+    check_group_tests,
+    count_by_score,
+    draw_missing_answers,
+    group_rows,
+    mantel_haenszel,
+    run_group_tests,
+    run_purified_group_tests,
+)
 from pipeline.executors.base import SerialExecutor
 from pipeline.executors.progress import ignore_progress
+from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.state import FitState
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
-from tests.support.data import write_arrays
+from pipeline.statistics.counts import FeatureCounts
+from tests.support.data import find_reference, write_arrays
+from tests.support.strategies import DenseData, make_memory_rows
 
 Array = NDArray[np.float64]
 X_NODES = np.linspace(-6, 6, 121)
 BIASED = 2
+FIRST_GROUPS = {
+    "sim2g": "ref",
+    "verbal_aggression_gender12": "female",
+    "verbal_aggression_gender24": "female",
+}
 
 
-def two_groups(n_rows: int, bias: float, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Rows of six items, of which one favours the reference group; the focal trait is shifted."""
+def make_fits(X: NDArray[np.uint8], group: NDArray[Any]) -> GroupFits:
+    rows, executor = make_memory_rows(DenseData(X, segments=group)), SerialExecutor()
+    first = collect_statistics(FeatureCounts.from_block, rows, executor, "counts")
+    return GroupFits(rows, ("a", "b"), first, executor, 0, ignore_progress)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("verbal_aggression_gender12", "drop"),
+        ("verbal_aggression_gender12", "add"),
+        pytest.param("verbal_aggression_gender24", "drop", marks=pytest.mark.matrix),
+        pytest.param("sim2g", "drop", marks=pytest.mark.matrix),
+        pytest.param("sim2g", "add", marks=pytest.mark.matrix),
+    ],
+)
+def test_chi2_agrees_with_mirt(name: str, scheme: str) -> None:
+    """`drop` frees one item more than the common fit, `add` makes one more equal."""
+    with find_reference(f"data/{name}.csv").open() as file:
+        header, *lines = csv.reader(file)
+    with find_reference(f"02_groups/{name}_DIF_{scheme}_a1d.csv").open() as file:
+        expected = {row["item"]: row for row in csv.DictReader(file)}
+    table, items = np.array(lines), [item for item in header if item != "group"]
+    X = table[:, [header.index(item) for item in items]].astype(np.uint8)
+    group = (table[:, header.index("group")] != FIRST_GROUPS[name]).astype(np.int64)
+    fits = make_fits(X, group)
+    tested = [items.index(item) for item in expected]
+    tests = run_group_tests(fits, tested if scheme == "add" else ())
+    for column, found, tolerance in (("X2", "chi2", 1e-3), ("p", "p", 1e-4)):
+        values = [float(row[column]) for row in expected.values()]
+        np.testing.assert_allclose(getattr(tests.items, found)[tested], values, atol=tolerance)
+    assert tests.df == 2
+    assert not tests.unfinished
+
+
+def draw_groups(
+    n_rows: int, biases: tuple[float, ...], seed: int, n_groups: int = 2
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Rows of six items, the first of which favour the reference group; focal traits differ."""
     rng = np.random.default_rng(seed)
-    group = (rng.random(n_rows) < 0.4).astype(np.int64)
-    x = np.where(group == 1, 0.5 + 0.8 * rng.standard_normal(n_rows), rng.standard_normal(n_rows))
+    group = np.minimum(rng.integers(0, n_groups + 1, n_rows), n_groups - 1)
+    x = 0.5 * group + (1 - 0.2 * group) * rng.standard_normal(n_rows)
     slopes, offsets = np.linspace(0.8, 1.6, 6), np.linspace(-1, 1, 6)
     eta = x[:, None] * slopes + offsets
-    eta[:, BIASED] -= bias * group
+    eta[:, : len(biases)] -= np.array(biases) * (group == 1)[:, None]
     return (rng.random(eta.shape) < expit(eta)).astype(np.uint8), group
 
 
-def log_likelihood(theta: Array, X: NDArray[np.uint8], group: Array, item: int | None) -> float:
-    """Integrate by the trapezoidal rule; `theta` is slopes, offsets, then μ, log σ and the item's
-    own slope and offset in the focal group."""
-    n = X.shape[1]
+def log_likelihood(
+    theta: Array, X: NDArray[np.uint8], group: NDArray[np.int64], item: int | None
+) -> float:
+    """Integrate by the trapezoidal rule.
+
+    `theta` is slopes, offsets, then μ, log σ of every focal group, and then the item's own slope
+    and offset in every focal group.
+    """
+    n, n_focal = X.shape[1], int(group.max())
+    own = theta[2 * n + 2 * n_focal :]
     total = 0.0
-    for g, (mean, sd) in enumerate([(0.0, 1.0), (theta[2 * n], np.exp(theta[2 * n + 1]))]):
-        slopes, offsets = theta[:n].copy(), theta[n : 2 * n].copy()
+    for g in range(n_focal + 1):
+        slopes, offsets, mean, sd = theta[:n].copy(), theta[n : 2 * n].copy(), 0.0, 1.0
+        if g:
+            mean, sd = theta[2 * n + 2 * g - 2], np.exp(theta[2 * n + 2 * g - 1])
         if g and item is not None:
-            slopes[item], offsets[item] = theta[2 * n + 2 :]
+            slopes[item], offsets[item] = own[2 * g - 2 : 2 * g]
         eta = (mean + sd * X_NODES)[:, None] * slopes + offsets
         rows = X[group == g]
         of_nodes = rows @ log_expit(eta).T + (1 - rows) @ log_expit(-eta).T - X_NODES**2 / 2
@@ -53,9 +123,12 @@ def log_likelihood(theta: Array, X: NDArray[np.uint8], group: Array, item: int |
     return total
 
 
-def maximum(X: NDArray[np.uint8], group: Array, item: int | None) -> tuple[float, Array]:
-    n = X.shape[1]
-    start = np.r_[np.ones(n), np.zeros(n), 0.0, 0.0, [1.0, 0.0] if item is not None else []]
+def maximum(
+    X: NDArray[np.uint8], group: NDArray[np.int64], item: int | None
+) -> tuple[float, Array]:
+    n, n_focal = X.shape[1], int(group.max())
+    own = np.tile([1.0, 0.0], n_focal if item is not None else 0)
+    start = np.r_[np.ones(n), np.zeros(n + 2 * n_focal), own]
     found = scipy.optimize.minimize(lambda t: -log_likelihood(t, X, group, item), start)
     return -float(found.fun), found.x
 
@@ -63,42 +136,49 @@ def maximum(X: NDArray[np.uint8], group: Array, item: int | None) -> tuple[float
 def compute_bias(
     path: Path,
     X: NDArray[np.uint8],
-    group: Array,
+    group: NDArray[np.int64],
     observed: NDArray[np.uint8] | None = None,
     test: str = "likelihood-ratio",
+    n_groups: int = 2,
 ) -> dict[str, Any]:
     dataset = write_arrays(path, X, observed, columns={"group": group}, words_per_chunk=2)
-    rows = make_row_source(dataset, columns=("group",))
-    groups, names = DifGroups("group", test, (0, 1), ("a", "b")), dataset.feature_names
-    bias = compute_item_bias(groups, rows, names, 0, SerialExecutor(), ignore_progress)
+    rows, names = make_row_source(dataset, columns=("group",)), dataset.feature_names
+    groups = DifGroups("group", test, False, tuple(range(n_groups)), tuple("abc"[:n_groups]))
+    features = make_binary_features(names)
+    bias = compute_item_bias(groups, rows, features, 0, SerialExecutor(), ignore_progress)
     items = sorted(bias["items"], key=lambda item: names.index(item["feature"]))
     return {**bias, **{name: np.array([item[name] for item in items]) for name in items[0]}}
 
 
 @pytest.mark.matrix
-def test_twice_the_gain_is_that_of_direct_maximisation(tmp_path: Path) -> None:
-    X, group = two_groups(400, 1.0, 1)
-    bias = compute_bias(tmp_path / "d.zarr", X, group)
+@pytest.mark.parametrize("n_groups", [2, 3])
+def test_twice_the_gain_is_that_of_direct_maximisation(tmp_path: Path, n_groups: int) -> None:
+    X, group = draw_groups(400, (0.0, 0.0, 1.0), 1, n_groups)
+    bias = compute_bias(tmp_path / "d.zarr", X, group, n_groups=n_groups)
     (least, shared), (most, own) = (maximum(X, group, item) for item in (None, BIASED))
-    chi2 = 2 * (most - least)
+    chi2, n_focal = 2 * (most - least), n_groups - 1
     assert bias["chi2"][BIASED] == pytest.approx(chi2, abs=2e-3)
-    assert bias["p"][BIASED] == pytest.approx(scipy.stats.chi2.sf(chi2, 2), rel=2e-3)
+    assert bias["df"] == 2 * n_focal
+    assert bias["p"][BIASED] == pytest.approx(scipy.stats.chi2.sf(chi2, 2 * n_focal), rel=2e-3)
     assert bias["p"][BIASED] == bias["p"].min()
     assert bias["p_adjusted"][BIASED] == pytest.approx(6 * bias["p"][BIASED])
-    focal = bias["focal_trait"]
-    assert (focal["mean"], focal["sd"]) == pytest.approx((shared[12], np.exp(shared[13])), abs=5e-3)
-    in_focal = [bias["slopes"][BIASED, 1], bias["offsets"][BIASED, 1]]
-    assert in_focal == pytest.approx(own[14:], abs=2e-2)
-    x = own[12] + np.exp(own[13]) * X_NODES
-    gap = expit(own[BIASED] * x + own[BIASED + 6]) - expit(own[14] * x + own[15])
-    density = scipy.special.softmax(-(X_NODES**2) / 2)
-    assert bias["difference"][BIASED] == pytest.approx(density @ gap, abs=5e-3)
-    assert bias["area"][BIASED] == pytest.approx(density @ abs(gap), abs=5e-3)
+    for g in range(n_focal):
+        focal = bias["focal_trait"][g] if n_groups > 2 else bias["focal_trait"]
+        expected = shared[12 + 2 * g], np.exp(shared[13 + 2 * g])
+        assert (focal["mean"], focal["sd"]) == pytest.approx(expected, abs=5e-3)
+        slope, offset = own[12 + 2 * n_focal + 2 * g :][:2]
+        in_focal = [bias["slopes"][BIASED, g + 1], bias["offsets"][BIASED, g + 1]]
+        assert in_focal == pytest.approx([slope, offset], abs=2e-2)
+        x = own[12 + 2 * g] + np.exp(own[13 + 2 * g]) * X_NODES
+        gap = expit(own[BIASED] * x + own[BIASED + 6]) - expit(slope * x + offset)
+        density = scipy.special.softmax(-(X_NODES**2) / 2)
+        effects = np.array([bias["difference"], bias["area"]]).reshape(2, 6, n_focal)[:, BIASED, g]
+        assert effects == pytest.approx([density @ gap, density @ abs(gap)], abs=5e-3)
 
 
 @pytest.mark.matrix
 def test_rows_of_neither_group_and_missing_values_count_for_nothing(tmp_path: Path) -> None:
-    X, group = two_groups(300, 1.0, 2)
+    X, group = draw_groups(300, (0.0, 0.0, 1.0), 2)
     few = compute_bias(tmp_path / "few.zarr", X, group)
     more = np.vstack([X, X[:20], np.ones((1, 6), np.uint8)])
     observed = np.ones_like(more)
@@ -111,7 +191,7 @@ def test_rows_of_neither_group_and_missing_values_count_for_nothing(tmp_path: Pa
 
 @pytest.mark.matrix
 def test_rows_with_missing_answers_are_used(tmp_path: Path) -> None:
-    X, group = two_groups(300, 1.0, 3)
+    X, group = draw_groups(300, (0.0, 0.0, 1.0), 3)
     observed = (np.random.default_rng(4).random(X.shape) >= 0.1).astype(np.uint8)
     for test in ("likelihood-ratio", "mantel-haenszel"):
         bias = compute_bias(tmp_path / f"{test}.zarr", X, group, observed, test)
@@ -120,19 +200,185 @@ def test_rows_with_missing_answers_are_used(tmp_path: Path) -> None:
     assert bias["p"].argmin() == BIASED
 
 
-def test_missing_answers_are_drawn_from_their_distribution(tmp_path: Path) -> None:
+def test_missing_answers_are_drawn_from_their_distribution() -> None:
     """Over many rows with the same answers, against the posterior by the trapezoidal rule."""
     slopes, offsets = np.array([1.5, 0.8, 2.0]), np.array([0.3, -0.5, 0.2])
-    X = np.tile(np.uint8([1, 0, 1]), (20_000, 1))
-    observed = np.tile(np.uint8([1, 1, 0]), (20_000, 1))
-    group = np.arange(20_000) % 2
-    dataset = write_arrays(tmp_path / "d.zarr", X, observed, columns={"group": group})
-    (block,) = iter_blocks(make_row_source(dataset, columns=("group",)).read(0))
-    params = GroupParams(np.column_stack([slopes, offsets]), np.array([0.8, np.log(0.5)]))
-    drawn = GroupTraits("group", (0, 1)).draw_missing(params, block, RowRandom(0))
-    assert (drawn[:, :2] == X[:, :2]).all()
-    for g, (mean, sd) in enumerate([(0.0, 1.0), (0.8, 0.5)]):
+    traits = [(0.0, 1.0), (0.8, 0.5)]
+    params = LatentTraitParams(
+        *(slopes[:, None], offsets, slopes[:, None], np.eye(1), np.eye(1)),
+        segments=np.arange(2),
+        segment_rows=np.array([1, 1]),
+        trait_mean=np.array([[mean] for mean, _ in traits]),
+        trait_covariance=np.array([[[sd**2]] for _, sd in traits]),
+        group_weights=np.tile(slopes[:, None], (2, 1, 1)),
+        group_offsets=np.tile(offsets, (2, 1)),
+    )
+    X = np.tile(np.uint8([1, 0, 1]), (10_000, 1))
+    observed = np.tile(np.uint8([1, 1, 0]), (10_000, 1))
+    for g, (mean, sd) in enumerate(traits):
+        drawn = draw_missing_answers(params, pack_block(X, observed, g), RowRandom(0))
+        assert (drawn[:, :2] == X[:, :2]).all()
         P = expit((mean + sd * X_NODES)[:, None] * slopes + offsets)
         posterior = np.exp(-(X_NODES**2) / 2) * P[:, 0] * (1 - P[:, 1])
         expected = posterior @ P[:, 2] / posterior.sum()
-        assert drawn[group == g, 2].mean() == pytest.approx(expected, abs=0.02)
+        assert drawn[:, 2].mean() == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.matrix
+def test_purification_clears_items_that_only_biased_anchors_made_look_biased() -> None:
+    X, group = draw_groups(1500, (1.5, 1.5), 5)
+    fits = make_fits(X, group)
+    before = np.flatnonzero(run_group_tests(fits).items.p_adjusted < 0.05)
+    tests, purification = run_purified_group_tests(fits)
+    assert {0, 1} < {*before.tolist()}
+    assert purification.excluded == (0, 1)
+    assert purification.ending == "stable"
+    assert np.flatnonzero(tests.items.p_adjusted < 0.05).tolist() == [0, 1]
+    again = run_group_tests(fits, (0, 1))
+    np.testing.assert_allclose(tests.items.chi2, again.items.chi2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("found_by_round", "ending", "excluded"),
+    [
+        (["0", "0"], "stable", "0"),
+        (["0", "01", "0"], "repeated", "01"),
+        (["0", "0123"], "few-anchors", "0"),
+        (["0", "1", "2", "3", "01", "02", "03", "12", "13", "23"], "max-rounds", "13"),
+    ],
+)
+def test_purification_ends(
+    monkeypatch: pytest.MonkeyPatch, found_by_round: list[str], ending: str, excluded: str
+) -> None:
+    """With tests of four items that find given ones in each round."""
+    rounds, tested = iter(found_by_round), []
+
+    def find_items(fits: GroupFits, excluded: Any = (), start: Any = None) -> GroupTests:
+        tested.append("".join(map(str, excluded)))
+        p_adjusted = np.ones(4)
+        p_adjusted[[int(item) for item in next(rounds)]] = 0.0
+        results = GroupTestResults(*[p_adjusted] * 7)
+        return GroupTests(results, 2, FitState(None), np.zeros(2), np.ones(2), ())
+
+    monkeypatch.setattr(item_bias, "run_group_tests", find_items)
+    _, purification = run_purified_group_tests(make_fits(np.ones((2, 4), np.uint8), np.zeros(2)))
+    assert purification.ending == ending
+    assert purification.excluded == tuple(map(int, excluded))
+    assert purification.n_rounds == len(found_by_round)
+    assert tested == ["", *found_by_round[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("n_observed", "n_ones", "text"),
+    [(9, 0, "constant"), (9, 9, "constant"), (0, 0, "never observed")],
+)
+def test_items_without_parameters_of_their_own_are_refused(
+    n_observed: int, n_ones: int, text: str
+) -> None:
+    observed, ones = np.full((2, 3), 9), np.full((2, 3), 4)
+    counts = FeatureCounts(np.arange(2), np.array([9, 9]), observed, ones)
+    check_group_tests(counts, ("a", "b"))
+    observed[1, 2], ones[1, 2] = n_observed, n_ones
+    with pytest.raises(FitError, match=f"2 is {text} in the group 'b'"):
+        check_group_tests(counts, ("a", "b"))
+
+
+def test_two_items_are_too_few() -> None:
+    counts = FeatureCounts(np.arange(2), np.array([9, 9]), np.full((2, 2), 9), np.full((2, 2), 4))
+    with pytest.raises(FitError, match="needs at least 3 features"):
+        check_group_tests(counts, ("a", "b"))
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_groups_are_the_rows_with_their_values(tmp_path: Path, is_masked: bool) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 2, (300, 5), np.uint8)
+    observed = rng.integers(0, 2, X.shape, np.uint8) if is_masked else None
+    labels = rng.choice([4, 7, 9], 300)
+    labels[128:256] = 9  # a chunk without any of the groups
+    segments = rng.choice(["a", "b"], 300)
+    path = tmp_path / "d.zarr"
+    dataset = write_arrays(path, X, observed, segments, 2, columns={"label": labels})
+    rows = group_rows(make_row_source(dataset, columns=("label",)), "label", (7, 4))
+    blocks = [block for key in range(rows.n_chunks) for block in iter_blocks(rows.read(key))]
+    assert rows.n_segments == 2
+    for group, value in enumerate((7, 4)):
+        own = [block for block in blocks if block.segment == group]
+        kept = np.concatenate([block.rows for block in own])
+        assert sorted(kept) == np.flatnonzero(labels == value).tolist()
+        values = np.concatenate([block.unpack_values() for block in own])
+        mask = np.ones_like(X) if observed is None else observed
+        np.testing.assert_array_equal(values, (X & mask)[kept])
+        for block in own:
+            own_mask = block.unpack_mask()
+            assert is_masked == (own_mask is not None)
+            if own_mask is not None:
+                np.testing.assert_array_equal(own_mask, mask[block.rows])
+
+
+def draw_levels(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw levels of items with 4, 3 and 2 levels, and groups; the first item is biased."""
+    rng = np.random.default_rng(n)
+    group = rng.integers(0, 2, n)
+    logistic = rng.normal(size=(n, 1)) + rng.logistic(size=(n, 3))
+    logistic[:, 0] += 0.8 * group
+    cuts = ([-1, 0, 1], [-0.5, 0.9], [0])
+    levels = [np.digitize(y, c) for y, c in zip(logistic.T, cuts, strict=True)]
+    return np.stack(levels, axis=1), group
+
+
+def count_levels_by_score(levels: NDArray[np.int64], group: NDArray[np.int64]) -> Any:
+    features = tuple(Feature(f"q{m}", tuple(map(str, range(m + 1)))) for m in (3, 2, 1))
+    blocks = [
+        pack_block(split_levels(levels[group == g].astype(np.uint8), features), segment=g)
+        for g in (0, 1)
+    ]
+    sums = [count_by_score(None, RowRandom(0), block).values for block in blocks]
+    return mantel_haenszel(
+        *(sums[0][n] + sums[1][n] for n in ("rows", "ones")), np.array([3, 2, 1])
+    )
+
+
+def test_levels_are_compared_by_the_definition_of_somes() -> None:
+    """The covariance of the cells of each table is written out, without planes."""
+    levels, group = draw_levels(700)
+    found, total = count_levels_by_score(levels, group), levels.sum(axis=1)
+    for item, n_levels in ((0, 4), (1, 3)):
+        d, V, above, below = np.zeros(n_levels), np.zeros((n_levels, n_levels)), 0.0, 0.0
+        for k in np.unique(total):
+            table = np.zeros((2, n_levels))
+            np.add.at(table, (group[total == k], levels[total == k, item]), 1)
+            (n_0, n_1), columns, n = table.sum(axis=1), table.sum(axis=0), table.sum()
+            if n_0 == 0 or n_1 == 0:
+                continue
+            d += table[0] - n_0 * columns / n
+            V += n_0 * n_1 * (n * np.diag(columns) - np.outer(columns, columns)) / n**2 / (n - 1)
+            for j in range(1, n_levels):
+                (b, a), (e, c) = ((row[:j].sum(), row[j:].sum()) for row in table)
+                above, below = above + a * e / n, below + b * c / n
+        d, V = d[1:], V[1:, 1:]
+        assert found.chi2[item] == pytest.approx(d @ np.linalg.solve(V, d))
+        assert found.df[item] == n_levels - 1
+        assert found.odds_ratio[item] == pytest.approx(above / below)
+    assert found.p[0] < 1e-3
+    assert found.odds_ratio[0] < 1
+
+
+def test_levels_that_do_not_occur_change_nothing() -> None:
+    levels, group = draw_levels(300)
+    levels[:, 0] = np.minimum(levels[:, 0], 2)
+    found = count_levels_by_score(levels, group)
+    assert found.df.tolist() == [2, 2, 1]
+
+
+@pytest.mark.slow
+def test_levels_without_bias_are_rarely_rejected() -> None:
+    """With equal slopes, p is uniform."""
+    rng, p = np.random.default_rng(8), []
+    for _ in range(200):
+        group, x = rng.integers(0, 2, 600), rng.normal(size=(600, 1))
+        y = 0.5 * group[:, None] + x + rng.logistic(size=(600, 3))
+        levels = np.stack([np.digitize(v, [-1, 0.2, 1]) for v in y.T], axis=1)
+        levels[:, 1:] = np.minimum(levels[:, 1:], [2, 1])
+        p.append(count_levels_by_score(levels, group).p)
+    assert (np.array(p) < 0.05).mean() < 0.08

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax, logit, logsumexp, softmax
+from scipy.special import expit, log_softmax, logit, logsumexp
 
 from pipeline.data.blocks import pack_block
 from pipeline.data.weights import WeightKind
@@ -19,15 +20,12 @@ from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.bernoulli_mixture import model as bernoulli_mixture
-from pipeline.models.bernoulli_mixture.model import (
-    BernoulliMixture,
-    BernoulliMixtureParams,
-    compute_mixture_errors,
+from pipeline.models.bernoulli_mixture.e_step import (
     compute_mixture_terms,
     mixture_posterior,
-    sum_mixture_information,
     sum_mixture_statistics,
 )
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
 from tests.support.data import find_reference
@@ -102,7 +100,8 @@ def test_posteriors_are_those_of_enumeration(data: DenseData, n_components: int,
 @settings(deadline=None, max_examples=40)
 @given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
 def test_sums_are_those_of_dense_matrices(data: DenseData, n_components: int, seed: int) -> None:
-    terms = compute_mixture_terms(*random_params(data.X.shape[1], n_components, seed)[::-1])
+    weights, probabilities = random_params(data.X.shape[1], n_components, seed)
+    terms = compute_mixture_terms(probabilities, np.log(weights))
     block = pack_block(data.X, data.observed)
     packed = (block.words, block.observed_words, block.n_samples, terms)
     shares, nats = mixture_posterior(*packed)
@@ -292,15 +291,17 @@ def test_errors_are_those_of_the_hessian(masked: bool) -> None:
         for a in steps
     ]
     covariance = np.linalg.inv(-np.array(hessian) / (2 * STEP) ** 2)
-    params = BernoulliMixtureParams(P, weights)
-    posterior = softmax(joint(at), axis=1)
-    sums = sum_mixture_information(X, observed, params, posterior, np.ones(len(X)))
-    found = compute_mixture_errors(P, weights, sums, len(X), smoothing)
+    model, params = BernoulliMixture(smoothing=smoothing), BernoulliMixtureParams(P, weights)
+    block, every_row = pack_block(X, observed), {"share": np.array(1.0)}
+    sums = model.summarize_information(params, every_row, block, RNG)
+    auxiliary = {"weight": np.array(900), "has_sampling_weights": np.array(False)}
+    state = FitState(params, auxiliary=auxiliary)
+    found = model.finish_information_pass(state, sums).params
     deviations = np.sqrt(np.diag(covariance))
     expected = (P * (1 - P)) * deviations[:10].reshape(2, 5)
-    np.testing.assert_allclose(found.probabilities, expected, rtol=1e-4)
-    np.testing.assert_allclose(found.weights, weights.prod() * deviations[10], rtol=1e-4)
-    low, high = logit(found.interval)
+    np.testing.assert_allclose(found.probabilities_error, expected, rtol=1e-4)
+    np.testing.assert_allclose(found.weights_error, weights.prod() * deviations[10], rtol=1e-4)
+    low, high = logit(found.probabilities_interval)
     np.testing.assert_allclose((high - low).ravel() / 2, 1.959964 * deviations[:10], rtol=1e-4)
 
 
@@ -325,6 +326,26 @@ def test_frequencies_of_patterns_give_the_latent_classes_of_polca() -> None:
     for name in ("weights", "probabilities", "weights_error", "probabilities_error"):
         found, same = (getattr(state.params, name) for state in (by_pattern, by_row))
         np.testing.assert_allclose(found, same, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("errors", "column"), [("louis", "se_hessian"), ("crossproduct", "se_opg")]
+)
+def test_both_forms_of_errors_are_those_of_polca(errors: Literal["louis"], column: str) -> None:
+    """The errors that poLCA prints are those of products of scores; 1 is the second category."""
+    model = BernoulliMixture(n_components=2, smoothing=1e-6, starts=10, tol=1e-9, errors=errors)
+    patterns, rows = (fit_model(model, make_memory_rows(d), SERIAL) for d in read_carcinoma())
+    text = find_reference("10_latent_classes/carcinoma_K2_se_two_ways.csv").read_text()
+    for line in csv.DictReader(text.splitlines()):
+        if not line[column]:
+            continue
+        k = int(line["class"]) - 1
+        for params in (patterns.params, rows.params):
+            if line["kind"] == "share":
+                found = params.weights_error[k]
+            else:
+                found = params.probabilities_error[k, "ABCDEFG".index(line["variable"])]
+            assert found == pytest.approx(float(line[column]), rel=0.01), line
 
 
 @pytest.mark.parametrize("kind", ["frequency", "sampling"])

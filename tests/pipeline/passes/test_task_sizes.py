@@ -185,3 +185,10 @@ def test_a_fit_in_parts_has_the_same_bytes_with_every_number_of_threads() -> Non
         assert threads.weights_error.tobytes() == serial.weights_error.tobytes()
     whole = fit_model(LatentTrait(1, max_iter=4), rows, SerialExecutor()).params
     np.testing.assert_allclose(serial.weights, whole.weights, rtol=1e-9)
+
+
+def test_rows_take_most_of_the_time_of_a_task() -> None:
+    per_task = 1e7
+    size = choose_rows_per_task(WorkEstimate(100.0, 0, per_task), [1000] * 100)
+    assert 100.0 * size >= 5 * per_task
+    assert size > choose_rows_per_task(WorkEstimate(100.0), [1000] * 100)

@@ -41,7 +41,8 @@ def hint(around, *values, column=None):
     """Return the advice: the values, both readings of the first two, and the rest as missing."""
     others = "".join(f" {missing(value)}" for value in values[2:])
     role = f'; if they are not a feature, keep="{column}" or drop="{column}"' if column else ""
-    return f"Nearby values: {around}. {READINGS.format(*values[:2], others)}{role}."
+    order = ', or, if the values are ordered, ordinal="*"' if values[2:] else ""
+    return f"Nearby values: {around}. {READINGS.format(*values[:2], others)}{order}{role}."
 
 
 def missing(value):
@@ -103,8 +104,8 @@ def test_grades_get_a_threshold_under_its_condition(tmp_path):
     message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
     assert message.endswith(
         'Define the meaning of every value: map="VALUE=1,VALUE=0", and missing="VALUE" for the '
-        'rest, or, if the values are ordered, threshold="T"; if they are not a feature, keep="a" '
-        'or drop="a".'
+        'rest, or, if the values are ordered, ordinal="*" or threshold="T"; if they are not a '
+        'feature, keep="a" or drop="a".'
     )
 
 

@@ -167,7 +167,9 @@ def test_options_that_contradict_each_other_are_refused():
     yea = parse_map("yea=1,nay=0")
     with pytest.raises(DataError, match=r"^map and threshold cannot be combined"):
         ReadOptions(threshold=1.0, maps=(yea,))
-    with pytest.raises(DataError, match=r"^map or yes: there are 2 maps for all features"):
+    with pytest.raises(
+        DataError, match=r"^map or yes: the values of all features have more than one meaning"
+    ):
         ReadOptions(maps=(yea, parse_map("aye=1,no=0")))
     with pytest.raises(DataError, match=r"^missing=\"NAY\": a map reads this value"):
         ReadOptions(missing=("NAY",), maps=(yea,))

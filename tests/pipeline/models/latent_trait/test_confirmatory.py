@@ -10,6 +10,7 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.data.features import make_binary_features
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
@@ -43,11 +44,11 @@ def read_rows(name: str) -> tuple[DenseData, Structure]:
     items = [item for item in header if item != "group"]
     X = table[:, [header.index(item) for item in items]].astype(np.uint8)
     if "group" not in header:
-        return DenseData(X), Structure((), tuple(items))
+        return DenseData(X), Structure((), make_binary_features(items))
     first, labels = FIRST_GROUPS[name], table[:, header.index("group")]
     groups = sorted(set(labels.tolist()), key=lambda group: group != first)
     segments = np.array([groups.index(label) for label in labels])
-    return DenseData(X, segments=segments), Structure(tuple(groups), tuple(items))
+    return DenseData(X, segments=segments), Structure(tuple(groups), make_binary_features(items))
 
 
 def read_mirt(path: str) -> dict[tuple[str, str, str], tuple[float, float, bool]]:
@@ -66,10 +67,14 @@ def list_parameters(state: FitState, structure: Structure) -> dict[Any, tuple[fl
     """List estimates and standard errors by mirt's names."""
     params, found = state.params, {}
     for g, group in enumerate(structure.groups or ("all",)):
-        for i, item in enumerate(structure.features):
-            slopes = params.group_weights[g, i, 0], params.group_weights_error[g, i, 0]
-            offsets = params.group_offsets[g, i], params.group_offsets_error[g, i]
-            found |= {(group, item, "a1"): slopes, (group, item, "d"): offsets}
+        prefix, place = ("group_", (g,)) if structure.groups else ("", ())
+        weights, offsets, weights_error, offsets_error = (
+            getattr(params, f"{prefix}{name}")[place]
+            for name in ("weights", "offsets", "weights_error", "offsets_error")
+        )
+        for i, item in enumerate(structure.feature_names):
+            slope, offset = (weights[i, 0], weights_error[i, 0]), (offsets[i], offsets_error[i])
+            found |= {(group, item, "a1"): slope, (group, item, "d"): offset}
         mean = params.trait_mean[g, 0], params.trait_mean_error[g, 0]
         variance = params.trait_covariance[g, 0, 0], params.trait_covariance_error[g, 0, 0]
         found |= {(group, "GROUP", "MEAN_1"): mean, (group, "GROUP", "COV_11"): variance}
@@ -106,7 +111,7 @@ def check_against_mirt(
 def test_groups_agree_with_mirt(name: str, case: str, settings: dict[str, str]) -> None:
     data, structure = read_rows(name)
     if case == "anchored":
-        free = [item for item in structure.features if item not in ANCHORS[name]]
+        free = [item for item in structure.feature_names if item not in ANCHORS[name]]
         settings = {"free": ",".join(free)}
     state = fit(data, structure, **settings)
     with find_reference(f"02_groups/{name}_models.csv").open() as file:
@@ -128,7 +133,7 @@ def test_known_items_agree_with_mirt(traits: str, case: str) -> None:
     path = "04_fixed_calibration/verbal_aggression_fixed_values.csv"
     with find_reference(path).open() as file:
         known = {row["item"]: (row["a1"], row["d"]) for row in csv.DictReader(file)}
-    values = [known.get(item, ("nan", "nan")) for item in structure.features]
+    values = [known.get(item, ("nan", "nan")) for item in structure.feature_names]
     structure = Structure((), structure.features, np.array(values, np.float64))
     state = fit(data, structure, traits=traits)
     check_against_mirt(state, structure, f"04_fixed_calibration/verbal_aggression_{case}.csv")
@@ -161,7 +166,7 @@ def sum_log_likelihood(data: DenseData, values: Floats) -> float:
 
 def test_errors_are_those_of_a_numerical_hessian() -> None:
     data = simulate()
-    state = fit(data, Structure(("a", "b"), tuple("ijkl")))
+    state = fit(data, Structure(("a", "b"), make_binary_features("ijkl")))
     params = state.params
     traits = [params.trait_mean[1, 0], params.trait_covariance[1, 0, 0]]
     at = np.concatenate([params.weights[:, 0], params.offsets, traits])
@@ -193,7 +198,7 @@ def test_errors_are_those_of_a_numerical_hessian() -> None:
 
 def test_methods_after_the_fit_use_the_groups() -> None:
     data = simulate()
-    state = fit(data, Structure(("a", "b"), tuple("ijkl")))
+    state = fit(data, Structure(("a", "b"), make_binary_features("ijkl")))
     model, params, rng = LatentTrait(n_components=1), state.params, RowRandom(0)
     nats, n_close = 0.0, 0
     for block in make_memory_blocks(data):
@@ -217,7 +222,9 @@ def test_methods_after_the_fit_use_the_groups() -> None:
 def test_equal_groups_have_equal_traits(q: int) -> None:
     data = simulate(8)
     twice = DenseData(np.vstack([data.X, data.X]), segments=np.repeat([0, 1], len(data.X)))
-    state = fit(twice, Structure(("a", "b"), tuple("ijklmnop")), n_components=q, tol=1e-9)
+    state = fit(
+        twice, Structure(("a", "b"), make_binary_features("ijklmnop")), n_components=q, tol=1e-9
+    )
     np.testing.assert_allclose(state.params.trait_mean, 0.0, atol=1e-6)
     np.testing.assert_allclose(
         state.params.trait_covariance, np.tile(np.eye(q), (2, 1, 1)), atol=1e-6
@@ -231,7 +238,7 @@ def test_equal_groups_have_equal_traits(q: int) -> None:
 
 def test_bad_input_is_refused() -> None:
     data = simulate()
-    structure = Structure(("a", "b"), tuple("ijkl"))
+    structure = Structure(("a", "b"), make_binary_features("ijkl"))
     with pytest.raises(FitError, match="names 'x', but the dataset has no such feature"):
         fit(data, structure, free="i,x")
     with pytest.raises(FitError, match="needs groups"):
@@ -246,3 +253,30 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(FitError, match="is constant in the group 'b'"):
         fit(data, structure, invariance="metric")
     assert fit(data, structure).done  # the first group determines the item
+
+
+def test_known_slopes_of_all_traits_free_their_distribution() -> None:
+    rng = np.random.default_rng(4)
+    mean, covariance = np.array([0.5, -0.3]), np.array([[1.2, 0.5], [0.5, 0.8]])
+    slopes = np.array([[1.5, 0], [0, 1.5], [1.2, 0.4], [0.3, 1.4], [1, 1], [1.3, -0.5]])
+    offsets = np.linspace(-0.5, 0.5, 6)
+    x = rng.multivariate_normal(mean, covariance, 4000)
+    P = scipy.special.expit(x @ slopes.T + offsets)
+    data = DenseData((rng.random(P.shape) < P).astype(np.uint8))
+    known = np.column_stack([slopes, offsets])
+    known[4:] = np.nan
+    state = fit(
+        data, Structure((), make_binary_features("abcdef"), known), n_components=2, tol=1e-7
+    )
+    params = state.params
+    np.testing.assert_array_equal(params.weights[:4], slopes[:4])
+    np.testing.assert_allclose(params.weights, slopes, atol=0.3)
+    np.testing.assert_allclose(params.trait_mean[0], mean, atol=0.1)
+    np.testing.assert_allclose(params.trait_covariance[0], covariance, atol=0.25)
+    assert state.diagnostics["fit_statistics"]["n_parameters"] == 2 * 3 + 2 + 3
+    known[:4, 1] = 0.0  # no known item depends on the second trait
+    state = fit(
+        data, Structure((), make_binary_features("abcdef"), known), n_components=2, max_iter=3
+    )
+    assert not state.params.trait_mean.any()
+    np.testing.assert_array_equal(state.params.trait_covariance[0], np.eye(2))

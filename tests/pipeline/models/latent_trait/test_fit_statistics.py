@@ -16,6 +16,7 @@ from pipeline.models.latent_trait.fit_statistics import (
     compute_m2_fit,
     item_fit_statistics,
     item_probabilities_by_score,
+    make_equal_slope_directions,
 )
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite
 from tests.pipeline.models.latent_trait.test_model import fitted
@@ -39,10 +40,14 @@ def shares(packed: Floats, n: int, nodes: Nodes) -> Floats:
     return given @ np.exp(nodes.log_weights)
 
 
-@pytest.mark.parametrize(("n", "q"), [(5, 1), (7, 1), (6, 2)])
-def test_it_is_the_definition(n: int, q: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "q", "has_equal_slopes"), [(5, 1, False), (7, 1, False), (6, 2, False), (6, 1, True)]
+)
+def test_it_is_the_definition(n: int, q: int, has_equal_slopes: bool) -> None:
     rng = np.random.default_rng([n, q])
     packed = rng.normal(0, 0.7, n * (q + 1))
+    if has_equal_slopes:
+        packed[::2] = 0.8
     nodes, n_rows, chosen = gauss_hermite(41, q), 700, moments(n)
     counts = rng.multinomial(n_rows, rng.dirichlet(np.ones(2**n)))
     P = shares(packed, n, nodes)
@@ -58,16 +63,31 @@ def test_it_is_the_definition(n: int, q: int) -> None:
         ],
         axis=1,
     )
-    rank = n * (q + 1) - q * (q - 1) // 2
+    rank, directions = n * (q + 1) - q * (q - 1) // 2, None
+    if has_equal_slopes:
+        rank, directions = n + 1, make_equal_slope_directions(n)
+        delta = np.column_stack([delta[:, ::2].sum(axis=1), delta[:, 1::2]])
     delta = np.linalg.svd(delta)[0][:, :rank]  # without rotations of the components
     inverse = np.linalg.inv(xi)
     C = inverse - inverse @ delta @ np.linalg.inv(delta.T @ inverse @ delta) @ delta.T @ inverse
     e = counts @ chosen / n_rows - pi
     both = (chosen[:, :n].T * counts) @ chosen[:, :n]
     w = packed.reshape(n, -1)
-    found = compute_m2_fit(both.astype(np.int64), n_rows, w[:, :-1], w[:, -1], nodes, rank)
+    arguments = (both.astype(np.int64), n_rows, w[:, :-1], w[:, -1], nodes, rank)
+    found = compute_m2_fit(*arguments, directions=directions)
     assert found.m2 == pytest.approx(n_rows * e @ C @ e, rel=1e-4)
     assert found.df == chosen.shape[1] - rank
+
+
+def test_equal_slopes_do_not_fit_items_with_other_slopes() -> None:
+    rng = np.random.default_rng(3)
+    x, slopes = rng.normal(size=(2000, 1)), np.array([0.3, 0.5, 1.0, 1.5, 2.5, 3.0])
+    X = (rng.random((2000, 6)) < expit(x * slopes)).astype(np.uint8)
+    p = [
+        fitted(X, n_components=1, equal_slopes=equal).diagnostics["fit_statistics"]["m2_p"]
+        for equal in ("yes", "no")
+    ]
+    assert p[0] < 1e-10 < 0.01 < p[1]
 
 
 def test_independent_features_fit_independence() -> None:

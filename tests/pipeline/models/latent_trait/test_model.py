@@ -510,11 +510,12 @@ def test_as_many_traits_as_features_are_refused() -> None:
 
 @pytest.mark.matrix
 def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
-    """Traits without weight change nothing, so the estimate can be held against quadrature."""
+    """Traits with hardly any weight change nothing; weights of 0 would be a bifactor pattern."""
     X, *_ = two_factors()
     block = pack_block(X[:300], first_row=7)
     params = fitted(X[:2000], estimator="quadrature").params
-    wider = replace(params, weights=np.pad(params.weights, ((0, 0), (0, 3))))
+    tiny = np.full((len(params.weights), 3), 1e-7)
+    wider = replace(params, weights=np.column_stack([params.weights, tiny]))
     model, exact = LatentTrait(), LatentTrait().log_likelihood(params, block, RNG)
     found = model.log_likelihood(wider, block, RNG)
     assert (exact.standard_error == 0).all()

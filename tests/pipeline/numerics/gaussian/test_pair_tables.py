@@ -25,7 +25,7 @@ from pipeline.numerics.gaussian.pair_tables import (
 
 # Only compiled functions can call these.
 solve_weak_tables = njit(lambda *arguments: module._solve_weak_tables(*arguments))
-solve_correlation = njit(lambda *arguments: module._solve_correlation(*arguments))
+solve_correlation = njit(lambda *arguments: module.solve_correlation(*arguments))
 ROOT = Path(__file__).parents[4]
 DATA = ROOT.parent / "shared" / "data"
 COLUMNS = ("n", "ones_i", "ones_j", "joint")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import combinations, product
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_marginal_reliability_is_that_of_adaptive_quadrature() -> None:
 
 
 def test_a_short_test_adds_the_best_item_each_time() -> None:
-    chosen, reliability = choose_short_test(SLOPES, OFFSETS, 4)
+    chosen, reliability = choose_short_test(partial(compute_item_information, SLOPES, OFFSETS), 4)
     for n in range(4):
         before, left = chosen[:n].tolist(), set(range(6)) - set(chosen[:n].tolist())
         best = max(left, key=lambda i: compute_reliability([*before, i]))

@@ -122,7 +122,7 @@ def assert_same_sums(found: Sums, expected: Sums, tolerance: float) -> None:
     """Compare all sums, relative to the largest entry of each; `rounds` count rows, not weights."""
     assert found.keys() == expected.keys()
     for name in found.keys() - {"rounds"}:
-        largest = np.abs(expected[name]).max()
+        largest = np.abs(expected[name]).max(initial=0.0)
         np.testing.assert_allclose(
             found[name], expected[name], rtol=0, atol=tolerance * largest, err_msg=name
         )

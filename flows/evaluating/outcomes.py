@@ -1,0 +1,152 @@
+"""Outcomes of the classes of fitted mixtures: which columns to compare, and the tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.cli.options import DATA, Option
+from flows.data.datasets import make_row_source
+from flows.evaluating.compared_models import ComparedModel
+from pipeline.data.weights import RowWeights
+from pipeline.errors import FitError
+from pipeline.evaluation.class_outcomes import (
+    check_are_no_covariates,
+    check_is_mixture,
+    measure_recorded_weights,
+    relate_classes,
+    split_outcome_columns,
+)
+from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress
+from pipeline.numerics.three_step import Correction
+from storage.dataset.dataset import BinaryDataset
+
+OutcomeColumns = Annotated[
+    str | None,
+    Option(
+        group=DATA,
+        help="Columns, separated by commas, to compare between the classes of a mixture.",
+    ),
+]
+OutcomeCorrection = Annotated[
+    Correction | None,
+    Option(
+        group=DATA,
+        help="How --outcomes allows for rows in the wrong class. [default: bch]",
+    ),
+]
+_CORRECTIONS = {
+    "bch": "corrected for wrong assignments by weights (Bolck, Croon & Hagenaars)",
+    "ml": "corrected for wrong assignments by maximum likelihood (Vermunt)",
+    "none": "not corrected for wrong assignments, so differences are too small",
+}
+
+
+class OutcomePlan(NamedTuple):
+    """Columns to compare between classes, the correction, and the weights of rows by model."""
+
+    columns: tuple[str, ...]
+    correction: Correction
+    weights: tuple[RowWeights | None, ...]
+
+
+def plan_outcomes(
+    dataset: BinaryDataset,
+    split: str | None,
+    columns: str | None,
+    correction: Correction | None,
+    models: Sequence[ComparedModel],
+) -> OutcomePlan | None:
+    """Check that columns can be compared between the classes of all models; None without columns.
+
+    A fit with row weights needs their column in the dataset.
+    """
+    if columns is None:
+        if correction is not None:
+            raise FitError("{correction} needs {outcomes}. Name one or more columns.")
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
+    if not names:
+        raise FitError("{outcomes} names no column. Separate their names by commas.")
+    dataset.check_columns(names)
+    check_are_no_covariates(names, dataset.covariates)
+    weights = []
+    for model in models:
+        check_is_mixture(model.subject.model)
+        weights.append(measure_recorded_weights(model.manifest, dataset, split))
+    return OutcomePlan(names, correction or "bch", tuple(weights))
+
+
+def compare_outcomes(
+    plan: OutcomePlan,
+    dataset: BinaryDataset,
+    split: str | None,
+    models: Sequence[ComparedModel],
+    executor: Executor,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Compare the columns between the classes of each model."""
+    found = []
+    texts, numbers = split_outcome_columns(plan.columns, dataset)
+    for model, weights in zip(models, plan.weights, strict=True):
+        rows = make_row_source(
+            dataset, split, columns=texts, weights=weights, number_columns=numbers
+        )
+        try:
+            result = relate_classes(
+                model.subject, rows, plan.columns, dataset, plan.correction, executor, progress
+            )
+        except FitError as error:
+            raise error.with_prefix(model.name) from error
+        recorded = model.manifest.get("row_weights") or {}
+        found.append(
+            {
+                "name": model.name,
+                "correction": plan.correction,
+                **result._asdict(),
+                "ignored_psu": recorded.get("psu"),
+            }
+        )
+    return found
+
+
+def print_outcomes(outcomes: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print a table of each column: the mean or the shares of its texts in each class."""
+    for model in outcomes:
+        correction = model["correction"]
+        for outcome in model["outcomes"]:
+            what = "mean" if outcome["kind"] == "mean" else "share of rows"
+            console.print(f"{model['name']}: {outcome['column']} ({what}) by class", markup=False)
+            console.print(_make_outcome_table(outcome))
+            for line in _iter_outcome_lines(outcome):
+                console.print(line, markup=False)
+        console.print(f"{correction}: {_CORRECTIONS[correction]}; ±: standard error", markup=False)
+        if psu := model["ignored_psu"]:
+            text = f"warning: {model['name']}: standard errors do not allow for the units of {psu}"
+            console.print(text, markup=False)
+        console.print()
+
+
+def _make_outcome_table(outcome: Mapping[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("class", "size", *(outcome["levels"] or [outcome["column"]])):
+        table.add_column(name, justify="right")
+    parts = zip(outcome["class_sizes"], outcome["estimates"], outcome["errors"], strict=True)
+    for k, (size, estimates, errors) in enumerate(parts, start=1):
+        pairs = zip(estimates, errors, strict=True)
+        cells = (f"{value:.4g} ± {error:.2g}" for value, error in pairs)
+        table.add_row(f"{k}", f"{size:.1%}", *cells)
+    return table
+
+
+def _iter_outcome_lines(outcome: Mapping[str, Any]) -> Iterator[str]:
+    if outcome["p"] is not None:
+        p = "< 0.0001" if outcome["p"] < 1e-4 else f"= {outcome['p']:.4f}"
+        chi2 = f"χ² = {outcome['chi2']:.2f}, {outcome['df']} df"
+        yield f"Wald test that all classes are equal: {chi2}, p {p}"
+    if n := outcome["rows_without"]:
+        yield f"rows without a value, left out: {n:,}"

@@ -1,0 +1,146 @@
+"""Figures of features with several levels: curves over the component, and shares by component."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.cli.summary import join_names
+from flows.data.datasets import LoadedModel
+from flows.report.figures.axes import fit_axis, make_axis, make_name_axis
+from flows.report.figures.colours import make_level_colours
+from flows.report.figures.marks import (
+    BarMarks,
+    Figure,
+    LegendKey,
+    LineMarks,
+    Mark,
+    Plot,
+    RuleMark,
+)
+from flows.report.figures.text import format_number, format_shown_count
+from pipeline.data.features import Feature, find_first_planes, read_features
+from pipeline.data.level_probabilities import (
+    count_levels,
+    find_level_probabilities,
+    order_planes,
+)
+from storage.artifacts.artifacts import Artifact
+
+Array = NDArray[np.float64]
+
+_MAX_CURVES, _MAX_COMPONENTS, _MAX_FEATURES = 6, 8, 40
+_ROW_HEIGHT = 18
+_SELECTION = ", those whose levels differ most"
+_EDGE_TEXTS = ("lowest level", "highest level")
+
+
+def plot_level_curves(fitted: LoadedModel, z: Array, planes: Array) -> Iterator[Figure]:
+    """Plot P(level) over the only component, for the features whose levels change most.
+
+    Parameters
+    ----------
+    fitted
+        The fit, with features of several levels.
+    z, planes
+        Positions, (n_grid,), and the probabilities of planes there, (n_grid, n_planes).
+    """
+    features = fitted.dataset_features
+    firsts = find_first_planes(features)
+    levels = find_level_probabilities(order_planes(planes, features), count_levels(features))
+    ends = np.cumsum(count_levels(features))
+    changes = np.add.reduceat(np.ptp(planes, axis=0), firsts[:-1])
+    ordinal = [i for i, feature in enumerate(features) if feature.kind == "ordinal"]
+    largest = sorted(ordinal, key=lambda i: -changes[i])[:_MAX_CURVES]
+    thresholds = fitted.artifact.get("level_difficulty")
+    for i in sorted(largest):
+        own = levels[:, ends[i] - len(features[i].levels) : ends[i]]
+        places = None if thresholds is None else thresholds[firsts[i] : firsts[i + 1]]
+        note = format_shown_count("features", len(largest), len(ordinal), _SELECTION)
+        yield _plot_curves(features[i], z, own, places, note)
+
+
+def _plot_curves(
+    feature: Feature, z: Array, levels: Array, thresholds: Array | None, note: str
+) -> Figure:
+    """Plot the probability of each level of a feature, (n_grid, n_levels), with its thresholds."""
+    keys = _make_keys(feature.levels, "line")
+    colours = [key.colour for key in keys]
+    curves = LineMarks(
+        [np.column_stack([z, column]) for column in levels.T],
+        colours,
+        2.0,
+        facts=[("level", feature.levels)],
+    )
+    marks: list[Mark] = [curves]
+    if thresholds is not None:
+        places = thresholds[(thresholds > z[0]) & (thresholds < z[-1])]
+        marks = [*(RuleMark("x", float(place), dash=(2, 4)) for place in places), curves]
+        texts = [format_number(value, 3) for value in thresholds]
+        note = f"Dotted lines are the thresholds, {join_names(texts)}. {note}"
+    x, y = fit_axis(z, "component 1", 0.0), make_axis(-0.02, 1.02, "P(level)")
+    title = f"Levels of {feature.name}"
+    alt = f"Probability of the {len(feature.levels)} levels of {feature.name} over component 1."
+    plot = Plot(x, y, tuple(marks), height=300)
+    return Figure(title, alt, plot, note=note.strip(), keys=keys)
+
+
+def plot_component_levels(artifact: Artifact) -> Iterator[Figure]:
+    """Plot the probabilities of levels in each component as stacked bars, if there are any."""
+    name = "level_probabilities"
+    if name not in artifact or artifact.dims(name) != ("component", "level"):
+        return
+    values, features = artifact[name], read_features(artifact.manifest)
+    rows = _select_rows(values, features)
+    ends = np.cumsum(count_levels(features))
+    for k, levels in enumerate(values[:_MAX_COMPONENTS]):
+        parts = [levels[ends[i] - len(features[i].levels) : ends[i]] for i in rows]
+        yield _plot_bars(artifact, k, [features[i] for i in rows], parts, len(features))
+
+
+def _select_rows(values: Array, features: Sequence[Feature]) -> list[int]:
+    """Return the features whose levels differ most between components, in their order."""
+    firsts = np.cumsum(count_levels(features)) - count_levels(features)
+    differences = np.add.reduceat(np.ptp(values, axis=0), firsts)
+    largest = np.argsort(-differences, kind="stable")[:_MAX_FEATURES]
+    return sorted(largest.tolist())
+
+
+def _plot_bars(
+    artifact: Artifact, k: int, features: Sequence[Feature], parts: Sequence[Array], n_features: int
+) -> Figure:
+    """Plot one bar per feature, cut into its levels; `parts` are their probabilities."""
+    right = [np.cumsum(part) for part in parts]
+    left = [end - part for end, part in zip(right, parts, strict=True)]
+    names = [feature.name for feature in features]
+    colours = [make_level_colours(len(feature.levels)) for feature in features]
+    facts = [
+        ("feature", [f.name for f in features for _ in f.levels]),
+        ("level", [level for f in features for level in f.levels]),
+        ("probability", [format_number(value, 3) for part in parts for value in part]),
+    ]
+    bars = BarMarks(
+        np.concatenate(left),
+        np.concatenate(right),
+        np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        [colour for own in colours for colour in own],
+        facts=facts,
+    )
+    x, y = make_axis(0.0, 1.0, "P(level)"), make_name_axis(names, is_down=True)
+    common = {feature.levels for feature in features if feature.kind == "ordinal"}
+    keys = _make_keys(common.pop() if len(common) == 1 else _EDGE_TEXTS)
+    note = ""
+    if "weights" in artifact and artifact.dims("weights") == ("component",):
+        note = f"{float(artifact['weights'][k]):.1%} of the rows. "
+    note += format_shown_count("features", len(features), n_features, _SELECTION)
+    title = f"Levels in component {k + 1}"
+    alt = f"{title}: probability of each level of {len(features)} features as stacked bars. {note}"
+    plot = Plot(x, y, (bars,), _ROW_HEIGHT * len(features) + 60)
+    return Figure(title, alt.strip(), plot, note=note.strip(), keys=keys)
+
+
+def _make_keys(levels: Sequence[str], marker: str = "square") -> tuple[LegendKey, ...]:
+    colours = make_level_colours(len(levels))
+    return tuple(LegendKey(*key, marker) for key in zip(levels, colours, strict=True))

@@ -1,0 +1,385 @@
+"""Covariates of rows: numbers as they are, and levels as dummies against a reference level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import AnnotatedChunk, PackedChunk, RowSource, annotate_chunk
+from pipeline.data.weights import ColumnPart
+from pipeline.errors import FitError
+
+Array = NDArray[np.float64]
+
+_MAX_LEVELS = 1000
+_MIN_LEVEL_ROWS = 2
+_MIN_OWN_SHARE = 1e-9  # of a covariate's variance that is not explained by the ones before it
+
+
+@dataclass(frozen=True)
+class CovariateColumn:
+    """A per-row column that holds a covariate.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    levels
+        Its values if they are levels, the reference level first; empty if they are numbers.
+    """
+
+    name: str
+    levels: tuple[str, ...] = ()
+
+    @property
+    def coefficient_names(self) -> tuple[str, ...]:
+        """Names of its coefficients: of the column, or of each level but the reference."""
+        return tuple(f"{self.name}={level}" for level in self.levels[1:]) or (self.name,)
+
+
+@dataclass(frozen=True)
+class Covariates:
+    """The covariates of all rows of a fit; `measure_covariates` creates it.
+
+    Attributes
+    ----------
+    columns
+        Their columns.
+    means, deviations
+        Weighted mean and standard deviation of each coded covariate, (n_covariates,).
+    """
+
+    columns: tuple[CovariateColumn, ...]
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the coefficients, (n_covariates,)."""
+        return tuple(name for column in self.columns for name in column.coefficient_names)
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the covariates for a manifest."""
+        return {**asdict(self), "names": self.names}
+
+
+def read_covariates(manifest: Mapping[str, Any]) -> Covariates | None:
+    """Read the covariates of a fit from its manifest; None if it has none."""
+    if (record := manifest.get("covariates")) is None:
+        return None
+    columns = tuple(
+        CovariateColumn(column["name"], tuple(column["levels"])) for column in record["columns"]
+    )
+    return Covariates(columns, tuple(record["means"]), tuple(record["deviations"]))
+
+
+def have_same_columns(one: Covariates | None, other: Covariates | None) -> bool:
+    """Return whether two fits have the same covariates, coded alike."""
+    return (one and one.columns) == (other and other.columns)
+
+
+class ColumnRequest(NamedTuple):
+    """A column to use as a covariate, and its reference level if one is named."""
+
+    name: str
+    reference: str | None = None
+
+
+class CovariateSource(NamedTuple):
+    """Reads the rows to fit: each function returns the parts of a per-row column, in order.
+
+    Attributes
+    ----------
+    read_numbers, read_codes
+        Of a column, with the texts parsed as numbers or as codes, -1 if missing.
+    levels
+        The texts of the columns that are stored as codes, in the order of the codes.
+    weights
+        Returns the weights of the rows, part by part; None if all rows count alike. Rows of weight
+        0 are not used.
+    are_frequencies
+        Whether a row of weight n stands for n equal rows.
+    """
+
+    read_numbers: Callable[[str], Iterable[ColumnPart]]
+    read_codes: Callable[[str], Iterable[ColumnPart]]
+    levels: Mapping[str, Iterable[str]]
+    weights: Callable[[], Iterable[Array]] | None = None
+    are_frequencies: bool = True
+
+    def iter_column(self, name: str, is_number: bool) -> Iterator[tuple[ColumnPart, Array]]:
+        """Yield the rows, values and weights of the rows with a weight above 0."""
+        parts = self.read_numbers(name) if is_number else self.read_codes(name)
+        weights = None if self.weights is None else iter(self.weights())
+        for rows, values in parts:
+            own = np.ones(len(rows)) if weights is None else next(weights)
+            is_used = own > 0
+            yield (rows[is_used], values[is_used]), own[is_used]
+
+
+class _ColumnCoder(NamedTuple):
+    """Codes a column's stored values.
+
+    Attributes
+    ----------
+    values, table
+        The stored values of levels, ascending, and their dummies, (n_values, n_coefficients). The
+        last value never occurs; its line is that of unknown levels. Both are empty for numbers.
+    """
+
+    column: CovariateColumn
+    values: NDArray[Any]
+    table: Array
+
+    def encode(self, values: NDArray[Any]) -> Array:
+        """Return coded covariates, (n_rows, n_coefficients); NaN for unknown levels."""
+        if not self.column.levels:
+            return values.astype(np.float64)[:, None]
+        places = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
+        return self.table[np.where(self.values[places] == values, places, -1)]
+
+
+def _make_coder(column: CovariateColumn, levels: Mapping[str, Iterable[str]]) -> _ColumnCoder:
+    """Make the coder of a column, given the texts of the columns of a dataset."""
+    if not column.levels:
+        return _ColumnCoder(column, np.empty(0), np.empty((0, 1)))
+    n_dummies = len(column.levels) - 1
+    dummies = np.vstack([np.zeros(n_dummies), np.eye(n_dummies), np.full(n_dummies, np.nan)])
+    if column.name in levels:
+        places = {level: place for place, level in enumerate(column.levels)}
+        found = np.array([*(places.get(text, -1) for text in levels[column.name]), -1])
+        return _ColumnCoder(column, np.arange(len(found)), dummies[found])
+    parsed = [_parse_level(level) for level in column.levels]
+    # No whole number is −inf or inf.
+    numbers = np.array([*(-np.inf if number is None else number for number in parsed), np.inf])
+    order = np.argsort(numbers)
+    return _ColumnCoder(column, numbers[order], dummies[order])
+
+
+def _parse_level(level: str) -> float | None:
+    try:
+        return float(level)
+    except ValueError:
+        return None
+
+
+def measure_covariates(requests: Sequence[ColumnRequest], source: CovariateSource) -> Covariates:
+    """Check the covariates of all rows, and choose their coding.
+
+    Values are numbers unless most of them are texts that are none, or a reference level is named.
+    The reference is the first level in alphabetical or numerical order unless it is named.
+
+    Raises
+    ------
+    FitError
+        If a value is missing or infinite, or a covariate is constant or a combination of others; if
+        a reference level is unknown, or a level has a single row.
+    """
+    columns = tuple(_measure_column(request, source) for request in requests)
+    covariates = Covariates(columns, (), ())
+    p = len(covariates.names)
+    total, first, squares, weight = np.zeros(p), np.zeros(p), np.zeros((p, p)), 0.0
+    for z, own_weights in _iter_coded(columns, source):
+        if not len(z):
+            continue
+        if not weight:
+            first = z[0].copy()
+        weighted = own_weights[:, None] * (z - first)
+        total += weighted.sum(axis=0)
+        squares += weighted.T @ (z - first)
+        weight += float(own_weights.sum())
+    shift = total / max(weight, np.finfo(float).tiny)
+    covariance = squares / max(weight, np.finfo(float).tiny) - np.outer(shift, shift)
+    deviations = _check_covariance(covariates.names, first + shift, covariance)
+    means = tuple((first + shift).tolist())
+    return replace(covariates, means=means, deviations=tuple(deviations.tolist()))
+
+
+def check_covariates(covariates: Covariates, source: CovariateSource) -> None:
+    """Check that rows have the covariates of a fit.
+
+    Raises
+    ------
+    FitError
+        If a value is missing or infinite, or a level was not in the fit.
+    """
+    for column in covariates.columns:
+        name, coder = column.name, _make_coder(column, source.levels)
+        texts = [*source.levels[name]] if name in source.levels else None
+        for (rows, values), _ in source.iter_column(name, not column.levels):
+            if not column.levels:
+                _check_numbers(name, rows, values)
+                continue
+            _check_levels(name, rows, values, texts is not None)
+            is_unknown = np.isnan(coder.encode(values)).any(axis=1)
+            if is_unknown.any():
+                k = int(np.argmax(is_unknown))
+                level = f"{values[k]:.0f}" if texts is None else texts[int(values[k])]
+                raise FitError(
+                    f"{{covariates}}: row {rows[k] + 1}: {name} is {level!r}, but the fit has only "
+                    f"{', '.join(column.levels)}. Leave out such rows, or fit again."
+                )
+
+
+def list_columns(covariates: Covariates | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the columns to read as they are stored, and those to read as numbers."""
+    columns = () if covariates is None else covariates.columns
+    stored, numbers = (
+        tuple(column.name for column in columns if bool(column.levels) == has_levels)
+        for has_levels in (True, False)
+    )
+    return stored, numbers
+
+
+def code_rows(
+    rows: RowSource, covariates: Covariates | None, levels: Mapping[str, Iterable[str]]
+) -> RowSource:
+    """Return rows with covariates, if there are any.
+
+    The reader of the rows must read the columns that `list_columns` lists. `levels` are the texts
+    of the columns of the dataset.
+    """
+    if covariates is None:
+        return rows
+    coders = tuple(_make_coder(column, levels) for column in covariates.columns)
+    return replace(rows, read=_CodingReader(rows.read, coders))
+
+
+def code_chunk(
+    chunk: PackedChunk, covariates: Covariates, levels: Mapping[str, Iterable[str]]
+) -> AnnotatedChunk:
+    """Return a chunk with the covariates of its rows; parameters as for `code_rows`."""
+    return _code_chunk(chunk, [_make_coder(column, levels) for column in covariates.columns])
+
+
+def _code_chunk(chunk: PackedChunk, coders: Sequence[_ColumnCoder]) -> AnnotatedChunk:
+    coded = [coder.encode(chunk.columns[coder.column.name]) for coder in coders]
+    return replace(annotate_chunk(chunk), covariates=np.concatenate(coded, axis=1))
+
+
+@dataclass(frozen=True)
+class _CodingReader:
+    """Reads chunks with the covariates of their rows, in any process."""
+
+    read: Callable[[int], PackedChunk]
+    coders: tuple[_ColumnCoder, ...]
+
+    def __call__(self, key: int) -> AnnotatedChunk:
+        return _code_chunk(self.read(key), self.coders)
+
+
+def _iter_coded(
+    columns: Sequence[CovariateColumn], source: CovariateSource
+) -> Iterator[tuple[Array, Array]]:
+    """Yield coded covariates and weights of the rows, part by part."""
+    coders = [_make_coder(column, source.levels) for column in columns]
+    parts = [source.iter_column(column.name, not column.levels) for column in columns]
+    for same_rows in zip(*parts, strict=True):
+        coded = [
+            coder.encode(values) for coder, ((_, values), _) in zip(coders, same_rows, strict=True)
+        ]
+        yield np.concatenate(coded, axis=1), same_rows[0][1]
+
+
+def _measure_column(request: ColumnRequest, source: CovariateSource) -> CovariateColumn:
+    """Check a column, and find its levels if it has levels."""
+    name, is_text = request.name, request.name in source.levels
+    has_numbers = not is_text or are_numbers(source.levels[name])
+    if has_numbers and request.reference is None:
+        for (rows, values), _ in source.iter_column(name, is_number=True):
+            _check_numbers(name, rows, values)
+        return CovariateColumn(name)
+    counts: dict[float, float] = {}
+    for (rows, values), weights in source.iter_column(name, is_number=False):
+        _check_levels(name, rows, values, is_text)
+        found, places = np.unique(values, return_inverse=True)
+        own = np.bincount(places, weights if source.are_frequencies else None)
+        for value, n_rows in zip(found.tolist(), own.tolist(), strict=True):
+            counts[value] = counts.get(value, 0) + n_rows
+        if len(counts) > _MAX_LEVELS:
+            raise FitError(
+                f"{{covariates}}: {name} has more than {_MAX_LEVELS:,} levels. Choose a coarser "
+                "column, or one of numbers."
+            )
+    if is_text:
+        texts = [*source.levels[name]]
+        by_level = dict(sorted((texts[int(code)], n) for code, n in counts.items()))
+    else:
+        by_level = {f"{value:.0f}": counts[value] for value in sorted(counts)}
+    return CovariateColumn(name, _order_levels(name, by_level, request.reference))
+
+
+def are_numbers(texts: Iterable[str]) -> bool:
+    """Return whether at least half of the texts are numbers."""
+    are_numbers = [_parse_level(text) is not None for text in texts]
+    return 2 * sum(are_numbers) >= len(are_numbers)
+
+
+def _order_levels(
+    name: str, rows_by_level: Mapping[str, float], reference: str | None
+) -> tuple[str, ...]:
+    """Check the levels of a column, and put the reference first."""
+    levels = [*rows_by_level]
+    if reference is not None and reference not in rows_by_level:
+        raise FitError(
+            f"{{covariates}}: {name} has no level {reference!r}. It has: {', '.join(levels)}."
+        )
+    if len(levels) < 2:
+        raise FitError(f"{{covariates}}: all rows have the same level of {name}. Leave it out.")
+    for level, n_rows in rows_by_level.items():
+        if n_rows < _MIN_LEVEL_ROWS:
+            raise FitError(
+                f"{{covariates}}: the level {level!r} of {name} has only one row. Merge it with "
+                "another level, or leave out the row."
+            )
+    first = levels[0] if reference is None else reference
+    return (first, *(level for level in levels if level != first))
+
+
+def _check_numbers(name: str, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+    _refuse(name, rows, np.isnan(values), "is missing. Leave out the row, or the column")
+    _refuse(name, rows, np.isinf(values), "is infinite. Leave out the row, or the column")
+
+
+def _check_levels(name: str, rows: NDArray[np.int64], values: NDArray[Any], is_text: bool) -> None:
+    is_missing = values < 0 if is_text else np.isnan(values)
+    _refuse(name, rows, is_missing, "is missing. Leave out the row, or the column")
+    is_whole = np.isfinite(values) & (values == np.rint(values))
+    _refuse(name, rows, ~is_whole, "is no whole number, so it is no level. Leave out =LEVEL")
+
+
+def _refuse(name: str, rows: NDArray[np.int64], is_wrong: NDArray[Any], problem: str) -> None:
+    if is_wrong.any():
+        row = int(rows[np.argmax(is_wrong)]) + 1
+        raise FitError(f"{{covariates}}: row {row}: {name} {problem}.")
+
+
+def _check_covariance(names: Sequence[str], means: Array, covariance: Array) -> Array:
+    """Refuse constant covariates and combinations of others; return standard deviations."""
+    variances = np.diag(covariance)
+    for name, mean, variance in zip(names, means, variances, strict=True):
+        if not variance > (1e-9 * mean) ** 2:
+            raise FitError(f"{{covariates}}: {name} is constant. Leave it out.")
+    deviations: Array = np.sqrt(variances)
+    if (place := find_collinear(covariance)) is not None:
+        raise FitError(
+            f"{{covariates}}: {names[place]} is a linear combination of "
+            f"{', '.join(names[:place])}. Leave out one of them."
+        )
+    return deviations
+
+
+def find_collinear(covariance: Array) -> int | None:
+    """Return the first covariate that is a combination of the ones before it, if there is one."""
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
+    remaining = covariance / np.outer(scale, scale)
+    for place in range(len(remaining)):
+        if remaining[place, place] < _MIN_OWN_SHARE:
+            return place
+        column = remaining[:, place] / remaining[place, place]
+        remaining = remaining - np.outer(column, remaining[place])
+    return None

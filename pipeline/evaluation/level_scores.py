@@ -1,0 +1,122 @@
+"""How well codes reconstruct the levels of features: wrong levels, and rank correlations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import Feature, find_first_planes, sum_planes
+from pipeline.data.level_probabilities import (
+    count_levels,
+    find_level_probabilities,
+    find_likely_levels,
+    order_planes,
+)
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_MIN_STEPS, _MAX_STEPS = 8, 128
+_MAX_CELLS = 1 << 22
+
+
+class LevelLosses(NamedTuple):
+    """Losses of the reconstructed levels of rows.
+
+    Attributes
+    ----------
+    wrong_levels, n_observed
+        Number of features with another level than the most likely one, and of observed features, of
+        each row, (n_samples,).
+    values
+        Sums over rows: `wrong_by_feature` and `observed_by_feature`, (n_features,); and
+        `level_table`, the number of rows with each expected level, in equal steps from the lowest
+        level to the highest, and each true level, (n_features, n_steps + 1, n_most_levels).
+    """
+
+    wrong_levels: Counts
+    n_observed: Counts
+    values: Mapping[str, Counts]
+
+
+def compute_level_losses(
+    block: BinaryBlock, planes: Array, features: Sequence[Feature]
+) -> LevelLosses:
+    """Compute the losses of a block, given the probability of each plane, (n_samples, n_planes)."""
+    levels = sum_planes(block.unpack_values(), features)
+    by_level = find_level_probabilities(order_planes(planes, features), count_levels(features))
+    mask = block.unpack_mask()
+    observed = np.ones(levels.shape, np.bool_)
+    if mask is not None:
+        observed = mask[:, find_first_planes(features)[:-1]] == 1
+    wrong = (find_likely_levels(by_level, features) != levels) & observed
+    values = {
+        "wrong_by_feature": wrong.sum(axis=0),
+        "observed_by_feature": observed.sum(axis=0),
+        "level_table": _count_levels(sum_planes(planes, features), levels, observed, features),
+    }
+    return LevelLosses(wrong.sum(axis=1), observed.sum(axis=1), values)
+
+
+def _count_levels(
+    expected: Array, levels: NDArray[np.uint8], observed: NDArray[np.bool_], features: Any
+) -> Counts:
+    """Count the rows with each expected and true level of each feature; see `LevelLosses`."""
+    n_levels = count_levels(features)
+    n_features, n_most = len(n_levels), int(n_levels.max())
+    n_steps = int(np.clip(_MAX_CELLS // (n_features * n_most), _MIN_STEPS, _MAX_STEPS))
+    steps = np.rint(expected / (n_levels - 1) * n_steps).astype(np.int64)
+    cells = (np.arange(n_features) * (n_steps + 1) + steps) * n_most + levels
+    n_cells = n_features * (n_steps + 1) * n_most
+    counts = np.bincount(cells[observed], minlength=n_cells)
+    return counts.reshape(n_features, n_steps + 1, n_most)
+
+
+def describe_level_losses(
+    values: Mapping[str, NDArray[Any]], features: Sequence[Feature]
+) -> dict[str, Any]:
+    """Describe the losses summed over rows.
+
+    Returns
+    -------
+    dict
+        `wrong_levels`, the share of observed values whose most likely level is another;
+        `rank_correlation`, the mean over features of Spearman's correlation between expected and
+        true level, None if it is nowhere defined; and `levels`, both for each feature.
+    """
+    wrong, observed = values["wrong_by_feature"], values["observed_by_feature"]
+    correlations = [compute_rank_correlation(table) for table in values["level_table"]]
+    found = [value for value in correlations if value is not None]
+    return {
+        "wrong_levels": float(wrong.sum() / max(observed.sum(), 1)),
+        "rank_correlation": sum(found) / len(found) if found else None,
+        "levels": [
+            {
+                "feature": feature.name,
+                "wrong_levels": float(wrong[i] / max(observed[i], 1)),
+                "rank_correlation": correlations[i],
+            }
+            for i, feature in enumerate(features)
+        ],
+    }
+
+
+def compute_rank_correlation(table: Counts) -> float | None:
+    """Compute Spearman's correlation of a cross table of two ordered variables.
+
+    Equal values have the mean of their ranks. None if a variable has one value only.
+    """
+    rows, columns = (_rank_centred(table.sum(axis=axis)) for axis in (1, 0))
+    n_rows, n_columns = table.sum(axis=1), table.sum(axis=0)
+    spread = float((rows**2 @ n_rows) * (columns**2 @ n_columns))
+    return float(rows @ table @ columns / np.sqrt(spread)) if spread > 0 else None
+
+
+def _rank_centred(counts: Counts) -> Array:
+    """Return the mean rank of each value, less the mean of all ranks."""
+    ranks: Array = np.cumsum(counts) - counts / 2 - counts.sum() / 2
+    return ranks

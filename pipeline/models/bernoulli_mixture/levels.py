@@ -1,0 +1,156 @@
+"""Features with several levels as binary ones: each plane is asked once the plane before is 1.
+
+Let plane c of a feature be 1 if its value is at least level c, counted from 0. Then P(x ≥ c | k) =
+Π_{j ≤ c} q_kj with the continuation probabilities q_kj = P(x ≥ j | x ≥ j − 1, k), so a categorical
+distribution is a chain of Bernoullis, of which plane j is missing unless plane j − 1 is 1. The
+mixture of categorical features is therefore the mixture of Bernoullis with other masks: E-step,
+M-step and information are the same.
+
+The prior Σ_levels s log P(level | k) gives plane c pseudo-counts of s ones for each level from c
+on, and of s zeros, so reversing or merging levels changes nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.numerics.bits import kernels
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_TWO_SIDED = float(scipy.special.ndtri(0.975))
+
+
+def find_later_planes(n_levels: Counts) -> NDArray[np.intp]:
+    """Return the planes that are not the first of their feature, given levels per feature."""
+    n_planes = n_levels - 1
+    is_first = np.zeros(int(n_planes.sum()), np.bool_)
+    is_first[np.cumsum(n_planes) - n_planes] = True
+    return np.flatnonzero(~is_first)
+
+
+def count_levels_from(n_levels: Counts) -> Array:
+    """Return the number of levels at or above each plane, (n_planes,)."""
+    return np.concatenate([np.arange(n - 1, 0, -1.0) for n in n_levels.tolist()])
+
+
+def mask_unreached_planes(block: BinaryBlock, n_levels: Counts | None) -> BinaryBlock:
+    """Return the block with planes observed only where the plane before them is 1."""
+    if n_levels is None:
+        return block
+    observed = block.observed_words
+    if observed is None:
+        full = kernels.pack_rows(np.ones((block.n_samples, 1), np.uint8))
+        observed = np.repeat(full, len(block.words), axis=0)
+    observed, later = observed.copy(), find_later_planes(n_levels)
+    observed[later] = block.words[later - 1]
+    return replace(block, observed_words=observed)
+
+
+def count_reached(
+    observed: NDArray[Any], ones: NDArray[Any], n_levels: Counts | None
+) -> NDArray[Any]:
+    """Return how often each plane was reached, given values and ones of planes, (n_planes,)."""
+    if n_levels is None:
+        return observed
+    reached, later = observed.copy(), find_later_planes(n_levels)
+    reached[later] = ones[later - 1]
+    return reached
+
+
+def cumulate_planes(continuation: Array, n_levels: Counts | None) -> Array:
+    """Return P(x ≥ c | k) given the continuation probabilities, (n_components, n_planes)."""
+    if n_levels is None:
+        return continuation
+    cumulative = continuation.copy()
+    for plane in find_later_planes(n_levels).tolist():
+        cumulative[:, plane] *= cumulative[:, plane - 1]
+    return cumulative
+
+
+def divide_planes(cumulative: Array, n_levels: Counts | None) -> Array:
+    """Undo `cumulate_planes`."""
+    if n_levels is None:
+        return cumulative
+    continuation, later = cumulative.copy(), find_later_planes(n_levels)
+    continuation[:, later] /= cumulative[:, later - 1]
+    return continuation
+
+
+def draw_levels(bits: NDArray[np.uint8], n_levels: Counts | None) -> NDArray[np.uint8]:
+    """Return planes, (n_samples, n_planes), given draws of each plane as if it were reached."""
+    for plane in find_later_planes(n_levels).tolist() if n_levels is not None else ():
+        bits[:, plane] &= bits[:, plane - 1]
+    return bits
+
+
+class LevelErrors(NamedTuple):
+    """Standard errors of level probabilities; see `compute_level_errors`.
+
+    Attributes
+    ----------
+    cumulative, interval
+        Errors and ends of 95 % intervals of P(x ≥ c | k), (n_components, n_planes) and (2,
+        n_components, n_planes).
+    levels
+        Errors of P(x = level | k), (n_components, n_levels in all).
+    """
+
+    cumulative: Array
+    interval: Array
+    levels: Array
+
+
+def compute_level_errors(
+    continuation: Array, covariances: Array, is_unknown: NDArray[np.bool_], n_levels: Counts
+) -> LevelErrors:
+    """Compute the standard errors of level probabilities by the delta method.
+
+    Parameters
+    ----------
+    continuation
+        q, (n_components, n_planes).
+    covariances
+        Covariance of the log-odds of q within each component, (n_components, n_planes, n_planes).
+    is_unknown
+        Whether the data do not determine q, (n_components, n_planes).
+    """
+    cumulative = cumulate_planes(continuation, n_levels)
+    n_components = len(continuation)
+    firsts = np.cumsum(n_levels - 1) - (n_levels - 1)
+    errors = np.empty_like(cumulative)
+    by_level, unknown_levels = [], []
+    for first, n in zip(firsts.tolist(), (n_levels - 1).tolist(), strict=True):
+        own = slice(first, first + n)
+        # d P(x ≥ c) / d log-odds of q_j = P(x ≥ c) (1 − q_j) for j ≤ c.
+        slopes = cumulative[:, own, None] * (1 - continuation[:, None, own])
+        slopes *= np.tril(np.ones((n, n)))
+        ends = np.zeros((n_components, 1, n))
+        differences = -np.diff(np.concatenate([ends, slopes, ends], axis=1), axis=1)
+        block = covariances[:, own, own]
+        errors[:, own] = _propagate(slopes, block)
+        by_level.append(_propagate(differences, block))
+        edge = np.ones((n_components, 1), np.bool_)
+        unknown = np.concatenate([edge, is_unknown[:, own], edge], axis=1)
+        unknown_levels.append(unknown[:, 1:] & unknown[:, :-1])
+    levels = np.where(np.concatenate(unknown_levels, axis=1), np.nan, np.hstack(by_level))
+    spread = np.where(is_unknown, np.inf, errors / (cumulative * (1 - cumulative)))
+    centre = scipy.special.logit(cumulative)
+    interval = scipy.special.expit(
+        np.stack([centre - _TWO_SIDED * spread, centre + _TWO_SIDED * spread])
+    )
+    return LevelErrors(np.where(is_unknown, np.nan, errors), interval, levels)
+
+
+def _propagate(gradients: Array, covariances: Array) -> Array:
+    """Return standard errors, (n_components, n), given gradients (n_components, n, n_planes)."""
+    variances = (gradients @ covariances * gradients).sum(axis=-1)
+    errors: Array = np.sqrt(np.maximum(variances, 0.0))
+    return errors

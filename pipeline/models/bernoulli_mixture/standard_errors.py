@@ -1,0 +1,201 @@
+"""Standard errors of the mixture, from the observed information (T. A. Louis, 1982).
+
+Let π_nk = softmax_k(Σ_j z_nj β_kj) be the class weights of row n with the predictors z_n, r_k =
+P(k | x), u_ki = m_i (x_i − p_ki), where m is the mask, and v_k = (u_k, z). The score of a row is
+((r_k u_k), (r_k − π_k) z)_k in the log-odds λ_ki of p_ki and the coefficients β_k. The information
+is Σ_n diag(r_k m_i p_ki (1 − p_ki)) for λ and Σ_n (diag π − π πᵀ) ⊗ z zᵀ for β, minus the
+covariance of the component scores, diag_k(r_k v_k v_kᵀ) − (r_k v_k)(r_k v_k)ᵀ. Without groups, z
+is 1 and β are log-weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.models.bernoulli_mixture.levels import compute_level_errors
+from pipeline.numerics.information import invert_information
+
+Array = NDArray[np.float64]
+
+ErrorForm = Literal["louis", "crossproduct", "sandwich"]
+
+_BATCH_ENTRIES = 2**20
+_MIN_INFORMATION = 0.01  # of log-odds in rows
+_TWO_SIDED = float(scipy.special.ndtri(0.975))
+
+
+class MixtureRows(NamedTuple):
+    """Rows, their classes, and what their class weights depend on.
+
+    Attributes
+    ----------
+    X, observed
+        Values and mask, (n_samples, n_features); the mask is None if all values are observed.
+    row_weights
+        Weight of each row, (n_samples,).
+    posterior, class_weights
+        P(k | x) and π of each row, (n_samples, n_components).
+    predictors
+        z, (n_samples, n_predictors).
+    """
+
+    X: NDArray[np.uint8]
+    observed: NDArray[np.uint8] | None
+    row_weights: Array
+    posterior: Array
+    class_weights: Array
+    predictors: Array
+
+
+class MixtureErrors(NamedTuple):
+    """Standard errors, and the ends of 95 % intervals of probabilities.
+
+    Shapes: `probabilities` (n_components, n_features), `interval` (2, n_components, n_features).
+    `coefficients` is the covariance of β relative to the last component, (n_components,
+    n_predictors, n_components, n_predictors). `levels` are the errors of the probabilities of
+    levels, (n_components, n_levels in all), if a feature has more than two.
+    """
+
+    probabilities: Array
+    interval: Array
+    coefficients: Array
+    levels: Array | None = None
+
+
+def name_probability_errors(errors: MixtureErrors) -> dict[str, Array | None]:
+    """Return the errors of probabilities by the names of the parameters."""
+    return {
+        "probabilities_error": errors.probabilities,
+        "probabilities_interval": errors.interval,
+        "level_probabilities_error": errors.levels,
+    }
+
+
+def sum_mixture_information(rows: MixtureRows, probabilities: Array) -> dict[str, Array]:
+    """Compute the sums of the information over rows times their weights.
+
+    Returns
+    -------
+    dict
+        `values`: Σ r_k m_i, (n_components, n_features); `spread`: Σ r_k v_k v_kᵀ, (n_components,
+        width, width) with width = n_features + n_predictors; `products`: Σ (r_k v_k)_k
+        (r_k v_k)_kᵀ, (n_components width, n_components width).
+    """
+    n_components = len(probabilities)
+    width = probabilities.shape[1] + rows.predictors.shape[1]
+    values = np.zeros(probabilities.shape)
+    spread = np.zeros((n_components, width, width))
+    products = np.zeros((n_components * width,) * 2)
+    for batch, mask, v, r in _iter_score_vectors(rows, probabilities):
+        weighted = r * rows.row_weights[batch]
+        values += weighted @ mask
+        spread += np.swapaxes(v * weighted[:, :, None], 1, 2) @ v
+        expected = np.moveaxis(v * r[:, :, None], 0, 1).reshape(len(mask), -1)
+        products += (expected * rows.row_weights[batch, None]).T @ expected
+    return {"values": values, "spread": spread, "products": products}
+
+
+def iter_mixture_scores(rows: MixtureRows, probabilities: Array) -> Iterator[tuple[slice, Array]]:
+    """Yield ranges of rows, and their scores times their weights, (n_rows, p)."""
+    n_features = probabilities.shape[1]
+    for batch, mask, v, r in _iter_score_vectors(rows, probabilities):
+        scores = v * r[:, :, None]
+        expected = rows.class_weights[batch].T[:, :, None] * rows.predictors[batch]
+        scores[:, :, n_features:] -= expected
+        flat = np.moveaxis(scores, 0, 1).reshape(len(mask), -1)
+        yield batch, flat * rows.row_weights[batch, None]
+
+
+def _iter_score_vectors(
+    rows: MixtureRows, probabilities: Array
+) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """Yield rows, their mask, v, (n_components, n_rows, width), and r, (n_components, n_rows)."""
+    n_components, n_features = probabilities.shape
+    width = n_features + rows.predictors.shape[1]
+    height = max(1, _BATCH_ENTRIES // (n_components * width))
+    for start in range(0, len(rows.X), height):
+        check_cancelled()
+        batch = slice(start, start + height)
+        X = rows.X[batch]
+        mask = np.ones(X.shape) if rows.observed is None else rows.observed[batch].astype(float)
+        v = np.empty((n_components, len(mask), width))
+        v[:, :, :n_features] = mask * (X - probabilities[:, None])
+        v[:, :, n_features:] = rows.predictors[batch]
+        yield batch, mask, v, rows.posterior[batch].T
+
+
+def compute_mixture_errors(
+    probabilities: Array,
+    curvature: Array,
+    sums: Mapping[str, NDArray[Any]],
+    pseudo_counts: Array | float,
+    form: ErrorForm,
+    n_levels: NDArray[np.int64] | None = None,
+) -> MixtureErrors:
+    """Invert the information.
+
+    Parameters
+    ----------
+    probabilities
+        p, (n_components, n_features); with several levels, the continuation probabilities of
+        planes, see `levels.py`.
+    curvature
+        Information about β if the classes were known, with that of the prior, (n_components,
+        n_predictors, n_components, n_predictors).
+    sums
+        The result of `sum_mixture_information` for all rows. `score_products`, (p, p), are the
+        products of the scores of rows or clusters, which only the other forms than `louis` need.
+    pseudo_counts
+        Pseudo-counts of ones and zeros together, (n_features,), which add information like rows.
+    form
+        Whether the covariance of the estimates is the inverse of the observed information
+        (`louis`) or of the products of scores (`crossproduct`), or the sandwich of both.
+    n_levels
+        Number of levels of each feature; None if all have two.
+    """
+    n_components, n_features = probabilities.shape
+    n_predictors = curvature.shape[1]
+    width = n_features + n_predictors
+    variances = probabilities * (1 - probabilities)
+    diagonal = np.zeros((n_components, width))
+    diagonal[:, :n_features] = (sums["values"] + pseudo_counts) * variances
+    information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
+    information += sums["products"]
+    places = np.arange(n_components * width).reshape(n_components, width)[:, n_features:]
+    block = np.ix_(places.ravel(), places.ravel())
+    information[block] += curvature.reshape(places.size, places.size)
+    is_fixed = np.zeros((n_components, width), np.bool_)
+    if form == "crossproduct":
+        information = sums["score_products"]
+        # Scores of log-odds at the boundary are 0 but for rounding.
+        is_fixed[:, :n_features] = diagonal[:, :n_features] < _MIN_INFORMATION
+    # Coefficients are determined up to a constant, so those of the last component are fixed.
+    fixed = np.union1d(places[-1], np.flatnonzero(is_fixed))
+    directions = np.delete(np.eye(len(information)), fixed, axis=1)
+    inverse = invert_information(information, directions)
+    covariance = inverse.covariance
+    if form == "sandwich":
+        covariance = covariance @ sums["score_products"] @ covariance
+    log_odds = np.sqrt(np.diag(covariance)).reshape(n_components, width)[:, :n_features]
+    unknown = inverse.find_unidentified((n_components, width, 1)) | is_fixed
+    unknown = unknown[:, :n_features]
+    coefficients = covariance[block].reshape(curvature.shape)
+    if n_levels is not None:
+        by_component = covariance.reshape(n_components, width, n_components, width)
+        own = np.stack([by_component[k, :n_features, k, :n_features] for k in range(n_components)])
+        found = compute_level_errors(probabilities, own, unknown, n_levels)
+        return MixtureErrors(found.cumulative, found.interval, coefficients, found.levels)
+    half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
+    centre = scipy.special.logit(probabilities)
+    interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
+    return MixtureErrors(
+        np.where(unknown, np.nan, variances * log_odds),
+        interval,
+        coefficients,
+    )

@@ -1,0 +1,352 @@
+"""The latent-trait model with covariates of rows: latent regression.
+
+Model: in group g, x_n ~ N(μ_g + Γᵀz_n, Σ_g), and items depend on x as in `confirmatory` (R. J.
+Mislevy, "Exploiting auxiliary information about examinees in the estimation of item parameters",
+Applied Psychological Measurement 11, 1987). Γ is common to all groups. The first group has μ = 0
+and Σ = I, unless items are known.
+
+E-step: with x = μ_g + L_g u, rows have the priors u ~ N(m_n, I) with m_n = L_g⁻¹ Γᵀ z_n.
+
+M-step: Γ and all free μ_g follow from the normal equations of generalized least squares,
+Σ_n (1, z_n)(1, z_n)ᵀ B Σ_g⁻¹ = Σ_n (1, z_n) ⟨x_n⟩ᵀ Σ_g⁻¹, then Σ_g from the residuals.
+
+The fit works with covariates (z − c) / s of mean 0 and variance 1, as nodes and steps suit rows
+near the mean best. Its parameters are those of the covariates as they are: μ_g and offsets hold
+where z = 0.
+
+=======  ==================  ============================
+symbol   field               shape
+=======  ==================  ============================
+Γ        coefficients        (n_covariates, n_components)
+s.e.     coefficients_error  (n_covariates, n_components)
+c        covariate_center    (n_covariates,)
+=======  ==================  ============================
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.data.covariates import Covariates
+from pipeline.errors import FitError
+from pipeline.executors.base import MapFunction
+from pipeline.models.latent_trait.confirmatory import (
+    ConfirmatoryTrait,
+    get_items,
+    get_traits,
+    with_groups,
+)
+from pipeline.models.latent_trait.em import (
+    LatentTraitParams,
+    e_step,
+    grid_from_working,
+    represents_all_scales,
+)
+from pipeline.models.latent_trait.group_design import GroupDesign, absorb_traits, factorize
+from pipeline.models.latent_trait.group_errors import GroupErrors
+from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.regression_design import (
+    Regression,
+    estimate_regression,
+    find_origin,
+    find_unidentified_covariate,
+    move_origin,
+)
+from pipeline.models.latent_trait.regression_errors import (
+    compute_regression_errors,
+    differentiate_regression,
+)
+from pipeline.models.latent_trait.standard_errors import summarize_regression_scores
+from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure
+from pipeline.numerics.logistic.latent_nodes import gauss_hermite
+from pipeline.numerics.logistic.trait_scores import RowRegression
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+
+_BY_GROUP = ("covariate_codes", "covariate_products")
+_MARGIN = 3.5  # of shared nodes beyond the mean of a row's prior, in standard deviations
+
+
+class LatentRegression(ConfirmatoryTrait):
+    """Hyperparameters of the latent-trait model, and the structure with the covariates."""
+
+    @classmethod
+    def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
+        """Check the settings of a model, and add a structure to it.
+
+        Raises
+        ------
+        FitError
+            If the settings cannot be combined with it.
+        """
+        for name, is_other in (
+            ("pattern", structure.pattern is not None),
+            ("guessing", model.guessing != "none"),
+            ("slipping", model.slipping != "none"),
+        ):
+            if is_other:
+                raise FitError(
+                    f"{{covariates}} cannot be combined with {{{name}}}. Leave out one of them.",
+                    parameter="covariates",
+                )
+        if structure.groups and model.invariance == "configural":
+            raise FitError(
+                "{covariates} cannot be combined with {invariance=configural}, as their "
+                "coefficients need traits of one scale in all groups. Use {invariance=metric}.",
+                parameter="covariates",
+            )
+        return super().from_model(model, structure)
+
+    @property
+    def _covariates(self) -> Covariates:
+        assert self.structure.covariates is not None
+        return self.structure.covariates
+
+    @property
+    def _scale(self) -> Array:
+        return np.array(self._covariates.deviations)
+
+    def _get_design(self, state: FitState) -> GroupDesign:
+        design = super()._get_design(state)
+        if not design.are_axes_shared:
+            raise FitError(
+                "{covariates} need items that all groups share. Name fewer items in {free}.",
+                parameter="covariates",
+            )
+        return design
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Check the margins, and start from equal groups and coefficients of 0."""
+        state = super().initialize(first, rng)
+        center = np.array(self._covariates.means)
+        if find_origin(self._get_design(state)) is None:
+            center[:] = 0.0
+        coefficients = np.zeros((len(center), state.params.weights.shape[1]))
+        params = replace(state.params, coefficients=coefficients, covariate_center=center)
+        return _keep_all_nodes(replace(state, params=params))
+
+    def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
+        """Start from an earlier fit, with or without groups and covariates."""
+        own = state.params
+        coefficients = own.coefficients if params.coefficients is None else params.coefficients
+        started = super().warm_start(state, replace(params, coefficients=None))
+        return replace(started, params=replace(started.params, coefficients=coefficients))
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Continue with more nodes if they are needed."""
+        following = super().next_stage(state, statistics)
+        return None if following is None else _keep_all_nodes(following)
+
+    def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression:
+        """Return standardized covariates, and the priors of the rows of a block."""
+        assert block.covariates is not None
+        z = (block.covariates - get_coefficients(params)[1]) / self._scale
+        means = params.get_group(self._get_group_index(block)).compute_row_means(block.covariates)
+        assert means is not None
+        return RowRegression(z, means)
+
+    def summarize(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Run the E-step of the block's group; rows beyond shared nodes get their own."""
+        is_far = np.zeros(block.n_samples, np.bool_)
+        if "points" in working and "has_own_nodes" not in working:
+            limit = float(working["points"].max()) - _MARGIN
+            is_far |= (np.abs(self._get_rows(params, block).means) > limit).any(axis=1)
+        if not is_far.any():
+            return self._summarize_rows(params, working, block, rng)
+        near, far = (block.take_rows(np.flatnonzero(rows)) for rows in (~is_far, is_far))
+        own_nodes = {**working, "has_own_nodes": np.array(1)}
+        sums = self._summarize_rows(params, working, near, rng)
+        others = self._summarize_rows(params, own_nodes, far, rng)
+        values = {name: v + others.values.get(name, 0) for name, v in sums.values.items()}
+        return replace(
+            sums,
+            n_rows=sums.n_rows + others.n_rows,
+            weight=sums.weight + others.weight,
+            objective=sums.objective + others.objective,
+            values=values,
+        )
+
+    def _summarize_rows(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        sums = super().summarize(params, working, block, rng)
+        return replace(sums, values=self._place_values(dict(sums.values), _BY_GROUP, block))
+
+    def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
+        own = self._get_group_params(params, block)
+        return e_step(own, working, block, self._get_rows(params, block))
+
+    def update(
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
+    ) -> FitState:
+        """Run the M-step for items, traits and coefficients."""
+        design, values = self._get_design(state), statistics.values
+        if (place := find_unidentified_covariate(design, values["covariate_products"])) is not None:
+            raise FitError(
+                f"{{covariates}}: {self._covariates.names[place]} has hardly any differences "
+                "within groups that other covariates do not explain. Leave it out.",
+                parameter="covariates",
+            )
+        params, coefficients = self._center(design, state.params)
+        items = self._update_items(design, replace(state, params=params), statistics)
+        regression = Regression(*get_traits(params), coefficients)
+        is_resolved = represents_all_scales(params, state.working, statistics)
+        if is_resolved or not design.is_expanded:
+            regression = estimate_regression(design, regression, values)
+        mean, covariance, coefficients = regression
+        if design.is_expanded and is_resolved:
+            root = factorize(covariance[:1])[0]
+            coefficients = np.linalg.solve(root, coefficients.T).T
+            items, mean, covariance = absorb_traits(design, items, mean, covariance)
+            items = design.fill(design.collect(items))
+        params = with_groups(params, items, mean, covariance)
+        return self._finish_update(design, state, self._uncenter(design, params, coefficients))
+
+    def _center(
+        self, design: GroupDesign, params: LatentTraitParams
+    ) -> tuple[LatentTraitParams, Array]:
+        """Return items and traits for standardized covariates, and their coefficients."""
+        (coefficients, center), (mean, covariance) = get_coefficients(params), get_traits(params)
+        items, mean = move_origin(design, get_items(params), mean, center @ coefficients)
+        centred = with_groups(params, items, mean, covariance)
+        return centred, coefficients * self._scale[:, None]
+
+    def _uncenter(
+        self, design: GroupDesign, params: LatentTraitParams, coefficients: Array
+    ) -> LatentTraitParams:
+        """Undo `_center`."""
+        own, (mean, covariance) = coefficients / self._scale[:, None], get_traits(params)
+        shift = -(get_coefficients(params)[1] @ own)
+        items, mean = move_origin(design, get_items(params), mean, shift)
+        return replace(with_groups(params, items, mean, covariance), coefficients=own)
+
+    def _make_packing_design(self, params: LatentTraitParams) -> GroupDesign:
+        """Return the design without margins, which packing does not need."""
+        none = np.empty(0, np.int64)
+        return self._make_design(none, np.zeros(len(params.offsets)))
+
+    def pack_params(self, params: LatentTraitParams) -> Array:
+        """Return parameters for standardized covariates as a vector."""
+        centred, coefficients = self._center(self._make_packing_design(params), params)
+        return np.concatenate([super().pack_params(centred), coefficients.ravel()])
+
+    def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
+        """Undo `pack_params`."""
+        own, _ = get_coefficients(params)
+        coefficients = packed[-own.size :].reshape(own.shape)
+        centred = super().unpack_params(params, packed[: -own.size], weight)
+        return self._uncenter(self._make_packing_design(params), centred, coefficients)
+
+    def choose_axes(self, state: FitState) -> LatentTraitParams:
+        """Turn the traits to the principal axes of the first group, unless slopes are known."""
+        params = super().choose_axes(state)
+        if not self._get_design(state).is_rotatable:
+            return params
+        coefficients, _ = get_coefficients(params)
+        return replace(params, coefficients=coefficients @ params.axes)
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Choose the axes, and describe the traits over the fitted rows."""
+        state = super().finish(state, statistics)
+        (coefficients, center), (mean, covariance) = (
+            get_coefficients(state.params),
+            get_traits(state.params),
+        )
+        products = statistics.values["covariate_products"]
+        n_rows = products[:, -1:, -1]
+        z_mean = products[:, :-1, -1] / n_rows
+        z_covariance = products[:, :-1, :-1] / n_rows[:, :, None]
+        z_covariance -= z_mean[:, :, None] * z_mean[:, None]
+        own = coefficients * self._scale[:, None]
+        explained = own.T @ z_covariance @ own
+        population = {
+            "population_mean": mean + center @ coefficients + z_mean @ own,
+            "population_covariance": covariance + explained,
+        }
+        shares = n_rows[:, 0] / n_rows.sum()
+        variances = [np.diag(np.tensordot(shares, part, 1)) for part in (explained, covariance)]
+        share = (variances[0] / (variances[0] + variances[1])).tolist()
+        return replace(
+            state,
+            params=replace(state.params, **population),
+            diagnostics={**state.diagnostics, "explained_variance": share},
+        )
+
+    def summarize_information(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """MAP: sum scores, information and residuals of the block's group."""
+        summed = self.summarize(params, working, block, rng)
+        own, rows = self._get_group_params(params, block), self._get_rows(params, block)
+        share = float(working["share"])
+        sums = summarize_regression_scores(own, share, block, rng, rows)
+        root = params.get_group(self._get_group_index(block)).root
+        sums = replace(sums, objective=summed.objective)
+        sums = self._place_information(sums, summed.values["gradient"], root, block)
+        by_group = {name: summed.values[name] for name in _BY_GROUP}
+        return replace(sums, values={**sums.values, **by_group})
+
+    def _count_parameters(self, design: GroupDesign) -> int:
+        n_coefficients = len(self._covariates.names) * design.n_components
+        return super()._count_parameters(design) + n_coefficients
+
+    def _join_curvatures(self, values: Arrays) -> Array:
+        q = values["covariate_codes"].shape[-1]
+        return np.stack(
+            [
+                scipy.linalg.block_diag(*items, np.kron(products, np.eye(q)))
+                for items, products in zip(
+                    values["curvature"], values["covariate_curvature"], strict=True
+                )
+            ]
+        )
+
+    def _differentiate(self, design: GroupDesign, params: LatentTraitParams) -> list[Array]:
+        centred, coefficients = self._center(design, params)
+        regression = Regression(*get_traits(centred), coefficients)
+        return differentiate_regression(design, get_items(centred), regression)
+
+    def _compute_errors(
+        self, design: GroupDesign, state: FitState, statistics: Sums, form: str
+    ) -> GroupErrors:
+        information, score, products = self._scale_information(design, state, statistics, form)
+        centred, coefficients = self._center(design, state.params)
+        return compute_regression_errors(
+            design,
+            get_items(centred),
+            Regression(*get_traits(centred), coefficients),
+            information,
+            score,
+            statistics.values,
+            products,
+            self._compute_prior_curvature(design, centred),
+            self._scale,
+            get_coefficients(state.params)[1] / self._scale,
+        )
+
+
+def get_coefficients(params: LatentTraitParams) -> tuple[Array, Array]:
+    """Return Γ, (n_covariates, q), and the center of the covariates, (n_covariates,)."""
+    assert params.coefficients is not None
+    assert params.covariate_center is not None
+    return params.coefficients, params.covariate_center
+
+
+def _keep_all_nodes(state: FitState) -> FitState:
+    """Return the state with the light nodes too, which rows with other priors need."""
+    if (grid := grid_from_working(state.working)) is None:
+        return state
+    nodes = gauss_hermite(grid.nodes_per_axis, grid.n_components)
+    return replace(state, working={**state.working, **nodes._asdict()})

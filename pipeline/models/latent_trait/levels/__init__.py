@@ -1,0 +1,1 @@
+"""The latent-trait model of items with several levels."""

@@ -1,0 +1,278 @@
+"""How the linear forms of items with several levels depend on the parameters of a fit.
+
+The forms η_j = a_j·x + d_j of `numerics.logistic.categories.curves` are v = J φ + v₀, where v has
+a_j and d_j side by side for all planes, and φ are the free parameters:
+
+===============  =======================  =====================================
+items            a_j                      d_j
+===============  =======================  =====================================
+graded           w_i                      free, in decreasing order
+partial-credit   j w_i                    free
+rating-scale     j w, the same for all    j b_i + τ_j; τ_j of all items with as
+                                          many levels, 0 for their last level
+nominal          free                     free
+===============  =======================  =====================================
+
+A level that no row has leaves its parameters without an estimate. They are tied to those of its
+neighbours so that the level is improbable: as near as `_GAP` to the next threshold of a graded
+item, and `_LOG_ODDS` nats below its neighbours in other items. All ties stay true if the mean and
+scale of the traits change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.numerics.logistic.categories.curves import iter_alike
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+ItemKind = Literal["graded", "partial-credit", "rating-scale", "nominal"]
+
+_GAP, _LOG_ODDS = 1e-8, 18.0
+_TIED_SHARE = 1e-6
+Form = dict[Hashable, float]
+"""Coefficients of parameters, by their keys; that of the constant has the key `_CONSTANT`."""
+_CONSTANT = "constant"
+
+
+@dataclass(frozen=True)
+class LevelDesign:
+    """The map from free parameters to weights and offsets of planes.
+
+    Attributes
+    ----------
+    matrix, constant
+        J, (n_planes (q + 1), n_free), and v₀, (n_planes (q + 1),).
+    is_slope
+        Which free parameters are slopes, (n_free,).
+    n_planes
+        Number of planes of each item, (n_features,).
+    n_components
+        Number of traits, q.
+    """
+
+    matrix: scipy.sparse.csr_array
+    constant: Array
+    is_slope: NDArray[np.bool_]
+    n_planes: Indices
+    n_components: int
+
+    @property
+    def n_free(self) -> int:
+        """Number of free parameters."""
+        return len(self.is_slope)
+
+    @property
+    def item_of_row(self) -> Indices:
+        """Item of each entry of v, (n_planes (q + 1),)."""
+        items = np.repeat(np.arange(len(self.n_planes)), self.n_planes)
+        return np.repeat(items, self.n_components + 1)
+
+    @property
+    def n_items_of_slope(self) -> Array:
+        """Number of items that have each slope, 0 for other parameters, (n_free,)."""
+        rows, columns = self.matrix.nonzero()
+        pairs = np.unique(np.stack([self.item_of_row[rows], columns]), axis=1)
+        counts = np.bincount(pairs[1], minlength=self.n_free)
+        return np.where(self.is_slope, counts, 0).astype(np.float64)
+
+    def fill(self, free: Array) -> Array:
+        """Return weights and offsets of planes side by side, (n_planes, q + 1)."""
+        v = self.matrix @ free + self.constant
+        return np.asarray(v.reshape(-1, self.n_components + 1))
+
+    def collect(self, forms: Array) -> Array:
+        """Return the free parameters of these forms, or of the nearest that the design allows.
+
+        Forms of improbable levels, which have constants, hardly count.
+        """
+        weighted = self.matrix.T * np.where(self.constant == 0, 1.0, _TIED_SHARE)
+        normal = (weighted @ self.matrix).tocsc()
+        change = forms.reshape(-1) - self.constant
+        free = scipy.sparse.linalg.spsolve(normal, weighted @ change)
+        return np.atleast_1d(np.asarray(free, np.float64))
+
+
+def make_level_design(
+    level_counts: Array,
+    n_planes: Indices,
+    n_components: int,
+    kind: ItemKind,
+    equal_slopes: bool,
+) -> LevelDesign:
+    """Return the design of items of a kind.
+
+    Parameters
+    ----------
+    level_counts
+        Number of rows with each level of each item, one item after the other, (n_levels,).
+    n_planes
+        Number of planes of each item, (n_features,).
+    n_components, kind, equal_slopes
+        As in the settings of the model. Items with a single level in the data are pinned at their
+        margins.
+    """
+    forms: list[tuple[list[Form], list[Form]]] = [([], [])] * len(n_planes)
+    for alike in iter_alike(n_planes):
+        counts = level_counts[alike.levels]
+        pooled = counts.sum(axis=0)
+        for item, own in zip(alike.features.tolist(), counts, strict=True):
+            present = np.flatnonzero(own).tolist()
+            if len(present) == 1:
+                forms[item] = _pin_item(own, kind)
+                continue
+            slope: Hashable = ("slope",) if equal_slopes else ("slope", item)
+            m = len(own) - 1
+            if kind == "rating-scale":
+                steps = _list_common_steps(np.flatnonzero(pooled).tolist(), m)
+                forms[item] = (
+                    [{slope: float(j)} for j in range(1, m + 1)],
+                    [{("location", item): float(j), **steps[j]} for j in range(1, m + 1)],
+                )
+            elif kind == "graded":
+                forms[item] = [{slope: 1.0}] * m, _list_thresholds(present, m, item)
+            else:
+                forms[item] = _list_baseline_forms(present, m, item, slope, kind == "nominal")
+    return _assemble(forms, n_planes, n_components)
+
+
+def _pin_item(counts: Array, kind: ItemKind) -> tuple[list[Form], list[Form]]:
+    """Return forms without slopes, and with the margins of the item."""
+    offsets = find_margin_offsets(counts[None], kind)[0]
+    constants: list[Form] = [{_CONSTANT: value} for value in offsets.tolist()]
+    return [{}] * len(offsets), constants
+
+
+def find_margin_offsets(counts: Array, kind: ItemKind) -> Array:
+    """Return offsets of items without slopes that have their margins, (n_items, n_planes).
+
+    `counts` are the rows with each level, (n_items, n_levels); half a row is added to each.
+    """
+    share = (counts + 0.5) / (counts + 0.5).sum(axis=1, keepdims=True)
+    if kind == "graded":
+        above = np.cumsum(share[:, ::-1], axis=1)[:, ::-1][:, 1:]
+        return np.asarray(np.log(above / (1 - above)))
+    return np.asarray(np.log(share[:, 1:] / share[:, :1]))
+
+
+def _list_thresholds(present: Sequence[int], m: int, item: int) -> list[Form]:
+    """Return the offsets of a graded item, given its levels in the data."""
+    first, last = present[0], present[-1]
+    offsets: list[Form] = []
+    for j in range(1, m + 1):
+        if j <= first:
+            key, shift = present[1], _LOG_ODDS + (first - j) * _GAP
+        elif j > last:
+            key, shift = last, -_LOG_ODDS - (j - last) * _GAP
+        else:
+            key = min(level for level in present if level >= j)
+            shift = (key - j) * _GAP
+        offsets.append({("offset", item, key): 1.0, _CONSTANT: shift})
+    return offsets
+
+
+def _list_baseline_forms(
+    present: Sequence[int], m: int, item: int, slope: Hashable, is_nominal: bool
+) -> tuple[list[Form], list[Form]]:
+    """Return weights and offsets of an item with baseline forms, given its levels in the data."""
+    first, last = present[0], present[-1]
+    offsets: dict[int, Form] = {0: {}}
+    weights: dict[int, Form] = {j: {slope: float(j)} for j in range(1, m + 1)}
+    weights[0] = {}
+    for j in present:
+        if j > 0:
+            offsets[j] = {("offset", item, j): 1.0}
+            if is_nominal:
+                weights[j] = {(slope, j): 1.0}
+    if first > 0:
+        # The lowest level is not in the data: the first that is takes its part.
+        if is_nominal:
+            weights[first], offsets[first] = {}, {_CONSTANT: _LOG_ODDS}
+        else:
+            share = first / present[1]
+            offsets[first] = {
+                ("offset", item, present[1]): share,
+                _CONSTANT: _LOG_ODDS * (1 - share),
+            }
+    known = sorted({0, *present})
+    for j in sorted({*range(m + 1)} - {*known}):
+        if j > last:
+            share = 1.0 if is_nominal else j / last
+            parts = [(last, share)]
+        else:
+            low = max(level for level in known if level < j)
+            high = min(level for level in known if level > j)
+            parts = [(low, (high - j) / (high - low)), (high, (j - low) / (high - low))]
+        offsets[j] = _combine(offsets, parts, -_LOG_ODDS)
+        if is_nominal:
+            weights[j] = _combine(weights, parts)
+    return [weights[j] for j in range(1, m + 1)], [offsets[j] for j in range(1, m + 1)]
+
+
+def _list_common_steps(present: Sequence[int], m: int) -> list[Form]:
+    """Return τ_j of all levels, given those in the data of items with as many levels."""
+    first, last = present[0], present[-1]
+    base = _LOG_ODDS if first > 0 else 0.0
+    steps: dict[int, Form] = {0: {}}
+    for j in present:
+        if j > 0:
+            is_fixed = j in (first, last)
+            steps[j] = {_CONSTANT: base} if is_fixed else {("step", m, j): 1.0}
+    known = sorted({0, *present})
+    for j in sorted({*range(m + 1)} - {*known}):
+        if j > last:
+            steps[j] = _combine(steps, [(last, 1.0)], -_LOG_ODDS)
+        else:
+            low = max(level for level in known if level < j)
+            high = min(level for level in known if level > j)
+            parts = [(low, (high - j) / (high - low)), (high, (j - low) / (high - low))]
+            steps[j] = _combine(steps, parts, -_LOG_ODDS)
+    return [steps[j] for j in range(m + 1)]
+
+
+def _combine(
+    forms: dict[int, Form], parts: Sequence[tuple[int, float]], shift: float | None = None
+) -> Form:
+    total: Form = {} if shift is None else {_CONSTANT: shift}
+    for level, share in parts:
+        for key, value in forms[level].items():
+            total[key] = total.get(key, 0.0) + share * value
+    return total
+
+
+def _assemble(
+    forms: Sequence[tuple[list[Form], list[Form]]], n_planes: Indices, n_components: int
+) -> LevelDesign:
+    """Number the parameters in the order in which they occur."""
+    width = n_components + 1
+    places: dict[Hashable, int] = {}
+    is_slope: list[bool] = []
+    entries: list[tuple[int, int, float]] = []
+    constant = np.zeros(int(n_planes.sum()) * width)
+    row = 0
+    for weights, offsets in forms:
+        for weight, offset in zip(weights, offsets, strict=True):
+            for component in range(n_components):
+                for key, value in weight.items():
+                    place = places.setdefault((key, component), len(places))
+                    is_slope += [True] * (place == len(is_slope))
+                    entries.append((row + component, place, value))
+            for key, value in offset.items():
+                if key == _CONSTANT:
+                    constant[row + n_components] = value
+                    continue
+                place = places.setdefault(key, len(places))
+                is_slope += [False] * (place == len(is_slope))
+                entries.append((row + n_components, place, value))
+            row += width
+    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+    shape = (len(constant), len(places))
+    matrix = scipy.sparse.coo_array((np.array(values), (rows, columns)), shape=shape).tocsr()
+    return LevelDesign(matrix, constant, np.array(is_slope, np.bool_), n_planes, n_components)

@@ -1,0 +1,232 @@
+"""S-X² of items with several levels.
+
+With N_k rows of the sum score k, of which O_ikc are observed and E_ikc expected to have level c of
+item i,
+
+    S-X²_i = Σ_k Σ_c (O_ikc − E_ikc)² / E_ikc
+
+(T. Kang, T. T. Chen, Journal of Educational Measurement 45 (2008), eq. 4). Cells with few expected
+rows are merged as in R's mirt, so that the results agree:
+
+1. Scores at which some level is impossible are merged with the nearest at which all are possible.
+   Those of no row are left out, and one of a single row is merged with the next, or if it is the
+   last, with the one before.
+2. At a score with a level of less than one expected row, the rarest level is merged with its rarer
+   neighbour until all have one, or two cells are left. The cells of a score are then numbered.
+3. A last number that is rare at all scores is merged with the one before.
+4. Scores that still have less than one expected row in a cell are merged with the neighbour that
+   has fewer rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.models.latent_trait.fit_statistics import (
+    MIN_EXPECTED,
+    SCORE_STATISTICS,
+    explain_missing_s_x2,
+)
+from pipeline.models.latent_trait.levels.fit_statistics import LevelModel
+from pipeline.numerics.logistic.categories.curves import (
+    LevelItems,
+    compute_level_probabilities,
+    count_levels_at_nodes,
+    iter_alike,
+)
+from pipeline.numerics.logistic.latent_nodes import Nodes
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_MAX_NODES = 256  # whose characteristic functions of scores are kept at a time
+_RARE_SHARE, _EMPTY_SHARE = 0.1, 0.05  # of scores with expected rows in a cell of this number
+
+
+def compute_level_item_fit(
+    model: LevelModel, sums: Sums, n_features: int, constant_score: int
+) -> dict[str, Array]:
+    """Return S-X² with its degrees of freedom and p-value, (n_features,) each.
+
+    `sums` is the result of the information pass over all rows, and `constant_score` the sum of the
+    scores of the items that do not vary. There are no results with too many or too few items.
+    """
+    values = sums.values
+    if explain_missing_s_x2(values, model.features):
+        return {}
+    n_scores = int(model.items.n_planes.sum()) + 1
+    scores = slice(constant_score, constant_score + n_scores)
+    rows = values["score_rows"][scores].astype(np.float64)
+    ones = values["score_ones"][scores][:, model.planes].T.astype(np.float64)
+    expected = compute_level_shares_by_score(model.items, model.nodes)
+    # Of each item's answers, the share in complete rows; `observed` is of a sample of the rows.
+    answers = sums.weight * np.maximum(values["observed"][model.features], 1)
+    shares = rows.sum() * float(values["weight_informing"]) / answers
+    n_parameters = _count_parameters(model)
+    s_x2, df = np.full((2, n_features), np.nan)
+    for alike in iter_alike(model.items.n_planes):
+        counts = count_levels_at_nodes(ones, np.broadcast_to(rows, ones.shape), alike)
+        for item, own, levels in zip(alike.features, counts, alike.levels, strict=True):
+            value, n_cells = compare_cells(own.T, expected[:, levels] * rows[:, None])
+            own_df = n_cells - shares[item] * n_parameters[item]
+            if own_df > 0:
+                feature = model.features[item]
+                s_x2[feature], df[feature] = value, own_df
+    return dict(zip(SCORE_STATISTICS, (s_x2, df, scipy.special.chdtrc(df, s_x2)), strict=True))
+
+
+def _count_parameters(model: LevelModel) -> Indices:
+    """Return how many free parameters each item has, (n,), including those shared with others."""
+    width = model.nodes.points.shape[1] + 1
+    owners = np.repeat(np.arange(len(model.features)), model.items.n_planes * width)
+    rows, columns = model.jacobian.nonzero()
+    pairs = np.unique(np.stack([owners[rows], columns]), axis=1)
+    return np.bincount(pairs[0], minlength=len(model.features))
+
+
+def compute_level_shares_by_score(items: LevelItems, nodes: Nodes) -> Array:
+    """Return P(level | sum score) of all levels of all items, (n_scores, n_levels).
+
+    Given a node, the characteristic function of the score is a product with one factor per item,
+    and that of the other items' score is the product of the factors before and after an item.
+    """
+    n_scores = int(items.n_planes.sum()) + 1
+    frequencies = np.arange(n_scores // 2 + 1)
+    P = compute_level_probabilities(items, nodes.points)
+    firsts = np.cumsum(items.n_planes + 1) - (items.n_planes + 1)
+    phases = np.exp(-2j * math.pi * np.outer(np.arange(16), frequencies) / n_scores)
+    levels = [np.arange(k, k + m + 1) for k, m in zip(firsts, items.n_planes, strict=True)]
+    by_level = np.zeros((P.shape[1], len(frequencies)), np.complex128)
+    total = np.zeros(len(frequencies), np.complex128)
+    for start in range(0, len(P), _MAX_NODES):
+        part = slice(start, start + _MAX_NODES)
+        share, own = np.exp(nodes.log_weights[part]), P[part]
+        factors = [own[:, places] @ phases[: len(places)] for places in levels]
+        after = [np.ones_like(factors[0])]
+        for factor in factors[:0:-1]:
+            after.append(after[-1] * factor)
+        before = np.ones_like(factors[0])
+        for places, factor, rest in zip(levels, factors, after[::-1], strict=True):
+            by_level[places] += (own[:, places].T * share) @ (before * rest)
+            before *= factor
+        total += share @ before
+    of_others = np.fft.irfft(by_level, n_scores)
+    expected = np.zeros((n_scores, P.shape[1]))
+    for places in levels:
+        for level, place in enumerate(places.tolist()):
+            n_possible = n_scores - len(places) + 1
+            expected[level : level + n_possible, place] = of_others[place, :n_possible]
+    positive = np.maximum(np.fft.irfft(total, n_scores), np.finfo(float).tiny)
+    return np.clip(expected / positive[:, None], 0.0, 1.0)
+
+
+def compare_cells(observed: Array, expected: Array) -> tuple[float, int]:
+    """Return S-X² of an item, and the number of its cells that are free given the scores.
+
+    Parameters
+    ----------
+    observed, expected
+        Number of rows with each score and level, (n_scores, n_levels).
+    """
+    n_levels = observed.shape[1]
+    if len(observed) < 2 * n_levels - 1:  # no score allows all levels
+        return 0.0, 0
+    cells = np.stack([observed, expected])[:, 1:-1]
+    cells = _merge_ends(cells, n_levels - 1)
+    cells = cells[:, cells[0].sum(axis=1) > 0]
+    if not cells.shape[1]:
+        return 0.0, 0
+    # As in mirt, scores are selected for step 2 before single rows are merged.
+    has_few = (cells[1] < MIN_EXPECTED).any(axis=1)
+    cells = _merge_single_rows(cells)
+    if n_levels > 2:
+        for k in np.flatnonzero(has_few[: cells.shape[1]]):
+            cells[:, k] = _merge_levels(cells[:, k])
+        cells = _merge_columns(cells)
+    cells = _merge_scores(cells)
+    is_cell = cells[1] > 0
+    o, e = cells[0][is_cell], cells[1][is_cell]
+    return float(((o - e) ** 2 / e).sum()), int(is_cell.sum()) - cells.shape[1]
+
+
+# Cells are observed and expected numbers of rows, (2, n_scores, n_cells).
+
+
+def _merge_ends(cells: Array, m: int) -> Array:
+    """Merge the scores below m, and as many at the other end, with their neighbours inside."""
+    cells = cells.copy()
+    n = cells.shape[1]
+    cells[:, m - 1] = cells[:, :m].sum(axis=1)
+    cells[:, n - m] = cells[:, n - m :].sum(axis=1)
+    return cells[:, m - 1 : n - m + 1]
+
+
+def _merge_single_rows(cells: Array) -> Array:
+    """Merge scores of a single row with the next, and the last with the one before."""
+    kept: list[Array] = []
+    carried = np.zeros_like(cells[:, 0])
+    for own in np.moveaxis(cells, 1, 0):
+        total = own + carried
+        is_single = total[0].sum() == 1
+        carried = total if is_single else np.zeros_like(total)
+        if not is_single:
+            kept.append(total)
+    if not kept:
+        return carried[:, None]
+    kept[-1] = kept[-1] + carried
+    return np.stack(kept, axis=1)
+
+
+def _merge_levels(cells: Array) -> Array:
+    """Merge levels at a score; the cells left come first, (2, n_levels)."""
+    observed, expected = cells.tolist()
+    while len(expected) > 2:
+        rarest = max(k for k, e in enumerate(expected) if e == min(expected))
+        into = _choose_neighbour(expected, rarest)
+        for values in (observed, expected):
+            values[into] += values[rarest]
+            del values[rarest]
+        if min(expected) >= MIN_EXPECTED:
+            break
+    merged = np.zeros_like(cells)
+    merged[:, : len(expected)] = observed, expected
+    return merged
+
+
+def _choose_neighbour(sizes: list[float], k: int) -> int:
+    """Return the neighbour of k with the smaller size."""
+    if k in (0, len(sizes) - 1):
+        return 1 if k == 0 else k - 1
+    return k - 1 if sizes[k - 1] <= sizes[k + 1] else k + 1
+
+
+def _merge_columns(cells: Array) -> Array:
+    """Merge the cells of rare last numbers with those before, at all scores."""
+    n_scores = cells.shape[1]
+    while cells.shape[2] > 2 and cells[1, :, -1].sum() < MIN_EXPECTED * math.ceil(
+        _RARE_SHARE * n_scores
+    ):
+        cells[:, :, -2] += cells[:, :, -1]
+        cells = cells[:, :, :-1]
+    for j in range(cells.shape[2] - 1, 0, -1):
+        if (cells[1, :, j] > 0).mean() < _EMPTY_SHARE:
+            cells[:, :, j - 1] += cells[:, :, j]
+            cells = np.delete(cells, j, axis=2)
+    return cells
+
+
+def _merge_scores(cells: Array) -> Array:
+    """Merge scores with too few expected rows in a cell with a neighbour."""
+    while cells.shape[1] > 1:
+        has_few = ((cells[1] < MIN_EXPECTED) & (cells[1] > 0)).any(axis=1)
+        if not has_few.any():
+            break
+        k = int(np.argmax(has_few))
+        cells[:, _choose_neighbour(cells[0].sum(axis=1).tolist(), k)] += cells[:, k]
+        cells = np.delete(cells, k, axis=1)
+    return cells

@@ -1,0 +1,642 @@
+"""The latent-trait model with items of several levels: graded response and partial credit.
+
+Model: x ~ N(0, I_q), and the levels of an item depend on x through one linear form per plane, see
+`numerics.logistic.categories.curves` and `design`. A binary item is as in `latent_trait.model`.
+
+E-step: on equally spaced nodes shared by all rows, fine enough for the items (Bock & Aitkin 1981).
+A block has one bit per plane, and log P of a row is linear in its bits, so it costs two matrix
+products. The first stage has fewer nodes, and another begins if items become too steep for them.
+
+M-step: steps of Fisher scoring on the expected counts at the nodes, and parameter expansion.
+
+=======  =============  =========================
+symbol   field          shape
+=======  =============  =========================
+w_i      weights        (n_features, n_components)
+d_j      level_offsets  (n_planes,)
+a_j      level_weights  (n_planes, n_components)
+=======  =============  =========================
+
+Cost per block: n_samples n_planes n_nodes, with about 40 to 100 nodes for one trait, 1,000 for two
+and up to 8,000 for three. Not identifiable: rotations of x, as in `model`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import combinations
+from typing import Any, Self
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import find_first_planes
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import (
+    ConvergenceCriterion,
+    ObjectiveCriterion,
+    PassCountCriterion,
+)
+from pipeline.learning.held_out import HELD_OUT_SHARE, run_e_step_with_held_out
+from pipeline.models.latent_trait.em import (
+    MAX_SLOPE,
+    LatentTraitParams,
+    NodeGrid,
+    make_params,
+    nodes_from_working,
+    represents_all_scales,
+)
+from pipeline.models.latent_trait.fit_statistics import compute_reliability, compute_residual_fit
+from pipeline.models.latent_trait.group_errors import invert_group_information
+from pipeline.models.latent_trait.levels.design import (
+    ItemKind,
+    LevelDesign,
+    find_margin_offsets,
+    make_level_design,
+)
+from pipeline.models.latent_trait.levels.fit_statistics import (
+    LevelModel,
+    compute_level_fit_statistics,
+)
+from pipeline.models.latent_trait.levels.item_fit import compute_level_item_fit
+from pipeline.models.latent_trait.levels.params import (
+    get_level_items,
+    map_to_items,
+    map_to_thresholds,
+    with_forms,
+)
+from pipeline.models.latent_trait.levels.step import take_level_steps
+from pipeline.models.latent_trait.model import LatentTrait, compute_difficulties
+from pipeline.models.latent_trait.standard_errors import (
+    MAX_ITEMS,
+    MAX_PARAMETERS,
+    choose_level_row_share,
+    count_complete_rows,
+    select_rows,
+)
+from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure
+from pipeline.numerics.logistic.categories.curves import (
+    LevelItems,
+    choose_level_lattice,
+    compute_item_information,
+    iter_alike,
+    make_level_nodes,
+    tabulate_levels,
+)
+from pipeline.numerics.logistic.categories.fit import sum_level_residuals
+from pipeline.numerics.logistic.categories.scores import sum_level_scores
+from pipeline.numerics.logistic.information import average_reliability
+from pipeline.numerics.logistic.latent_nodes import (
+    MAX_COMPONENTS,
+    Nodes,
+    compute_node_posterior,
+    sum_node_statistics,
+)
+from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
+from pipeline.passes.task_sizes import WorkEstimate
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import (
+    FeatureCounts,
+    count_level_rows,
+    make_empty_level_warnings,
+)
+from pipeline.statistics.sums import ClusteredSums, Sums
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_START_SLOPE, _START_SCALE = 1.0, 1.15  # of offsets, because a slope makes margins less extreme
+_STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the nodes of the first stage
+_LAST_STRETCH = {1: 0.85, 2: 0.75, 3: 0.75}  # of those of the last; flat optima need fine nodes
+_MAX_SPACING_RATIO = 1.2  # of the nodes before a stage with new ones
+_STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has converged
+
+
+@dataclass(frozen=True)
+class OrdinalTrait(LatentTrait):
+    """Hyperparameters of the latent-trait model with items of several levels.
+
+    Attributes
+    ----------
+    structure
+        The features.
+    """
+
+    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+
+    @classmethod
+    def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
+        """Check the settings of a model, and add the features.
+
+        Raises
+        ------
+        FitError
+            If the settings or the structure cannot be combined with items of several levels.
+        """
+        for name, value in (
+            ("covariates", structure.covariates),
+            ("pattern", structure.pattern),
+            ("items", structure.known_items),
+            ("group", structure.groups or None),
+        ):
+            if value is not None:
+                raise _refuse(f"{{{name}}}", name)
+        for name in ("guessing", "slipping", "estimator", "correlations"):
+            value = getattr(model, name)
+            if value not in (getattr(LatentTrait, name), "quadrature"):
+                raise _refuse(f"{{{name}={value}}}", name)
+        if (model.n_components or 1) > MAX_COMPONENTS:
+            raise FitError(
+                f"{{components}} is {model.n_components}, but features with several levels take at "
+                f"most {MAX_COMPONENTS}.",
+                parameter="components",
+            )
+        if model.items == "rating-scale" and model.equal_slopes == "no":
+            raise FitError(
+                "Items of a rating scale have the same slope. Set {equal_slopes=yes}.",
+                parameter="equal_slopes",
+            )
+        if model.items == "nominal" and model.n_components != 1:
+            raise FitError(
+                "Nominal items need one component. Set {components=1}.", parameter="components"
+            )
+        if model.items == "nominal" and model.equal_slopes == "yes":
+            raise FitError(
+                "Nominal items have slopes of their own. Leave out {equal_slopes=yes}.",
+                parameter="equal_slopes",
+            )
+        settings = {f.name: getattr(model, f.name) for f in fields(LatentTrait)}
+        return cls(**{**settings, "estimator": "quadrature"}, structure=structure)
+
+    @property
+    def n_planes(self) -> Indices:
+        """Number of planes of each feature, (n_features,)."""
+        return np.diff(find_first_planes(self.structure.features))
+
+    def _name_items(self, items: Indices) -> tuple[str, ...]:
+        """Return the names of items: an index in a message would stand for a plane."""
+        return tuple(self.structure.features[item].name for item in items.tolist())
+
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Return the bytes of the tables over nodes of all tasks."""
+        n_nodes = {1: 250, 2: 2500, 3: 8500}[self.n_components or MAX_COMPONENTS]
+        return 8 * int(self.n_planes.sum()) * 8 * n_nodes * n_threads
+
+    def estimate_work(
+        self, params: LatentTraitParams, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of the E-step, and of the scores in the pass for errors."""
+        n_planes, n_nodes = int(self.n_planes.sum()), len(working["points"])
+        nanoseconds = (3 + 0.3 * n_nodes) * n_planes + 15 * n_nodes + 500
+        n_sums = 2 * n_planes * n_nodes
+        if "share" in working:
+            n_levels = n_planes + len(self.n_planes)
+            nanoseconds += float(working["share"]) * 0.15 * n_nodes * n_levels**2
+            n_sums += 3 * (n_planes * (params.weights.shape[1] + 1)) ** 2
+        return WorkEstimate(nanoseconds, 8 * n_sums)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Check the levels, and start from their margins."""
+        n_planes = self.n_planes
+        n_features, q = len(n_planes), self.n_components or 1
+        if q >= n_features:
+            raise FitError(
+                f"{{components}} is {q}, but the dataset has only {n_features} features. Choose at "
+                f"most {n_features - 1}.",
+                parameter="components",
+            )
+        level_rows = count_level_rows(first, self.structure.features)
+        n_present = np.array([np.count_nonzero(rows) for rows in level_rows])
+        constant = np.flatnonzero(n_present == 1)
+        if constant.size and self.constant_features == "refuse":
+            raise FitError(
+                "These features are constant: {features}. Leave them out, or use "
+                "{constant_features=pin}.",
+                self._name_items(constant),
+                parameter="constant_features",
+            )
+        weights = np.full((n_features, 1), _START_SLOPE)
+        if self.n_components != 1:
+            weights = 0.5 * rng.standard_normal((n_features, q))
+        weights[constant] = 0.0
+        params = replace(make_params(weights, np.zeros(n_features)), n_levels=n_planes + 1)
+        auxiliary = {
+            "constant": constant,
+            "diverging": np.zeros(0, np.int64),
+            "level_counts": np.concatenate(level_rows),
+            "seed": rng.integers(2**63, size=1),
+            "n_rows": np.array(first.n_rows),
+            "weight": np.array(first.weight),
+            "is_complete": np.array(first.is_complete),
+            "has_sampling_weights": np.array(first.has_sampling_weights),
+        }
+        warnings = make_empty_level_warnings(level_rows, "these levels count as improbable")
+        if constant.size:
+            text = "constant features, pinned at their margins: {features}"
+            warnings = (FitWarning(text, tuple(constant.tolist())), *warnings)
+        state = FitState(params, auxiliary=auxiliary, warnings=warnings)
+        state = state.with_feature_names(self.structure.feature_names)
+        held_out = HELD_OUT_SHARE if self.n_components is None else 0.0
+        return self._begin_stage(state, weights, held_out, "quadrature")
+
+    def _make_design(self, counts: Array, n_components: int) -> LevelDesign:
+        return make_level_design(
+            counts, self.n_planes, n_components, self.items, self._has_equal_slopes
+        )
+
+    def _get_design(self, state: FitState) -> LevelDesign:
+        return self._make_design(state.auxiliary["level_counts"], state.params.weights.shape[1])
+
+    def _begin_stage(
+        self, state: FitState, weights: Array, held_out: float, estimator: str
+    ) -> FitState:
+        """Start a stage with these weights; offsets are those before, or follow from margins."""
+        params = replace(make_params(weights, state.params.offsets), n_levels=state.params.n_levels)
+        offsets = state.params.level_offsets
+        if offsets is None:
+            offsets = _make_first_offsets(
+                state.auxiliary["level_counts"], self.n_planes, self.items
+            )
+        levels = replace(params, level_offsets=offsets)
+        if self.items == "nominal":  # starts as partial credit
+            items = get_level_items(levels, "partial-credit")
+        else:
+            items = get_level_items(levels, self.items)
+        design = self._make_design(state.auxiliary["level_counts"], weights.shape[1])
+        forms = np.column_stack([items.weights, items.offsets])
+        if design.n_free:
+            forms = design.fill(design.collect(forms))
+        params = with_forms(params, forms, self.items)
+        working = {"held_out": np.array(held_out)}
+        return self._choose_nodes(replace(state, params=params, working=working), _STRETCH)
+
+    def _choose_nodes(self, state: FitState, stretch: float) -> FitState:
+        """Begin a stage with nodes that resolve the items, their distances times `stretch`."""
+        if self.nodes:
+            grid = NodeGrid(self.nodes, state.params.weights.shape[1]).make_working_state()
+            return replace(state, working={**state.working, **grid})
+        nodes = make_level_nodes(get_level_items(state.params, self.items), stretch)
+        spacing = self._choose_spacing(state.params, stretch)
+        own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
+        return replace(state, working={**state.working, **nodes._asdict(), **own})
+
+    def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
+        return choose_level_lattice(get_level_items(params, self.items), stretch).spacing
+
+    def _has_coarse_nodes(self, state: FitState, max_ratio: float) -> bool:
+        """Return whether the nodes are farther apart than the items allow, by more than a ratio."""
+        if "spacing" not in state.working:
+            return False
+        spacing = self._choose_spacing(state.params, float(state.working["stretch"]))
+        return float(state.working["spacing"]) > max_ratio * spacing
+
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+        """Stop on the change of the objective, or at once if items are too steep for the nodes.
+
+        Coarse nodes overestimate the likelihood of steep items.
+        """
+        if self._has_coarse_nodes(state, _STOPPING_RATIO):
+            return PassCountCriterion(1)
+        is_first = float(state.working.get("stretch", 0.0)) == _STRETCH
+        tol = max(self.tol, is_first * _STRETCHED_TOL)
+        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary["weight"]))
+
+    def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
+        """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
+        items = get_level_items(params, self.items)
+        design = self._make_design(state.auxiliary["level_counts"], params.weights.shape[1])
+        forms = np.column_stack([items.weights @ params.axes.T, items.offsets])
+        if design.n_free:
+            forms = design.fill(design.collect(forms))
+        own = make_params(params.weights @ params.axes.T, params.offsets)
+        own = with_forms(replace(own, n_levels=params.n_levels), forms, self.items)
+        state = replace(state, params=own, working={"held_out": np.array(0.0)})
+        return self._choose_nodes(state, _LAST_STRETCH[params.weights.shape[1]])
+
+    def summarize(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Run the E-step on the rows of a block, and score the held-out rows."""
+        items, nodes = get_level_items(params, self.items), nodes_from_working(working)
+        assert nodes is not None
+        run = partial(_run_e_step, items, nodes)
+        return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
+
+    def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
+        """Return the weights that have a prior."""
+        return params.weights if params.level_weights is None else params.level_weights
+
+    def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
+        """Return the mean log-likelihood per row plus the log prior, nats."""
+        weights = self._get_penalized_weights(params)
+        penalty = 0.5 * self.prior_precision * float((weights**2).sum())
+        return (statistics.objective - penalty) / statistics.weight
+
+    def update(
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
+    ) -> FitState:
+        """Run the M-step; constant features keep their parameters."""
+        params, sums, nodes = state.params, statistics.values, nodes_from_working(state.working)
+        assert nodes is not None
+        design, items = self._get_design(state), get_level_items(params, self.items)
+        weights, offsets, points = items.weights, items.offsets, nodes.points
+        if not self.nodes or represents_all_scales(params, state.working, statistics):
+            penalized = self._get_penalized_weights(params)
+            traits = estimate_trait_gaussian(sums["moments"], penalized, self.prior_precision)
+            weights, offsets = traits.absorb(weights, offsets)
+            points = traits.standardize(points)
+        forms = take_level_steps(
+            design,
+            np.column_stack([weights, offsets]),
+            items.is_cumulative,
+            points,
+            sums["ones"],
+            sums["mass"],
+            self.prior_precision,
+        )
+        params = with_forms(params, forms, self.items)
+        diverging = np.flatnonzero(np.linalg.norm(params.weights, axis=1) > MAX_SLOPE)
+        auxiliary = {**state.auxiliary, "diverging": diverging}
+        return replace(state, params=params, auxiliary=auxiliary)
+
+    def pack_params(self, params: LatentTraitParams) -> Array:
+        """Return weights and offsets of planes side by side, (n_planes, n_components + 1)."""
+        items = get_level_items(params, self.items)
+        return np.column_stack([items.weights, items.offsets])
+
+    def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
+        """Return the parameters with these weights and offsets of planes."""
+        return with_forms(params, packed, self.items)
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Continue with more components, or with nodes for items that became too steep."""
+        if state.working["held_out"] > 0:
+            return self._add_component(state, statistics)
+        stretch = _LAST_STRETCH[state.params.weights.shape[1]]
+        is_last = self.nodes or float(state.working["stretch"]) == stretch
+        if is_last and not self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
+            return None
+        return self._choose_nodes(state, stretch)
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Rotate the weights, and add difficulties, diagnostics and warnings."""
+        state = super().finish(state, statistics)
+        state = state.with_feature_names(self.structure.feature_names)
+        params, diagnostics = state.params, dict(state.diagnostics)
+        if "spacing" in state.working:
+            diagnostics["node_spacing"] = float(state.working["spacing"])
+        if params.weights.shape[1] == 1 and self.items != "nominal":
+            thresholds = map_to_thresholds(self._get_design(state), self.items)
+            slopes = np.repeat(params.weights[:, 0], self.n_planes)
+            offsets = thresholds @ self.pack_params(params).reshape(-1)
+            params = replace(params, level_difficulty=compute_difficulties(slopes, offsets))
+        return replace(state, params=params, diagnostics=diagnostics)
+
+    def choose_axes(self, state: FitState) -> LatentTraitParams:
+        """Return the parameters on the principal axes of the weights."""
+        params = super().choose_axes(state)
+        if params.level_weights is None:
+            return params
+        return replace(params, level_weights=params.level_weights @ params.axes)
+
+    def begin_information_pass(self, state: FitState) -> Arrays | None:
+        """Request the sums for standard errors and fit statistics."""
+        if self.errors == "none":
+            return None
+        n_free, n_rows = self._get_design(state).n_free, int(state.auxiliary["n_rows"])
+        form = self._choose_form(state)
+        n_levels = int(self.n_planes.sum()) + len(self.n_planes)
+        share = choose_level_row_share(n_rows, n_free, n_levels, len(state.working["points"]), form)
+        if state.auxiliary["has_sampling_weights"]:  # scores are summed by cluster
+            share = 1.0
+        counts = {"level_counts": state.auxiliary["level_counts"]}
+        return {**state.working, "share": np.array(share), **counts}
+
+    def _choose_form(self, state: FitState) -> str:
+        return "sandwich" if state.auxiliary["has_sampling_weights"] else self.errors
+
+    def summarize_information(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """MAP: sum the information about the parameters, and the residuals."""
+        items, nodes = get_level_items(params, self.items), nodes_from_working(working)
+        assert nodes is not None
+        tabulate = partial(tabulate_levels, items)
+        X, observed = block.unpack_values(), block.unpack_mask()
+        of_all = compute_node_posterior(X, observed, tabulate, nodes).log_likelihood
+        row_weights = block.row_weights
+        log_likelihood = float((of_all if row_weights is None else row_weights * of_all).sum())
+        sample = select_rows(float(working["share"]), block, rng)
+        posterior = compute_node_posterior(sample.X, sample.observed, tabulate, nodes)
+        values: dict[str, NDArray[Any]] = {
+            "weight_informing": np.array(sample.weight),
+            **sum_level_residuals(sample.X, sample.observed, items, posterior, sample.row_weights),
+        }
+        if block.n_features <= MAX_ITEMS and not block.has_sampling_weights:
+            values |= count_complete_rows(block, X, observed)
+        design = self._make_design(working["level_counts"], params.weights.shape[1])
+        if design.n_free > MAX_PARAMETERS:
+            return Sums.from_block(block, log_likelihood, values)
+        clusters, places = None, None
+        if block.clusters is not None and block.has_sampling_weights:
+            clusters, places = np.unique(block.clusters, return_inverse=True)
+        scores = sum_level_scores(
+            sample.X, sample.observed, items, nodes, design.matrix, sample.row_weights, places
+        )
+        names = ("spread", "products", "curvature", "weighted_products")
+        sums = Sums.from_block(
+            block, log_likelihood, {**values, **{name: getattr(scores, name) for name in names}}
+        )
+        if clusters is None:
+            return sums
+        return ClusteredSums.from_sums(sums, clusters, scores.cluster_scores)
+
+    def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
+        """Add standard errors, likelihood and fit statistics."""
+        design, params = self._get_design(state), state.params
+        items, nodes = get_level_items(params, self.items), nodes_from_working(state.working)
+        assert nodes is not None
+        model = LevelModel.from_design(design, items, nodes, state.auxiliary["level_counts"])
+        params = replace(
+            params,
+            **compute_residual_fit(statistics),
+            **self._compute_item_fit(model, state, statistics),
+        )
+        found = self._compute_fit_statistics(model, state, statistics)
+        diagnostics = {**state.diagnostics, "fit_statistics": found}
+        state = replace(state, params=params, diagnostics=diagnostics)
+        if design.n_free > MAX_PARAMETERS:
+            text = f"no standard errors: more than {MAX_PARAMETERS} parameters"
+            return replace(state, warnings=(*state.warnings, FitWarning(text)))
+        form = self._choose_form(state)
+        state = replace(state, diagnostics={**state.diagnostics, "errors": form})
+        covariance, is_unknown = self._invert(design, state, statistics, form)
+        arrays, unknown = self._collect_errors(design, state, covariance, is_unknown)
+        warnings = state.warnings
+        if unknown.size:
+            text = "the data do not determine these features' parameters; no standard errors: "
+            text += "{features}"
+            warnings = (*warnings, FitWarning(text, self._name_items(unknown)))
+        return replace(state, params=replace(params, **arrays), warnings=warnings)
+
+    def _compute_item_fit(
+        self, model: LevelModel, state: FitState, statistics: Sums
+    ) -> dict[str, Array]:
+        """Return S-X² unless the rows have sampling weights."""
+        if state.auxiliary["has_sampling_weights"]:
+            return {}
+        levels = np.concatenate([np.arange(m + 1) for m in self.n_planes])
+        is_certain = state.auxiliary["level_counts"] > 0
+        is_certain &= np.repeat(
+            ~np.isin(np.arange(len(self.n_planes)), model.features), self.n_planes + 1
+        )
+        constant_score = int(levels[is_certain].sum())
+        return compute_level_item_fit(model, statistics, len(self.n_planes), constant_score)
+
+    def _compute_fit_statistics(
+        self, model: LevelModel, state: FitState, statistics: Sums
+    ) -> dict[str, Any]:
+        params, q = state.params, state.params.weights.shape[1]
+        rank, log_likelihood = model.jacobian.shape[1] - math.comb(q, 2), statistics.objective
+        found: dict[str, Any] = {
+            "log_likelihood": log_likelihood,
+            "n_parameters": rank,
+            "reliability": compute_reliability(statistics).tolist(),
+        }
+        is_sampled = bool(state.auxiliary["has_sampling_weights"])
+        found |= compute_level_fit_statistics(model, statistics, rank, is_sampled)
+        if q == 1:
+            items = get_level_items(params, self.items)
+            found["marginal_reliability"] = average_reliability(
+                lambda points: compute_item_information(items, points[:, None])[:, :, 0, 0].sum(0)
+            )
+        if is_sampled:
+            return found | {"aic_missing": "the rows have sampling weights"}
+        found["aic"] = 2 * rank - 2 * log_likelihood
+        found["bic"] = rank * float(np.log(statistics.weight)) - 2 * log_likelihood
+        return found
+
+    def _invert(
+        self, design: LevelDesign, state: FitState, statistics: Sums, form: str
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """Return the covariance of the free parameters, and which the data do not determine."""
+        sums, params = statistics.values, state.params
+        scale = statistics.weight / max(float(sums["weight_informing"]), 1.0)
+        products = scale * sums["products"]
+        information = products
+        if form != "crossproduct":
+            information = scale * (sums["curvature"] - sums["spread"]) + products
+        information = information + np.diag(self.prior_precision * design.n_items_of_slope)
+        q, to_weights = design.n_components, self._map_to_weights(design)
+        constraints = [
+            params.weights[:, b] @ to_weights[a::q] + params.weights[:, a] @ to_weights[b::q]
+            for a, b in combinations(range(q), 2)
+        ]
+        stacked = np.array(constraints).reshape(-1, design.n_free)
+        # Items whose weights diverge have no errors, and must not spoil those of others.
+        diverging = np.isin(design.item_of_row, state.auxiliary["diverging"])
+        is_free = np.asarray(abs(design.matrix)[~diverging].sum(axis=0)) > 0
+        covariance = np.zeros_like(information)
+        is_unknown = np.ones(design.n_free, np.bool_)
+        places = np.ix_(is_free, is_free)
+        covariance[places], is_unknown[is_free] = invert_group_information(
+            information[places], stacked[:, is_free]
+        )
+        if form == "sandwich":
+            middle = scale * sums["weighted_products"]
+            if isinstance(statistics, ClusteredSums):
+                middle = statistics.sum_score_products()
+            covariance = covariance @ middle @ covariance
+        return covariance, is_unknown
+
+    def _map_to_weights(self, design: LevelDesign) -> Array:
+        """Return the derivatives of the weights of items, (n_features q, n_free)."""
+        to_weights, _ = map_to_items(self.n_planes, design.n_components, self.items)
+        return np.asarray((to_weights @ design.matrix).toarray())
+
+    def _collect_errors(
+        self,
+        design: LevelDesign,
+        state: FitState,
+        covariance: Array,
+        is_unknown: NDArray[np.bool_],
+    ) -> tuple[dict[str, Array], Indices]:
+        """Return arrays of standard errors, and the features that have none for lack of data."""
+        params, q, J = state.params, design.n_components, design.matrix
+        n_features, n_planes = params.weights.shape[0], self.n_planes
+        to_weights, to_offsets = map_to_items(n_planes, q, self.items)
+        diverging = np.isin(np.arange(n_features), state.auxiliary["diverging"])
+
+        def compute_errors(linear: Any, items: Indices) -> Array:
+            """Return the standard errors of linear functions of the free parameters."""
+            dense = linear.toarray()
+            variance = np.einsum("ij,jk,ik->i", dense, covariance, dense, optimize=True)
+            is_fixed = ~dense.any(axis=1) | ((dense != 0) @ is_unknown) | diverging[items]
+            return np.where(is_fixed, np.nan, np.sqrt(np.maximum(variance, 0.0)))
+
+        items = np.arange(n_features)
+        of_planes = np.repeat(items, n_planes)
+        by_form = compute_errors(J, design.item_of_row).reshape(-1, q + 1)
+        arrays = {
+            "weights_error": compute_errors(to_weights @ J, np.repeat(items, q)).reshape(-1, q),
+            "offsets_error": compute_errors(to_offsets @ J, items),
+            "level_offsets_error": by_form[:, -1],
+        }
+        if self.items == "nominal":
+            arrays["level_weights_error"] = by_form[:, :-1]
+        if q == 1:
+            # The derivatives of −b / w.
+            flat, slopes = self.pack_params(params).reshape(-1), params.weights[:, 0]
+            slopes = np.where(slopes == 0, np.finfo(float).tiny, slopes)
+
+            def differentiate_ratio(to_form: Any, owners: Indices) -> Any:
+                w = scipy.sparse.diags_array(1 / slopes[owners])
+                ratio = scipy.sparse.diags_array((to_form @ flat) / slopes[owners])
+                return w @ (ratio @ to_weights[owners] - to_form) @ J
+
+            own = differentiate_ratio(to_offsets, items)
+            arrays["difficulty_error"] = compute_errors(own, items)
+            if self.items != "nominal":
+                thresholds = map_to_thresholds(design, self.items)
+                own = differentiate_ratio(thresholds, of_planes)
+                arrays["level_difficulty_error"] = compute_errors(own, of_planes)
+        is_missing = np.isnan(arrays["weights_error"]).any(axis=1) & ~diverging
+        is_missing[state.auxiliary["constant"]] = False
+        return arrays, np.flatnonzero(is_missing)
+
+
+def _refuse(what: str, parameter: str) -> FitError:
+    return FitError(
+        f"{what} cannot be combined with features of several levels yet. Leave it out, or cut the "
+        "features in two by {cut=NAME>=VALUE}.",
+        parameter=parameter,
+    )
+
+
+def _run_e_step(items: LevelItems, nodes: Nodes, block: BinaryBlock) -> Sums:
+    X, observed = block.unpack_values(), block.unpack_mask()
+    tabulate = partial(tabulate_levels, items)
+    counts = sum_node_statistics(X, observed, tabulate, nodes, block.row_weights)
+    extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    values = {
+        "ones": counts.ones,
+        "mass": counts.mass,
+        "moments": extended.T @ (counts.rows[:, None] * extended),
+        "peak": np.array(counts.peak),
+        "empty_rows": np.array(block.count_unobserved_rows()),
+    }
+    return Sums.from_block(block, counts.log_likelihood, values)
+
+
+def _make_first_offsets(level_counts: Array, n_planes: Indices, kind: ItemKind) -> Array:
+    """Return offsets that have nearly the margins of the data, (n_planes,)."""
+    offsets = np.zeros(int(n_planes.sum()))
+    for alike in iter_alike(n_planes):
+        offsets[alike.planes] = find_margin_offsets(level_counts[alike.levels], kind)
+    return _START_SCALE * offsets

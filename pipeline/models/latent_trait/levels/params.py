@@ -1,0 +1,99 @@
+"""Parameters of items with several levels: from and to the linear forms of their planes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.models.latent_trait.em import MAX_PARAMETER, LatentTraitParams
+from pipeline.models.latent_trait.levels.design import ItemKind, LevelDesign
+from pipeline.numerics.logistic.categories.curves import LevelItems
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Matrix = scipy.sparse.csr_array
+
+
+def get_level_items(params: LatentTraitParams, kind: ItemKind) -> LevelItems:
+    """Return the items of a fit as the kernels take them."""
+    assert params.n_levels is not None
+    assert params.level_offsets is not None
+    n_planes = params.n_levels - 1
+    weights = params.level_weights
+    if weights is None:
+        scores = np.ones(int(n_planes.sum())) if kind == "graded" else number_planes(n_planes)
+        weights = np.repeat(params.weights, n_planes, axis=0) * scores[:, None]
+    return LevelItems(weights, params.level_offsets, n_planes, kind == "graded")
+
+
+def number_planes(n_planes: Indices) -> Array:
+    """Return the number of each plane within its item, counted from 1, (n_planes,)."""
+    firsts = np.cumsum(n_planes) - n_planes
+    numbers: Array = np.arange(1.0, n_planes.sum() + 1) - np.repeat(firsts, n_planes)
+    return numbers
+
+
+def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> LatentTraitParams:
+    """Return the parameters with these forms of planes, (n_planes, q + 1); large ones are limited.
+
+    Forms of graded items that are not in decreasing order keep their offsets.
+    """
+    assert params.n_levels is not None
+    n_planes = params.n_levels - 1
+    forms = np.clip(forms, -MAX_PARAMETER, MAX_PARAMETER)
+    if kind == "graded" and params.level_offsets is not None:
+        items = np.repeat(np.arange(len(n_planes)), n_planes)
+        is_disordered = (np.diff(forms[:, -1]) >= 0) & (np.diff(items) == 0)
+        is_kept = np.isin(items, items[1:][is_disordered])
+        forms[is_kept, -1] = params.level_offsets[is_kept]
+    q = forms.shape[1] - 1
+    to_weights, to_offsets = map_to_items(n_planes, q, kind)
+    flat = forms.reshape(-1)
+    return replace(
+        params,
+        weights=np.asarray(to_weights @ flat).reshape(-1, q),
+        offsets=np.asarray(to_offsets @ flat),
+        level_offsets=forms[:, -1].copy(),
+        level_weights=forms[:, :-1].copy() if kind == "nominal" else None,
+    )
+
+
+def map_to_items(n_planes: Indices, q: int, kind: ItemKind) -> tuple[Matrix, Matrix]:
+    """Return the matrices that turn the forms of planes, (n_planes (q + 1),), into those of items.
+
+    The first has the weights, (n_features q, n_planes (q + 1)), the second the offsets.
+    """
+    n_features, width = len(n_planes), q + 1
+    size = int(n_planes.sum()) * width
+    last = np.cumsum(n_planes) - 1
+    share = np.ones(n_features) if kind == "graded" else 1 / n_planes
+    columns = (last[:, None] * width + np.arange(q)).reshape(-1)
+    places = (np.arange(n_features * q), columns)
+    to_weights = scipy.sparse.csr_array((np.repeat(share, q), places), shape=(n_features * q, size))
+    if kind == "graded":
+        rows = np.repeat(np.arange(n_features), n_planes)
+        columns = np.arange(len(rows)) * width + q
+        entries = np.repeat(1 / n_planes, n_planes)
+    else:
+        rows, columns, entries = np.arange(n_features), last * width + q, share
+    return to_weights, scipy.sparse.csr_array((entries, (rows, columns)), shape=(n_features, size))
+
+
+def map_to_thresholds(design: LevelDesign, kind: ItemKind) -> Matrix:
+    """Return the matrix that turns forms into offsets between levels, (n_planes, n_planes (q + 1)).
+
+    With one trait, a threshold is minus such an offset divided by the item's weight.
+    """
+    n_planes, width = design.n_planes, design.n_components + 1
+    n = int(n_planes.sum())
+    own = np.arange(n) * width + width - 1
+    rows, columns, entries = np.arange(n), own, np.ones(n)
+    if kind != "graded":
+        later = np.flatnonzero(number_planes(n_planes) > 1)
+        rows = np.concatenate([rows, later])
+        columns = np.concatenate([columns, own[later - 1]])
+        entries = np.concatenate([entries, -np.ones(len(later))])
+    return scipy.sparse.csr_array((entries, (rows, columns)), shape=(n, n * width))

@@ -1,0 +1,138 @@
+"""The M-step for the distribution of traits that depend on covariates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.covariates import find_collinear
+from pipeline.models.latent_trait.group_design import MIN_VARIANCE, GroupDesign, factorize
+
+Array = NDArray[np.float64]
+
+
+class Regression(NamedTuple):
+    """The traits in group g, N(μ_g + Γᵀz, Σ_g).
+
+    Attributes
+    ----------
+    mean, covariance
+        μ_g, (n_groups, q), and Σ_g, (n_groups, q, q).
+    coefficients
+        Γ, (n_covariates, q).
+    """
+
+    mean: Array
+    covariance: Array
+    coefficients: Array
+
+
+def find_origin(design: GroupDesign) -> Literal["offsets", "means"] | None:
+    """Return which parameters can absorb a shift of all traits; None if none can."""
+    q = design.n_components
+    has_slope = (design.index[:, :, :q] >= 0).any(axis=2) | design.known[:, :, :q].any(axis=2)
+    if ((design.index[:, :, q] >= 0) | ~has_slope).all():
+        return "offsets"
+    return "means" if design.has_free_mean.all() else None
+
+
+def move_origin(
+    design: GroupDesign, items: Array, mean: Array, shift: Array
+) -> tuple[Array, Array]:
+    """Return items and means of the same model where the covariates' effect is less by `shift`.
+
+    Offsets take the effect up, w·shift, or the means do if offsets are known; with neither, `shift`
+    must be 0.
+    """
+    if find_origin(design) == "offsets":
+        q, items = design.n_components, items.copy()
+        items[:, :, q] += items[:, :, :q] @ shift
+        return items, mean
+    return items, mean + shift
+
+
+def _list_places(design: GroupDesign, n_groups: int) -> NDArray[np.int64]:
+    """Return the number of the free mean of each group, -1 where it is known, (n_groups,)."""
+    is_free = design.has_free_mean
+    if not design.is_expanded:
+        return np.where(is_free, np.cumsum(is_free) - 1, -1)
+    if design.are_means_absorbed or is_free.any():
+        return np.arange(n_groups)
+    return np.zeros(n_groups, np.int64)
+
+
+def find_unidentified_covariate(design: GroupDesign, products: Array) -> int | None:
+    """Return a covariate whose coefficient the groups' means determine, if there is one.
+
+    `products` are Σ_n ẑ ẑᵀ of each group with ẑ = (z, 1), (n_groups, p + 1, p + 1).
+    """
+    places = _list_places(design, len(products))
+    scatter = products[places < 0].sum(axis=0)[:-1, :-1]
+    for place in range(places.max(initial=-1) + 1):
+        own = products[places == place].sum(axis=0)
+        scatter = scatter + own[:-1, :-1] - np.outer(own[:-1, -1], own[-1, :-1]) / own[-1, -1]
+    total = products.sum(axis=0)[:-1, :-1]
+    lost = np.flatnonzero(np.diag(scatter) < 1e-9 * np.diag(total))
+    return int(lost[0]) if lost.size else find_collinear(scatter)
+
+
+def estimate_regression(
+    design: GroupDesign, old: Regression, sums: Mapping[str, NDArray[Any]]
+) -> Regression:
+    """M-step for the distribution of the traits.
+
+    Parameters
+    ----------
+    design
+        Which parameters are estimated.
+    old
+        The traits before the step.
+    sums
+        Of each group: `moments`, Σ_n ⟨û ûᵀ⟩ with û = (u, 1); `covariate_codes`, Σ_n z ⟨u⟩ᵀ; and
+        `covariate_products`, Σ_n ẑ ẑᵀ with ẑ = (z, 1).
+
+    Returns
+    -------
+    Regression
+        The new traits. If the model is expanded, they are estimated in all groups; see
+        `absorb_traits`.
+    """
+    moments, products = sums["moments"], sums["covariate_products"]
+    (n_groups, q), p = old.mean.shape, len(old.coefficients)
+    root, precision = factorize(old.covariance), np.linalg.inv(old.covariance)
+    back = root.transpose(0, 2, 1)
+    # Sums of d = x − μ_g before the step.
+    targets = np.concatenate([sums["covariate_codes"], moments[:, None, -1, :-1]], axis=1) @ back
+    squares = root @ moments[:, :-1, :-1] @ back
+    # B has the lines of Γ, then the changes of the free means.
+    places = _list_places(design, n_groups)
+    size = p + places.max(initial=-1) + 1
+    left, right, traits = np.zeros((size, q, size, q)), np.zeros((size, q)), np.arange(q)
+    for group, place in enumerate(places):
+        used = np.append(np.arange(p), [] if place < 0 else p + place).astype(np.int64)
+        own = products[group, : len(used), : len(used)]
+        left[np.ix_(used, traits, used, traits)] += np.einsum("ij,kl->ikjl", own, precision[group])
+        right[used] += targets[group, : len(used)] @ precision[group]
+    flat = left.reshape(size * q, -1)
+    scale = 1 / np.sqrt(np.maximum(np.diag(flat), np.finfo(float).tiny))
+    solved = scale * np.linalg.solve(scale[:, None] * flat * scale, scale * right.ravel())
+    effects = np.append(solved.reshape(size, q), np.zeros((1, q)), axis=0)  # -1 is the last place
+    shift = effects[np.where(places < 0, size, p + places)]
+    rows = np.concatenate([np.tile(effects[:p], (n_groups, 1, 1)), shift[:, None]], axis=1)
+    cross = rows.transpose(0, 2, 1) @ targets
+    scatter = squares - cross - cross.transpose(0, 2, 1)
+    scatter += rows.transpose(0, 2, 1) @ products @ rows
+    n = moments[:, -1, -1]
+    has_free = design.has_free_covariance
+    if design.is_expanded and not has_free.any():
+        pooled = scatter.sum(axis=0) / n.sum()
+        covariance = np.tile(pooled, (n_groups, 1, 1))
+    else:
+        covariance = scatter / n[:, None, None]
+    covariance = covariance + MIN_VARIANCE * np.eye(q)
+    if not design.is_expanded:
+        covariance = np.where(has_free[:, None, None], covariance, old.covariance)
+    return Regression(old.mean + shift, covariance, effects[:p])

@@ -1,0 +1,123 @@
+"""Check the covariates of the rows of a fit, and that its model can use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.covariates import (
+    ColumnRequest,
+    Covariates,
+    CovariateSource,
+    check_covariates,
+    measure_covariates,
+)
+from pipeline.data.datasets import Dataset
+from pipeline.data.weights import RowWeights
+from pipeline.errors import FitError
+from pipeline.models.base import Model
+from pipeline.models.registry import find_models
+
+
+def measure_row_covariates(
+    model: Model,
+    dataset: Dataset,
+    split: str | None,
+    covariates: Sequence[str] | None,
+    weights: RowWeights | None,
+) -> Covariates | None:
+    """Check and measure the covariates of a dataset or split; only their columns are read.
+
+    Parameters
+    ----------
+    model
+        The model to fit.
+    dataset, split
+        The rows to fit.
+    covariates
+        Names of per-row columns; `NAME=LEVEL` names the reference level of a column. None if the
+        rows have none.
+    weights
+        The weights of the rows, if they have any.
+
+    Returns
+    -------
+    Covariates or None
+        None without `covariates`.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot use covariates, or a column is missing or has values that cannot be
+        used; see `measure_covariates`.
+    """
+    if covariates is None:
+        return None
+    check_can_have_covariates(model)
+    requests = [_parse_request(text, dataset) for text in covariates]
+    names = [request.name for request in requests]
+    if not names:
+        raise FitError("{covariates} names no column. Name one, or leave it out.")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise FitError(f"{{covariates}} names the column {twice[0]!r} twice. Name it once.")
+    dataset.check_columns(names)
+    return measure_covariates(requests, _make_source(dataset, split, weights))
+
+
+def check_row_covariates(dataset: Dataset, split: str | None, covariates: Covariates) -> None:
+    """Check that the rows of a dataset or split have the covariates of a fit.
+
+    Raises
+    ------
+    ValueError
+        If a column is missing, or has values that the fit has not seen; see `check_covariates`.
+    """
+    dataset.check_columns([column.name for column in covariates.columns])
+    check_covariates(covariates, _make_source(dataset, split, None))
+
+
+def check_can_have_covariates(model: Model) -> None:
+    """Refuse covariates if the model cannot use them."""
+    if not model.has_covariates:
+        able = [name for name, other in find_models().items() if other.has_covariates]
+        raise FitError(
+            f"{model.name} cannot use covariates of rows. These models can: {', '.join(able)}.",
+            parameter="covariates",
+        )
+
+
+def _parse_request(text: str, dataset: Dataset) -> ColumnRequest:
+    """Parse `NAME` or `NAME=LEVEL`; a column may also have an equals sign in its name."""
+    text = text.strip()
+    name, has_level, level = text.partition("=")
+    if not has_level or _has_column(dataset, text):
+        return ColumnRequest(text)
+    return ColumnRequest(name, level)
+
+
+def _has_column(dataset: Dataset, name: str) -> bool:
+    try:
+        dataset.check_columns([name])
+    except ValueError:
+        return False
+    return True
+
+
+def _make_source(
+    dataset: Dataset, split: str | None, weights: RowWeights | None
+) -> CovariateSource:
+    def iter_weights(own: RowWeights) -> Iterator[NDArray[Any]]:
+        for _, values in dataset.iter_numbers(own.column, split):
+            yield own.to_units(values).astype(np.float64)
+
+    return CovariateSource(
+        partial(dataset.iter_numbers, split=split),
+        partial(dataset.iter_codes, split=split),
+        dataset.levels,
+        None if weights is None else partial(iter_weights, weights),
+        weights is None or weights.kind == "frequency",
+    )

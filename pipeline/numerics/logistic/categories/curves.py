@@ -1,0 +1,305 @@
+"""Probabilities of the levels of ordered or nominal items, and their derivatives.
+
+An item with levels 0, …, m has a linear form η_j = a_j·x + d_j for each of its m planes. It has
+
+    cumulative:  P(y ≥ j | x) = σ(η_j),                  η_1 > … > η_m
+    baseline:    P(y = j | x) ∝ exp(η_j),                η_0 = 0
+
+The graded response model (F. Samejima, Psychometrika monograph 17, 1969) is cumulative with equal
+a_j. The partial credit model (E. Muraki, Applied Psychological Measurement 16, 1992), the rating
+scale model (D. Andrich, Psychometrika 43, 1978) and nominal items (R. D. Bock, Psychometrika 37,
+1972) have baseline forms; all but nominal ones have a_j = j a. With a single plane, both are the
+logistic curve of a binary item.
+
+The indicator of a level is a difference of two bits, so log P(y | x) is linear in the bits of the
+planes: log P_0 + Σ_j t_j (log P_j − log P_{j−1}).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+from scipy.special import expit, log_expit
+
+from pipeline.numerics.logistic.centred_points import RowPosterior
+from pipeline.numerics.logistic.latent_nodes import (
+    NodeCurves,
+    Nodes,
+    compute_node_posterior,
+    drop_light_nodes,
+    gauss_hermite,
+)
+from pipeline.numerics.logistic.lattice_nodes import Lattice, make_lattice
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_PROBES_PER_AXIS = {1: 41, 2: 13, 3: 9}
+_MAX_NODES = 2**13
+_BALL_VOLUME = {1: 2.0, 2: math.pi, 3: 4 / 3 * math.pi}
+_RADIUS = 6.0  # of the nodes that are not too light, in standard deviations
+_MAX_SLOPE = 20.0
+_FINE = {1: 0.5, 2: 0.75, 3: 1.0}  # distance of the nodes of rows' posteriors; see `stretch`
+_COARSE = 1.0 / 0.75  # distance of the nodes that check the result
+_TINY = np.finfo(np.float64).tiny
+
+
+class LevelItems(NamedTuple):
+    """Items with several levels.
+
+    Attributes
+    ----------
+    weights, offsets
+        a_j and d_j of all planes, (n_planes, q) and (n_planes,).
+    n_planes
+        Number of planes of each item, (n_features,).
+    is_cumulative
+        Whether the forms are cumulative, not baseline.
+    """
+
+    weights: Floats
+    offsets: Floats
+    n_planes: Indices
+    is_cumulative: bool
+
+    def compute_forms(self, points: Floats) -> Floats:
+        """Return η at points, (n_planes, n_points)."""
+        eta: Floats = self.weights @ points.T + self.offsets[:, None]
+        return eta
+
+
+class ItemsAlike(NamedTuple):
+    """Items with the same number of levels.
+
+    Attributes
+    ----------
+    features
+        Their indices, (n,).
+    planes
+        Their planes, (n, m).
+    levels
+        Places of their levels among the levels of all items, (n, m + 1).
+    """
+
+    features: Indices
+    planes: Indices
+    levels: Indices
+
+
+def iter_alike(n_planes: Indices) -> Iterator[ItemsAlike]:
+    """Yield the items by their number of levels, with which arrays need no padding."""
+    firsts = np.cumsum(n_planes) - n_planes
+    for m in np.unique(n_planes).tolist():
+        features = np.flatnonzero(n_planes == m)
+        planes = firsts[features, None] + np.arange(m)
+        # Each item before has one more level than planes.
+        levels = (firsts[features] + features)[:, None] + np.arange(m + 1)
+        yield ItemsAlike(features, planes, levels)
+
+
+def compute_log_probabilities(eta: Floats, is_cumulative: bool) -> Floats:
+    """Return log P of the levels, (n, m + 1, …), given the forms of n items, (n, m, …).
+
+    −∞ for a level whose cumulative forms are not in decreasing order.
+    """
+    n, m = eta.shape[:2]
+    if not is_cumulative:
+        forms = np.concatenate([np.zeros((n, 1, *eta.shape[2:])), eta], axis=1)
+        result: Floats = forms - scipy.special.logsumexp(forms, axis=1, keepdims=True)
+        return result
+    log_p = np.empty((n, m + 1, *eta.shape[2:]))
+    log_p[:, 0], log_p[:, m] = log_expit(-eta[:, 0]), log_expit(eta[:, -1])
+    gap = eta[:, :-1] - eta[:, 1:]
+    # σ(a) − σ(b) = σ(a) σ(−b) (1 − exp(b − a))
+    with np.errstate(divide="ignore"):
+        log_p[:, 1:m] = np.log(-np.expm1(-np.maximum(gap, 0.0)))
+    log_p[:, 1:m] += log_expit(eta[:, :-1]) + log_expit(-eta[:, 1:])
+    return log_p
+
+
+def differentiate_levels(eta: Floats, is_cumulative: bool) -> Floats:
+    """Return ∂ log P_c / ∂η_j, (n, m + 1, m, …), given the forms of n items, (n, m, …)."""
+    n, m = eta.shape[:2]
+    first = np.zeros((n, m + 1, m, *eta.shape[2:]))
+    if not is_cumulative:
+        first -= np.exp(compute_log_probabilities(eta, False))[:, None, 1:]
+        for j in range(m):
+            first[:, j + 1, j] += 1.0
+        return first
+    ratio = _compute_gap_ratio(eta)
+    for j in range(m):
+        first[:, j + 1, j] = expit(-eta[:, j])
+        first[:, j, j] = -expit(eta[:, j])
+        if j + 1 < m:
+            first[:, j + 1, j] += ratio[:, j]
+        if j > 0:
+            first[:, j, j] -= ratio[:, j - 1]
+    return first
+
+
+def _compute_gap_ratio(eta: Floats) -> Floats:
+    """Return 1 / (exp(η_j − η_{j+1}) − 1), (n, m − 1, …)."""
+    gap = np.maximum(eta[:, :-1] - eta[:, 1:], _TINY)
+    return np.asarray(np.exp(-gap) / -np.expm1(-gap))
+
+
+def sum_form_scores(counts: Floats, first: Floats) -> Floats:
+    """Return the gradient of Σ_c N_c log P_c in the forms at each node, (n, m, n_nodes).
+
+    `counts` are N_c, (n, m + 1, n_nodes), and `first` the result of `differentiate_levels`.
+    """
+    return np.asarray(np.einsum("icl,icjl->ijl", counts, first))
+
+
+def compute_expected_curvature(log_p: Floats, first: Floats) -> Floats:
+    """Return the Fisher information of an answer about the forms, (n, m, m, n_nodes)."""
+    return np.asarray(np.einsum("icl,icjl,ickl->ijkl", np.exp(log_p), first, first, optimize=True))
+
+
+def sum_observed_curvature(counts: Floats, eta: Floats, is_cumulative: bool) -> Floats:
+    """Return minus the second derivatives of Σ_c N_c log P_c at each node, (n, m, m, n_nodes)."""
+    n, m, n_nodes = eta.shape
+    if not is_cumulative:
+        P = np.exp(compute_log_probabilities(eta, False))[:, 1:]
+        curvature = -P[:, :, None] * P[:, None]
+        curvature[:, range(m), range(m)] += P
+        return np.asarray(curvature * counts.sum(axis=1)[:, None, None])
+    curvature = np.zeros((n, m, m, n_nodes))
+    slope = expit(eta) * expit(-eta)
+    ratio = _compute_gap_ratio(eta)
+    bend = ratio * (1 + ratio)
+    for j in range(m):
+        curvature[:, j, j] = (counts[:, j] + counts[:, j + 1]) * slope[:, j]
+        if j + 1 < m:
+            shared = counts[:, j + 1] * bend[:, j]
+            curvature[:, j, j] += shared
+            curvature[:, j + 1, j] -= shared
+            curvature[:, j, j + 1] -= shared
+        if j > 0:
+            curvature[:, j, j] += counts[:, j] * bend[:, j - 1]
+    return curvature
+
+
+def tabulate_levels(items: LevelItems, points: Floats) -> NodeCurves:
+    """Return log P of the planes' bits at points: see the module and `NodeCurves`."""
+    eta = items.compute_forms(points)
+    slopes, constants = np.empty_like(eta), np.zeros_like(eta)
+    for alike in iter_alike(items.n_planes):
+        log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
+        slopes[alike.planes] = np.diff(log_p, axis=1)
+        constants[alike.planes[:, 0]] = log_p[:, 0]
+    return NodeCurves(slopes, constants)
+
+
+def compute_level_probabilities(items: LevelItems, points: Floats) -> Floats:
+    """Return P(y = c | x) of all levels of all items, (n_points, n_levels)."""
+    eta = items.compute_forms(points)
+    P = np.empty((len(eta) + len(items.n_planes), len(points)))
+    for alike in iter_alike(items.n_planes):
+        P[alike.levels] = np.exp(compute_log_probabilities(eta[alike.planes], items.is_cumulative))
+    return P.T
+
+
+def compute_plane_probabilities(items: LevelItems, points: Floats) -> Floats:
+    """Return P(y ≥ j | x) of all planes, (n_points, n_planes)."""
+    eta = items.compute_forms(points)
+    if items.is_cumulative:
+        return np.asarray(expit(eta).T)
+    P = np.empty_like(eta)
+    for alike in iter_alike(items.n_planes):
+        levels = np.exp(compute_log_probabilities(eta[alike.planes], False))
+        P[alike.planes] = np.cumsum(levels[:, :0:-1], axis=1)[:, ::-1]
+    return np.minimum(P, 1.0).T
+
+
+def count_levels_at_nodes(ones: Floats, mass: Floats, alike: ItemsAlike) -> Floats:
+    """Return the expected number of each level of items at each node, (n, m + 1, n_nodes).
+
+    `ones` and `mass` are the expected numbers of ones and of values of all planes, (n_planes,
+    n_nodes).
+    """
+    cumulative = np.concatenate([mass[alike.planes[:, :1]], ones[alike.planes]], axis=1)
+    counts = cumulative.copy()
+    counts[:, :-1] -= cumulative[:, 1:]
+    return np.asarray(np.maximum(counts, 0.0))  # differences of rounded sums
+
+
+def compute_item_information(items: LevelItems, points: Floats) -> Floats:
+    """Return the Fisher information of each item about x, (n_features, n_points, q, q)."""
+    eta, q = items.compute_forms(points), items.weights.shape[1]
+    information = np.empty((len(items.n_planes), len(points), q, q))
+    for alike in iter_alike(items.n_planes):
+        own = eta[alike.planes]
+        log_p = compute_log_probabilities(own, items.is_cumulative)
+        curvature = compute_expected_curvature(
+            log_p, differentiate_levels(own, items.is_cumulative)
+        )
+        weights = items.weights[alike.planes]
+        information[alike.features] = np.einsum(
+            "ija,ijkl,ikb->ilab", weights, curvature, weights, optimize=True
+        )
+    return information
+
+
+def choose_level_lattice(items: LevelItems, stretch: float = 1.0) -> Lattice:
+    """Return a lattice that resolves the posteriors of all rows; `stretch` scales its distances.
+
+    The nodes are farther apart if they would be more than about 8,192.
+    The poles of log P are π / slope away from the axis if the forms are cumulative, and no nearer
+    than that of the difference of two forms if they are baseline.
+    """
+    q = items.weights.shape[1]
+    probes = gauss_hermite(_PROBES_PER_AXIS[q], q).points
+    total = compute_item_information(items, probes).sum(axis=0)
+    largest = float(np.linalg.eigvalsh(total)[:, -1].max())
+    steepest = 1.0
+    for alike in iter_alike(items.n_planes):
+        weights = items.weights[alike.planes]
+        highest, lowest = weights.max(axis=1), weights.min(axis=1)
+        if not items.is_cumulative:
+            highest, lowest = np.maximum(highest, 0.0), np.minimum(lowest, 0.0)
+            weights = (highest - lowest)[:, None]
+        steepest = max(steepest, float(np.linalg.norm(weights, axis=2).max(initial=0.0)))
+    lattice = make_lattice(largest, min(steepest, _MAX_SLOPE), q)
+    n_nodes = _BALL_VOLUME[q] * (_RADIUS / (stretch * lattice.spacing)) ** q
+    return lattice.stretch(stretch * max(1.0, (n_nodes / _MAX_NODES) ** (1 / q)))
+
+
+def make_level_nodes(items: LevelItems, stretch: float = 1.0) -> Nodes:
+    """Return the nodes of `choose_level_lattice`, without those too light to matter."""
+    points = np.ascontiguousarray(choose_level_lattice(items, stretch).list_points().T)
+    log_density = -0.5 * (points**2).sum(axis=1)
+    nodes = Nodes(points, log_density - scipy.special.logsumexp(log_density))
+    return nodes if points.shape[1] == 1 else drop_light_nodes(nodes)
+
+
+def compute_level_posterior(X: Bits, observed: Bits | None, items: LevelItems) -> RowPosterior:
+    """Integrate over the traits of each row.
+
+    The error is estimated by nodes that are farther apart. A row's result depends on that row
+    alone.
+
+    Parameters
+    ----------
+    X, observed
+        Bits of the planes and mask, (n_samples, n_planes); None if all values are observed.
+    items
+        The items.
+    """
+
+    def tabulate(points: Floats) -> NodeCurves:
+        return tabulate_levels(items, points)
+
+    fine = _FINE[items.weights.shape[1]]
+    posteriors = [
+        compute_node_posterior(X, observed, tabulate, make_level_nodes(items, stretch))
+        for stretch in (fine, fine * _COARSE)
+    ]
+    error = np.abs(posteriors[0].log_likelihood - posteriors[1].log_likelihood)
+    return RowPosterior(*posteriors[0], error)

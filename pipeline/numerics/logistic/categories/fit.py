@@ -1,0 +1,105 @@
+"""How well the answers of rows to items with several levels fit their codes.
+
+Residuals are those of the scores 0, …, m of the levels, as in the rating scale model (B. D. Wright,
+G. N. Masters, "Rating scale analysis", 1982). With a single plane they are those of a binary item.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import xlogy
+
+from pipeline.numerics.logistic.categories.curves import (
+    LevelItems,
+    compute_level_probabilities,
+    iter_alike,
+)
+from pipeline.numerics.logistic.categories.scores import indicate_levels
+from pipeline.numerics.logistic.information import PersonFit
+from pipeline.numerics.logistic.trait_scores import HasMoments
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+_TINY = np.finfo(np.float64).tiny
+
+
+def _compute_residuals(
+    X: Bits, observed: Bits | None, items: LevelItems, codes: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return the mask, the squared residuals and their variances, (n_samples, n_features) each."""
+    P, levels = (
+        compute_level_probabilities(items, codes),
+        indicate_levels(X, observed, items.n_planes),
+    )
+    shape = (len(X), len(items.n_planes))
+    mask, squares, variance = np.empty(shape), np.empty(shape), np.empty(shape)
+    for alike in iter_alike(items.n_planes):
+        scores = np.arange(alike.levels.shape[1])
+        own, present = P[:, alike.levels], levels[:, alike.levels]
+        expected = own @ scores
+        mask[:, alike.features] = present.sum(axis=2)
+        squares[:, alike.features] = present.sum(axis=2) * (present @ scores - expected) ** 2
+        variance[:, alike.features] = (own * (scores - expected[:, :, None]) ** 2).sum(axis=2)
+    return mask, squares, np.maximum(variance, _TINY)
+
+
+def sum_level_residuals(
+    X: Bits,
+    observed: Bits | None,
+    items: LevelItems,
+    posterior: HasMoments,
+    row_weights: Floats | None = None,
+) -> dict[str, Floats]:
+    """Sum the moments of the codes, and the squared residuals of each item at the codes."""
+    mean = posterior.mean
+    weights = np.ones(len(X)) if row_weights is None else row_weights
+    mask, squares, variance = _compute_residuals(X, observed, items, mean)
+    return {
+        "codes": weights @ mean,
+        "codes_squared": (mean * weights[:, None]).T @ mean,
+        "codes_variance": np.tensordot(weights, posterior.covariance, 1),
+        "observed": weights @ mask,
+        "squares": weights @ squares,
+        "variances": weights @ (mask * variance),
+        "squares_standardized": weights @ (squares / variance),
+    }
+
+
+def compute_level_person_fit(
+    X: Bits, observed: Bits | None, items: LevelItems, codes: Floats
+) -> PersonFit:
+    """Compare the answers of each row with the probabilities at its code.
+
+    l_z is that of F. Drasgow, M. V. Levine and E. A. Williams (1985). Rows without values fit.
+
+    Parameters
+    ----------
+    X, observed
+        Bits of the planes and mask, (n_samples, n_planes); None if all values are observed.
+    items
+        The items.
+    codes
+        Codes of the rows, (n_samples, q).
+    """
+    P, levels = (
+        compute_level_probabilities(items, codes),
+        indicate_levels(X, observed, items.n_planes),
+    )
+    log_p = np.log(np.maximum(P, _TINY))
+    nats = (levels * log_p).sum(axis=1)
+    expected, variance = np.zeros((2, len(X)))
+    for alike in iter_alike(items.n_planes):
+        own = P[:, alike.levels]
+        present = levels[:, alike.levels].sum(axis=2)
+        mean = xlogy(own, own).sum(axis=2)
+        squares = (own * log_p[:, alike.levels] ** 2).sum(axis=2)
+        expected += (present * mean).sum(axis=1)
+        variance += (present * (squares - mean**2)).sum(axis=1)
+    mask, squares, spread = _compute_residuals(X, observed, items, codes)
+    total, n_values = (mask * spread).sum(axis=1), mask.sum(axis=1)
+    l_z = (nats - expected) / np.sqrt(np.where(variance > 0, variance, np.inf))
+    infit = np.where(total > 0, squares.sum(axis=1) / np.maximum(total, _TINY), 1.0)
+    outfit = (squares / spread).sum(axis=1) / np.maximum(n_values, 1)
+    return PersonFit(l_z, infit, np.where(n_values > 0, outfit, 1.0))

@@ -1,0 +1,274 @@
+"""Scores and information of items with several levels, summed over rows on shared nodes.
+
+The weights and offsets of all planes, v, are J φ + v₀ with free parameters φ. Given x, the score of
+a row in φ is linear in the indicators c_n of its levels: s_n(x) = D(x)ᵀ c_n, where the row of D(x)
+for level c of item i is Σ_j ∂ log P_ic / ∂η_ij (x̂ᵀ J_ij) with x̂ = (x, 1). So
+
+    Σ_n E[s sᵀ | t_n] = Σ_l D_lᵀ (Σ_n R_nl c_n c_nᵀ) D_l,
+
+with the responsibilities R_nl. A row costs n_levels² multiplications per node. `trait_scores`
+explains the information (T. A. Louis).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.logistic.categories.curves import (
+    LevelItems,
+    count_levels_at_nodes,
+    differentiate_levels,
+    iter_alike,
+    sum_form_scores,
+    sum_observed_curvature,
+    tabulate_levels,
+)
+from pipeline.numerics.logistic.latent_nodes import Nodes, iter_curve_responsibilities
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_MAX_ROWS, _MAX_SHARES = 8192, 2**22  # rows, and their responsibilities, multiplied at a time
+
+
+def extend_points(points: Floats) -> Floats:
+    """Return x̂ = (x, 1), (n_nodes, q + 1)."""
+    return np.column_stack([points, np.ones(len(points))])
+
+
+def sum_form_gradient(items: LevelItems, points: Floats, ones: Floats, mass: Floats) -> Floats:
+    """Return the gradient of the expected log-likelihood in v, (n_planes (q + 1),).
+
+    `ones` and `mass` are the expected numbers of ones and of values of all planes at the nodes,
+    (n_planes, n_nodes).
+    """
+    eta = items.compute_forms(points)
+    scores = np.empty_like(eta)
+    for alike in iter_alike(items.n_planes):
+        first = differentiate_levels(eta[alike.planes], items.is_cumulative)
+        scores[alike.planes] = sum_form_scores(count_levels_at_nodes(ones, mass, alike), first)
+    return (scores @ extend_points(points)).reshape(-1)
+
+
+def join_curvatures(
+    curvatures: Iterator[tuple[Indices, Floats]], points: Floats, n_planes: int
+) -> scipy.sparse.csc_array:
+    """Return curvatures in v, sparse, given those in the forms at nodes.
+
+    Parameters
+    ----------
+    curvatures
+        Planes of some items, (n, m), and their curvatures at the nodes, (n, m, m, n_nodes).
+    points
+        The nodes, (n_nodes, q).
+    n_planes
+        Number of planes of all items.
+    """
+    extended = extend_points(points)
+    width = extended.shape[1]
+    products = (extended[:, :, None] * extended[:, None]).reshape(len(points), -1)
+    values, rows, columns = [], [], []
+    for planes, curvature in curvatures:
+        n, m = planes.shape
+        own = (curvature @ products).reshape(n, m, m, width, width)
+        place = planes[:, :, None] * width + np.arange(width)
+        row = np.broadcast_to(place[:, :, None, :, None], own.shape)
+        values.append(own.reshape(-1))
+        rows.append(row.reshape(-1))
+        columns.append(np.broadcast_to(place[:, None, :, None, :], own.shape).reshape(-1))
+    places = (np.concatenate(rows), np.concatenate(columns))
+    shape = (n_planes * width,) * 2
+    return scipy.sparse.coo_array((np.concatenate(values), places), shape=shape).tocsc()
+
+
+def sum_form_curvature(
+    items: LevelItems, points: Floats, ones: Floats, mass: Floats
+) -> scipy.sparse.csc_array:
+    """Return minus the second derivatives of the expected log-likelihood in v, sparse."""
+    eta = items.compute_forms(points)
+    parts = (
+        (
+            alike.planes,
+            sum_observed_curvature(
+                count_levels_at_nodes(ones, mass, alike), eta[alike.planes], items.is_cumulative
+            ),
+        )
+        for alike in iter_alike(items.n_planes)
+    )
+    return join_curvatures(parts, points, len(eta))
+
+
+class LevelScores(NamedTuple):
+    """Sums over rows in the free parameters.
+
+    Attributes
+    ----------
+    spread, products, curvature
+        Σ_n r_n E[s sᵀ], Σ_n r_n s_n s_nᵀ and the curvature of the expected complete log-likelihood,
+        (n_free, n_free) each.
+    weighted_products
+        Σ_n r_n² s_n s_nᵀ, of the same shape.
+    cluster_scores
+        Σ r_n s_n of the rows of each cluster, (n_clusters, n_free); empty without clusters.
+    """
+
+    spread: Floats
+    products: Floats
+    curvature: Floats
+    weighted_products: Floats
+    cluster_scores: Floats
+
+
+class _ScoreTable(NamedTuple):
+    """D_l of all nodes as sparse matrices that have their entries at the same places.
+
+    Attributes
+    ----------
+    values
+        (n_nodes, n_entries).
+    levels, parameters
+        Row and column of each entry, (n_entries,).
+    shape
+        (n_levels, n_free).
+    """
+
+    values: Floats
+    levels: Indices
+    parameters: Indices
+    shape: tuple[int, int]
+
+    def get_node(self, node: int) -> scipy.sparse.csr_array:
+        """Return D_l."""
+        places = (self.levels, self.parameters)
+        return scipy.sparse.csr_array((self.values[node], places), shape=self.shape)
+
+
+def _tabulate_scores(
+    items: LevelItems, nodes: Nodes, jacobian: scipy.sparse.csr_array
+) -> _ScoreTable:
+    eta, extended = items.compute_forms(nodes.points), extend_points(nodes.points)
+    width = extended.shape[1]
+    values, levels, parameters = [], [], []
+    for alike in iter_alike(items.n_planes):
+        first = differentiate_levels(eta[alike.planes], items.is_cumulative)
+        for own_first, planes, own_levels in zip(first, alike.planes, alike.levels, strict=True):
+            rows = (planes[:, None] * width + np.arange(width)).reshape(-1)
+            own = jacobian[rows]
+            used = np.unique(own.indices)
+            if not len(used):
+                continue
+            dense = own[:, used].toarray().reshape(len(planes), width, len(used))
+            table = np.einsum("cjl,la,jap->lcp", own_first, extended, dense, optimize=True)
+            values.append(table.reshape(len(extended), -1))
+            levels.append(np.repeat(own_levels, len(used)))
+            parameters.append(np.tile(used, len(own_levels)))
+    shape = (len(eta) + len(items.n_planes), jacobian.shape[1])
+    if not values:
+        empty = np.zeros(0, np.int64)
+        return _ScoreTable(np.zeros((len(extended), 0)), empty, empty, shape)
+    return _ScoreTable(
+        np.concatenate(values, axis=1), np.concatenate(levels), np.concatenate(parameters), shape
+    )
+
+
+def indicate_levels(X: Bits, observed: Bits | None, n_planes: Indices) -> Floats:
+    """Return the indicators of the levels of rows, (n_samples, n_levels); 0 if missing."""
+    mask = np.ones_like(X) if observed is None else observed
+    bits = X & mask
+    indicators = np.zeros((len(X), X.shape[1] + len(n_planes)))
+    for alike in iter_alike(n_planes):
+        first = mask[:, alike.planes[:, :1]]
+        cumulative = np.concatenate([first, bits[:, alike.planes]], axis=2).astype(np.float64)
+        cumulative[:, :, :-1] -= cumulative[:, :, 1:]
+        indicators[:, alike.levels] = cumulative
+    return indicators
+
+
+def sum_level_scores(
+    X: Bits,
+    observed: Bits | None,
+    items: LevelItems,
+    nodes: Nodes,
+    jacobian: scipy.sparse.csr_array,
+    row_weights: Floats | None = None,
+    clusters: NDArray[np.intp] | None = None,
+) -> LevelScores:
+    """Sum scores and information over rows.
+
+    Parameters
+    ----------
+    X, observed
+        Bits of the planes and mask, (n_samples, n_planes); None if all values are observed.
+    items, nodes
+        The items, and nodes of the prior of the traits.
+    jacobian
+        J, (n_planes (q + 1), n_free).
+    row_weights
+        Weight of each row in the sums, (n_samples,); None if every weight is 1.
+    clusters
+        Index of each row's cluster, (n_samples,), counted from 0; None without clusters.
+    """
+    table, n_free = _tabulate_scores(items, nodes, jacobian), jacobian.shape[1]
+    entries = np.arange(len(table.levels))
+    ones_by_entry = scipy.sparse.csr_array(
+        (np.ones(len(entries)), (table.parameters, entries)), shape=(n_free, len(entries))
+    )
+    spread, products, weighted_products = np.zeros((3, n_free, n_free))
+    n_clusters = 0 if clusters is None else int(clusters.max(initial=-1)) + 1
+    cluster_scores = np.zeros((n_clusters, n_free))
+    counts = np.zeros((table.shape[0], len(nodes.points)))
+    for rows, shares in _iter_shares(X, observed, items, nodes):
+        check_cancelled()
+        mask = None if observed is None else observed[rows]
+        levels = indicate_levels(X[rows], mask, items.n_planes)
+        by_entry = (shares @ table.values) * levels[:, table.levels]
+        scores = np.asarray((ones_by_entry @ by_entry.T).T)
+        weights = np.ones(len(scores)) if row_weights is None else row_weights[rows]
+        weighted = scores * weights[:, None]
+        products += weighted.T @ scores
+        weighted_products += weighted.T @ weighted
+        if clusters is not None:
+            np.add.at(cluster_scores, clusters[rows], weighted)
+        shares = shares * weights[:, None]
+        counts += levels.T @ shares
+        singles = levels.astype(np.float32)
+        for node, share in enumerate(shares.T.astype(np.float32)):
+            own = table.get_node(node)
+            pairs = (singles * share[:, None]).T @ singles
+            spread += own.T @ (own.T @ pairs.T).T
+    ones, mass = _accumulate_levels(counts, items.n_planes)
+    curvature = sum_form_curvature(items, nodes.points, ones, mass)
+    total = (jacobian.T @ curvature @ jacobian).toarray()
+    return LevelScores(spread, products, total, weighted_products, cluster_scores)
+
+
+def _iter_shares(
+    X: Bits, observed: Bits | None, items: LevelItems, nodes: Nodes
+) -> Iterator[tuple[slice, Floats]]:
+    """Yield rows and their responsibilities, many rows at a time."""
+    parts: list[Floats] = []
+    start, n_rows = 0, min(_MAX_ROWS, _MAX_SHARES // len(nodes.points))
+    tabulate = partial(tabulate_levels, items)
+    for rows, shares in iter_curve_responsibilities(X, observed, tabulate, nodes):
+        parts.append(shares)
+        if rows.stop - start >= n_rows or rows.stop == len(X):
+            yield slice(start, rows.stop), np.concatenate(parts)
+            start = rows.stop
+            parts.clear()
+
+
+def _accumulate_levels(counts: Floats, n_planes: Indices) -> tuple[Floats, Floats]:
+    """Return ones and mass of all planes, given the counts of the levels, (n_levels, n_nodes)."""
+    ones, mass = np.zeros((2, int(n_planes.sum()), counts.shape[1]))
+    for alike in iter_alike(n_planes):
+        own = np.cumsum(counts[alike.levels][:, ::-1], axis=1)[:, ::-1]
+        ones[alike.planes], mass[alike.planes] = own[:, 1:], own[:, :1]
+    return ones, mass

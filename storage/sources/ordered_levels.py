@@ -1,0 +1,170 @@
+"""Ordered levels of features: how options define them, and which of the candidates occur."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.dataset.feature_levels import BINARY_LEVELS, MAX_LEVELS, format_levels
+from storage.errors import DataError
+from storage.sources.value_codes import (
+    ReadOptions,
+    ValueMap,
+    find_map,
+    parse_number,
+)
+
+_RANGE = re.compile(r"(.*):(-?\d+)-(-?\d+)")
+_CANDIDATES = tuple(map(str, range(-100, 150)))  # as many as there are codes of levels
+
+
+def parse_levels(text: str) -> ValueMap:
+    """Parse `LEVEL<LEVEL<LEVEL`, or `FEATURES:LEVEL<LEVEL<LEVEL` for some features only.
+
+    Raises `DataError` if these are not 2 to 16 different levels.
+    """
+    head, colon, tail = text.partition(":")
+    columns, order = (head, tail) if colon and "<" not in head else ("*", text)
+    levels = [level.strip() for level in order.split("<")]
+    return make_level_map(columns, levels, f"{{levels={text}}}")
+
+
+def parse_ordinal(text: str) -> ValueMap:
+    """Parse `FEATURES:LOW-HIGH`, whose levels are these integers, or `FEATURES`.
+
+    Without a range, the map has candidates. Raises `DataError` if the range is not 2 to 16
+    integers.
+    """
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        codes = {value: code for code, value in enumerate(_CANDIDATES)}
+        return ValueMap(text, tuple(codes.items()), _CANDIDATES)
+    low, high = int(match[2]), int(match[3])
+    if not 1 <= high - low < MAX_LEVELS:
+        raise DataError(
+            f"{{ordinal={text}}}: {low}-{high} is not a range of 2 to {MAX_LEVELS} integers. "
+            "Write FEATURES:LOW-HIGH."
+        )
+    return make_level_map(match[1], [*map(str, range(low, high + 1))], f"{{ordinal={text}}}")
+
+
+def make_level_map(
+    columns: str,
+    levels: Sequence[str],
+    place: str,
+    codes: Sequence[tuple[str, int]] | None = None,
+) -> ValueMap:
+    """Make the map of features with these levels.
+
+    Parameters
+    ----------
+    columns
+        Name or pattern of the features.
+    levels
+        Names of the levels, in increasing order.
+    place
+        Where the levels come from, for messages.
+    codes
+        Values and their levels, by default the names of the levels.
+
+    Raises
+    ------
+    DataError
+        If a name is empty or contains `<`, or these are not 2 to 16 different levels.
+    """
+    for level in levels:
+        if level.strip() == "":
+            raise DataError(f"{place}: a level has no name. Name every level.")
+        if "<" in level:
+            raise DataError(f"{place}: the level {level!r} contains <. Rename it.")
+    keys = [parse_number(level) for level in levels]
+    names = [
+        level.casefold() if key is None else key for level, key in zip(levels, keys, strict=True)
+    ]
+    if len({*names}) < len(names):
+        repeated = next(level for k, level in enumerate(levels) if names[k] in names[:k])
+        raise DataError(f"{place}: the level {repeated!r} occurs twice. Name each level once.")
+    if len(levels) == 1:
+        raise DataError(
+            f"{place}: there is one level, {levels[0]!r}, but a feature needs at least two. "
+            "Name all levels in increasing order, as in LOW<MIDDLE<HIGH."
+        )
+    if len(levels) > MAX_LEVELS:
+        raise DataError(
+            f"{place}: there are {len(levels)} levels, but at most {MAX_LEVELS} are possible. "
+            "Merge some of them, or use {threshold} for numbers."
+        )
+    own = [(level.casefold(), code) for code, level in enumerate(levels)]
+    return ValueMap(columns, tuple(codes or own), tuple(levels))
+
+
+def make_feature_maps(levels: Mapping[str, tuple[str, ...]]) -> dict[str, ValueMap]:
+    """Make the maps of features whose levels are known before reading; equal ones are shared."""
+    distinct = {
+        own: make_level_map("*", own, "levels") if own else ValueMap("*", (), is_continuous=True)
+        for own in {*levels.values()}
+    }
+    return {name: distinct[own] for name, own in levels.items()}
+
+
+def check_same_levels(
+    names: Sequence[str], levels: Mapping[str, tuple[str, ...]], options: ReadOptions, place: str
+) -> None:
+    """Raise `DataError` if options define other levels than a dataset has.
+
+    `levels` has the levels of its features with other levels than 0 and 1; `place` is its path.
+    """
+    for name in names:
+        option, own = find_map(options.maps, name), levels.get(name, BINARY_LEVELS)
+        if option is None or option.has_candidates:
+            continue
+        if option.is_continuous or not own:
+            if option.is_continuous and not own:
+                continue
+            raise DataError(
+                f"{{continuous}}: feature {name!r} has {format_levels(own)} in {place}. Read it as "
+                "such, or ingest all rows again with {overwrite}."
+            )
+        if option.levels in ((), own):
+            continue
+        raise DataError(
+            f"{{levels}}: feature {name!r} has the levels {'<'.join(own)} in {place}, not "
+            f"{'<'.join(option.levels)}. Leave {{levels}} out, or ingest all rows again with "
+            "{overwrite}."
+        )
+
+
+def select_occurring_levels(
+    names: Sequence[str], occurs: NDArray[np.bool_], options: ReadOptions
+) -> dict[str, tuple[str, ...]]:
+    """Return the levels of the features with candidates, those that occur.
+
+    Features with no other value than 0 and 1 are binary. `occurs` tells which codes each feature
+    has, (n_features, n_codes). Raises `DataError` if a feature has a single value, or too many.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name, has_code in zip(names, occurs, strict=True):
+        option = options.find_map(name)
+        if option is None or not option.has_candidates:
+            continue
+        codes = np.flatnonzero(has_code[: len(option.levels)])
+        levels = tuple(option.levels[code] for code in codes)
+        if {*levels} <= {*BINARY_LEVELS}:
+            found[name] = BINARY_LEVELS
+            continue
+        place = f"{{ordinal={option.columns}}}: feature {name!r}"
+        if len(levels) == 1:
+            raise DataError(
+                f"{place} has no other value than {levels[0]}. Leave it out with {{drop={name}}}, "
+                "or name the values that are possible: {ordinal=FEATURES:LOW-HIGH}."
+            )
+        if len(levels) > MAX_LEVELS:
+            raise DataError(
+                f"{place} has {len(levels)} distinct values, but at most {MAX_LEVELS} levels are "
+                f"possible. Leave it out with {{drop={name}}} or {{keep={name}}}."
+            )
+        found[name] = levels
+    return found

@@ -1,0 +1,215 @@
+"""Ordered categories, from files to the dataset."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from storage.dataset.dataset import open_dataset
+
+TEXTS, GRADES = ("no", "perhaps", "yes"), (1, 2, 3, 7)
+N_ROWS = 40
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> pd.DataFrame:
+    """A table of two features with three levels, one of four integers, and a binary one."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {
+            "q1": rng.choice(TEXTS, N_ROWS),
+            "q2": rng.choice(TEXTS, N_ROWS),
+            "mood": rng.choice(GRADES, N_ROWS),
+            "b": rng.integers(0, 2, N_ROWS),
+        }
+    )
+    table.loc[3, "q1"] = None
+    table.to_csv(tmp_path / "a.csv", index=False)
+    return table
+
+
+def read(path):
+    """The levels, 9 where missing."""
+    dataset = open_dataset(path)
+    dataset.verify()
+    parts = [dataset.dense(key) for key in range(dataset.n_chunks)]
+    X, observed = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return np.where(observed, X, 9)
+
+
+def encode(table):
+    levels = {"q1": TEXTS, "q2": TEXTS, "mood": GRADES, "b": (0, 1)}
+    codes = [
+        table[name].map(dict(zip(own, range(9), strict=False))) for name, own in levels.items()
+    ]
+    return np.column_stack([code.fillna(9) for code in codes])
+
+
+OPTIONS = ["--levels", "q*:no<perhaps<yes", "--ordinal", "mood"]
+
+
+def test_a_table_of_mixed_features_and_rows_that_are_appended(plain_cli, answers, tmp_path):
+    done = plain_cli("ingest", "a.csv", "a.csv", "--dataset", "d.zarr", *OPTIONS, "--json")
+    assert done.code == 0, done.err
+    assert done.json["n_features_with_levels"] == 3
+    dataset = open_dataset(tmp_path / "d.zarr")
+    assert dataset.feature_levels == {"q1": TEXTS, "q2": TEXTS, "mood": ("1", "2", "3", "7")}
+    np.testing.assert_array_equal(read(tmp_path / "d.zarr"), np.tile(encode(answers), (2, 1)))
+    # New rows have no 1 and no "no", but keep the levels of the dataset.
+    (tmp_path / "b.csv").write_text("q1,q2,mood,b\nyes,PERHAPS,7,1\n")
+    added = plain_cli("ingest", "b.csv", "--dataset", "d.zarr", "--append")
+    assert added.code == 0, added.err
+    assert read(tmp_path / "d.zarr")[-1].tolist() == [2, 1, 3, 1]
+    (tmp_path / "c.csv").write_text("q1,q2,mood,b\nyes,no,1,1\nyes,no,5,1\n")
+    error = plain_cli("ingest", "c.csv", "--dataset", "d.zarr", "--append").check_refused()
+    assert "row 2 (data rows counted from 1), column 'mood': the value" in error
+    assert "--overwrite" in error
+    others = ["--levels", "q*:yes<perhaps<no"]
+    words = ["ingest", "b.csv", "--dataset", "d.zarr", "--append", *others]
+    assert "'q1' has the levels no<perhaps<yes in d.zarr" in plain_cli(*words).check_refused()
+
+
+def test_the_error_has_the_option_to_paste(plain_cli, answers, tmp_path):
+    answers[["q1", "q2"]].to_csv(tmp_path / "a.csv", index=False)
+    error = plain_cli("ingest", "a.csv", "--dataset", "d.zarr").check_refused()
+    assert "if the values are ordered, --levels 'no<perhaps<yes' (check the order)" in error
+    done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--levels", "no<perhaps<yes")
+    assert done.code == 0, done.err
+    np.testing.assert_array_equal(read(tmp_path / "d.zarr"), encode(answers)[:, :2])
+
+
+def test_levels_that_no_row_has_are_reported(plain_cli, answers, tmp_path):
+    options = ["--levels", "q*:no<perhaps<yes<always", "--ordinal", "mood:0-7", "--json"]
+    done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", *options)
+    levels = "'mood=4', 'mood=5', 'mood=6'"
+    text = f"no row has these levels, but some rows have higher ones: {levels}"
+    assert done.json["warnings"] == [text]
+
+
+def test_ordered_categoricals_of_pandas_and_polars(plain_cli, answers, tmp_path):
+    kind = pd.CategoricalDtype(TEXTS, ordered=True)
+    table = answers.drop(columns="mood").astype({"q1": kind, "q2": kind})
+    table.to_parquet(tmp_path / "a.parquet", row_group_size=7)
+    enum = pl.Enum(TEXTS)
+    pl.DataFrame(table.astype({"q1": object, "q2": object})).with_columns(
+        pl.col("q1", "q2").cast(enum)
+    ).write_parquet(tmp_path / "b.parquet")
+    expected = encode(answers)[:, [0, 1, 3]]
+    for name in ("a", "b"):
+        done = plain_cli("ingest", f"{name}.parquet", "--dataset", f"{name}.zarr")
+        assert done.code == 0, done.err
+        np.testing.assert_array_equal(read(tmp_path / f"{name}.zarr"), expected)
+        assert open_dataset(tmp_path / f"{name}.zarr").feature_levels == {"q1": TEXTS, "q2": TEXTS}
+    added = plain_cli("ingest", "b.parquet", "--dataset", "a.zarr", "--append")
+    assert added.code == 0, added.err
+    np.testing.assert_array_equal(read(tmp_path / "a.zarr"), np.tile(expected, (2, 1)))
+
+
+def test_long_tables_have_levels_too_and_take_new_values(plain_cli, answers, tmp_path):
+    long = answers.assign(row=answers.index.map("r{}".format)).melt("row", ["q1", "q2", "mood"])
+    long.to_csv(tmp_path / "long.csv", index=False)
+    roles = ["--long", "row=row,feature=variable,value=value"]
+    done = plain_cli("ingest", "long.csv", "--dataset", "d.zarr", *roles, *OPTIONS)
+    assert done.code == 0, done.err
+    expected = encode(answers)[:, [2, 0, 1]]  # features are sorted
+    np.testing.assert_array_equal(read(tmp_path / "d.zarr"), expected)
+    (tmp_path / "more.csv").write_text("row,variable,value\nr3,q1,yes\nr99,mood,7\nr99,q9,no\n")
+    more = ["ingest", "more.csv", "--dataset", "d.zarr", "--append", "--merge-by", "row"]
+    added = plain_cli(*more, "--new-features", "add")
+    assert added.code == 0, added.err
+    dataset, values = open_dataset(tmp_path / "d.zarr"), read(tmp_path / "d.zarr")
+    assert dataset.feature_levels["q9"] == TEXTS
+    assert values[3, :2].tolist() == [expected[3, 0], 2]
+    assert values[-1].tolist() == [3, 9, 9, 0]
+    (tmp_path / "new.csv").write_text("row,variable,value\nr98,mood,7\n")
+    roles = ["--new-features", "add", "--ordinal", "m*"]
+    words = ["ingest", "new.csv", "--dataset", "d.zarr", "--append", *roles]
+    assert plain_cli(*words).code == 0
+    (tmp_path / "new.csv").write_text("row,variable,value\nr97,mood2,7\n")
+    assert (
+        "feature 'mood2' is new, and its levels are not known" in plain_cli(*words).check_refused()
+    )
+    (tmp_path / "more.csv").write_text("row,variable,value\nr3,q1,no\n")
+    error = plain_cli(*more).check_refused()
+    assert "feature 'q1': the value is no, but yes in the dataset" in error
+    assert plain_cli(*more, "--duplicates", "any").code == 0
+    assert read(tmp_path / "d.zarr")[3, 1] == 2
+
+
+def test_equal_rows_are_collapsed(plain_cli, answers, tmp_path):
+    answers.iloc[[*range(5), 0, 0]].to_csv(tmp_path / "a.csv", index=False)
+    options = [*OPTIONS[:2], "--ordinal", "mood:0-7"]
+    done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", *options, "--collapse")
+    assert done.code == 0, done.err
+    expected = encode(answers)[:5]
+    expected[:, 2] = answers["mood"][:5]
+    np.testing.assert_array_equal(read(tmp_path / "d.zarr"), expected)
+    assert open_dataset(tmp_path / "d.zarr").column("frequency").tolist() == [3, 1, 1, 1, 1]
+
+
+def test_constant_features_are_those_with_one_level(plain_cli, answers, tmp_path):
+    answers.assign(q2="yes", b=1).to_csv(tmp_path / "a.csv", index=False)
+    words = ["ingest", "a.csv", "--dataset", "d.zarr", *OPTIONS, "--drop-constant"]
+    done = plain_cli(*words)
+    assert done.code == 0, done.err
+    assert open_dataset(tmp_path / "d.zarr").feature_names == ("q1", "mood")
+
+
+def test_the_manifest_of_a_binary_dataset_does_not_mention_levels(plain_cli, answers, tmp_path):
+    answers[["b"]].assign(c=0).to_csv(tmp_path / "b.csv", index=False)
+    assert plain_cli("ingest", "b.csv", "--dataset", "d.zarr").code == 0
+    manifest = open_dataset(tmp_path / "d.zarr").manifest
+    assert not {"levels", "ordinal"} & manifest["ingest"].keys()
+    assert "feature_levels" not in manifest
+    assert plain_cli("ingest", "b.csv", "--dataset", "e.zarr", "--ordinal", "*").code == 0
+    assert open_dataset(tmp_path / "e.zarr").feature_levels == {}
+
+
+SEVENTEEN = "<".join(map(str, range(17)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--levels", "no<yes<NO"], "the level 'NO' occurs twice"),
+        (["--levels", "q*:no"], "there is one level, 'no'"),
+        (["--levels", "no<<yes"], "a level has no name"),
+        (["--levels", SEVENTEEN], "there are 17 levels, but at most 16 are possible"),
+        (["--ordinal", "mood:0-16"], "0-16 is not a range of 2 to 16 integers"),
+        (["--levels", "r*:no<yes"], "--levels or --ordinal: there is no column 'r*'"),
+        (["--ordinal", "moods"], "there is no column 'moods'. Did you mean 'mood'?"),
+        (["--levels", "no<yes", "--threshold", "1"], "--levels and --threshold cannot be combined"),
+        (
+            ["--ordinal", "*", "--genotypes", "recessive"],
+            "--genotypes recessive and --ordinal cannot be",
+        ),
+        (
+            ["--levels", "no<yes", "--yes", "a", "--no", "b"],
+            "the values of all features have more than one meaning",
+        ),
+        (["--levels", "q*:no<yes"], "the value 'perhaps' is not 'no', 'yes' or missing"),
+        (["--levels", "q*:no<yes"], "Use --levels 'q*:no<perhaps<yes' (check the order), or"),
+        (["--levels", "no<perhaps<yes"], "Use --ordinal mood:"),
+        (["--levels", "*:no<perhaps<yes", "--levels", "mood:1<2"], "Use --ordinal mood:1-"),
+        (["--levels", "no<perhaps<yes", "--levels", "mood:1<90"], "Use --levels 'mood:1<2<"),
+        (["--levels", "q*:no<perhaps<yes", "--ordinal", "*:0-1"], "Use --ordinal '*:0-"),
+        (["--ordinal", "q*"], "is not a whole number from -100 to 149 or missing"),
+        (["--ordinal", "q*"], "Use --levels 'q1:no<perhaps<yes' (check the order)"),
+        (["--levels", "q*:no<perhaps<yes"], "or, if the values are ordered, --ordinal '*'"),
+        ([*OPTIONS, "--missing", "yes"], "--missing yes: a map reads this value as a level"),
+    ],
+)
+def test_options_that_make_no_sense(plain_cli, answers, tmp_path, options, message):
+    words = ["ingest", "a.csv", "--dataset", "d.zarr", *options]
+    assert message in plain_cli(*words).check_refused()
+    assert not (tmp_path / "d.zarr").exists()
+
+
+def test_an_example_with_levels(plain_cli, tmp_path):
+    done = plain_cli("ingest", "example:survey:rows=500,items=3", "--dataset", "d.zarr")
+    assert done.code == 0, done.err
+    levels = read(tmp_path / "d.zarr")
+    assert {*levels.ravel().tolist()} == {0, 1, 2, 3, 4}
+    assert (np.corrcoef(levels.T) > 0.15).all()

@@ -1,0 +1,218 @@
+"""The mixture with covariates of rows, against a dense likelihood and its derivatives."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit, log_softmax, logit, logsumexp, softmax
+
+import latentbits as lb
+from pipeline.errors import FitError
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.structure import Structure
+
+Floats = NDArray[np.float64]
+P = np.array([[0.2, 0.7, 0.4, 0.8, 0.15], [0.8, 0.25, 0.6, 0.1, 0.7]])
+STEP = 1e-3
+
+
+class Survey(NamedTuple):
+    """Rows with missing values, and columns."""
+
+    X: NDArray[np.uint8]
+    mask: NDArray[np.uint8]
+    columns: dict[str, Any]
+
+    @property
+    def predictors(self) -> Floats:
+        """1, age, and dummies of the parties against the first in the alphabet."""
+        parties = [self.columns["party"] == name for name in ("green", "red")]
+        return np.column_stack([np.ones(len(self.X)), self.columns["age"], *parties])
+
+    def take_rows(self, at: Any) -> Survey:
+        columns = {name: values[at] for name, values in self.columns.items()}
+        return Survey(self.X[at], self.mask[at], columns)
+
+    def fit(self, **more: Any) -> Any:
+        values = np.where(self.mask == 1, self.X, np.nan)
+        data = lb.from_numpy(values, keep=self.columns)
+        settings = {"components": 2, "covariates": ["age", "party"], "tol": 1e-11}
+        return lb.fit(data, "bernoulli-mixture", **{**settings, **more})
+
+
+def draw_survey(n_rows: int = 800, seed: int = 1) -> Survey:
+    rng = np.random.default_rng(seed)
+    age = np.round(50 + 12 * rng.standard_normal(n_rows))
+    party = rng.choice(3, n_rows, p=[0.4, 0.35, 0.25])
+    odds = 0.05 * (age - 50) + np.array([-0.6, 0.1, 1.0])[party]
+    classes = (rng.random(n_rows) < expit(odds)).astype(int)
+    X = (rng.random((n_rows, 5)) < P[classes]).astype(np.uint8)
+    columns = {
+        "age": age,
+        "party": np.array(["blue", "green", "red"], object)[party],
+        "times": rng.integers(1, 4, n_rows),
+        "survey": 0.2 + 2 * rng.random(n_rows),
+        "unit": np.arange(n_rows) % 50,
+    }
+    return Survey(X, (rng.random(X.shape) < 0.9).astype(np.uint8), columns)
+
+
+def score_rows(at: Floats, data: Survey) -> Floats:
+    """Log-likelihood of each row at log-odds of p, then α and γ of the second component."""
+    p = expit(at[:10]).reshape(2, 5)
+    odds = np.column_stack([np.zeros(len(data.X)), data.predictors @ at[10:]])
+    each = data.X[:, None] * np.log(p) + (1 - data.X[:, None]) * np.log1p(-p)
+    joint = (data.mask[:, None] * each).sum(axis=2) + log_softmax(odds, axis=1)
+    return np.asarray(logsumexp(joint, axis=1))
+
+
+def differentiate_twice(function: Any, at: Floats, steps: Floats) -> Floats:
+    signs = [(s, t) for s in (1, -1) for t in (1, -1)]
+    differences = [
+        [sum(s * t * function(at + s * a + t * b) for s, t in signs) for b in steps] for a in steps
+    ]
+    sizes = np.diag(steps)
+    return np.array(differences) / (4 * np.outer(sizes, sizes))
+
+
+def free_parameters(params: Any) -> Floats:
+    own = (params.intercepts[1:], params.coefficients[:, 1])
+    return np.concatenate([logit(params.probabilities).ravel(), *own])
+
+
+def make_steps() -> Floats:
+    """Steps of finite differences; a year of age counts for about 50 of another parameter."""
+    return np.diag([*[STEP] * 11, STEP / 50, *[STEP] * 2])
+
+
+def check_errors(params: Any, covariance: Floats) -> None:
+    p = params.probabilities
+    deviations = np.sqrt(np.diag(covariance))
+    expected = (p * (1 - p)) * deviations[:10].reshape(2, 5)
+    np.testing.assert_allclose(params.probabilities_error, expected, rtol=2e-3)
+    np.testing.assert_allclose(params.intercepts_error, [0, deviations[10]], rtol=2e-3)
+    np.testing.assert_allclose(params.coefficients_error[:, 1], deviations[11:], rtol=2e-3)
+    assert (params.coefficients_error[:, 0] == 0).all()
+
+
+def test_estimates_and_errors_are_those_of_the_likelihood() -> None:
+    data, s = draw_survey(), 0.4
+    fitted = data.fit(smoothing=s)
+    params, at = fitted.params, free_parameters(fitted.params)
+    assert fitted.manifest["covariates"]["names"] == ("age", "party=green", "party=red")
+
+    def log_posterior(place: Floats) -> float:
+        p = expit(place[:10])
+        odds = np.column_stack([np.zeros(len(data.X)), data.predictors @ place[10:]])
+        prior = np.log(p).sum() + np.log1p(-p).sum()
+        prior += log_softmax(odds, axis=1).sum(axis=1).mean()
+        return float(score_rows(place, data).sum() + s * prior)
+
+    steps = make_steps()
+    slopes = [(log_posterior(at + step) - log_posterior(at - step)) / (2 * STEP) for step in steps]
+    np.testing.assert_allclose(slopes, 0.0, atol=0.02)
+    check_errors(params, np.linalg.inv(-differentiate_twice(log_posterior, at, steps)))
+    fit = fitted.manifest["diagnostics"]["fit_statistics"]
+    assert fit["log_likelihood"] == pytest.approx(score_rows(at, data).sum(), abs=1e-7)
+    assert fit["n_parameters"] == 14
+    odds = np.column_stack([np.zeros(len(data.X)), data.predictors @ at[10:]])
+    weights = softmax(odds, axis=1)
+    np.testing.assert_allclose(params.weights, weights.mean(axis=0), rtol=1e-9)
+
+    def mean_weight(place: Floats) -> float:
+        return float(expit(-data.predictors @ place[10:]).mean())
+
+    gradient = np.array(
+        [(mean_weight(at + s) - mean_weight(at - s)) / (2 * s.max()) for s in steps]
+    )
+    covariance = np.linalg.inv(-differentiate_twice(log_posterior, at, steps))
+    error = np.sqrt(gradient @ covariance @ gradient)
+    np.testing.assert_allclose(params.weights_error, error, rtol=2e-3)
+
+
+@pytest.mark.parametrize("psu", [None, "unit"])
+def test_errors_with_sampling_weights_are_those_of_the_sandwich(psu: str | None) -> None:
+    data = draw_survey(500)
+    params = data.fit(weight="survey", weights="sampling", psu=psu, smoothing=1e-6).params
+    weights = data.columns["survey"] / data.columns["survey"].mean()
+    at, steps = free_parameters(params), make_steps()
+    scores = np.array(
+        [
+            (score_rows(at + step, data) - score_rows(at - step, data)) / (2 * step.max())
+            for step in steps
+        ]
+    ).T
+    scores *= weights[:, None]
+    if psu is None:
+        meat = scores.T @ scores
+    else:
+        totals = np.array([scores[data.columns["unit"] == c].sum(axis=0) for c in range(50)])
+        meat = 50 / 49 * totals.T @ totals
+    hessian = differentiate_twice(lambda x: float(weights @ score_rows(x, data)), at, steps)
+    inverse = np.linalg.inv(-hessian)
+    check_errors(params, inverse @ meat @ inverse)
+
+
+def test_frequencies_are_repeated_rows() -> None:
+    data = draw_survey(400)
+    repeated = data.take_rows(np.repeat(np.arange(400), data.columns["times"]))
+    by_pattern, by_row = data.fit(weight="times"), repeated.fit()
+    for name in vars(by_row.params):
+        found, expected = (getattr(fitted.params, name) for fitted in (by_pattern, by_row))
+        if expected is not None:
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_covariate_of_groups_gives_the_shares_of_groups() -> None:
+    data = draw_survey()
+    regression = data.fit(covariates=["party"], smoothing=1e-6)
+    grouped = data.fit(covariates=None, group="party", smoothing=1e-6)
+    fits = [f.manifest["diagnostics"]["fit_statistics"] for f in (regression, grouped)]
+    assert fits[0]["log_likelihood"] == pytest.approx(fits[1]["log_likelihood"], abs=1e-4)
+    assert fits[0]["n_parameters"] == fits[1]["n_parameters"]
+    params = regression.params
+    for name, shares, errors in zip(
+        grouped.segment_names,
+        grouped.params.group_class_weights,
+        grouped.params.group_class_weights_error,
+        strict=True,
+    ):
+        odds = params.intercepts.copy()
+        if name != "blue":
+            odds += params.coefficients[["green", "red"].index(name)]
+        np.testing.assert_allclose(softmax(odds), shares, atol=1e-4)
+        if name == "blue":
+            slope = shares.prod()
+            np.testing.assert_allclose(slope * params.intercepts_error[1], errors, rtol=1e-3)
+
+
+def test_rows_have_the_class_weights_of_their_covariates() -> None:
+    data = draw_survey()
+    fitted = data.fit()
+    p, odds = fitted.params.probabilities, data.predictors[:, 1:] @ fitted.params.coefficients
+    each = data.X[:, None] * np.log(p) + (1 - data.X[:, None]) * np.log1p(-p)
+    joint = (data.mask[:, None] * each).sum(axis=2)
+    joint += log_softmax(fitted.params.intercepts + odds, axis=1)
+    values = np.where(data.mask == 1, data.X, np.nan)
+    rows = lb.from_numpy(values, keep=data.columns)
+    codes = lb.transform(fitted, rows)["mean"]
+    np.testing.assert_allclose(codes, softmax(joint, axis=1), atol=1e-9)
+    nats = lb.evaluate(fitted, rows)["log_likelihood"]
+    assert nats == pytest.approx(logsumexp(joint, axis=1).mean(), abs=1e-9)
+
+
+def test_held_out_rows_choose_the_number_of_components() -> None:
+    fitted = draw_survey(2000).fit(components="auto", max_iter=60, tol=1e-6)
+    n_components = len(fitted.params.weights)
+    assert n_components > 1
+    assert fitted.params.coefficients.shape == (3, n_components)
+
+
+def test_groups_and_covariates_exclude_each_other() -> None:
+    with pytest.raises(FitError, match="takes either group or covariates"):
+        draw_survey().fit(group="party", covariates=["age"])
+    model = BernoulliMixture().with_structure(Structure())
+    assert type(model) is BernoulliMixture

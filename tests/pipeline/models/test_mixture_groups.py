@@ -1,0 +1,219 @@
+"""The mixture with class weights by group, against a dense likelihood and its derivatives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit, log_softmax, logit, logsumexp, softmax
+
+from pipeline.data.blocks import pack_block
+from pipeline.data.matching import UNKNOWN_SEGMENT
+from pipeline.executors.base import SerialExecutor
+from pipeline.fitting.loop import collect_first_statistics, fit_model, start_fit
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
+from pipeline.params import get_named_arrays
+from pipeline.random import RowRandom
+from tests.support.strategies import DenseData, make_memory_rows
+
+Floats = NDArray[np.float64]
+SERIAL, RNG = SerialExecutor(), RowRandom(0)
+P = np.array([[0.2, 0.7, 0.4, 0.8, 0.15], [0.8, 0.25, 0.6, 0.1, 0.7]])
+CLASS_WEIGHTS = np.array([[0.75, 0.25], [0.5, 0.5], [0.2, 0.8]])
+GROUPS = ("a", "b", "c")
+STEP = 1e-3
+
+
+def draw_groups(n_rows: int = 900, *, masked: bool = False, seed: int = 4) -> DenseData:
+    """Rows of three groups in mixed order, of different sizes."""
+    rng = np.random.default_rng(seed)
+    groups = rng.choice(3, n_rows, p=[0.5, 0.3, 0.2])
+    classes = (rng.random(n_rows) < CLASS_WEIGHTS[groups, 1]).astype(int)
+    X = (rng.random((n_rows, 5)) < P[classes]).astype(np.uint8)
+    mask = (rng.random(X.shape) < 0.85).astype(np.uint8) if masked else None
+    return DenseData(X, mask, groups)
+
+
+def fit_groups(data: DenseData, n_groups: int = 3, kind: Any = "frequency", **more: Any) -> Any:
+    model = BernoulliMixture(**{"n_components": 2, "tol": 1e-10, **more})
+    grouped = model.with_structure(Structure(groups=GROUPS[:n_groups]))
+    sizes = [len(data.X) // 2, len(data.X) - len(data.X) // 2]
+    return fit_model(grouped, make_memory_rows(data, sizes, kind), SERIAL)
+
+
+def score_rows(at: Floats, data: DenseData) -> Floats:
+    """Log-likelihood of each row at log-odds of p, then log(π_g1 / π_g2) of each group."""
+    p = expit(at[:10]).reshape(2, 5)
+    log_weights = log_softmax(np.column_stack([at[10:], np.zeros(3)]), axis=1)
+    each = data.X[:, None] * np.log(p) + (1 - data.X[:, None]) * np.log1p(-p)
+    joint = (data.mask[:, None] * each).sum(axis=2) + log_weights[data.labels]
+    return np.asarray(logsumexp(joint, axis=1))
+
+
+def differentiate_twice(function: Any, at: Floats) -> Floats:
+    steps = STEP * np.eye(len(at))
+    signs = [(s, t) for s in (1, -1) for t in (1, -1)]
+    return (
+        np.array(
+            [
+                [sum(s * t * function(at + s * a + t * b) for s, t in signs) for b in steps]
+                for a in steps
+            ]
+        )
+        / (2 * STEP) ** 2
+    )
+
+
+def free_parameters(params: Any) -> Floats:
+    ratios = np.log(params.group_class_weights[:, 0] / params.group_class_weights[:, 1])
+    return np.concatenate([logit(params.probabilities).ravel(), ratios])
+
+
+def check_errors(params: Any, covariance: Floats, group_sizes: Floats) -> None:
+    """Compare standard errors with those of a covariance of `free_parameters`."""
+    p, weights = params.probabilities, params.group_class_weights
+    deviations = np.sqrt(np.diag(covariance))
+    expected = (p * (1 - p)) * deviations[:10].reshape(2, 5)
+    np.testing.assert_allclose(params.probabilities_error, expected, rtol=1e-3)
+    slopes = weights.prod(axis=1)
+    by_group = np.tile((slopes * deviations[10:])[:, None], 2)
+    np.testing.assert_allclose(params.group_class_weights_error, by_group, rtol=1e-3)
+    gradient = group_sizes / group_sizes.sum() * slopes
+    mean = np.sqrt(gradient @ covariance[10:, 10:] @ gradient)
+    np.testing.assert_allclose(params.weights_error, mean, rtol=1e-3)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_estimates_and_errors_are_those_of_the_likelihood(masked: bool) -> None:
+    data, s = draw_groups(masked=masked), 0.4
+    state = fit_groups(data, smoothing=s)
+    params, at = state.params, free_parameters(state.params)
+
+    def log_posterior(place: Floats) -> float:
+        p = expit(place[:10])
+        weights = log_softmax(np.column_stack([place[10:], np.zeros(3)]), axis=1)
+        prior = np.log(p).sum() + np.log1p(-p).sum() + weights.sum()
+        return float(score_rows(place, data).sum() + s * prior)
+
+    gradient = [
+        (log_posterior(at + step) - log_posterior(at - step)) / (2 * STEP)
+        for step in STEP * np.eye(13)
+    ]
+    np.testing.assert_allclose(gradient, 0.0, atol=0.02)
+    assert state.history[-1] * 900 == pytest.approx(log_posterior(at), abs=1e-4)
+    check_errors(
+        params,
+        np.linalg.inv(-differentiate_twice(log_posterior, at)),
+        np.bincount(data.labels).astype(float),
+    )
+    fit = state.diagnostics["fit_statistics"]
+    assert fit["log_likelihood"] == pytest.approx(score_rows(at, data).sum(), abs=1e-8)
+    assert fit["n_parameters"] == 13
+    assert params.segment_rows.tolist() == np.bincount(data.labels).tolist()
+    shares = params.segment_rows / 900
+    np.testing.assert_allclose(params.weights, shares @ params.group_class_weights)
+
+
+@pytest.mark.parametrize("n_clusters", [None, 50])
+def test_errors_with_sampling_weights_are_those_of_the_sandwich(n_clusters: int | None) -> None:
+    data = draw_groups(600)
+    weights = 0.2 + 2 * np.random.default_rng(3).random(600)
+    clusters = None if n_clusters is None else np.arange(600) % n_clusters
+    survey = replace(data, weights=weights, clusters=clusters)
+    params = fit_groups(survey, kind="sampling", smoothing=1e-6).params
+    scaled, at = weights / weights.mean(), free_parameters(params)
+    steps = STEP * np.eye(13)
+    scores = np.array(
+        [score_rows(at + step, data) - score_rows(at - step, data) for step in steps]
+    ).T / (2 * STEP)
+    scores *= scaled[:, None]
+    if clusters is None:
+        meat = scores.T @ scores
+    else:
+        totals = np.array([scores[clusters == c].sum(axis=0) for c in range(50)])
+        meat = 50 / 49 * totals.T @ totals
+    hessian = differentiate_twice(lambda place: float(scaled @ score_rows(place, data)), at)
+    inverse = np.linalg.inv(-hessian)
+    check_errors(params, inverse @ meat @ inverse, np.bincount(data.labels, scaled))
+
+
+def test_frequencies_are_repeated_rows() -> None:
+    data = draw_groups(400, masked=True)
+    counts = np.random.default_rng(5).integers(0, 4, 400)
+    repeated = data.take_rows(np.repeat(np.arange(400), counts))
+    by_pattern = fit_groups(replace(data, weights=counts))
+    by_row = fit_groups(repeated)
+    assert by_pattern.history == pytest.approx(by_row.history, rel=1e-9)
+    for name, (_, expected) in get_named_arrays(by_row.params).items():
+        found = getattr(by_pattern.params, name)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+    statistics = (state.diagnostics["fit_statistics"] for state in (by_pattern, by_row))
+    np.testing.assert_allclose(*([*found.values()] for found in statistics), rtol=1e-9)
+
+
+def test_a_single_group_changes_nothing() -> None:
+    data = replace(draw_groups(), segments=None)
+    sizes = [450, 450]
+    plain = fit_model(
+        BernoulliMixture(n_components=2, tol=1e-10), make_memory_rows(data, sizes), SERIAL
+    )
+    grouped = fit_groups(data, 1)
+    assert grouped.history == plain.history
+    np.testing.assert_allclose(grouped.params.group_class_weights[0], plain.params.weights)
+    for name in ("probabilities", "weights", "probabilities_error", "weights_error"):
+        found, expected = (getattr(state.params, name) for state in (grouped, plain))
+        np.testing.assert_allclose(found, expected, rtol=1e-9, err_msg=name)
+
+
+def test_rows_have_the_class_weights_of_their_group() -> None:
+    """Rows of a group that was not fitted have the mean of all rows."""
+    data, model = draw_groups(), BernoulliMixture()
+    params = fit_groups(data).params
+    for segment in (0, 1, 2, UNKNOWN_SEGMENT):
+        weights = params.weights if segment < 0 else params.group_class_weights[segment]
+        X = data.X[:20]
+        p = params.probabilities
+        each = X[:, None] * np.log(p) + (1 - X[:, None]) * np.log1p(-p)
+        joint = each.sum(axis=2) + np.log(weights)
+        block = pack_block(X, segment=segment)
+        codes = model.transform(params, block, RNG)["mean"]
+        np.testing.assert_allclose(codes, softmax(joint, axis=1), atol=1e-12)
+        nats = model.log_likelihood(params, block, RNG).nats
+        np.testing.assert_allclose(nats, logsumexp(joint, axis=1))
+
+
+def test_samples_have_the_classes_of_their_groups() -> None:
+    params, model = fit_groups(draw_groups(3000)).params, BernoulliMixture()
+    rng = np.random.default_rng(0)
+    for segment in range(3):
+        X = model.sample(params, 20_000, rng, np.full(20_000, segment))
+        expected = params.group_class_weights[segment] @ params.probabilities
+        np.testing.assert_allclose(X.mean(axis=0), expected, atol=0.015)
+    X = model.sample(params, 20_000, rng)
+    np.testing.assert_allclose(X.mean(axis=0), params.weights @ params.probabilities, atol=0.015)
+
+
+def test_held_out_rows_choose_the_number_of_components() -> None:
+    state = fit_groups(draw_groups(4000), n_components=None)
+    assert len(state.diagnostics["held_out_scores"]) > 2
+    assert state.params.group_class_weights.shape == (3, state.diagnostics["n_components"])
+    np.testing.assert_allclose(state.params.group_class_weights.sum(axis=1), 1.0)
+
+
+def test_a_warm_start_begins_at_the_earlier_fit() -> None:
+    data = draw_groups()
+    earlier: FitState = fit_groups(data)
+    model = BernoulliMixture(n_components=2).with_structure(Structure(groups=GROUPS))
+    rows = make_memory_rows(data)
+    first = collect_first_statistics(model, rows, SERIAL, 0)
+    start = start_fit(model, first, rows, SERIAL, 0, initial_params=earlier.params)
+    again = fit_model(model, rows, SERIAL, state=start)
+    assert len(again.history) < len(earlier.history)
+    np.testing.assert_allclose(
+        again.params.group_class_weights, earlier.params.group_class_weights, atol=1e-4
+    )
