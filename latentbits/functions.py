@@ -93,7 +93,7 @@ from pipeline.models.known_items import (
     check_can_have_known_items,
     match_components,
 )
-from pipeline.models.latent_trait.levels.design import ItemKind
+from pipeline.models.latent_trait.em import ItemKind
 from pipeline.models.loading_pattern import (
     LoadingPattern,
     make_loading_pattern,

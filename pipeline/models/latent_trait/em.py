@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from pipeline.errors import FitWarning
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.asymptotes import Asymptotes, join_asymptotes
 from pipeline.numerics.logistic.bifactor import TraitBlocks, bifactor_e_step, find_trait_blocks
+from pipeline.numerics.logistic.categories.curves import LevelItems, number_planes
 from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
@@ -56,6 +57,7 @@ from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+ItemKind = Literal["graded", "partial-credit", "rating-scale", "nominal"]
 
 PROMAX_POWER = 4
 NODES_PER_AXIS = {1: 41, 2: 21, 3: 15}
@@ -246,6 +248,17 @@ class LatentTraitParams:
     def asymptotes(self) -> Asymptotes | None:
         """Guessing and slipping, (n_features,) each; None if all curves range from 0 to 1."""
         return join_asymptotes(self.guessing, self.slipping)
+
+    def get_level_items(self, kind: ItemKind) -> LevelItems:
+        """Return items with several levels as the kernels take them."""
+        assert self.n_levels is not None
+        assert self.level_offsets is not None
+        n_planes = self.n_levels - 1
+        weights = self.level_weights
+        if weights is None:
+            scores = np.ones(int(n_planes.sum())) if kind == "graded" else number_planes(n_planes)
+            weights = np.repeat(self.weights, n_planes, axis=0) * scores[:, None]
+        return LevelItems(weights, self.level_offsets, n_planes, kind == "graded")
 
     def get_group(self, segment: int) -> TraitGroup:
         """Return items and traits of the rows of a segment.

@@ -66,6 +66,7 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import ItemCurves, LogLikelihood
 from pipeline.models.latent_trait.em import (
     NODES_PER_AXIS_LIMITS,
+    ItemKind,
     LatentTraitParams,
     NodeGrid,
     TraitGroup,
@@ -98,8 +99,6 @@ from pipeline.models.latent_trait.item_priors import (
     PRIOR_FAMILIES,
     parse_prior,
 )
-from pipeline.models.latent_trait.levels.design import ItemKind
-from pipeline.models.latent_trait.levels.params import get_level_items
 from pipeline.models.latent_trait.standard_errors import (
     MAX_PARAMETERS,
     choose_error_form,
@@ -699,7 +698,7 @@ class LatentTrait(Model):
         group = params.get_group(block.segment)
         if params.n_levels is not None:
             posterior: Any = compute_level_posterior(
-                X, observed, get_level_items(params, self.items)
+                X, observed, params.get_level_items(self.items)
             )
         elif group.asymptotes is not None:
             posterior = posterior_with_asymptotes(X, observed, group.items, group.asymptotes)
@@ -720,7 +719,7 @@ class LatentTrait(Model):
         """Return `l_z`, `infit` and `outfit` of each row at its code, (n_samples,) each."""
         X, observed = block.unpack_values(), block.unpack_mask()
         if params.n_levels is not None:
-            items = get_level_items(params, self.items)
+            items = params.get_level_items(self.items)
             return compute_level_person_fit(X, observed, items, codes)._asdict()
         group = params.get_group(block.segment)
         curves = (group.weights, group.offsets, codes, group.asymptotes)
@@ -730,7 +729,7 @@ class LatentTrait(Model):
         """Return the curves of a fit with one trait."""
         if (q := params.weights.shape[1]) != 1:
             raise FitError(f"The fit has {q} traits. Fit again with {{components=1}}.")
-        levels = None if params.n_levels is None else get_level_items(params, self.items)
+        levels = None if params.n_levels is None else params.get_level_items(self.items)
         return ItemCurves(params.weights[:, 0], params.offsets, params.asymptotes, levels)
 
     def lower_bound(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Array:
@@ -755,7 +754,7 @@ class LatentTrait(Model):
         items = group.items
         if params.n_levels is not None:
             posterior: Any = compute_level_posterior(
-                X, observed, get_level_items(params, self.items)
+                X, observed, params.get_level_items(self.items)
             )
         elif params.weights.shape[1] <= MAX_COMPONENTS:
             if group.asymptotes is None:
@@ -801,7 +800,7 @@ class LatentTrait(Model):
         Items with several levels have P(y ≥ level | x) of all planes, (n_samples, n_planes).
         """
         if params.n_levels is not None:
-            return compute_plane_probabilities(get_level_items(params, self.items), codes)
+            return compute_plane_probabilities(params.get_level_items(self.items), codes)
         probabilities = np.empty((len(codes), len(params.weights)))
         for rows, group in _iter_groups(params, segments, len(codes)):
             logits = codes[rows] @ group.weights.T + group.offsets

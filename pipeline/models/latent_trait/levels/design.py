@@ -23,17 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.models.latent_trait.em import ItemKind
 from pipeline.numerics.logistic.categories.curves import iter_alike
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-ItemKind = Literal["graded", "partial-credit", "rating-scale", "nominal"]
 
 _GAP, _LOG_ODDS = 1e-8, 18.0
 _TIED_SHARE = 1e-6

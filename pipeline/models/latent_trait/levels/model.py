@@ -45,6 +45,7 @@ from pipeline.learning.convergence import (
 from pipeline.learning.held_out import HELD_OUT_SHARE, run_e_step_with_held_out
 from pipeline.models.latent_trait.em import (
     MAX_SLOPE,
+    ItemKind,
     LatentTraitParams,
     NodeGrid,
     make_params,
@@ -54,7 +55,6 @@ from pipeline.models.latent_trait.em import (
 from pipeline.models.latent_trait.fit_statistics import compute_reliability, compute_residual_fit
 from pipeline.models.latent_trait.group_errors import invert_group_information
 from pipeline.models.latent_trait.levels.design import (
-    ItemKind,
     LevelDesign,
     find_margin_offsets,
     make_level_design,
@@ -65,7 +65,6 @@ from pipeline.models.latent_trait.levels.fit_statistics import (
 )
 from pipeline.models.latent_trait.levels.item_fit import compute_level_item_fit
 from pipeline.models.latent_trait.levels.params import (
-    get_level_items,
     map_to_items,
     map_to_thresholds,
     with_forms,
@@ -265,9 +264,9 @@ class OrdinalTrait(LatentTrait):
             )
         levels = replace(params, level_offsets=offsets)
         if self.items == "nominal":  # starts as partial credit
-            items = get_level_items(levels, "partial-credit")
+            items = levels.get_level_items("partial-credit")
         else:
-            items = get_level_items(levels, self.items)
+            items = levels.get_level_items(self.items)
         design = self._make_design(state.auxiliary["level_counts"], weights.shape[1])
         forms = np.column_stack([items.weights, items.offsets])
         if design.n_free:
@@ -281,13 +280,13 @@ class OrdinalTrait(LatentTrait):
         if self.nodes:
             grid = NodeGrid(self.nodes, state.params.weights.shape[1]).make_working_state()
             return replace(state, working={**state.working, **grid})
-        nodes = make_level_nodes(get_level_items(state.params, self.items), stretch)
+        nodes = make_level_nodes(state.params.get_level_items(self.items), stretch)
         spacing = self._choose_spacing(state.params, stretch)
         own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
         return replace(state, working={**state.working, **nodes._asdict(), **own})
 
     def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
-        return choose_level_lattice(get_level_items(params, self.items), stretch).spacing
+        return choose_level_lattice(params.get_level_items(self.items), stretch).spacing
 
     def _has_coarse_nodes(self, state: FitState, max_ratio: float) -> bool:
         """Return whether the nodes are farther apart than the items allow, by more than a ratio."""
@@ -309,7 +308,7 @@ class OrdinalTrait(LatentTrait):
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
-        items = get_level_items(params, self.items)
+        items = params.get_level_items(self.items)
         design = self._make_design(state.auxiliary["level_counts"], params.weights.shape[1])
         forms = np.column_stack([items.weights @ params.axes.T, items.offsets])
         if design.n_free:
@@ -323,7 +322,7 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        items, nodes = get_level_items(params, self.items), nodes_from_working(working)
+        items, nodes = params.get_level_items(self.items), nodes_from_working(working)
         assert nodes is not None
         run = partial(_run_e_step, items, nodes)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
@@ -344,7 +343,7 @@ class OrdinalTrait(LatentTrait):
         """Run the M-step; constant features keep their parameters."""
         params, sums, nodes = state.params, statistics.values, nodes_from_working(state.working)
         assert nodes is not None
-        design, items = self._get_design(state), get_level_items(params, self.items)
+        design, items = self._get_design(state), params.get_level_items(self.items)
         weights, offsets, points = items.weights, items.offsets, nodes.points
         if not self.nodes or represents_all_scales(params, state.working, statistics):
             penalized = self._get_penalized_weights(params)
@@ -367,7 +366,7 @@ class OrdinalTrait(LatentTrait):
 
     def pack_params(self, params: LatentTraitParams) -> Array:
         """Return weights and offsets of planes side by side, (n_planes, n_components + 1)."""
-        items = get_level_items(params, self.items)
+        items = params.get_level_items(self.items)
         return np.column_stack([items.weights, items.offsets])
 
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
@@ -425,7 +424,7 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """MAP: sum the information about the parameters, and the residuals."""
-        items, nodes = get_level_items(params, self.items), nodes_from_working(working)
+        items, nodes = params.get_level_items(self.items), nodes_from_working(working)
         assert nodes is not None
         tabulate = partial(tabulate_levels, items)
         X, observed = block.unpack_values(), block.unpack_mask()
@@ -460,7 +459,7 @@ class OrdinalTrait(LatentTrait):
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
         design, params = self._get_design(state), state.params
-        items, nodes = get_level_items(params, self.items), nodes_from_working(state.working)
+        items, nodes = params.get_level_items(self.items), nodes_from_working(state.working)
         assert nodes is not None
         model = LevelModel.from_design(design, items, nodes, state.auxiliary["level_counts"])
         params = replace(
@@ -512,7 +511,7 @@ class OrdinalTrait(LatentTrait):
         is_sampled = bool(state.auxiliary["has_sampling_weights"])
         found |= compute_level_fit_statistics(model, statistics, rank, is_sampled)
         if q == 1:
-            items = get_level_items(params, self.items)
+            items = params.get_level_items(self.items)
             found["marginal_reliability"] = average_reliability(
                 lambda points: compute_item_information(items, points[:, None])[:, :, 0, 0].sum(0)
             )

@@ -8,32 +8,13 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.models.latent_trait.em import MAX_PARAMETER, LatentTraitParams
-from pipeline.models.latent_trait.levels.design import ItemKind, LevelDesign
-from pipeline.numerics.logistic.categories.curves import LevelItems
+from pipeline.models.latent_trait.em import MAX_PARAMETER, ItemKind, LatentTraitParams
+from pipeline.models.latent_trait.levels.design import LevelDesign
+from pipeline.numerics.logistic.categories.curves import number_planes
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Matrix = scipy.sparse.csr_array
-
-
-def get_level_items(params: LatentTraitParams, kind: ItemKind) -> LevelItems:
-    """Return the items of a fit as the kernels take them."""
-    assert params.n_levels is not None
-    assert params.level_offsets is not None
-    n_planes = params.n_levels - 1
-    weights = params.level_weights
-    if weights is None:
-        scores = np.ones(int(n_planes.sum())) if kind == "graded" else number_planes(n_planes)
-        weights = np.repeat(params.weights, n_planes, axis=0) * scores[:, None]
-    return LevelItems(weights, params.level_offsets, n_planes, kind == "graded")
-
-
-def number_planes(n_planes: Indices) -> Array:
-    """Return the number of each plane within its item, counted from 1, (n_planes,)."""
-    firsts = np.cumsum(n_planes) - n_planes
-    numbers: Array = np.arange(1.0, n_planes.sum() + 1) - np.repeat(firsts, n_planes)
-    return numbers
 
 
 def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> LatentTraitParams:

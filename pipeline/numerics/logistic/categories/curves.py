@@ -74,6 +74,13 @@ class LevelItems(NamedTuple):
         return eta
 
 
+def number_planes(n_planes: Indices) -> Floats:
+    """Return the number of each plane within its item, counted from 1, (n_planes,)."""
+    firsts = np.cumsum(n_planes) - n_planes
+    numbers: Floats = np.arange(1.0, n_planes.sum() + 1) - np.repeat(firsts, n_planes)
+    return numbers
+
+
 class ItemsAlike(NamedTuple):
     """Items with the same number of levels.
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipeline.models.latent_trait.em import ItemKind
 from pipeline.models.latent_trait.fit_statistics import compute_m2_fit
-from pipeline.models.latent_trait.levels.design import ItemKind, make_level_design
+from pipeline.models.latent_trait.levels.design import make_level_design
 from pipeline.models.latent_trait.levels.fit_statistics import LevelModel, compute_c2_fit
 from pipeline.models.latent_trait.levels.item_fit import (
     compare_cells,
