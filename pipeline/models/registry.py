@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import FitError, format_suggestion
@@ -50,7 +50,7 @@ def list_model_names() -> list[str]:
 
 def find_models() -> dict[str, type[Model]]:
     """Import all models, and return them by name, in alphabetical order."""
-    own = {name: import_class(path) for name, path in _OWN_MODELS.items()}
+    own = {name: resolve_name(path) for name, path in _OWN_MODELS.items()}
     return dict(sorted({**own, **_import_declared_models()}.items()))
 
 
@@ -76,7 +76,7 @@ def find_known_model(name: str) -> type[Model]:
 
 def get_known_model(name: str) -> type[Model] | None:
     """Return the model of this name, or None if there is no such model."""
-    own: type[Model] | None = import_class(_OWN_MODELS[name]) if name in _OWN_MODELS else None
+    own: type[Model] | None = resolve_name(_OWN_MODELS[name]) if name in _OWN_MODELS else None
     return own or _import_declared_models().get(name)
 
 
@@ -90,7 +90,7 @@ def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
 def import_model(path: str) -> type[Model]:
     """Import a model from package.module:Class, and refuse a name that another model has."""
     try:
-        kind = import_class(path)
+        kind = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise FitError(
             f"{path!r} cannot be imported ({error}). Use the form package.module:Class, and "
@@ -103,19 +103,13 @@ def import_model(path: str) -> type[Model]:
             parameter="model",
         )
     own = _OWN_MODELS.get(kind.name)
-    other = import_class(own) if own else _imported_models.get(kind.name, kind)
+    other = resolve_name(own) if own else _imported_models.get(kind.name, kind)
     if other is not kind:
         raise FitError(
             f"{path!r} has the same name as another model, {kind.name!r}. Rename it.",
             parameter="model",
         )
     return _imported_models.setdefault(kind.name, kind)
-
-
-def import_class(path: str) -> Any:
-    """Import a class: package.module:Class."""
-    module, _, attribute = path.partition(":")
-    return getattr(import_module(module), attribute)
 
 
 _imported_models: dict[str, type[Model]] = {}

@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -82,7 +83,6 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     sum_mixture_information,
 )
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.registry import import_class
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -295,11 +295,11 @@ class BernoulliMixture(Model):
     def with_structure(self, structure: Structure) -> BernoulliMixture:
         """Return the model of levels, groups or covariates, or this model if there are none."""
         if structure.covariates is not None:
-            kind = import_class(_REGRESSION_CLASS)
+            kind = resolve_name(_REGRESSION_CLASS)
         elif structure.groups:
-            kind = import_class(_GROUPED_CLASS)
+            kind = resolve_name(_GROUPED_CLASS)
         elif not are_binary(structure.features):
-            kind = import_class(_STRUCTURED_CLASS)
+            kind = resolve_name(_STRUCTURED_CLASS)
         else:
             return self
         structured: BernoulliMixture = kind.from_model(self, structure)

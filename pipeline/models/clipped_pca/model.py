@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -61,7 +62,6 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.clipped_pca.standard_errors import MAX_PLANES, add_standard_errors
-from pipeline.models.registry import import_class
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -212,7 +212,7 @@ class ClippedPCA(Model):
         super().with_structure(structure)
         if are_binary(structure.features):
             return self
-        ordinal: ClippedPCA = import_class(_ORDINAL_CLASS).from_model(self, structure)
+        ordinal: ClippedPCA = resolve_name(_ORDINAL_CLASS).from_model(self, structure)
         return ordinal
 
     @property

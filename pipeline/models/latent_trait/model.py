@@ -42,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -110,7 +111,6 @@ from pipeline.models.latent_trait.standard_errors import (
     summarize_information,
     summarize_scores,
 )
-from pipeline.models.registry import import_class
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -313,18 +313,18 @@ class LatentTrait(Model):
             self.check_unused_settings("invariance", "free", "traits")
         kind: Any = None
         if not are_binary(structure.features):
-            kind = import_class(_ORDINAL_CLASS)
+            kind = resolve_name(_ORDINAL_CLASS)
         elif self.items != "graded":
             raise FitError(
                 f"No feature has more than two levels, so no item is {self.items}. Leave the kind "
                 "of items out.",
             )
         elif structure.covariates is not None:
-            kind = import_class(_REGRESSION_CLASS)
+            kind = resolve_name(_REGRESSION_CLASS)
         elif self.has_asymptotes:
-            kind = import_class(_ASYMPTOTE_CLASS)
+            kind = resolve_name(_ASYMPTOTE_CLASS)
         elif structure.groups or has_items or has_pattern:
-            kind = import_class(_CONFIRMATORY_CLASS)
+            kind = resolve_name(_CONFIRMATORY_CLASS)
         if not self.has_asymptotes:
             self._check_unused_priors()
         adapted: LatentTrait = self if kind is None else kind.from_model(self, structure)

@@ -123,11 +123,12 @@ def choose_asymptote_row_share(n_rows: int, n_features: int, n_nodes: int, form:
     return min(1.0, max(affordable, required) / max(n_rows, 1))
 
 
-def choose_level_row_share(
-    n_rows: int, n_free: int, n_levels: int, n_nodes: int, form: str
-) -> float:
-    """Return the share of rows over which scores of items with several levels are summed."""
-    affordable = _MAX_LEVEL_WORK / (n_nodes * n_levels**2)
+def choose_level_row_share(n_rows: int, n_free: int, n_products: int, form: str) -> float:
+    """Return the share of rows over which scores of items with several levels are summed.
+
+    `n_products` is the number of multiplications per row.
+    """
+    affordable = _MAX_LEVEL_WORK / n_products
     required = _MIN_ROWS_PER_PARAMETER.get(form, 0) * n_free
     return min(1.0, max(affordable, required) / max(n_rows, 1))
 

@@ -297,25 +297,25 @@ def _iter_scores(
     """Compute the scores of some rows at a time at the points of their posteriors."""
     (n_features, q), mask = weights.shape, np.ones_like(X) if observed is None else observed
     rule, free = _point_rule(n_features, q), np.column_stack([weights, offsets])
-    polynomials = _evaluate_polynomials(rule.points) if n_features > _SOME_ITEMS else None
+    polynomials = evaluate_polynomials(rule.points) if n_features > _SOME_ITEMS else None
     n_rows = max(1, _BATCH_ENTRIES // (len(rule.points) * n_features))
     for start in range(0, len(X), n_rows):
         check_cancelled()
         rows = slice(start, start + n_rows)
         ones, present = (X[rows] & mask[rows]).astype(np.float64), mask[rows].astype(np.float64)
-        x = _place_points(rule, posterior.mean[rows], posterior.covariance[rows])
+        x = place_points(rule, posterior.mean[rows], posterior.covariance[rows])
         z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
         sigma, log_joint = np.empty((len(x), n_features, x.shape[1])), np.empty(x.shape[:2])
         fill_row_curves(present, weights, offsets, np.swapaxes(x, 1, 2).copy(), sigma, log_joint)
         log_joint += (z @ (ones @ free)[:, :, None])[:, :, 0]
         centred = x if regression is None else x - regression.means[rows, None]
-        share = _posterior_shares(log_joint, centred, rule)
+        share = compute_point_shares(log_joint, centred, rule)
         residual = ones[:, :, None] - sigma
         mean = residual @ (share[:, :, None] * z)
         if polynomials is None:
             deviations = _centre_scores(residual, z, mean, share)
         else:
-            deviations = _project_scores(residual, z, share, polynomials)
+            deviations = project_scores(residual, z, share, polynomials)
         mean = mean.reshape(len(mean), -1)
         deviations = deviations.reshape(*deviations.shape[:2], -1)
         if regression is not None:
@@ -372,8 +372,12 @@ def _orthonormalize(share: Floats, polynomials: Floats) -> Floats:
     return orthonormal
 
 
-def _project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
-    """Return c_k of each polynomial but the constant one."""
+def project_scores(residual: Floats, z: Floats, share: Floats, polynomials: Floats) -> Singles:
+    """Return c_k of each polynomial but the constant one, (n_rows, n_polynomials − 1, n, q + 1).
+
+    `residual` has the derivatives of the log-likelihood by n logits, (n_rows, n, n_points), and z
+    the points with their ones, (n_rows, n_points, q + 1).
+    """
     orthonormal = _orthonormalize(share, polynomials)
     factors = orthonormal[:, :, 1:, None] * z[:, :, None]
     scores = residual @ factors.reshape(*share.shape, -1)
@@ -396,7 +400,7 @@ def fill_row_curves(
 
 def count_score_vectors(n_features: int, q: int) -> int:
     """Return the number of vectors that represent the distribution of a row's scores."""
-    return len(_list_degrees(q)) if n_features > _SOME_ITEMS else len(_point_rule(n_features, q)[0])
+    return len(list_degrees(q)) if n_features > _SOME_ITEMS else len(_point_rule(n_features, q)[0])
 
 
 def estimate_trait_scores(n_features: int, q: int, are_multiplied: bool) -> float:
@@ -406,18 +410,18 @@ def estimate_trait_scores(n_features: int, q: int, are_multiplied: bool) -> floa
     return float(values + are_multiplied * products)
 
 
-def _list_degrees(q: int) -> NDArray[np.int64]:
+def list_degrees(q: int) -> NDArray[np.int64]:
     """Return the degree of each polynomial in each component, (n_polynomials, q), 0 first."""
     degrees = np.array([d for d in np.ndindex(*[_DEGREE + 1] * q) if sum(d) <= _DEGREE])
     return degrees[np.argsort(degrees.sum(axis=1), kind="stable")]
 
 
-def _evaluate_polynomials(points: Floats) -> Floats:
+def evaluate_polynomials(points: Floats) -> Floats:
     """Return products of Hermite polynomials, (n_points, n_polynomials).
 
     They are orthonormal under N(0, I), so nearly orthonormal under a row's posterior at its points.
     """
-    degrees = _list_degrees(points.shape[1])
+    degrees = list_degrees(points.shape[1])
     by_axis = hermevander(points, _DEGREE) / np.sqrt(factorial(np.arange(_DEGREE + 1)))
     product = np.ones((len(points), len(degrees)))
     for axis, degree in enumerate(degrees.T):
@@ -437,14 +441,14 @@ def _sum_node_curvature(mass: Floats, sigma: Floats, z: Floats) -> Floats:
     return np.asarray((curvature @ products).reshape(-1, z.shape[1], z.shape[1]))
 
 
-def _place_points(rule: Nodes, mean: Floats, covariance: Floats) -> Floats:
+def place_points(rule: Nodes, mean: Floats, covariance: Floats) -> Floats:
     """Return the points of each row, (n_rows, n_points, q)."""
     root = np.linalg.cholesky(covariance + _MIN_VARIANCE * np.eye(mean.shape[1]))
     points: Floats = mean[:, None] + rule.points @ np.swapaxes(root, 1, 2)
     return points
 
 
-def _posterior_shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
+def compute_point_shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
     """Return each point's share of the row's posterior, (n_rows, n_points)."""
     log_shares = log_joint - 0.5 * (x**2).sum(axis=2)
     log_shares += rule.log_weights + 0.5 * (rule.points**2).sum(axis=1)

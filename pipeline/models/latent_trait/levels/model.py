@@ -89,7 +89,7 @@ from pipeline.numerics.logistic.categories.curves import (
     tabulate_levels,
 )
 from pipeline.numerics.logistic.categories.fit import sum_level_residuals
-from pipeline.numerics.logistic.categories.scores import sum_level_scores
+from pipeline.numerics.logistic.categories.scores import count_score_products, sum_level_scores
 from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -409,9 +409,8 @@ class OrdinalTrait(LatentTrait):
         if self.errors == "none":
             return None
         n_free, n_rows = self._get_design(state).n_free, int(state.auxiliary["n_rows"])
-        form = self._choose_form(state)
-        n_levels = int(self.n_planes.sum()) + len(self.n_planes)
-        share = choose_level_row_share(n_rows, n_free, n_levels, len(state.working["points"]), form)
+        n_products = count_score_products(self.n_planes, n_free, *state.working["points"].shape)
+        share = choose_level_row_share(n_rows, n_free, n_products, self._choose_form(state))
         if state.auxiliary["has_sampling_weights"]:  # scores are summed by cluster
             share = 1.0
         counts = {"level_counts": state.auxiliary["level_counts"]}

@@ -6,7 +6,8 @@ for level c of item i is Σ_j ∂ log P_ic / ∂η_ij (x̂ᵀ J_ij) with x̂ = (
 
     Σ_n E[s sᵀ | t_n] = Σ_l D_lᵀ (Σ_n R_nl c_n c_nᵀ) D_l,
 
-with the responsibilities R_nl. A row costs n_levels² multiplications per node. `trait_scores`
+with the responsibilities R_nl. A row costs n_levels² multiplications per node. With many levels,
+the covariance in E[s sᵀ] = s_n s_nᵀ + Cov[s] is on points of each row, as in `trait_scores`, which
 explains the information (T. A. Louis).
 """
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
+    compute_log_probabilities,
     count_levels_at_nodes,
     differentiate_levels,
     iter_alike,
@@ -30,13 +32,27 @@ from pipeline.numerics.logistic.categories.curves import (
     sum_observed_curvature,
     tabulate_levels,
 )
-from pipeline.numerics.logistic.latent_nodes import Nodes, iter_curve_responsibilities
+from pipeline.numerics.logistic.latent_nodes import (
+    Nodes,
+    gauss_hermite,
+    iter_curve_responsibilities,
+)
+from pipeline.numerics.logistic.trait_scores import (
+    compute_point_shares,
+    evaluate_polynomials,
+    list_degrees,
+    place_points,
+    project_scores,
+)
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _MAX_ROWS, _MAX_SHARES = 8192, 2**22  # rows, and their responsibilities, multiplied at a time
+_MAX_NODE_LEVELS = 150  # with more levels, rows have points of their own
+_POINTS_PER_AXIS = {1: 15, 2: 9, 3: 7}  # by the number of components
+_BATCH_ENTRIES = 2**19  # derivatives of rows at their points: 4 MiB
 
 
 def extend_points(points: Floats) -> Floats:
@@ -217,6 +233,7 @@ def sum_level_scores(
         Index of each row's cluster, (n_samples,), counted from 0; None without clusters.
     """
     table, n_free = _tabulate_scores(items, nodes, jacobian), jacobian.shape[1]
+    has_many_levels = table.shape[0] > _MAX_NODE_LEVELS
     entries = np.arange(len(table.levels))
     ones_by_entry = scipy.sparse.csr_array(
         (np.ones(len(entries)), (table.parameters, entries)), shape=(n_free, len(entries))
@@ -237,17 +254,88 @@ def sum_level_scores(
         weighted_products += weighted.T @ weighted
         if clusters is not None:
             np.add.at(cluster_scores, clusters[rows], weighted)
-        shares = shares * weights[:, None]
+        posterior, shares = shares, shares * weights[:, None]
         counts += levels.T @ shares
+        if has_many_levels:
+            mean, covariance = _compute_moments(posterior, nodes.points)
+            spread += _sum_covariances(levels, items, jacobian, mean, covariance, weights)
+            continue
         singles = levels.astype(np.float32)
         for node, share in enumerate(shares.T.astype(np.float32)):
             own = table.get_node(node)
             pairs = (singles * share[:, None]).T @ singles
             spread += own.T @ (own.T @ pairs.T).T
+    if has_many_levels:
+        spread += products
     ones, mass = _accumulate_levels(counts, items.n_planes)
     curvature = sum_form_curvature(items, nodes.points, ones, mass)
     total = (jacobian.T @ curvature @ jacobian).toarray()
     return LevelScores(spread, products, total, weighted_products, cluster_scores)
+
+
+def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -> int:
+    """Return the number of multiplications per row of `sum_level_scores`."""
+    n_levels = int(n_planes.sum()) + len(n_planes)
+    if n_levels <= _MAX_NODE_LEVELS:
+        return n_nodes * n_levels**2
+    return len(list_degrees(q)) * n_free**2
+
+
+def _compute_moments(shares: Floats, points: Floats) -> tuple[Floats, Floats]:
+    """Return mean and covariance of the posterior of each row, (n_rows, q) and (n_rows, q, q)."""
+    q = points.shape[1]
+    mean = shares @ points
+    squares = shares @ (points[:, :, None] * points[:, None]).reshape(len(points), -1)
+    return mean, squares.reshape(-1, q, q) - mean[:, :, None] * mean[:, None]
+
+
+def _sum_covariances(
+    levels: Floats,
+    items: LevelItems,
+    jacobian: scipy.sparse.csr_array,
+    mean: Floats,
+    covariance: Floats,
+    row_weights: Floats,
+) -> Floats:
+    """Sum Cov[s | t_n] of rows times their weights on points of their posteriors."""
+    n_items, (n_planes, q) = len(items.n_planes), items.weights.shape
+    rule = gauss_hermite(_POINTS_PER_AXIS[q], q)
+    polynomials = evaluate_polynomials(rule.points)
+    total = np.zeros((jacobian.shape[1],) * 2)
+    size = len(rule.points) * (n_planes + n_items) * int(items.n_planes.max())
+    n_rows = max(1, _BATCH_ENTRIES // size)
+    for start in range(0, len(levels), n_rows):
+        check_cancelled()
+        rows = slice(start, start + n_rows)
+        x = place_points(rule, mean[rows], covariance[rows])
+        residual, log_joint = _differentiate_rows(levels[rows], items, x)
+        share = compute_point_shares(log_joint, x, rule)
+        z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
+        deviations = project_scores(residual, z, share, polynomials)
+        deviations *= np.sqrt(row_weights[rows]).astype(np.float32)[:, None, None, None]
+        flat = jacobian.T @ deviations.reshape(-1, jacobian.shape[0]).T
+        total += flat @ flat.T
+    return total
+
+
+def _differentiate_rows(levels: Floats, items: LevelItems, x: Floats) -> tuple[Floats, Floats]:
+    """Return ∂ log P(t_n | x) / ∂η_j, (n_rows, n_planes, n_points), and log P, (n_rows, n_points).
+
+    `levels` are the indicators of the rows, and x their points, (n_rows, n_points, q).
+    """
+    n_rows, n_points = x.shape[:2]
+    eta = items.compute_forms(x.reshape(n_rows * n_points, -1))
+    residual, log_joint = np.empty((n_rows, len(eta), n_points)), np.zeros((n_rows, n_points))
+    for alike in iter_alike(items.n_planes):
+        own_eta, present = eta[alike.planes], levels[:, alike.levels]
+        log_p = compute_log_probabilities(own_eta, items.is_cumulative)
+        log_p = log_p.reshape(*log_p.shape[:2], n_rows, n_points)
+        is_present = present.transpose(1, 2, 0)[..., None] > 0
+        log_joint += np.where(is_present, log_p, 0.0).sum(axis=(0, 1))
+        first = differentiate_levels(own_eta, items.is_cumulative)
+        first = first.reshape(*first.shape[:3], n_rows, n_points)
+        residual[:, alike.planes] = np.einsum("nic,icjnk->nijk", present, first)
+    return residual, log_joint
 
 
 def _iter_shares(
