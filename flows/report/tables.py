@@ -448,12 +448,15 @@ def _iter_distinct_columns(columns: Iterable[ParameterColumn]) -> Iterator[Param
 
 
 def _count_decimals(values: np.ndarray) -> int:
-    """Return the decimals that show four digits of the largest value; 0 for integers."""
+    """Return the decimals that show four digits of large values; 0 for integers.
+
+    The largest tenth does not count, because a single diverging value would hide all decimals.
+    """
     values = values[np.isfinite(values)].astype(np.float64)
-    largest = abs(values).max(initial=0.0)
     if (values == np.rint(values)).all():
         return 0
-    return int(np.clip(3 - np.floor(np.log10(largest)), 0, 6))
+    large = np.quantile(abs(values), 0.9, method="higher") or abs(values).max()
+    return int(np.clip(3 - np.floor(np.log10(large)), 0, 6))
 
 
 def _make_cells(column: ParameterColumn) -> list[NumberCell]:
