@@ -111,6 +111,26 @@ def test_samples_and_reconstructions_have_levels(facts: Facts) -> None:
         assert ((chances >= 0) & (chances <= 1)).all()
 
 
+def test_reversed_levels_only_flip_signs(facts: Facts) -> None:
+    """Every row has the same expected levels, counted from the other end."""
+    skip_unless_fitted(facts)
+    model: Any = make_model(facts)
+    data, params = draw_levels(), fit_levels(facts).params
+    if not isinstance(model, CanReconstruct):
+        pytest.skip("this model does not reconstruct")
+    highest = np.array([len(f.levels) - 1 for f in LEVELED], np.uint8)
+    reversed_ = split_levels(highest - sum_planes(data.X, LEVELED), LEVELED)
+    other_data = DenseData(reversed_ * data.mask, data.observed, data.segments)
+    other = fit_model(model, make_memory_rows(other_data), SERIAL)
+    expected = []
+    for own, rows in ((params, data), (other.params, other_data)):
+        block = cut_levels_to_block(rows, slice(0, 100))
+        codes = model.transform(own, block, RowRandom(9))["mean"]
+        planes = model.reconstruct(own, codes)
+        expected.append(np.add.reduceat(planes, find_first_planes(LEVELED)[:-1], axis=1))
+    np.testing.assert_allclose(highest - expected[1], expected[0], atol=5e-3)
+
+
 def test_likelihoods_of_all_levels_are_those_of_samples(facts: Facts) -> None:
     skip_unless_fitted(facts)
     model, params = make_model(facts), fit_levels(facts).params
