@@ -26,7 +26,7 @@ from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.data.ingest import summarize_dataset
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
-from pipeline.data.features import sum_planes
+from pipeline.data.features import read_features, sum_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -38,6 +38,7 @@ from pipeline.inference.sample import (
     iter_sampling_tasks,
 )
 from pipeline.models.capabilities import check_can_sample
+from pipeline.models.feature_kinds import check_has_no_continuous_features
 from storage.artifacts.artifacts import ArtifactReader
 from storage.dataset.chunks import unpack_rows
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -93,6 +94,8 @@ def prepare_sample(options: SampleOptions) -> SampleJob:
     check_target_folder(output, DATASET_FORMAT, options.overwrite)
     fitted = load_fitted_model(parse_path(options.artifact))
     check_can_sample(fitted.model)
+    features = read_features(fitted.artifact.manifest)
+    check_has_no_continuous_features(features, "rows are drawn without such values")
     divide_among_segments(fitted.params, options.rows)
     return SampleJob(options, fitted, output, open_executor)
 

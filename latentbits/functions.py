@@ -53,6 +53,7 @@ from pipeline.evaluation.class_outcomes import (
 )
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
+    check_can_be_evaluated,
     evaluate_rows,
     find_likelihood_measure,
     match_segments,
@@ -615,6 +616,7 @@ def evaluate(
     if label is not None:
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
     with _translate_errors(dataset), show_progress(progress) as show:
+        check_can_be_evaluated(list_features(dataset))
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
         rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())

@@ -24,6 +24,7 @@ from pipeline.data.tables import (
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import limit_blas_threads, make_executor
 from pipeline.inference.transform import cast_for_storage
+from pipeline.models.feature_kinds import check_has_no_continuous_features
 from pipeline.params import label_positions
 from pipeline.random import RowRandom
 
@@ -71,6 +72,8 @@ class Scorer:
                 "The fit has covariates, which a Scorer does not read. Use `transform`, or fit "
                 "without them."
             )
+        reason = "a Scorer does not read such values"
+        check_has_no_continuous_features(fitted.features, reason)
         self._places = {name: place for place, name in enumerate(fitted.feature_names)}
         self._segments = map_fitted_segments(fitted.params, fitted.segment_names)
         self._rng = RowRandom(0)

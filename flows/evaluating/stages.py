@@ -86,6 +86,7 @@ from pipeline.evaluation.evaluate import (
     LikelihoodMeasure,
     ModelScores,
     RowFold,
+    check_can_be_evaluated,
     describe_differences,
     describe_scores,
     find_likelihood_measure,
@@ -252,6 +253,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
     models, dataset = load_compared_models(options.artifacts, dataset)
+    check_can_be_evaluated(list_features(dataset))
     if dataset.covariates is not None:
         check_row_covariates(dataset, split, dataset.covariates)
     if options.folds is not None:

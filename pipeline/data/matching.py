@@ -28,9 +28,12 @@ def get_fitted_segments(params: Any) -> tuple[NDArray[np.int64], NDArray[np.int6
     return params.segments, params.segment_rows
 
 
-def make_empty_rows(params: Any, n_rows: int, n_features: int, segment: int = 0) -> BinaryBlock:
-    """Return rows of zeros, with covariates of 0 if the model needs some."""
-    block = pack_block(np.zeros((n_rows, n_features), np.uint8), segment=segment)
+def make_empty_rows(params: Any, n_rows: int, n_planes: int, segment: int = 0) -> BinaryBlock:
+    """Return rows of zeros, with values of continuous features and covariates if needed."""
+    n_levels = getattr(params, "n_levels", None)
+    n_continuous = 0 if n_levels is None else np.count_nonzero(n_levels == 1)
+    numbers = np.zeros((n_continuous, n_rows), np.float32) if n_continuous else None
+    block = pack_block(np.zeros((n_rows, n_planes), np.uint8), segment=segment, numbers=numbers)
     center = getattr(params, "covariate_center", None)
     return block if center is None else replace(block, covariates=np.zeros((n_rows, len(center))))
 

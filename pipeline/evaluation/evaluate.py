@@ -33,6 +33,7 @@ from pipeline.models.capabilities import (
     HasPseudoLikelihood,
     LogLikelihood,
 )
+from pipeline.models.feature_kinds import check_has_no_continuous_features
 from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import compute_bit_losses
 from pipeline.passes.map_reduce import collect_statistics
@@ -76,6 +77,11 @@ class EvaluatedModel:
     segments: Counts
     labels: TargetLabels | None = None
     features: tuple[Feature, ...] = ()
+
+
+def check_can_be_evaluated(features: Sequence[Feature]) -> None:
+    """Refuse continuous features."""
+    check_has_no_continuous_features(features, "evaluate does not compare such values")
 
 
 def match_segments(

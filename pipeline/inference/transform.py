@@ -28,6 +28,7 @@ from pipeline.models.capabilities import (
     check_can_reconstruct,
     check_has_person_fit,
 )
+from pipeline.models.feature_kinds import check_has_no_continuous_features
 from pipeline.params import params_from_arrays
 from pipeline.passes.row_ranges import (
     ROW,
@@ -180,7 +181,10 @@ def _reconstruct_features(
 def check_can_be_reconstructed(
     reconstruction: Reconstruction | None, features: Sequence[Feature]
 ) -> None:
-    """Refuse bits of features with several levels."""
+    """Refuse to reconstruct continuous features, and bits of features with several levels."""
+    if reconstruction is None:
+        return
+    check_has_no_continuous_features(features, "such values are not reconstructed")
     ordinal = [feature for feature in features if feature.kind == "ordinal"]
     if reconstruction == "bits" and ordinal:
         raise FitError(

@@ -54,27 +54,21 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
     return PairTable(n, ones_i, ones_j, joint_count_quantiles(n, ones_i, ones_j, scores))
 
 
-def draw_independent_levels(
-    table: PairTable, first_planes: Counts, rng: np.random.Generator
-) -> PairTable:
+def draw_independent_levels(table: PairTable, first_planes: Counts, scores: Array) -> PairTable:
     """Draw joint counts of planes as if the features were independent.
 
     Among the rows where both features reach the planes before planes c and d, the joint count of c
     and d has the law that `draw_independent_pairs` describes, given the margins of these rows.
     Scores are coupled alike, as if plane c, where it is reached, were a feature of its own.
 
-    `table` is that of `draw_independent_pairs`, for planes. The result has the pairs of planes of
-    features i < j; other joint counts are 0.
+    `table` is that of `draw_independent_pairs`, for planes, and `scores` are those of
+    `draw_scores`, (n_planes, n_planes). The result has the pairs of planes of features i < j; other
+    joint counts are 0.
     """
     n_planes, firsts = int(first_planes[-1]), first_planes[:-1]
     n, ones_i, ones_j = (
         np.broadcast_to(a, (n_planes, n_planes)).astype(np.float64) for a in table[:3]
     )
-    of_features = np.asarray(table.n)
-    n_rows = _count_coupling_rows(
-        of_features if of_features.ndim == 0 else of_features[np.ix_(firsts, firsts)]
-    )
-    scores = _draw_correlation(n_planes, n_rows, rng) * np.sqrt(max(n_rows - 1, 1))
     joint, heights = np.zeros((n_planes, n_planes)), np.diff(first_planes)
     i, j = np.triu_indices(len(heights), 1)
     for c in range(heights.max()):
@@ -92,6 +86,17 @@ def draw_independent_levels(
             right = joint[p - 1, q] if c else ones_j[p, q]
             joint[p, q] = joint_count_quantiles(rows, left, right, scores[p, q])
     return PairTable(n, ones_i, ones_j, joint)
+
+
+def draw_scores(n: NDArray[np.int64], n_scored: int, rng: np.random.Generator) -> Array:
+    """Draw normal scores of all pairs of planes or continuous features, (n_scored, n_scored).
+
+    They are √(n_rows − 1) times a sample correlation matrix of independent normals. `n` is the
+    number of rows that observe both features, for all pairs of features or for each.
+    """
+    n_rows = _count_coupling_rows(n)
+    scores: Array = _draw_correlation(n_scored, n_rows, rng) * np.sqrt(max(n_rows - 1, 1))
+    return scores
 
 
 def _count_coupling_rows(n: NDArray[np.int64]) -> int:
@@ -285,7 +290,10 @@ def _draw_null_spectrum(
 ) -> Array:
     rng = np.random.default_rng(seed)
     if first_planes is not None:
-        correlation, status = estimate(draw_independent_levels(margins, first_planes, rng))
+        n, firsts = np.asarray(margins.n), first_planes[:-1]
+        n = n if n.ndim == 0 else n[np.ix_(firsts, firsts)]
+        scores = draw_scores(n, int(first_planes[-1]), rng)
+        correlation, status = estimate(draw_independent_levels(margins, first_planes, scores))
         mirror_upper_triangle(correlation, status)
         return leading_eigenvalues(correlation, n_leading)
     pairs = draw_independent_pairs(margins, rng)

@@ -20,7 +20,8 @@ C          correlation     (n_features, n_features)
 =========  ==============  ================================
 
 An ordinal feature with k levels has k − 1 thresholds, one per plane: s_i ≥ c iff x_i > t_ic. The
-correlations are then polychoric; see `ordinal`.
+correlations are then polychoric; see `ordinal`. A continuous feature shows x_i itself, up to mean
+and scale; see `mixed`.
 
 Wide data, of more than 2,000 features: correlations are computed in strips of features, and their
 spectrum by products with the strips. No task and no central step holds a square of all features.
@@ -56,7 +57,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
-from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
+from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary, find_continuous
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -112,13 +113,14 @@ from pipeline.statistics.null_spectrum import estimate_null_quantiles
 Array = NDArray[np.float64]
 
 _ORDINAL_CLASS = "pipeline.models.clipped_pca.ordinal:OrdinalClippedPCA"  # it imports this file
+_MIXED_CLASS = "pipeline.models.clipped_pca.mixed:MixedClippedPCA"
 MIN_NOISE = 1e-3
 """Smallest ψ. Below it, one feature would determine a combination of the components exactly."""
 MAX_SQUARE_FEATURES = 2000
 """Maximum number of features of one square matrix; wider data use strips."""
 _MAX_PARTS = 32
 _ROWS_AT_ONCE = 64  # of a strip, so that arrays of float64 stay small
-_N_LEADING = 64
+N_LEADING = 64
 _MAX_NEGATIVE_SHARE = 0.02
 _MAX_NULL_RATIO = 2.0
 _PAIR_STATUS_TEXTS = {
@@ -136,7 +138,9 @@ class ClippedPCAParams:
 
     `status` is the `PairStatus` of every pair. `null_eigenvalues` are the 95 % quantiles of the
     null spectra, empty unless they chose `n_components`. Standard errors are NaN where the data do
-    not determine them. `n_levels` is None if all features are binary.
+    not determine them. `n_levels` is None if all features are binary, and 1 of a continuous
+    feature. `means` and `scales` are the mean and standard deviation of each continuous feature,
+    and 0 and 1 of the x of all others; None if no feature is continuous.
     """
 
     loadings: Array = array_field("feature", "component")
@@ -149,8 +153,10 @@ class ClippedPCAParams:
     thresholds_error: Array | None = optional_array_field("plane")
     correlation_error: Array | None = optional_array_field("feature", "feature_j")
     n_levels: NDArray[np.int64] | None = optional_array_field(
-        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+        "feature", allowed=NumberRange(minimum=1, maximum=MAX_LEVELS)
     )
+    means: Array | None = optional_array_field("feature")
+    scales: Array | None = optional_array_field("feature", allowed=NumberRange(above=0))
 
     def repeat_for_planes(self, values: Array) -> Array:
         """Repeat values of features, (..., n_features), for each of their planes."""
@@ -185,7 +191,7 @@ class ClippedPCA(Model):
     """
 
     name: ClassVar[str] = "clipped-pca"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
@@ -208,12 +214,13 @@ class ClippedPCA(Model):
     tol: float = field(default=0.0, init=False)
 
     def with_structure(self, structure: Structure) -> ClippedPCA:
-        """Return the model of ordinal features, or this model if all are binary."""
+        """Return the model of ordinal or mixed features, or this model if all are binary."""
         super().with_structure(structure)
         if are_binary(structure.features):
             return self
-        ordinal: ClippedPCA = resolve_name(_ORDINAL_CLASS).from_model(self, structure)
-        return ordinal
+        kind = resolve_name(_MIXED_CLASS if find_continuous(structure.features) else _ORDINAL_CLASS)
+        model: ClippedPCA = kind.from_model(self, structure)
+        return model
 
     @property
     def first_planes(self) -> NDArray[np.int64] | None:
@@ -227,7 +234,7 @@ class ClippedPCA(Model):
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of 18 square matrices in the central step and 7 per null draw."""
         if self.has_pair_tables(n_features):
-            return estimate_strips_memory(n_features, self.n_components or _N_LEADING, n_threads)
+            return estimate_strips_memory(n_features, self.n_components or N_LEADING, n_threads)
         return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -335,11 +342,24 @@ class ClippedPCA(Model):
         (correlation,), (status,) = estimate_correlations(
             statistics, self._estimator_function, map_items, self.first_planes
         )
+        null_quantiles = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
+        fitted = self._fit_correlation(state, correlation, status, null_quantiles)
+        is_plain = self.estimator == "tetrachoric" and self.repair == "none"
+        if self.errors == "none" or not is_plain or len(state.params.thresholds) > MAX_PLANES:
+            return fitted
+        if state.auxiliary["has_sampling_weights"]:
+            warning = FitWarning("there are no standard errors for sampling weights")
+            return replace(fitted, warnings=(*fitted.warnings, warning))
+        return add_standard_errors(fitted, statistics, self.empty_cells, rng)
+
+    def _fit_correlation(
+        self, state: FitState, correlation: Array, status: NDArray[np.uint8], null_quantiles: Array
+    ) -> FitState:
+        """Repair the correlations, and compute their spectrum and the loadings."""
         repaired, shrinkage, repair_distance = self._repair(correlation)
         varying, constant = repaired.copy(), state.auxiliary["constant"]
         varying[constant, constant] = 0.0  # with 1, the feature could appear as a component
-        values, vectors = leading_eigenpairs(varying, self.n_components or _N_LEADING)
-        null_quantiles = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
+        values, vectors = leading_eigenpairs(varying, self.n_components or N_LEADING)
         params = replace(
             state.params,
             eigenvalues=values,
@@ -357,14 +377,7 @@ class ClippedPCA(Model):
             "repair_distance": repair_distance,
             "shrinkage": shrinkage,
         }
-        fitted = replace(fitted, diagnostics=diagnostics)
-        is_plain = self.estimator == "tetrachoric" and self.repair == "none"
-        if self.errors == "none" or not is_plain or len(state.params.thresholds) > MAX_PLANES:
-            return fitted
-        if state.auxiliary["has_sampling_weights"]:
-            warning = FitWarning("there are no standard errors for sampling weights")
-            return replace(fitted, warnings=(*fitted.warnings, warning))
-        return add_standard_errors(fitted, statistics, self.empty_cells, rng)
+        return replace(fitted, diagnostics=diagnostics)
 
     def _repair(self, correlation: Array) -> tuple[Array, float, float]:
         """Return the repaired correlations, their shrinkage τ, and the distance of the repair."""
@@ -431,7 +444,7 @@ class ClippedPCA(Model):
         rng: np.random.Generator,
     ) -> FitState:
         """Compute the spectrum of the strips by products, and the loadings."""
-        constant, n_leading = state.auxiliary["constant"], self.n_components or _N_LEADING
+        constant, n_leading = state.auxiliary["constant"], self.n_components or N_LEADING
         n_features = len(state.params.thresholds)
         spectrum = find_strip_spectrum(results, constant, n_features, n_leading, map_items)
         shrinkage = 0.0
@@ -475,7 +488,7 @@ class ClippedPCA(Model):
         if self.n_components is not None:
             return np.zeros(0)
         spectra = draw_null_spectra(
-            counts, 0, self._estimator_function, seeds, _N_LEADING, map_items, self.first_planes
+            counts, 0, self._estimator_function, seeds, N_LEADING, map_items, self.first_planes
         )
         quantiles: Array = np.quantile(spectra, 0.95, axis=0)
         return quantiles
@@ -489,8 +502,16 @@ class ClippedPCA(Model):
         """
         weights, offsets = probit_weights(params)
         if params.n_levels is not None:
-            levels, observed = _unpack_levels(block, params.n_levels - 1)
-            return interval_codes(levels, weights, offsets, params.n_levels, observed)
+            is_continuous = params.n_levels == 1
+            n_levels, own = params.n_levels[~is_continuous], weights[~is_continuous]
+            levels, observed = unpack_levels(block, n_levels - 1)
+            if params.means is None or params.scales is None:
+                return interval_codes(levels, own, offsets, n_levels, observed)
+            assert block.numbers is not None
+            values = (block.numbers.T - params.means[is_continuous]) / params.scales[is_continuous]
+            values = values / np.sqrt(find_noise(params)[is_continuous])
+            weights = np.concatenate([own, weights[is_continuous]])
+            return interval_codes(levels, weights, offsets, n_levels, observed, values)
         n_components = weights.shape[1]
         return probit_codes(
             block.unpack_values(),
@@ -525,7 +546,7 @@ class ClippedPCA(Model):
         return probabilities
 
 
-def _unpack_levels(
+def unpack_levels(
     block: BinaryBlock, n_planes: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Return levels counted from 0 and their mask, (n_samples, n_features) each."""
@@ -551,6 +572,11 @@ def communalities(params: ClippedPCAParams) -> Array:
     return communalities
 
 
+def find_noise(params: ClippedPCAParams) -> Array:
+    """Return ψ, the variance of each feature that the components do not explain, (n_features,)."""
+    return np.maximum(1 - communalities(params), MIN_NOISE)
+
+
 def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
     """Return weights and offsets of P(s_i = 1 | y) = Φ(w_i·y + b_i), with the noise divided out.
 
@@ -558,7 +584,7 @@ def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
     """
     communality = communalities(params)
     shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
-    noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
+    noise = np.sqrt(find_noise(params))
     weights = params.loadings * (shrink / noise)[:, None]
     return weights, -params.thresholds / params.repeat_for_planes(noise)
 

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import find_first_planes
+from pipeline.data.features import Feature, find_first_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.model import ClippedPCA, ClippedPCAParams
@@ -79,8 +79,13 @@ class OrdinalClippedPCA(ClippedPCA):
 
     @property
     def first_planes(self) -> NDArray[np.int64]:
-        """First plane of each feature, and the number of planes, (n_features + 1,)."""
-        return find_first_planes(self.structure.features)
+        """First plane of each feature with levels, and the number of planes, (n_ordinal + 1,)."""
+        return find_first_planes(self._ordinal_features)
+
+    @property
+    def _ordinal_features(self) -> tuple[Feature, ...]:
+        """The features that have levels."""
+        return self.structure.features
 
     @property
     def _estimator_function(self) -> CorrelationEstimator:
@@ -97,12 +102,12 @@ class OrdinalClippedPCA(ClippedPCA):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the margins and fix the thresholds; report levels without rows."""
-        level_rows = count_level_rows(first, self.structure.features)
+        level_rows = count_level_rows(first, self._ordinal_features)
         state = super().initialize(first, rng)
         consequence = "the fit gives these levels a probability of 0 or nearly 0"
         warnings = make_empty_level_warnings(level_rows, consequence)
         state = replace(state, warnings=state.warnings + warnings)
-        return state.with_feature_names(self.structure.feature_names)
+        return state.with_feature_names([feature.name for feature in self._ordinal_features])
 
     def _make_first_params(self, thresholds: Array) -> ClippedPCAParams:
         n_levels = np.diff(self.first_planes) + 1
@@ -115,7 +120,7 @@ class OrdinalClippedPCA(ClippedPCA):
 
     def _name_features(self, features: NDArray[np.intp]) -> tuple[str, ...]:
         """Return the names of features: an index in a message would stand for a plane."""
-        return tuple(self.structure.features[feature].name for feature in features.tolist())
+        return tuple(self._ordinal_features[feature].name for feature in features.tolist())
 
     def update(
         self,

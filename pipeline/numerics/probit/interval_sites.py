@@ -12,6 +12,9 @@ The moments of t are sums over Gauss–Legendre nodes on the part of the interva
 above e⁻³⁰ of its maximum. Their relative error is below 1e-9, also far in a tail and for an
 interval of width 0, that is, between the equal thresholds of a level without rows.
 
+The value v of a continuous feature, w_iᵀ u + noise = v, is an interval of width 0 at v. Its tilted
+distribution is a point, so the site is Gaussian, and the posterior given such features is exact.
+
 If the rounds, which update all sites at once, oscillate on a row, it starts again with damped ones.
 """
 
@@ -24,6 +27,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.numerics.gaussian.level_bounds import place_bounds
 from pipeline.numerics.probit.expectation_propagation import (
     add_skewness_to_moments,
     fill_cumulant_terms,
@@ -57,16 +61,17 @@ _FULL_ROUNDS, _DAMPING = 15, 0.5
 
 
 class _LevelRows(NamedTuple):
-    """Rows of levels, and the thresholds between levels.
+    """Rows of levels, the thresholds between levels, and rows of values.
 
     Feature i at level c has the interval from `bounds[first[i] + c]` to the next bound.
     """
 
     levels: NDArray[np.uint8]
     observed: NDArray[np.bool_]
-    weights: Floats  # (K, n_features)
+    weights: Floats  # (K, n_features), those of values last
     bounds: Floats
     first: NDArray[np.int64]
+    values: Floats  # (n_samples, n_values), NaN where missing
 
 
 def interval_codes(
@@ -75,33 +80,33 @@ def interval_codes(
     offsets: Floats,
     n_levels: NDArray[np.int64],
     observed: NDArray[Any] | None = None,
+    values: Floats | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Return the `mean`, `variance` and `converged` of the posterior of every row.
 
     Parameters
     ----------
     levels
-        Levels counted from 0, (n_samples, n_features).
+        Levels counted from 0, (n_samples, n_ordinal).
     weights
-        The w_i, (n_features, n_components).
+        The w_i of features with levels, then of continuous ones, (n_features, n_components).
     offsets
         The b_ic, decreasing within a feature, (n_planes,).
     n_levels
-        Number of levels of each feature, (n_features,).
+        Number of levels of each feature with levels, (n_ordinal,).
     observed
-        False where a value is missing, (n_samples, n_features).
+        False where a level is missing, (n_samples, n_ordinal).
+    values
+        Values of w_iᵀ u + noise of the continuous features, NaN where missing, (n_samples,
+        n_continuous); None if there are none.
 
     Returns
     -------
     dict
         Means and variances, (n_samples, n_components), and `converged`, (n_samples,).
     """
-    n_samples, (n_features, n_components) = len(levels), weights.shape
-    n_planes = n_levels - 1
-    planes = np.arange(len(offsets)) + 2 * np.repeat(np.arange(n_features), n_planes) + 1
-    bounds = np.full(len(offsets) + 2 * n_features, np.inf)
-    first = np.cumsum(n_levels + 1) - (n_levels + 1)
-    bounds[first], bounds[planes] = -np.inf, -offsets
+    n_samples, n_components = len(levels), weights.shape[1]
+    first, bounds = place_bounds(-offsets, n_levels)
     mask = np.ones(levels.shape, np.bool_) if observed is None else observed
     rows = _LevelRows(
         # For another layout, Numba would compile a kernel that may add in another order.
@@ -110,6 +115,7 @@ def interval_codes(
         np.ascontiguousarray(weights.T),
         bounds,
         first,
+        np.zeros((n_samples, 0)) if values is None else np.ascontiguousarray(values),
     )
     means, variances = np.empty((2, n_samples, n_components))
     converged = np.empty(n_samples, np.bool_)
@@ -123,9 +129,11 @@ def _fill_codes(
 ) -> None:
     K = len(rows.weights)
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
-    row = allocate_workspace(K, rows.levels.shape[1], _N_FIELDS)
+    row = allocate_workspace(K, rows.weights.shape[1], _N_FIELDS)
     for sample in range(len(rows.levels)):
         n_observed = int(np.count_nonzero(rows.observed[sample]))
+        for value in rows.values[sample]:
+            n_observed += not math.isnan(value)
         if n_observed != row.sites.shape[1]:
             row = allocate_workspace(K, n_observed, _N_FIELDS)
         _read_row(rows, sample, row)
@@ -149,11 +157,17 @@ def _fill_codes(
 @site_callee
 def _read_row(rows: _LevelRows, sample: int, row: ProbitRow) -> None:
     """Fill intervals and weights of the observed features."""
-    i = 0
-    for feature in range(rows.levels.shape[1]):
-        if rows.observed[sample, feature]:
+    i, n_levels = 0, rows.levels.shape[1]
+    for feature in range(rows.weights.shape[1]):
+        if feature >= n_levels:
+            lower = upper = rows.values[sample, feature - n_levels]
+            is_observed = not math.isnan(lower)
+        else:
+            is_observed = rows.observed[sample, feature]
             place = rows.first[feature] + rows.levels[sample, feature]
-            row.sites[_LOWER, i], row.sites[_UPPER, i] = rows.bounds[place], rows.bounds[place + 1]
+            lower, upper = rows.bounds[place], rows.bounds[place + 1]
+        if is_observed:
+            row.sites[_LOWER, i], row.sites[_UPPER, i] = lower, upper
             for k in range(len(rows.weights)):
                 row.weights[k, i] = rows.weights[k, feature]
             i += 1

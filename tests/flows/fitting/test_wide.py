@@ -327,7 +327,7 @@ def list_bytes(artifact: str) -> dict[str, bytes]:
 def test_strips_of_weighted_rows_are_those_of_repeated_rows(
     cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, components: str
 ) -> None:
-    monkeypatch.setattr(model, "_N_LEADING", 5)
+    monkeypatch.setattr(model, "N_LEADING", 5)
     weights = np.random.default_rng(4).integers(0, 4, 500)
     weighted = write_weighted_rows(tmp_path / "w.zarr", weights)
     dataset = open_dataset(weighted)

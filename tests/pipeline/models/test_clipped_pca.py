@@ -293,7 +293,7 @@ def test_strips_and_the_partial_solver_change_nothing(
     X, *_ = probit(2000)
     whole = fitted(X, estimator=estimator).params
     monkeypatch.setattr(correlations, "_PAIRS_PER_TASK", 500)
-    monkeypatch.setattr(model, "_N_LEADING", 8)
+    monkeypatch.setattr(model, "N_LEADING", 8)
     monkeypatch.setattr(linalg, "FULL_SOLVER", 20)
     part = fitted(X, estimator=estimator).params
     np.testing.assert_array_equal(part.correlation, whole.correlation)
@@ -568,7 +568,7 @@ def test_strips_give_what_squares_give(name: str, request: pytest.FixtureRequest
 
 @pytest.mark.usefixtures("in_strips")
 def test_bytes_do_not_depend_on_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "_N_LEADING", 6)  # blocks are 12 wider, and a basis needs room
+    monkeypatch.setattr(model, "N_LEADING", 6)  # blocks are 12 wider, and a basis needs room
     one, other = (
         fit_wide(DenseData(drawn()), e, n_components=None) for e in (SERIAL, ThreadsExecutor(3))
     )
@@ -579,7 +579,7 @@ def test_bytes_do_not_depend_on_the_executor(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "_N_LEADING", 6)
+    monkeypatch.setattr(model, "N_LEADING", 6)
     drawn_spectra = fit_wide(DenseData(drawn()), n_components=None)
     request.getfixturevalue("in_strips")
     by_margins = fit_wide(DenseData(drawn()), n_components=None)

@@ -1,0 +1,274 @@
+"""Clipped PCA with continuous features, against R's polycor and brute force."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import AnnotatedChunk, RowSource, pack_block
+from pipeline.data.features import Feature, split_values
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from pipeline.fitting.loop import fit_model
+from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
+from pipeline.random import RowRandom
+from tests.support.data import find_reference
+
+Floats = NDArray[np.float64]
+COUNTS = [0, 2, 3, 0, 4, 2, 0, 3]  # numbers of levels, 0 of continuous features
+
+
+def make_features(counts: Sequence[int]) -> tuple[Feature, ...]:
+    return tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(counts))
+
+
+def make_block(X: Floats, counts: Sequence[int], first_row: int = 0) -> Any:
+    """Pack rows of levels and values, NaN where missing."""
+    is_continuous = np.array(counts) == 0
+    own = X[:, ~is_continuous]
+    mask = None if not np.isnan(own).any() else (~np.isnan(own)).astype(np.uint8)
+    features = [f for f in make_features(counts) if f.levels]
+    planes, observed = split_values(np.nan_to_num(own).astype(np.uint8), mask, features)
+    numbers = np.ascontiguousarray(X[:, is_continuous].T, np.float32)
+    return pack_block(planes, observed, first_row=first_row, numbers=numbers)
+
+
+def make_rows(
+    X: Floats,
+    counts: Sequence[int] = COUNTS,
+    n_chunks: int = 1,
+    weights: NDArray[np.int64] | None = None,
+) -> RowSource:
+    chunks = []
+    for places in np.array_split(np.arange(len(X)), n_chunks):
+        block = make_block(X[places], counts, places[0])
+        chunks.append(
+            AnnotatedChunk(
+                block.words,
+                block.observed_words,
+                np.array([[0, 0, len(places)]]),
+                block.rows,
+                {},
+                None,
+                weights=None if weights is None else weights[places],
+                numbers=block.numbers,
+            )
+        )
+    sizes = [len(chunk.rows) for chunk in chunks]
+    return RowSource(chunks.__getitem__, sizes, len(chunks[0].words), 1)
+
+
+def fit_rows(
+    rows: RowSource,
+    counts: Sequence[int] = COUNTS,
+    executor: Executor | None = None,
+    **settings: Any,
+) -> FitState:
+    model = ClippedPCA(**settings).with_structure(Structure(features=make_features(counts)))
+    return fit_model(model, rows, executor or SerialExecutor())
+
+
+def draw_rows(n_rows: int, seed: int, missing: float = 0.0) -> tuple[Floats, Floats]:
+    """Draw rows of two factors, and return them with the loadings."""
+    rng, n = np.random.default_rng(seed), len(COUNTS)
+    loadings = np.column_stack([np.linspace(0.5, 0.75, n), 0.4 * (-1.0) ** np.arange(n)])
+    X = rng.standard_normal((n_rows, 2)) @ loadings.T
+    X += np.sqrt(1 - (loadings**2).sum(axis=1)) * rng.standard_normal(X.shape)
+    for i, k in enumerate(COUNTS):
+        if k:
+            X[:, i] = np.searchsorted(np.linspace(-1, 1.2, k + 1)[1:-1], X[:, i])
+    X[rng.random(X.shape) < missing] = np.nan
+    return X, loadings
+
+
+def read_mixed8() -> tuple[list[str], Floats]:
+    with find_reference("data/hs_mixed8.csv").open() as file:
+        header, *lines = csv.reader(file)
+    return header, np.array(lines, np.float64)
+
+
+def test_correlations_agree_with_r() -> None:
+    names, X = read_mixed8()
+    counts = [0, 0, 4, 3, 5, 2, 2, 0]
+    params = fit_rows(make_rows(X, counts), counts, n_components=2).params
+    with find_reference("08_polychoric_mixed/hs_mixed8_mixed.csv").open() as file:
+        pairs = list(csv.DictReader(file))
+    assert len(pairs) == 28
+    for row in pairs:
+        pair = names.index(row["i"]), names.index(row["j"])
+        assert params.correlation[pair] == pytest.approx(float(row["exact_two_step"]), abs=1e-7)
+    assert_array_equal(params.n_levels, [1, 1, 4, 3, 5, 2, 2, 1])
+    is_continuous = np.array(counts) == 0
+    assert_allclose(params.means, np.where(is_continuous, X.mean(axis=0), 0.0), rtol=1e-6)
+    assert_allclose(params.scales, np.where(is_continuous, X.std(axis=0), 1.0), rtol=1e-6)
+
+
+def test_missing_values_leave_out_rows_pair_by_pair() -> None:
+    X, _ = draw_rows(500, 0, missing=0.2)
+    correlation = fit_rows(make_rows(X), n_components=1).params.correlation
+    for i, j in [(0, 3), (0, 4), (3, 1), (2, 4), (6, 7)]:
+        own = X[~np.isnan(X[:, [i, j]]).any(axis=1)][:, [i, j]]
+        counts = [COUNTS[i], COUNTS[j]]
+        if not any(counts):
+            assert correlation[i, j] == pytest.approx(np.corrcoef(own.T)[0, 1], abs=1e-6)
+            continue
+        pair = fit_rows(make_rows(own, counts), counts, n_components=1).params.correlation
+        assert correlation[i, j] == pytest.approx(pair[0, 1], abs=1e-9)
+
+
+def test_threads_and_chunks_give_the_same_fit() -> None:
+    X, _ = draw_rows(1000, 1, missing=0.1)
+    whole = fit_rows(make_rows(X)).params
+    chunks = fit_rows(make_rows(X, n_chunks=7)).params
+    threads = fit_rows(make_rows(X, n_chunks=7), executor=ThreadsExecutor(2)).params
+    for name, values in vars(chunks).items():
+        assert_array_equal(getattr(threads, name), values, err_msg=name)
+        if values is not None:
+            assert_allclose(values, getattr(whole, name), rtol=1e-8, atol=1e-9, err_msg=name)
+
+
+def test_a_large_mean_costs_no_digits() -> None:
+    X, _ = draw_rows(800, 2)
+    X[:, 0] = np.round(X[:, 0] * 16) / 16
+    moved = X.copy()
+    moved[:, 0] += 1e6  # exact in 32 bits
+    near, far = (fit_rows(make_rows(values, n_chunks=3), n_components=2) for values in (X, moved))
+    assert_allclose(far.params.correlation, near.params.correlation, atol=1e-11)
+    assert_allclose(far.params.scales, near.params.scales, rtol=1e-11)
+    codes = [
+        ClippedPCA().transform(fit.params, make_block(values, COUNTS), RowRandom(0))
+        for fit, values in ((near, X), (far, moved))
+    ]
+    assert_allclose(codes[0]["mean"], codes[1]["mean"], atol=1e-8)
+
+
+def test_weighted_rows_are_repeated_rows() -> None:
+    X, _ = draw_rows(400, 3, missing=0.1)
+    times = np.random.default_rng(0).integers(1, 4, 400)
+    weighted = fit_rows(make_rows(X, weights=times), n_components=2).params
+    repeated = fit_rows(make_rows(np.repeat(X, times, axis=0)), n_components=2).params
+    for name in ("correlation", "loadings", "thresholds", "means", "scales"):
+        expected = getattr(repeated, name)
+        assert_allclose(getattr(weighted, name), expected, atol=1e-9, err_msg=name)
+
+
+def test_loadings_and_their_number_are_those_of_the_factors() -> None:
+    rng = np.random.default_rng(4)
+    X, _ = draw_rows(3000, 4)
+    state = fit_rows(make_rows(X))
+    assert state.params.loadings.shape == (8, 2)
+    (warning,) = state.warnings
+    assert warning.render() == "there are no standard errors for fits with continuous features"
+    assert fit_rows(make_rows(X), errors="none").warnings == ()
+    independent = rng.permuted(X, axis=0)
+    assert fit_rows(make_rows(independent)).params.loadings.shape == (8, 0)
+
+
+def test_null_spectra_are_those_of_permuted_rows() -> None:
+    rng = np.random.default_rng(5)
+    X, _ = draw_rows(300, 5)
+    drawn = fit_rows(make_rows(X), null_draws=300).params.null_eigenvalues
+    permuted = [
+        fit_rows(make_rows(rng.permuted(X, axis=0)), n_components=3).params.eigenvalues[:3]
+        for _ in range(150)
+    ]
+    assert_allclose(drawn[:3], np.quantile(permuted, 0.95, axis=0), rtol=0.05)
+
+
+def test_codes_are_posterior_means_and_variances() -> None:
+    X, loadings = draw_rows(60, 6, missing=0.2)
+    params = replace(
+        fit_rows(make_rows(draw_rows(500, 7)[0]), n_components=2).params, loadings=loadings
+    )
+    codes = ClippedPCA().transform(params, make_block(X, COUNTS), RowRandom(0))
+    assert codes["converged"].all()
+    axis = np.linspace(-6, 6, 241)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+    at_least = ClippedPCA().reconstruct(params, grid)
+    noise = np.sqrt(1 - (loadings**2).sum(axis=1))
+    logs, first = np.tile(-0.5 * (grid**2).sum(axis=1), (len(X), 1)), 0
+    for i, k in enumerate(COUNTS):
+        is_seen = ~np.isnan(X[:, i])
+        if k:
+            own = np.pad(at_least[:, first : first + k - 1], ((0, 0), (1, 0)), constant_values=1.0)
+            chances = -np.diff(np.pad(own, ((0, 0), (0, 1))), axis=1)
+            logs[is_seen] += np.log(chances + 1e-300).T[X[is_seen, i].astype(int)]
+            first += k - 1
+        else:
+            z = (np.float32(X[is_seen, i]) - params.means[i]) / params.scales[i]
+            logs[is_seen] -= 0.5 * ((z[:, None] - grid @ loadings[i]) / noise[i]) ** 2
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    mean = weights @ grid
+    assert_allclose(codes["mean"], mean, atol=3e-3)
+    assert_allclose(codes["variance"], weights @ grid**2 - mean**2, atol=4e-3)
+
+
+def test_codes_of_values_alone_are_exact() -> None:
+    X, loadings = draw_rows(50, 8)
+    X[:, np.array(COUNTS) > 0] = np.nan
+    params = replace(
+        fit_rows(make_rows(draw_rows(500, 9)[0]), n_components=2).params, loadings=loadings
+    )
+    codes = ClippedPCA().transform(params, make_block(X, COUNTS), RowRandom(0))
+    own = np.flatnonzero(np.array(COUNTS) == 0)
+    noise = 1 - (loadings[own] ** 2).sum(axis=1)
+    covariance = np.linalg.inv(np.eye(2) + (loadings[own].T / noise) @ loadings[own])
+    z = (np.float32(X[:, own]) - params.means[own]) / params.scales[own]
+    assert_allclose(codes["mean"], (z / noise) @ loadings[own] @ covariance, atol=1e-9)
+    assert_allclose(codes["variance"], np.tile(np.diag(covariance), (50, 1)), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (7.0, "These features are constant: 'q3'. Leave them out"),
+        (np.inf, "These features have infinite values: 'q3'"),
+        (np.nan, "These features have no observed value: 'q3'. Leave them out"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_by_name(values: float, message: str) -> None:
+    X, _ = draw_rows(100, 10)
+    X[:, 3] = values
+    with pytest.raises(FitError, match=message):
+        fit_rows(make_rows(X), n_components=1, constant_features="keep")
+
+
+def test_features_and_settings_that_cannot_be_combined_are_refused() -> None:
+    X, _ = draw_rows(100, 11)
+    with pytest.raises(FitError, match="All features are continuous"):
+        ClippedPCA().with_structure(Structure(features=make_features([0, 0])))
+    with pytest.raises(FitError, match="takes at most 2,000 if some features are continuous"):
+        ClippedPCA().with_structure(Structure(features=make_features([0, *[2] * 2000])))
+    with pytest.raises(FitError, match="takes binary features only"):
+        fit_rows(make_rows(X), estimator="arcsine")
+
+
+def test_constant_levels_are_named_and_kept_on_request() -> None:
+    X, _ = draw_rows(300, 12)
+    X[:, 4] = 1
+    with pytest.raises(FitError, match="These features are constant: 'q4'"):
+        fit_rows(make_rows(X), n_components=1)
+    state = fit_rows(make_rows(X), n_components=1, constant_features="keep", errors="none")
+    assert_array_equal(state.params.loadings[4], 0)
+    assert_array_equal(state.params.correlation[4], np.arange(8) == 4)
+    assert [warning.features for warning in state.warnings] == [("q4",)]
+
+
+def test_indefinite_correlations_are_repaired() -> None:
+    X, _ = draw_rows(12, 13, missing=0.3)
+    plain, shrunk = (
+        fit_rows(make_rows(X), n_components=2, repair=repair).params
+        for repair in ("none", "shrink")
+    )
+    assert np.linalg.eigvalsh(plain.correlation)[0] < -0.01
+    assert np.linalg.eigvalsh(shrunk.correlation)[0] >= -1e-9
