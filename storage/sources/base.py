@@ -272,12 +272,9 @@ class Source(ABC):
 
     def _format_unknown_column(self, name: str) -> str:
         columns = [*self.column_names, *self.feature_names]
-        near = get_close_matches(name, [column for column in columns if column != name], n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return (
-            f"{self.path}: there is no column {name!r}.{hint} "
-            "Check {keep}, {segment_by} and {split_by}."
-        )
+        hint = _suggest_column(name, [column for column in columns if column != name])
+        checked = "Check {keep}, {segment_by} and {split_by}."
+        return f"{self.path}: there is no column {name!r}. {f'{hint} ' if hint else ''}{checked}"
 
 
 def copy_fields(source: Source) -> dict[str, Any]:
@@ -410,6 +407,14 @@ def make_no_numbers_error(place: str) -> DataError:
     )
 
 
+def _suggest_column(name: str, columns: Sequence[str]) -> str:
+    """Return a hint about a column that does not exist; empty if there is none."""
+    if {*name.split(",")} <= {*columns}:
+        return "Repeat the option for each column."
+    near = get_close_matches(name, columns, n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
+
+
 def _match_columns(
     path: str, option: str, patterns: Sequence[str], names: Sequence[str], may_miss: bool
 ) -> set[str]:
@@ -419,9 +424,8 @@ def _match_columns(
     for pattern in patterns:
         hits = {pattern} & all_names or {name for name in names if fnmatchcase(name, pattern)}
         if not (hits or may_miss):
-            near = get_close_matches(pattern, names, n=1)
             first = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {first}"
+            hint = _suggest_column(pattern, names) or f"Columns: {first}"
             raise DataError(f"{path}: {option}: there is no column {pattern!r}. {hint}")
         matches |= hits
     return matches
