@@ -26,7 +26,7 @@ from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.data.ingest import summarize_dataset
 from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
-from pipeline.data.features import read_features, sum_planes
+from pipeline.data.features import find_continuous, sum_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -35,10 +35,10 @@ from pipeline.inference.sample import (
     SamplingTask,
     divide_among_segments,
     draw_model_rows,
+    draw_model_rows_with_numbers,
     iter_sampling_tasks,
 )
-from pipeline.models.capabilities import check_can_sample
-from pipeline.models.feature_kinds import check_has_no_continuous_features
+from pipeline.models.capabilities import check_can_sample, check_has_continuous_features
 from storage.artifacts.artifacts import ArtifactReader
 from storage.dataset.chunks import unpack_rows
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -94,8 +94,8 @@ def prepare_sample(options: SampleOptions) -> SampleJob:
     check_target_folder(output, DATASET_FORMAT, options.overwrite)
     fitted = load_fitted_model(parse_path(options.artifact))
     check_can_sample(fitted.model)
-    features = read_features(fitted.artifact.manifest)
-    check_has_no_continuous_features(features, "rows are drawn without such values")
+    if find_continuous(fitted.features):
+        check_has_continuous_features(fitted.model)
     divide_among_segments(fitted.params, options.rows)
     return SampleJob(options, fitted, output, open_executor)
 
@@ -127,8 +127,12 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
     fitted, n_rows, seed = job.fitted, job.options.rows, job.options.seed
     n_planes = len(fitted.plane_names)
     tasks = list(iter_sampling_tasks(*divide_among_segments(fitted.params, n_rows), n_planes))
-    draw = partial(
-        draw_model_rows, fitted.model, ArtifactReader.from_artifact(fitted.artifact), seed
+    has_numbers = bool(find_continuous(fitted.features))
+    draw: Callable[[SamplingTask], Any] = partial(
+        draw_model_rows_with_numbers if has_numbers else draw_model_rows,
+        fitted.model,
+        ArtifactReader.from_artifact(fitted.artifact),
+        seed,
     )
     group = fitted.artifact.manifest.get("group")
     with create_dataset(
@@ -142,11 +146,12 @@ def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> Bi
     ) as writer:
         done = 0
         progress("sample", done, n_rows, done)
-        for task, packed in zip(tasks, executor.map(draw, tasks), strict=True):
+        for task, drawn in zip(tasks, executor.map(draw, tasks), strict=True):
+            packed, numbers = drawn if has_numbers else (drawn, None)
             X = sum_planes(unpack_rows(packed, n_planes), fitted.features)
             labels = _make_segment_labels(fitted, task)
             columns = {} if group is None or labels is None else {group: labels}
-            writer.add(SourceBatch(X, None, columns), labels)
+            writer.add(SourceBatch(X, None, columns, numbers=numbers), labels)
             done += len(X)
             progress("sample", done, n_rows, done)
     return open_dataset(job.output)

@@ -45,7 +45,7 @@ from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
 from pipeline.data.features import (
     list_features,
-    list_features_with_levels,
+    list_features_to_reconstruct,
     list_plane_names,
 )
 from pipeline.data.matching import describe_unknown_segments, find_segment_indices
@@ -240,7 +240,7 @@ def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
         job.dataset.n_planes,
         options.dtype,
         options.reconstruct,
-        list_features_with_levels(job.dataset),
+        list_features_to_reconstruct(job.dataset),
         options.person_fit,
     )
     return arrays if job.split is None else {**arrays, ROW: ((), (), "int64")}
@@ -258,7 +258,7 @@ def _write_codes(
         find_segment_indices(job.coder.segments, job.dataset.segment_names),
         job.options.dtype,
         job.options.reconstruct,
-        list_features_with_levels(job.dataset),
+        list_features_to_reconstruct(job.dataset),
         job.options.person_fit,
     )
     report, arrays = partial(progress, "transform"), _describe_arrays(job)

@@ -31,6 +31,7 @@ from pipeline.data.features import (
     are_binary,
     count_planes,
     list_features,
+    list_features_to_reconstruct,
     list_features_with_levels,
     list_plane_names,
 )
@@ -53,7 +54,6 @@ from pipeline.evaluation.class_outcomes import (
 )
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
-    check_can_be_evaluated,
     evaluate_rows,
     find_likelihood_measure,
     match_segments,
@@ -489,7 +489,7 @@ def transform_dataset(
             )
         rows = _make_row_source(dataset, split)
         task = _make_transform_task(fitted, dataset, rows, seed)
-        features = list_features_with_levels(dataset)
+        features = list_features_to_reconstruct(dataset)
         check_can_be_reconstructed(reconstruct, features)
         task = replace(task, reconstruction=reconstruct, features=features)
         return LatentCodes(transform_rows(task, rows, executor, show))
@@ -616,7 +616,6 @@ def evaluate(
     if label is not None:
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
     with _translate_errors(dataset), show_progress(progress) as show:
-        check_can_be_evaluated(list_features(dataset))
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
         rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())

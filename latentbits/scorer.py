@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from latentbits.fitted import Fitted, LatentCodes, load
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
-from pipeline.data.features import split_values
+from pipeline.data.features import find_continuous, split_values
 from pipeline.data.matching import UNKNOWN_SEGMENT, map_fitted_segments
 from pipeline.data.tables import (
     BinaryTable,
     convert_frame,
+    convert_numbers,
     convert_values,
     join_tables,
     wrap_frame,
@@ -24,7 +25,6 @@ from pipeline.data.tables import (
 from pipeline.errors import FitError, format_suggestion
 from pipeline.executors.base import limit_blas_threads, make_executor
 from pipeline.inference.transform import cast_for_storage
-from pipeline.models.feature_kinds import check_has_no_continuous_features
 from pipeline.params import label_positions
 from pipeline.random import RowRandom
 
@@ -72,16 +72,16 @@ class Scorer:
                 "The fit has covariates, which a Scorer does not read. Use `transform`, or fit "
                 "without them."
             )
-        reason = "a Scorer does not read such values"
-        check_has_no_continuous_features(fitted.features, reason)
         self._places = {name: place for place, name in enumerate(fitted.feature_names)}
         self._segments = map_fitted_segments(fitted.params, fitted.segment_names)
         self._rng = RowRandom(0)
         self._features, self._levels = fitted.features, fitted.feature_levels
+        self._continuous = find_continuous(fitted.features)
         # Compiled code is loaded now, with and without missing values, not by the first row.
         some = np.eye(1, len(self._places), dtype=np.uint8)
+        numbers = self._make_numbers(1)
         for observed in (None, some):
-            codes = self._compute_codes(self._pack(some, observed, UNKNOWN_SEGMENT))
+            codes = self._compute_codes(self._pack(some, observed, UNKNOWN_SEGMENT, numbers))
         dims, names = fitted.model.codes, {"feature": fitted.feature_names}
         self._columns = {
             array: [
@@ -106,8 +106,8 @@ class Scorer:
         ----------
         rows
             One row: a dictionary from names of features to 0, 1, True, False, a level of the
-            feature, or a missing value (None, NaN). Or a data frame of pandas, Polars and others,
-            with a column per feature.
+            feature, a number if it is continuous, or a missing value (None, NaN). Or a data frame
+            of pandas, Polars and others, with a column per feature.
             Features that are absent are missing; their order does not matter.
         segment
             Name of the segment of all rows, or of their group if the fit has groups. None takes the
@@ -144,15 +144,27 @@ class Scorer:
             values[0, self._places[name]] = value
         names = self.fitted.feature_names
         X, observed = convert_values(values, names, None, _VALUES_REMEDY, 0, self._levels)
-        _check_rows_observed(observed)
-        return self._pack(X, observed, segment)
+        numbers = convert_numbers(values, names, 0, self._levels)
+        self._check_rows_observed(observed, numbers)
+        return self._pack(X, observed, segment, numbers)
+
+    def _make_numbers(self, n_rows: int) -> NDArray[np.float32] | None:
+        """Return missing values of the continuous features; None if there are none."""
+        if not self._continuous:
+            return None
+        return np.full((n_rows, len(self._continuous)), np.nan, np.float32)
 
     def _pack(
-        self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, segment: int
+        self,
+        X: NDArray[np.uint8],
+        observed: NDArray[np.uint8] | None,
+        segment: int,
+        numbers: NDArray[np.float32] | None,
     ) -> BinaryBlock:
         if self._levels:
             X, observed = split_values(X, observed, self._features)
-        return pack_block(X, observed, segment)
+        columns = None if numbers is None else np.ascontiguousarray(numbers.T)
+        return pack_block(X, observed, segment, numbers=columns)
 
     def _compute_codes(self, block: BinaryBlock) -> dict[str, NDArray[Any]]:
         with limit_blas_threads():
@@ -177,11 +189,29 @@ class Scorer:
         places = [self._places[name] for name in table.feature_names]
         X[:, places] = table.X
         observed[:, places] = 1 if table.observed is None else table.observed
-        _check_rows_observed(observed)
+        numbers = self._make_numbers(len(table.X))
+        if numbers is not None and table.numbers is not None:
+            own = [place for place in places if place in self._continuous]
+            numbers[:, [self._continuous.index(place) for place in own]] = table.numbers
+        self._check_rows_observed(observed, numbers)
         mask = None if observed.all() else observed
         names = self.fitted.feature_names
-        dataset = make_memory_dataset([BinaryTable(X, mask, names, None, {}, self._levels)])
-        return replace(dataset, segment_names=(segment,))
+        whole = BinaryTable(X, mask, names, None, {}, self._levels, numbers)
+        return replace(make_memory_dataset([whole]), segment_names=(segment,))
+
+    def _check_rows_observed(
+        self, observed: NDArray[np.uint8] | None, numbers: NDArray[np.float32] | None
+    ) -> None:
+        if observed is None:
+            return
+        has_values = np.delete(observed, self._continuous, axis=1).any(axis=1)
+        if numbers is not None:
+            has_values |= ~np.isnan(numbers).all(axis=1)
+        if not has_values.all():
+            raise FitError(
+                f"row {int(np.argmin(has_values)) + 1} (counted from 1) has no observed value. "
+                "Pass a value of at least one feature."
+            )
 
     def _check_features(self, names: Iterable[str]) -> None:
         for name in names:
@@ -203,11 +233,3 @@ class Scorer:
                 parameter="segment",
             )
         return self._segments[name]
-
-
-def _check_rows_observed(observed: NDArray[np.uint8] | None) -> None:
-    if observed is not None and not (has_values := observed.any(axis=1)).all():
-        raise FitError(
-            f"row {int(np.argmin(has_values)) + 1} (counted from 1) has no observed value. "
-            "Pass 0 or 1 for at least one feature."
-        )

@@ -11,7 +11,12 @@ from typing import Any
 from flows.cli.errors import format_error, spell_option
 from flows.running.flow import StageRunner
 from pipeline.data.blocks import RowSource
-from pipeline.data.features import list_features, list_features_with_levels, list_plane_names
+from pipeline.data.features import (
+    list_features,
+    list_features_with_levels,
+    list_plane_names,
+    select_with_levels,
+)
 from pipeline.data.matching import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
@@ -114,7 +119,8 @@ def cross_validate(
     baselines = {}
     if with_baselines:
         n_training = n_rows - -(-n_rows // n_folds)
-        baselines = make_baseline_models(n_training, list_features(rows.dataset))
+        features = select_with_levels(list_features(rows.dataset))
+        baselines = make_baseline_models(n_training, features)
     models = [*models, *(ModelToRefit(name, m, rows.seed) for name, m in baselines.items())]
     refits: list[dict[str, _Refit]] = []
     scores: list[ModelScores] = []

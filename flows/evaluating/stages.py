@@ -68,6 +68,7 @@ from pipeline.data.features import (
     list_features,
     list_features_with_levels,
     list_plane_names,
+    select_with_levels,
 )
 from pipeline.data.level_probabilities import name_levels
 from pipeline.data.tables import BinaryTable
@@ -86,7 +87,6 @@ from pipeline.evaluation.evaluate import (
     LikelihoodMeasure,
     ModelScores,
     RowFold,
-    check_can_be_evaluated,
     describe_differences,
     describe_scores,
     find_likelihood_measure,
@@ -219,10 +219,15 @@ class EvaluationJob(EvaluationPlan):
         """Names of the rows of bits of a block; those of the features if all are binary."""
         return list_plane_names(self.dataset)
 
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features that are compared: all but the continuous ones."""
+        return select_with_levels(list_features(self.dataset))
+
     @cached_property
     def compared_planes(self) -> tuple[NDArray[np.intp], tuple[Feature, ...]]:
         """The planes whose marginals and pairs are compared, and their features with levels."""
-        return choose_compared_planes(list_features(self.dataset), self.options.seed)
+        return choose_compared_planes(self.features, self.options.seed)
 
     def choose_training_rows(self, model: ComparedModel) -> TrainingRows:
         """Return the rows that a model was fitted to, or else the rows of the baselines."""
@@ -253,7 +258,6 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
     models, dataset = load_compared_models(options.artifacts, dataset)
-    check_can_be_evaluated(list_features(dataset))
     if dataset.covariates is not None:
         check_row_covariates(dataset, split, dataset.covariates)
     if options.folds is not None:
@@ -374,8 +378,10 @@ def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
 
 
 def _test_item_bias(job: EvaluationJob, groups: DifGroups) -> dict[str, Any]:
-    rows, features = job.make_row_source((groups.column,)), list_features(job.dataset)
-    return compute_item_bias(groups, rows, features, job.options.seed, job.executor, job.progress)
+    rows = job.make_row_source((groups.column,))
+    return compute_item_bias(
+        groups, rows, job.features, job.options.seed, job.executor, job.progress
+    )
 
 
 def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
@@ -385,7 +391,7 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
     first = _count_features(job, rows)
     baselines: list[ComparedModel] = []
     warnings: list[str] = []
-    for name, model in make_baseline_models(first.n_rows, list_features(job.dataset)).items():
+    for name, model in make_baseline_models(first.n_rows, job.features).items():
         try:
             state = _fit_baseline(job, model, rows, first)
         except FitError as error:

@@ -49,10 +49,11 @@ def order_bits(planes: NDArray[np.uint8], features: Sequence[Feature]) -> NDArra
 def find_level_probabilities(planes: Array, n_levels: Counts) -> Array:
     """Return P(x = level), (n_samples, n_levels in all), given decreasing P(x ≥ level).
 
-    `planes` has the shape (n_samples, n_planes), and `n_levels` (n_features,).
+    `planes` has the shape (n_samples, n_planes), and `n_levels` (n_features,), 0 for a continuous
+    feature.
     """
     parts, first = [], 0
-    for n in (n_levels - 1).tolist():
+    for n in (n_levels[n_levels > 0] - 1).tolist():
         own = np.pad(planes[:, first : first + n], ((0, 0), (1, 0)), constant_values=1.0)
         parts.append(-np.diff(np.pad(own, ((0, 0), (0, 1))), axis=1))
         first += n
@@ -74,5 +75,5 @@ def find_likely_levels(levels: Array, features: Sequence[Feature]) -> NDArray[np
 
 
 def count_levels(features: Sequence[Feature]) -> Counts:
-    """Return the number of levels of each feature, (n_features,)."""
+    """Return the number of levels of each feature, (n_features,); 0 of a continuous one."""
     return np.array([len(feature.levels) for feature in features], np.int64)

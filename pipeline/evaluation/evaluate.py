@@ -33,7 +33,6 @@ from pipeline.models.capabilities import (
     HasPseudoLikelihood,
     LogLikelihood,
 )
-from pipeline.models.feature_kinds import check_has_no_continuous_features
 from pipeline.models.structure import Structure
 from pipeline.numerics.metrics import compute_bit_losses
 from pipeline.passes.map_reduce import collect_statistics
@@ -69,7 +68,7 @@ class EvaluatedModel:
     labels
         The labels that the model predicts, as the dataset encodes them, if any.
     features
-        The features of the dataset; empty if all are binary.
+        The features of the dataset with levels; empty if all of these are binary.
     """
 
     model: Model
@@ -77,11 +76,6 @@ class EvaluatedModel:
     segments: Counts
     labels: TargetLabels | None = None
     features: tuple[Feature, ...] = ()
-
-
-def check_can_be_evaluated(features: Sequence[Feature]) -> None:
-    """Refuse continuous features."""
-    check_has_no_continuous_features(features, "evaluate does not compare such values")
 
 
 def match_segments(
@@ -95,7 +89,7 @@ def match_segments(
     """Match the segments of a fitted model with those of a dataset, by name.
 
     `fitted_segments` maps the names of segments with their own parameters to their indices.
-    `features` are those of the dataset; empty if all are binary.
+    `features` are those of the dataset with levels; empty if all of these are binary.
     """
     names = segment_names if fitted_segments else ()
     segments = find_segment_indices(fitted_segments, names)

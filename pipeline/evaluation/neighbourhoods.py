@@ -120,6 +120,7 @@ def _sort_sample(sample: RowSample, labels: NDArray[np.str_] | None = None) -> S
         pack_block(sample.X[order], observed),
         rows=sample.rows[order],
         covariates=sample.covariates[order] if sample.covariates.size else None,
+        numbers=np.ascontiguousarray(sample.numbers[order].T) if sample.numbers.size else None,
     )
     labels = np.empty(0, np.str_) if labels is None else labels[order]
     return SampledRows(block, sample.segments[order], labels, sample.n_rows)

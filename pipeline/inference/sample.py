@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipeline.data.matching import get_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.capabilities import check_can_sample
+from pipeline.models.capabilities import check_can_sample, check_has_continuous_features
 from pipeline.params import params_from_arrays
 
 Array = NDArray[np.float64]
@@ -34,11 +34,32 @@ def draw_model_rows(
 
     `arrays` returns the arrays of the parameters on the worker; `seed` is the same for all tasks.
     """
+    params, rng, segments = _prepare_task(model, arrays, seed, task)
+    X = check_can_sample(model).sample(params, sum(task.n_rows), rng, segments)
+    return np.packbits(X, axis=1, bitorder="little")
+
+
+def draw_model_rows_with_numbers(
+    model: Model, arrays: Callable[[], Mapping[str, NDArray[Any]]], seed: int, task: SamplingTask
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Draw rows as `draw_model_rows` does, and values of continuous features.
+
+    The values have the shape (n_rows, n_continuous).
+    """
+    params, rng, segments = _prepare_task(model, arrays, seed, task)
+    able = check_has_continuous_features(model)
+    X, numbers = able.sample_numbers(params, sum(task.n_rows), rng, segments)
+    return np.packbits(X, axis=1, bitorder="little"), numbers.astype(np.float32)
+
+
+def _prepare_task(
+    model: Model, arrays: Callable[[], Mapping[str, NDArray[Any]]], seed: int, task: SamplingTask
+) -> tuple[Any, np.random.Generator, NDArray[np.int64] | None]:
+    """Return the parameters, the generator and the segments of a task."""
     params = params_from_arrays(model.params, arrays())
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(task.key,)))
     segments = np.repeat(task.segments, task.n_rows) if task.segments else None
-    X = check_can_sample(model).sample(params, sum(task.n_rows), rng, segments)
-    return np.packbits(X, axis=1, bitorder="little")
+    return params, rng, segments
 
 
 def divide_among_segments(params: Any, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
-from pipeline.data.features import Feature, sum_planes
+from pipeline.data.features import Feature, find_continuous, sum_planes
 from pipeline.data.level_probabilities import (
     count_levels,
     find_level_probabilities,
@@ -26,9 +26,9 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     LogLikelihood,
     check_can_reconstruct,
+    check_has_continuous_features,
     check_has_person_fit,
 )
-from pipeline.models.feature_kinds import check_has_no_continuous_features
 from pipeline.params import params_from_arrays
 from pipeline.passes.row_ranges import (
     ROW,
@@ -43,7 +43,8 @@ from pipeline.random import RowRandom
 
 Reconstruction = Literal["probabilities", "bits", "levels", "expected-levels"]
 """What to reconstruct of each feature: P(x = 1 | codes), or of each level if some features have
-several; whether P(x = 1 | codes) exceeds ½; the most likely level; or the expected level."""
+several; whether P(x = 1 | codes) exceeds ½; the most likely level; or the expected level or, of a
+continuous feature, value."""
 
 LARGEST_SCORE = 1e100
 """Nats of a row; sums of squares of larger ones may overflow."""
@@ -158,6 +159,10 @@ def _code_block(
     segments = np.full(block.n_samples, block.segment)
     planes = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
     values = _reconstruct_features(reconstruction, planes, features)
+    continuous = find_continuous(features)
+    if continuous and reconstruction == "expected-levels":
+        able = check_has_continuous_features(model)
+        values[:, continuous] = able.reconstruct_numbers(params, codes["mean"], segments)
     return {**codes, _name_array(reconstruction): values}
 
 
@@ -181,10 +186,13 @@ def _reconstruct_features(
 def check_can_be_reconstructed(
     reconstruction: Reconstruction | None, features: Sequence[Feature]
 ) -> None:
-    """Refuse to reconstruct continuous features, and bits of features with several levels."""
-    if reconstruction is None:
-        return
-    check_has_no_continuous_features(features, "such values are not reconstructed")
+    """Refuse levels of continuous features, and bits of features with several levels."""
+    continuous = find_continuous(features)
+    if reconstruction in ("bits", "levels") and continuous:
+        raise FitError(
+            f"Feature {features[continuous[0]].name!r} is continuous, so it has no levels to "
+            "reconstruct. Choose {reconstruct=expected-levels}, which is its expected value."
+        )
     ordinal = [feature for feature in features if feature.kind == "ordinal"]
     if reconstruction == "bits" and ordinal:
         raise FitError(

@@ -114,6 +114,29 @@ class CanReconstruct(Protocol):
         """
 
 
+@runtime_checkable
+class HasContinuousFeatures(Protocol):
+    """Draws and reconstructs values of continuous features."""
+
+    def sample_numbers(
+        self,
+        params: Any,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> tuple[NDArray[np.uint8], Array]:
+        """Draw rows: bits of planes, and values of continuous features.
+
+        Their shapes are (n_samples, n_planes) and (n_samples, n_continuous). Parameters are as for
+        `CanSample`.
+        """
+
+    def reconstruct_numbers(
+        self, params: Any, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Return expected values of continuous features given codes, (n_samples, n_continuous)."""
+
+
 class HiddenCauses(NamedTuple):
     """Layers of hidden units, the lowest first; the components are all units in this order.
 
@@ -402,6 +425,17 @@ def check_can_sample(model: Model) -> CanSample:
         return model
     raise FitError(
         f"The model {model.name} cannot draw rows. Choose another {{model}}.", parameter="model"
+    )
+
+
+def check_has_continuous_features(model: Model) -> HasContinuousFeatures:
+    """Return the model if it draws and reconstructs continuous features; refuse any other."""
+    if isinstance(model, HasContinuousFeatures):
+        return model
+    raise FitError(
+        f"The model {model.name} neither draws nor reconstructs continuous features. Choose "
+        "another {model}.",
+        parameter="model",
     )
 
 

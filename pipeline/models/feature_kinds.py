@@ -47,14 +47,3 @@ def check_can_have_features(model: Model, features: Sequence[Feature]) -> None:
         f"{' and '.join(problems)}. Cut each in two, such as by {' '.join(cuts)}"
         f"{', or use one of ' + ', '.join(names) if names else ''}."
     )
-
-
-def check_has_no_continuous_features(features: Sequence[Feature], reason: str) -> None:
-    """Raise `FitError` if a feature is continuous; `reason` is why none may be."""
-    names = [feature.name for feature in features if feature.kind == "continuous"]
-    if names:
-        others = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
-        raise FitError(
-            f"{names[0]!r}{others} continuous, but {reason}. Fit without continuous features, or "
-            f"cut them in two, such as by {{cut={names[0]}>=VALUE}}."
-        )

@@ -17,7 +17,7 @@ from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Counts, CountStatistics
 
 Words = NDArray[np.uint64]
-_PER_ROW = ("draws", "rows", "X", "observed", "segments", "labels", "covariates")
+_PER_ROW = ("draws", "rows", "X", "observed", "segments", "labels", "covariates", "numbers")
 _DISTINCT_ARRAYS = ("hashes", "words", "observed", "times")
 
 
@@ -39,6 +39,8 @@ class RowSample(CountStatistics):
         Index of each sampled row's segment, and labels as numbers (0 without labels), (n_sampled,).
     covariates
         Covariates of the sampled rows, (n_sampled, n_covariates).
+    numbers
+        Values of continuous features of the sampled rows, (n_sampled, n_continuous).
     """
 
     label: ClassVar[str] = "row sample"
@@ -51,6 +53,7 @@ class RowSample(CountStatistics):
     segments: NDArray[np.int64]
     labels: NDArray[np.float64]
     covariates: NDArray[np.float64]
+    numbers: NDArray[np.float32]
 
     @classmethod
     def from_block(
@@ -71,9 +74,12 @@ class RowSample(CountStatistics):
         covariates = np.empty((len(places), 0))
         if sample.covariates is not None:
             covariates = sample.covariates
+        numbers = np.empty((len(places), 0), np.float32)
+        if sample.numbers is not None:
+            numbers = sample.numbers.T
         counts = FeatureCounts.from_block(block)
-        per_row = (draws[places], sample.rows, X, observed, segments, sample_labels, covariates)
-        return cls(counts, size, *per_row)
+        rows = (draws[places], sample.rows, X, observed, segments, sample_labels)
+        return cls(counts, size, *rows, covariates, numbers)
 
     @property
     def n_rows(self) -> int:

@@ -10,9 +10,12 @@ import pytest
 
 import latentbits as lb
 from storage.artifacts.artifacts import load_artifact
+from storage.codes.codes import open_codes
+from storage.dataset.dataset import open_dataset
 
 N_ROWS = 400
 LEVELS = ("no", "perhaps", "yes")
+ANSWERS = {"q0": LEVELS, "q1": LEVELS}
 
 
 @pytest.fixture
@@ -49,8 +52,7 @@ def test_a_fit_its_codes_and_its_tables(plain_cli, people: pd.DataFrame, tmp_pat
     summary = fit(plain_cli)
     assert summary["n_components"] == 1
     stored = load_artifact(tmp_path / "a")
-    levels = {"q0": LEVELS, "q1": LEVELS}
-    data = lb.from_dataframe(people, continuous=["age", "income"], levels=levels)
+    data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
     fitted = lb.fit(data, "clipped-pca")
     for name in ("correlation", "loadings", "means", "scales", "thresholds"):
         np.testing.assert_array_equal(stored[name], getattr(fitted.params, name))
@@ -76,34 +78,72 @@ def test_new_rows_are_compared_with_the_last_fit(plain_cli, people, tmp_path: Pa
     assert drift["parameters"]["similarity"] == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["evaluate", "--dataset", "d.zarr"], "evaluate does not compare such values"),
-        (["sample", "--rows", "9", "--output", "s.zarr"], "rows are drawn without such values"),
-        (
-            ["transform", "--dataset", "d.zarr", "--reconstruct", "levels", "--output", "c.zarr"],
-            "such values are not reconstructed",
-        ),
-    ],
-)
-def test_what_is_not_supported_is_refused(plain_cli, people, words, reason: str) -> None:
+def test_samples_have_the_means_of_the_fit(plain_cli, people, tmp_path: Path) -> None:
+    fit(plain_cli, "--components", "1", "--no-report")
+    done = plain_cli("sample", "--artifact", "a", "--rows", 4000, "--output", "s.zarr")
+    assert done.code == 0, done.err
+    drawn = open_dataset(tmp_path / "s.zarr")
+    assert drawn.feature_levels == open_dataset(tmp_path / "d.zarr").feature_levels
+    stored = load_artifact(tmp_path / "a")
+    numbers = drawn.read_chunk(0).numbers
+    assert numbers is not None
+    errors = stored["scales"][[1, 3]] / np.sqrt(4000)
+    assert (np.abs(numbers.mean(axis=1) - stored["means"][[1, 3]]) < 4 * errors).all()
+    refit = lb.fit(lb.open_dataset(tmp_path / "s.zarr"), "clipped-pca", components=1)
+    np.testing.assert_allclose(refit.params.thresholds, stored["thresholds"], atol=0.1)
+
+
+def test_expected_values_are_in_the_units_of_the_data(plain_cli, people, tmp_path: Path) -> None:
+    fit(plain_cli, "--components", "1", "--no-report")
+    transform = ["transform", "--dataset", "d.zarr", "--artifact", "a", "--reconstruct"]
+    for name in ("expected-levels", "probabilities"):
+        done = plain_cli(*transform, name, "--output", f"{name}.zarr")
+        assert done.code == 0, done.err
+    codes = open_codes(tmp_path / "expected-levels.zarr")
+    expected, stored = codes["expected_levels"], load_artifact(tmp_path / "a")
+    x = codes["mean"] @ stored["loadings"].T
+    for i, name in ((1, "age"), (3, "income")):
+        values = stored["means"][i] + stored["scales"][i] * x[:, i]
+        np.testing.assert_allclose(expected[:, i], values, rtol=1e-4)
+        is_known = people[name].notna()
+        assert np.corrcoef(values[is_known], people.loc[is_known, name])[0, 1] > 0.4
+    probabilities = open_codes(tmp_path / "probabilities.zarr")["probabilities"]
+    assert probabilities.shape == (N_ROWS, 10)  # of the levels of four features
+    levels = probabilities[:, 1] + 2 * probabilities[:, 2]
+    np.testing.assert_allclose(levels, expected[:, 0], atol=1e-5)
+    error = plain_cli(*transform, "levels", "--output", "l.zarr").check_refused()
+    assert "Feature 'age' is continuous, so it has no levels to reconstruct" in error
+
+
+def test_features_with_levels_are_evaluated(plain_cli, people) -> None:
     fit(plain_cli, "--components", "1", "--no-report", "--set", "errors=none")
-    error = plain_cli(*words, "--artifact", "a").check_refused()
-    assert f"'age' and 1 more are continuous, but {reason}. Fit without" in error
-    assert "such as by --cut 'age>=VALUE'" in error
+    words = ["evaluate", "--dataset", "d.zarr", "--artifact", "a", "--executor", "serial", "--json"]
+    done = plain_cli(*words)
+    assert done.code == 0, done.err
+    (model,) = (m for m in done.json["models"] if m["name"] == "a")
+    assert [row["feature"] for row in model["levels"]] == ["q0", "b0", "q1", "b1"]
+    assert model["rank_correlation"] > 0.5
+    folds = plain_cli(*words, "--folds", 2)
+    assert folds.code == 0, folds.err
+    data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
+    own = lb.evaluate(lb.fit(data, "clipped-pca", components=1, errors="none"), data)
+    assert own["wrong_levels"] == pytest.approx(model["wrong_levels"])
 
 
-def test_functions_refuse_what_is_not_supported(people) -> None:
-    levels = {"q0": LEVELS, "q1": LEVELS}
-    data = lb.from_dataframe(people, continuous=["age", "income"], levels=levels)
+def test_a_scorer_reads_measurements(people) -> None:
+    data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
     fitted = lb.fit(data, "clipped-pca", components=1, errors="none")
-    with pytest.raises(ValueError, match="evaluate does not compare such values"):
-        lb.evaluate(fitted, data)
-    with pytest.raises(ValueError, match="such values are not reconstructed"):
-        lb.transform(fitted, data, reconstruct="probabilities")
-    with pytest.raises(ValueError, match="a Scorer does not read such values"):
-        lb.Scorer(fitted)
+    scorer, codes = lb.Scorer(fitted), lb.transform(fitted, data)
+    for i in (0, 3):  # the age of row 3 is missing
+        row = {name: None if pd.isna(v) else v for name, v in people.iloc[i].to_dict().items()}
+        assert scorer(row)["mean_1"] == pytest.approx(codes["mean"][i, 0], abs=1e-12)
+    shuffled = people[["b1", "income", "q1", "age", "q0", "b0"]]
+    np.testing.assert_array_equal(scorer(shuffled)["mean"], codes["mean"])
+    assert scorer({"income": 1e5})["mean_1"] > scorer({"income": 10.0})["mean_1"]
+    with pytest.raises(ValueError, match=r"row 1 \(counted from 1\) has no observed value"):
+        scorer({"age": None})
+    with pytest.raises(ValueError, match="column 'age': the value is inf, not a finite number"):
+        scorer({"age": np.inf})
 
 
 def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _MAX_PASSES = 100
-_NANOSECONDS_PER_PROBABILITY = 80.0
+_NANOSECONDS_PER_PROBABILITY = 40.0
 _MIN_VARIANCE = 1e-12  # of standardized values; less is rounding
 
 

@@ -530,11 +530,22 @@ class ClippedPCA(Model):
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_planes); segments do not matter."""
+        return self.sample_numbers(params, n_samples, rng)[0]
+
+    def sample_numbers(
+        self,
+        params: ClippedPCAParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> tuple[NDArray[np.uint8], Array]:
+        """Draw rows with values of continuous features; segments do not matter."""
         weights, offsets = probit_weights(params)
         codes = rng.standard_normal((n_samples, weights.shape[1]))
         noise = rng.standard_normal((n_samples, len(weights)))
-        means, noise = (params.repeat_for_planes(a) for a in (codes @ weights.T, noise))
-        return (means + offsets + noise > 0).astype(np.uint8)
+        means, own_noise = (params.repeat_for_planes(a) for a in (codes @ weights.T, noise))
+        bits = (means + offsets + own_noise > 0).astype(np.uint8)
+        return bits, _find_numbers(params, codes @ weights.T + noise)
 
     def reconstruct(
         self, params: ClippedPCAParams, codes: Array, segments: NDArray[np.int64] | None = None
@@ -544,6 +555,23 @@ class ClippedPCA(Model):
         means = params.repeat_for_planes(codes @ weights.T)
         probabilities: Array = scipy.special.ndtr(means + offsets)
         return probabilities
+
+    def reconstruct_numbers(
+        self, params: ClippedPCAParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Return the expected values of continuous features; segments do not matter."""
+        weights, _ = probit_weights(params)
+        return _find_numbers(params, codes @ weights.T)
+
+
+def _find_numbers(params: ClippedPCAParams, scaled: Array) -> Array:
+    """Return values of continuous features, given x / √ψ of all, (n_samples, n_features)."""
+    if params.n_levels is None or params.means is None or params.scales is None:
+        return np.zeros((len(scaled), 0))
+    own = params.n_levels == 1
+    standard = scaled[:, own] * np.sqrt(find_noise(params)[own])
+    numbers: Array = params.means[own] + params.scales[own] * standard
+    return numbers
 
 
 def unpack_levels(

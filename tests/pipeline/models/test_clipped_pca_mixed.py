@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import AnnotatedChunk, RowSource, pack_block
-from pipeline.data.features import Feature, split_values
+from pipeline.data.features import Feature, split_values, sum_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model
@@ -272,3 +272,19 @@ def test_indefinite_correlations_are_repaired() -> None:
     )
     assert np.linalg.eigvalsh(plain.correlation)[0] < -0.01
     assert np.linalg.eigvalsh(shrunk.correlation)[0] >= -1e-9
+
+
+def test_samples_have_the_correlations_of_the_fit() -> None:
+    params = fit_rows(make_rows(draw_rows(2000, 14)[0]), n_components=2).params
+    bits, numbers = ClippedPCA().sample_numbers(params, 30_000, np.random.default_rng(0))
+    assert_array_equal(ClippedPCA().sample(params, 30_000, np.random.default_rng(0)), bits)
+    own = np.array(COUNTS) == 0
+    assert_allclose(numbers.mean(axis=0), params.means[own], atol=0.03)
+    assert_allclose(numbers.std(axis=0), params.scales[own], rtol=0.03)
+    X = np.empty((30_000, len(COUNTS)))
+    X[:, own] = numbers
+    X[:, ~own] = sum_planes(bits, [f for f in make_features(COUNTS) if f.levels])
+    expected = params.loadings @ params.loadings.T
+    np.fill_diagonal(expected, 1.0)
+    again = fit_rows(make_rows(X), n_components=2).params.correlation
+    assert_allclose(again, expected, atol=0.04)
