@@ -15,6 +15,7 @@ from pipeline.errors import FitError
 Matrix = NDArray[np.float64]
 
 _N_LOWEST = 8
+_EQUAL_SIZES = 1e-6
 FULL_SOLVER = 1500
 """Matrices up to this size are decomposed completely; larger ones, into leading eigenpairs."""
 _warnings_lock = threading.Lock()
@@ -72,9 +73,12 @@ def _extreme_eigenpairs(
 
 
 def fix_signs(columns: Matrix) -> Matrix:
-    """Flip columns so that the entry of largest size is positive; among equal sizes, the first."""
-    # Without rounding, the last bits would decide among equal entries.
-    largest = np.argmax(np.round(np.abs(columns), 10), axis=0)
+    """Flip columns so that the entry of largest size is positive; among equal sizes, the first.
+
+    Sizes that differ by less than a millionth count as equal, else rounding could decide.
+    """
+    sizes = np.abs(columns)
+    largest = np.argmax(sizes >= (1 - _EQUAL_SIZES) * sizes.max(axis=0, initial=0.0), axis=0)
     signs = np.sign(columns[largest, np.arange(columns.shape[1])])
     return columns * np.where(signs == 0, 1.0, signs)
 

@@ -96,8 +96,8 @@ def test_the_entry_of_largest_size_is_positive() -> None:
     np.testing.assert_array_equal(fix_signs(columns), columns * [-1, 1, 1])
 
 
-def test_of_equal_entries_the_first_is_positive_whatever_the_last_bits() -> None:
-    for nudge in (0.0, 1e-15, -1e-15):
+def test_of_equal_entries_the_first_is_positive_whatever_the_last_digits() -> None:
+    for nudge in (0.0, 1e-15, -1e-15, 1e-8, -1e-8):
         column = np.array([[-0.5 + nudge], [0.5], [0.5], [-0.5]])
         assert fix_signs(column)[0, 0] > 0
 
