@@ -146,6 +146,28 @@ def test_a_scorer_reads_measurements(people) -> None:
         scorer({"age": np.inf})
 
 
+def test_a_level_may_have_no_measurement(plain_cli, people, tmp_path: Path) -> None:
+    """There are as many planes as features, which have the names in the report."""
+    table = people[["q0", "age", "b0"]].assign(age=people["age"].where(people["q0"] != "yes"))
+    table.to_csv(tmp_path / "b.csv", index=False)
+    options = ["--continuous", "age", "--levels", "q0:no<perhaps<yes"]
+    assert plain_cli("ingest", "b.csv", "--dataset", "d.zarr", *options, "--overwrite").code == 0
+    summary = fit(plain_cli, "--components", "2", "--set", "errors=none")
+    assert summary["warnings"] == []
+    report = (Path(summary["artifact"]) / "report.html").read_text()
+    assert "Loadings of 3 features on 2 components" in report
+    figure = report[report.index("Loadings of 3 features") :].partition("Features in latent")[0]
+    assert "age" in figure
+    assert "q0&gt;=yes" not in figure
+
+
+def test_arrays_have_the_features_of_the_fit(people) -> None:
+    data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
+    fitted = lb.fit(data, "clipped-pca", components=1, errors="none")
+    codes = lb.transform(fitted, people.to_numpy(object))["mean"]
+    np.testing.assert_array_equal(codes, lb.transform(fitted, data)["mean"])
+
+
 def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path: Path) -> None:
     people.assign(age=7.0).to_csv(tmp_path / "b.csv", index=False)
     options = ["--continuous", "age,income", "--levels", "q*:no<perhaps<yes"]

@@ -21,7 +21,12 @@ from flows.report.figures.marks import (
     RuleMark,
 )
 from flows.report.figures.text import format_number, format_shown_count
-from pipeline.data.features import Feature, find_first_planes, read_features
+from pipeline.data.features import (
+    Feature,
+    find_first_planes,
+    read_features,
+    select_with_levels,
+)
 from pipeline.data.level_probabilities import (
     count_levels,
     find_level_probabilities,
@@ -47,7 +52,7 @@ def plot_level_curves(fitted: LoadedModel, z: Array, planes: Array) -> Iterator[
     z, planes
         Positions, (n_grid,), and the probabilities of planes there, (n_grid, n_planes).
     """
-    features = fitted.dataset_features
+    features = select_with_levels(fitted.dataset_features)
     firsts = find_first_planes(features)
     levels = find_level_probabilities(order_planes(planes, features), count_levels(features))
     ends = np.cumsum(count_levels(features))

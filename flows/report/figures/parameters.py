@@ -186,10 +186,11 @@ def _number_components(values: Array) -> list[str]:
 
 
 def _name_rows(artifact: Artifact, values: Array) -> Sequence[str]:
-    """Return the names of the features, or of their planes if there is a row for each."""
+    """Return the names of the features, or of their planes if these have the rows."""
     features = read_features(artifact.manifest)
-    planes = name_planes(features)
-    return planes if len(values) == len(planes) else [feature.name for feature in features]
+    if len(values) == len(features):
+        return [feature.name for feature in features]
+    return name_planes(features)
 
 
 def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:

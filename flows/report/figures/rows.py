@@ -23,7 +23,7 @@ from pipeline.data.blocks import (
 )
 from pipeline.data.covariates import Covariates, code_chunk, list_columns
 from pipeline.data.datasets import IN_MEMORY
-from pipeline.data.features import Feature, are_binary, find_first_planes
+from pipeline.data.features import Feature, are_binary, find_first_planes, select_with_levels
 from pipeline.data.level_probabilities import name_levels, order_bits
 from pipeline.data.matching import find_segment_indices
 from pipeline.data.weights import RowWeights, weigh_chunk
@@ -124,7 +124,7 @@ def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDa
 def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetSample:
     """Encode some rows, and count pairs of features in more of them, all of the fitted split."""
     indices = find_segment_indices(fitted.segments, dataset.segment_names)
-    planes, features = _choose_paired_planes(fitted.dataset_features)
+    planes, features = _choose_paired_planes(select_with_levels(fitted.dataset_features))
     names = name_levels(features) if features else [fitted.plane_names[i] for i in planes]
     n_coded = _choose_row_count(fitted, dataset.n_features)
     keys = _choose_evenly(dataset.n_chunks, _MAX_CHUNKS)
@@ -249,6 +249,7 @@ def _count_drawn_pairs(
     n_drawn = max(500, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS // len(fitted.plane_names)))
     segments = rng.choice(indices, n_drawn, p=segment_rows / segment_rows.sum())
     X = check_can_sample(fitted.model).sample(fitted.params, n_drawn, rng, segments)
-    features = () if are_binary(fitted.dataset_features) else fitted.dataset_features
+    features = select_with_levels(fitted.dataset_features)
+    features = () if are_binary(features) else features
     X = order_bits(X, features)[:, planes]
     return PairCounts.from_block(pack_block(np.ascontiguousarray(X)), pooled=True)

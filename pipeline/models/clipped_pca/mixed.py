@@ -67,6 +67,7 @@ Array = NDArray[np.float64]
 
 _MAX_PASSES = 100
 _NANOSECONDS_PER_PROBABILITY = 40.0
+_BEYOND = 1e6
 _MIN_VARIANCE = 1e-12  # of standardized values; less is rounding
 
 
@@ -351,7 +352,8 @@ def _start_polyserial(
     variances = _divide(squares, rows) - centers**2
     rows_by_plane = sums["rows"]
     shares = _divide(ones, rows_by_plane)
-    thresholds = -scipy.special.ndtri(shares)  # ∞ for levels that no row reaches
+    # A threshold that no row, or every row, exceeds is beyond all values.
+    thresholds = np.clip(-scipy.special.ndtri(shares), -_BEYOND, _BEYOND)
     covariances = _divide(
         sums["products"] - np.repeat(centers, n_planes, axis=1) * ones, rows_by_plane
     )
