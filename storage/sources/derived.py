@@ -153,14 +153,15 @@ def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[st
         return
     with TemporaryFolder() as folder:
         copy = str(Path(folder) / ("source" + "".join(PurePosixPath(path).suffixes[-2:]).lower()))
-        try:
-            with open(copy, "wb") as file:
+        with open(copy, "wb") as file:
+            try:
                 tag = parse_object_url(path).download(file)
-            if expected not in (None, tag):
-                raise DataError(f"{path}: the file has changed since it was first read. Run again.")
+            except FileNotFoundError:
+                raise DataError(f"{path}: there is no such file.") from None
+        if expected not in (None, tag):
+            raise DataError(f"{path}: the file has changed since it was first read. Run again.")
+        try:
             yield copy, tag
-        except FileNotFoundError:
-            raise DataError(f"{path}: there is no such file.") from None
         except DataError as error:
             raise DataError(error.text.replace(copy, path), parameter=error.parameter) from error
 

@@ -25,8 +25,8 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
             super().__init__(prefix=_PREFIX)
             try:
                 lock = _lock_folder(Path(self.name))
-            except LockedError:
-                continue  # another process found it without a lock, and deletes it
+            except (LockedError, FileNotFoundError):
+                continue  # another process found it without a lock, and deletes or deleted it
             except OSError:
                 return  # a file system without locks, where folders are never found abandoned
             # The system releases the lock when the process dies, however that happens.

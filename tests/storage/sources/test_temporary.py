@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.sources import temporary
 from storage.sources.temporary import TemporaryFolder
 
 HOLD = """
@@ -53,3 +54,18 @@ def test_a_link_to_another_folder_is_left_alone(tmp_path):
     Path(f"{prefix}link").symlink_to(tmp_path / "other")
     with TemporaryFolder():
         assert (tmp_path / "other").exists()
+
+
+def test_a_folder_that_another_process_deletes_at_once_is_made_again(monkeypatch):
+    lock_folder, deleted = temporary._lock_folder, []
+
+    def lock(folder):
+        if not deleted:
+            deleted.append(folder)
+            folder.rmdir()
+        return lock_folder(folder)
+
+    monkeypatch.setattr(temporary, "_lock_folder", lock)
+    with TemporaryFolder() as folder:
+        assert Path(folder).is_dir()
+        assert Path(folder) not in deleted
