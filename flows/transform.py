@@ -107,7 +107,8 @@ outfit far above 1, means that the answers do not fit.
 is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½. If some
 features have several levels, `probabilities` has a column for each level of each feature,
 `--reconstruct levels` adds the most likely level, and `--reconstruct expected-levels` the expected
-one, counted from 0. `flows.ingest` converts bits or levels to a dataset with the same features.
+one, counted from 0, or the expected value of a continuous feature. `flows.ingest` converts bits or
+levels to a dataset with the same features.
 """
 EXAMPLES = f"""Examples:
 

@@ -443,7 +443,8 @@ def transform(
         "probabilities" also returns P(x = 1 | codes), "bits" the more likely value,
         (n_rows, n_features). For features with several levels, "probabilities" returns P(level |
         codes), (n_rows, n_levels in all), "levels" the most likely level, and "expected-levels" the
-        expected level, both counted from 0, (n_rows, n_features).
+        expected level, both counted from 0, (n_rows, n_features). Of a continuous feature, it is
+        the expected value.
     seed, n_jobs, executor, progress
         As for `fit`.
 

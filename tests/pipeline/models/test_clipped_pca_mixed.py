@@ -151,6 +151,43 @@ def test_a_large_mean_costs_no_digits() -> None:
     assert_allclose(codes[0]["mean"], codes[1]["mean"], atol=1e-8)
 
 
+def test_units_do_not_matter_and_reversed_values_reverse_signs() -> None:
+    X, _ = draw_rows(600, 15, missing=0.1)
+    turned = X.copy()
+    turned[:, 0] *= 0.25
+    turned[:, 3] *= -8.0
+    params, other = (fit_rows(make_rows(values), n_components=2).params for values in (X, turned))
+    signs = np.where(np.arange(len(COUNTS)) == 3, -1.0, 1.0)
+    assert_allclose(other.correlation, params.correlation * np.outer(signs, signs), atol=1e-9)
+    assert_allclose(other.scales[[0, 3]], params.scales[[0, 3]] * [0.25, 8.0], rtol=1e-12)
+    assert_allclose(other.means[[0, 3]], params.means[[0, 3]] * [0.25, -8.0], rtol=1e-9)
+
+
+def test_merged_levels_are_fitted_as_levels_that_never_were_apart() -> None:
+    X, _ = draw_rows(600, 16)
+    merged = X.copy()
+    merged[:, 4] -= X[:, 4] >= 2
+    apart = merged.copy()
+    apart[:, 4] += merged[:, 4] >= 2  # no row has the level between them
+    fewer = [3 if i == 4 else k for i, k in enumerate(COUNTS)]
+    plain = fit_rows(make_rows(merged, fewer), fewer, n_components=2).params
+    empty = fit_rows(make_rows(apart), n_components=2).params
+    assert_allclose(empty.correlation, plain.correlation, atol=1e-9)
+    assert_allclose(empty.loadings, plain.loadings, atol=1e-8)
+
+
+def test_a_fit_continues_from_each_of_its_passes() -> None:
+    X, _ = draw_rows(400, 17, missing=0.1)
+    model = ClippedPCA().with_structure(Structure(features=make_features(COUNTS)))
+    states: list[FitState] = []
+    whole = fit_model(model, make_rows(X), SerialExecutor(), checkpoint=states.append)
+    assert 3 <= len(states) <= 6  # a pass for moments, and steps of Newton's method
+    for state in states[:-1]:
+        again = fit_model(model, make_rows(X), SerialExecutor(), state=state)
+        for name, values in vars(whole.params).items():
+            assert_array_equal(getattr(again.params, name), values, err_msg=name)
+
+
 def test_weighted_rows_are_repeated_rows() -> None:
     X, _ = draw_rows(400, 3, missing=0.1)
     times = np.random.default_rng(0).integers(1, 4, 400)
