@@ -445,6 +445,8 @@ class ClippedPCA(WeightedModelEstimator):
     thresholds_error_: NDArray[np.float64] | None
     correlation_error_: NDArray[np.float64] | None
     n_levels_: NDArray[np.int64] | None
+    means_: NDArray[np.float64] | None
+    scales_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
