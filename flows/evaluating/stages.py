@@ -60,11 +60,12 @@ from flows.fitting.provenance import TrainingRows, make_training_rows
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner
 from flows.running.resources import check_memory, find_memory_limit
-from pipeline.data.blocks import RowSource
+from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.data.covariates import read_covariates
 from pipeline.data.datasets import make_memory_dataset
 from pipeline.data.features import (
     Feature,
+    find_continuous,
     list_features,
     list_features_with_levels,
     list_plane_names,
@@ -117,6 +118,7 @@ from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.labels import list_columns_to_read
+from pipeline.statistics.measurements import MeasuredCounts
 from pipeline.statistics.sums import Sums
 from storage.dataset.dataset import BinaryDataset
 
@@ -388,10 +390,14 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
     """Fit the baselines; return them, and warnings about those that could not be fitted."""
     training = job.training_rows
     rows = training.make_row_source(compute_row_memory(job.executor))
-    first = _count_features(job, rows)
+    features = list_features(job.dataset)
+    measure = MeasuredCounts if find_continuous(features) else FeatureCounts
+    first = collect_statistics(
+        measure.from_block, rows, job.executor, measure.label, progress=job.progress
+    )
     baselines: list[ComparedModel] = []
     warnings: list[str] = []
-    for name, model in make_baseline_models(first.n_rows, job.features).items():
+    for name, model in make_baseline_models(first.n_rows, features).items():
         try:
             state = _fit_baseline(job, model, rows, first)
         except FitError as error:
@@ -414,8 +420,8 @@ def _fit_baseline(
     n_start = min(_MAX_START_ROWS, _MAX_START_VALUES // rows.n_features)
     if first.n_rows >= 2 * n_start and model.n_components != 1:
         block = draw_dataset_rows(rows, n_start, executor, seed, progress).block
-        X, observed = block.unpack_values(), block.unpack_mask()
-        sample = make_memory_dataset([BinaryTable(X, observed, job.plane_names, None, {})])
+        table = _make_table(block, job.plane_names, job.dataset.continuous_features)
+        sample = make_memory_dataset([table])
         sample_rows = RowSource(
             sample.make_reader(), sample.rows_per_chunk, rows.n_features, n_segments=1
         )
@@ -424,10 +430,16 @@ def _fit_baseline(
     return fit_model(model, rows, executor, seed, state=state, progress=progress)
 
 
-def _count_features(job: EvaluationJob, rows: RowSource) -> FeatureCounts:
-    return collect_statistics(
-        FeatureCounts.from_block, rows, job.executor, FeatureCounts.label, progress=job.progress
-    )
+def _make_table(
+    block: BinaryBlock, planes: tuple[str, ...], continuous: tuple[str, ...]
+) -> BinaryTable:
+    """Return the rows of a block with a feature per plane, followed by the continuous ones."""
+    padding, levels = ((0, 0), (0, len(continuous))), dict.fromkeys(continuous, ())
+    X, observed = np.pad(block.unpack_values(), padding), block.unpack_mask()
+    if observed is not None:
+        observed = np.pad(observed, padding, constant_values=1)
+    numbers = None if block.numbers is None else block.numbers.T
+    return BinaryTable(X, observed, (*planes, *continuous), None, {}, levels, numbers)
 
 
 def _describe_baseline_rows(job: EvaluationJob) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
 
     Parameters by feature and segment belong to the features, and so do those of planes and levels:
     they have a column for each level above the lowest, or for each. Features with fewer levels are
-    NaN there.
+    NaN there. Parameters of continuous features are NaN for all others.
     """
     names = {"segment": list_segment_names(artifact), **list_trait_names(artifact)}
     columns: list[ParameterColumn] = []
@@ -84,13 +84,21 @@ def read_parameter_columns(artifact: Artifact, dim: str) -> list[ParameterColumn
             variance = name.replace("covariance", "variance")
             columns += _split_columns(variance, ("component",), variances, names)
         columns += _split_columns(name, dims, arrays, names)
-    n_planes = np.array([feature.n_planes for feature in read_features(artifact.manifest)])
-    for part, sizes in (("plane", n_planes), ("level", n_planes + 1)) if dim == "feature" else ():
+    features = read_features(artifact.manifest) if dim == "feature" else ()
+    n_planes = np.array([feature.n_planes for feature in features], np.int64)
+    n_levels = np.array([len(feature.levels) for feature in features], np.int64)
+    for part, sizes in (("plane", n_planes), ("level", n_levels)) if features else ():
         for name in _list_arrays(artifact, part):
             dims, values = _move_first(artifact, name, part)
             arrays = {"values": values, **_read_uncertainty(artifact, name, part)}
             by_feature = {key: _spread_parts(array, sizes) for key, array in arrays.items()}
             columns += _split_columns(name, (part, *dims), by_feature, names)
+    is_continuous = (n_levels == 0).astype(np.int64)
+    for name in _list_arrays(artifact, "continuous") if is_continuous.any() else ():
+        dims, values = _move_first(artifact, name, "continuous")
+        arrays = {"values": values, **_read_uncertainty(artifact, name, "continuous")}
+        own = {key: _spread_parts(array, is_continuous)[:, 0] for key, array in arrays.items()}
+        columns += _split_columns(name, dims, own, names)
     return columns
 
 

@@ -128,6 +128,8 @@ def _is_mixture(artifact: Artifact) -> bool:
 def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
     """Describe each component by the features that differ most from all rows."""
     p = np.asarray(artifact["probabilities"])[:_MAX_COMPONENTS]
+    if not p.size:
+        return
     margins = np.asarray(artifact["weights"]) @ np.asarray(artifact["probabilities"])
     for k, shares in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
         leading = np.argsort(-abs(shares - margins), kind="stable")[:_MAX_FEATURES]

@@ -156,6 +156,26 @@ class BinaryBlock:
         ]
 
 
+def iter_word_ranges(block: BinaryBlock, n_words: int) -> Iterator[BinaryBlock]:
+    """Cut a block into parts of whole words; a block without rows is its only part."""
+    for first in range(0, max(block.words.shape[1], 1), n_words):
+        words = slice(first, first + n_words)
+        rows = slice(64 * first, min(64 * (first + n_words), block.n_samples))
+        mask, numbers = block.observed_words, block.numbers
+        yield replace(
+            block,
+            words=block.words[:, words],
+            observed_words=None if mask is None else mask[:, words],
+            n_samples=rows.stop - rows.start,
+            rows=block.rows[rows],
+            columns={name: values[rows] for name, values in block.columns.items()},
+            weights=_take(block.weights, rows),
+            clusters=_take(block.clusters, rows),
+            covariates=_take(block.covariates, rows),
+            numbers=None if numbers is None else numbers[:, rows],
+        )
+
+
 def pack_block(
     X: NDArray[np.uint8],
     observed: NDArray[np.uint8] | None = None,

@@ -7,7 +7,7 @@ standardized values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import Feature, find_continuous
+from pipeline.errors import FitError
 from pipeline.numerics.gaussian.pair_tables import MAX_CORRELATION
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.correlations import (
@@ -27,6 +29,8 @@ from pipeline.statistics.correlations import (
 from pipeline.statistics.counts import FeatureCounts, PairCounts, PairTable
 from pipeline.statistics.sums import Array, Counts, Sums, UntiledStatistics
 
+FIRST_KEY = "first-with-numbers"
+"""Key of the results of `MeasuredCounts`."""
 _ROWS_AT_ONCE = 4096
 
 
@@ -97,6 +101,23 @@ class MeasuredCounts(FeatureCounts):
             minima=np.minimum(self.minima, other.minima),
             maxima=np.maximum(self.maxima, other.maxima),
         )
+
+
+def check_numbers(counts: MeasuredCounts, features: Sequence[Feature]) -> None:
+    """Refuse continuous features without values, with infinite ones, or with a single one."""
+    texts = {
+        "These features have no observed value: {features}. Leave them out.": (
+            counts.number_weights == 0
+        ),
+        "These features have infinite values: {features}. Make them missing, or leave the "
+        "features out.": ~(np.isfinite(counts.minima) & np.isfinite(counts.maxima)),
+        "These features are constant: {features}. Leave them out.": counts.minima == counts.maxima,
+    }
+    continuous = find_continuous(features)
+    for text, is_bad in texts.items():
+        if is_bad.any():
+            places = np.flatnonzero(is_bad).tolist()
+            raise FitError(text, [features[continuous[place]].name for place in places])
 
 
 @dataclass(frozen=True)

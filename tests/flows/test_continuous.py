@@ -174,3 +174,43 @@ def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path:
     assert plain_cli("ingest", "b.csv", "--dataset", "b.zarr", *options).code == 0
     error = plain_cli("fit", "--dataset", "b.zarr", "--model", "clipped-pca").check_refused()
     assert "These features are constant: 'age'. Leave them out." in error
+
+
+def test_latent_classes_of_measurements(plain_cli, people, tmp_path: Path) -> None:
+    words = ["fit", "--dataset", "d.zarr", "--model", "bernoulli-mixture", "--components", "2"]
+    done = plain_cli(*words, "--output", "m", "--executor", "serial", "--json")
+    assert done.code == 0, done.err
+    stored = load_artifact(tmp_path / "m")
+    report = (Path(done.json["artifact"]) / "report.html").read_text()
+    assert "deviations 2" in report
+    data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
+    fitted = lb.fit(data, "bernoulli-mixture", components=2)
+    for name in ("probabilities", "means", "deviations", "means_error"):
+        np.testing.assert_array_equal(stored[name], getattr(fitted.params, name))
+    done = plain_cli("export", "--artifact", "m", "--what", "items", "--output", "i.csv")
+    assert done.code == 0, done.err
+    items = pd.read_csv(tmp_path / "i.csv").set_index("feature")
+    for j, name in enumerate(("age", "income")):
+        assert items.loc[name, "means_2"] == pytest.approx(stored["means"][1, j])
+        assert items.loc[name, "deviations_error_1"] == pytest.approx(
+            stored["deviations_error"][0, j]
+        )
+    assert items.loc["q1", ["means_1", "means_2"]].isna().all()
+    shares = items.loc["q1", [f"level_probabilities_{level}_1" for level in (1, 2, 3)]]
+    assert shares.sum() == pytest.approx(1)
+    assert items.loc["age", "level_probabilities_1_1":"level_probabilities_3_1"].isna().all()
+    words = ["--dataset", "d.zarr", "--artifact", "m", "--executor", "serial"]
+    done = plain_cli("evaluate", *words, "--json")
+    assert done.code == 0, done.err
+    scores = {model["name"]: model["log_likelihood"] for model in done.json["models"]}
+    alone = lb.fit(data, "bernoulli-mixture", components=1, smoothing=1.0)
+    assert scores["independent features"] == pytest.approx(alone.manifest["objective"], abs=0.1)
+    assert scores["m"] > scores["independent features"]
+    done = plain_cli("sample", "--artifact", "m", "--rows", 4000, "--output", "s.zarr")
+    assert done.code == 0, done.err
+    numbers = open_dataset(tmp_path / "s.zarr").read_chunk(0).numbers
+    assert numbers is not None
+    np.testing.assert_allclose(numbers.mean(axis=1), stored["overall_means"], rtol=0.1)
+    row = {name: None if pd.isna(v) else v for name, v in people.iloc[3].to_dict().items()}
+    codes = lb.transform(fitted, data)["mean"]
+    assert lb.Scorer(fitted)(row)["mean_1"] == pytest.approx(codes[3, 0], abs=1e-12)

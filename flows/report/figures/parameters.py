@@ -185,16 +185,16 @@ def _number_components(values: Array) -> list[str]:
     return [str(k + 1) for k in range(values.shape[1])]
 
 
-def _name_rows(artifact: Artifact, values: Array) -> Sequence[str]:
+def _name_rows(artifact: Artifact, name: str, values: Array) -> Sequence[str]:
     """Return the names of the features, or of their planes if these have the rows."""
     features = read_features(artifact.manifest)
-    if len(values) == len(features):
-        return [feature.name for feature in features]
-    return name_planes(features)
+    if len(values) != len(features) or (name in artifact and "plane" in artifact.dims(name)):
+        return name_planes(features)
+    return [feature.name for feature in features]
 
 
 def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
-    features = _name_rows(artifact, values)
+    features = _name_rows(artifact, name, values)
     n_features, n_components = values.shape
     rows, columns = select_largest_rows(values), slice(MAX_COLUMNS)
     shown, ends = values[rows, columns], _find_intervals(artifact, name)
@@ -235,7 +235,7 @@ def _format_intervals(ends: Array) -> list[str]:
 
 def _plot_largest_intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
     rows = select_largest_rows(values, _MAX_INTERVALS)
-    names = _name_rows(artifact, values)
+    names = _name_rows(artifact, name, values)
     features = [names[i] for i in rows]
     note = format_shown_count("features", len(rows), len(values), LARGEST_TEXT)
     return plot_intervals(_format_title(name), values[rows], ends[:, rows], features, note)

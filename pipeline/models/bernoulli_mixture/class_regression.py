@@ -21,7 +21,6 @@ symbol   field               shape
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -29,16 +28,20 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.data.covariates import Covariates
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.bernoulli_mixture.conditional import ConditionalMixture, propagate_errors
-from pipeline.models.bernoulli_mixture.e_step import compute_mixture_terms, sum_mixture_statistics
 from pipeline.models.bernoulli_mixture.levels import mask_unreached_planes
-from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
-from pipeline.models.bernoulli_mixture.standard_errors import name_probability_errors
+from pipeline.models.bernoulli_mixture.model import (
+    BATCH_WORDS,
+    BernoulliMixture,
+    BernoulliMixtureParams,
+    sum_rows,
+)
+from pipeline.models.bernoulli_mixture.standard_errors import name_feature_errors
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.passes.task_sizes import WorkEstimate
@@ -47,7 +50,6 @@ from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
-_BATCH_WORDS = 128  # 8,192 rows
 _MAX_STEP = 3.0  # of a coefficient in a pass, with covariates of variance 1
 
 
@@ -125,13 +127,15 @@ class ClassRegression(ConditionalMixture):
         if intercepts is None or coefficients is None:
             intercepts = np.log(earlier.weights / earlier.weights[0])
             coefficients = np.zeros((len(self._covariates.names), len(intercepts)))
-        return BernoulliMixtureParams(
-            params.probabilities,
-            params.weights,
+        plain = params.take_components(np.arange(len(params.weights)))
+        return replace(
+            plain,
+            segments=None,
+            segment_rows=None,
+            group_class_weights=None,
             intercepts=intercepts,
             coefficients=coefficients,
             covariate_center=np.array(self._covariates.means),
-            n_levels=params.n_levels,
         )
 
     def warm_start(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
@@ -142,48 +146,27 @@ class ClassRegression(ConditionalMixture):
         """Use the class weights of each row, and sum over its covariates too."""
         block = mask_unreached_planes(block, params.n_levels)
         beta = np.vstack(self._standardize(params))
-        n_predictors, n_components = beta.shape
-        shape = params.probabilities.T.shape
-        values: dict[str, Any] = {
-            "mass": np.zeros(n_components),
-            "ones": np.zeros(shape),
-            "missing": np.zeros(shape),
-            "responsibilities": np.zeros((n_components, n_predictors)),
-            **_make_empty_sums(n_components, n_predictors),
-        }
-        log_likelihood = 0.0
-        for batch in self._iter_batches(block):
+        n_components = beta.shape[1]
+        log_likelihood, values = 0.0, dict[str, Any]()
+        for part in iter_word_ranges(block, BATCH_WORDS):
             check_cancelled()
-            log_weights = scipy.special.log_softmax(batch.predictors @ beta, axis=1)
-            posterior = np.empty((len(batch.predictors), n_components))
-            terms = compute_mixture_terms(params.continuation, log_weights)
-            words = (batch.words, batch.observed_words, len(posterior))
-            sums = sum_mixture_statistics(*words, terms, batch.row_weights, posterior)
-            log_likelihood += sums.log_likelihood
-            own = {"mass": sums.mass, "ones": sums.ones, "missing": sums.missing}
-            own["responsibilities"] = posterior.T @ batch.predictors
-            own |= _sum_class_weights(log_weights, batch.predictors, batch.row_weights)
-            for name, value in own.items():
-                values[name] += value
+            predictors = self._make_standardized_predictors(part)
+            log_weights = scipy.special.log_softmax(predictors @ beta, axis=1)
+            posterior = np.empty((part.n_samples, n_components))
+            nats, own = sum_rows(params, part, log_weights, posterior)
+            log_likelihood += nats
+            own["responsibilities"] = posterior.T @ predictors
+            own |= _sum_class_weights(log_weights, predictors, _get_row_weights(part))
+            values = {name: values.get(name, 0.0) + value for name, value in own.items()}
         values["empty_rows"] = np.array(block.count_unobserved_rows())
         return Sums.from_block(block, log_likelihood, values)
 
-    def _iter_batches(self, block: BinaryBlock) -> Iterator[_Batch]:
-        """Cut a block into ranges of whole words."""
+    def _make_standardized_predictors(self, block: BinaryBlock) -> Array:
+        """Return 1 and the covariates of each row, in deviations from their means."""
         assert block.covariates is not None
         means, deviations = np.array(self._covariates.means), np.array(self._covariates.deviations)
-        row_weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
-        for first in range(0, block.words.shape[1], _BATCH_WORDS):
-            words = slice(first, first + _BATCH_WORDS)
-            rows = slice(64 * first, min(64 * (first + _BATCH_WORDS), block.n_samples))
-            z = (block.covariates[rows] - means) / deviations
-            mask = block.observed_words
-            yield _Batch(
-                block.words[:, words],
-                None if mask is None else mask[:, words],
-                np.column_stack([np.ones(len(z)), z]),
-                row_weights[rows],
-            )
+        z = (block.covariates - means) / deviations
+        return np.column_stack([np.ones(len(z)), z])
 
     def _compute_log_prior_of_classes(
         self, params: BernoulliMixtureParams, statistics: Sums
@@ -243,9 +226,9 @@ class ClassRegression(ConditionalMixture):
         _, log_weights = params.compute_class_weights(block)
         predictors = params.make_predictors(block)
         own = _make_empty_sums(len(params.weights), predictors.shape[1])
-        row_weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
-        for first in range(0, block.n_samples, 64 * _BATCH_WORDS):
-            rows = slice(first, first + 64 * _BATCH_WORDS)
+        row_weights = _get_row_weights(block)
+        for first in range(0, block.n_samples, 64 * BATCH_WORDS):
+            rows = slice(first, first + 64 * BATCH_WORDS)
             part = _sum_class_weights(log_weights[rows], predictors[rows], row_weights[rows])
             own = {name: value + part[name] for name, value in own.items()}
         return replace(sums, values={**sums.values, **own})
@@ -268,7 +251,7 @@ class ClassRegression(ConditionalMixture):
         params = replace(
             params,
             weights=sums["expected"][:, 0] / statistics.weight,
-            **name_probability_errors(errors),
+            **name_feature_errors(errors),
             weights_error=propagate_errors(
                 sums["class_curvature"][:, 0] / statistics.weight, errors.coefficients
             ),
@@ -278,13 +261,8 @@ class ClassRegression(ConditionalMixture):
         return self.add_likelihood(replace(state, params=params), statistics)
 
 
-class _Batch(NamedTuple):
-    """Whole words of a block, with predictors, (n_rows, n_predictors), and weights, (n_rows,)."""
-
-    words: NDArray[np.uint64]
-    observed_words: NDArray[np.uint64] | None
-    predictors: Array
-    row_weights: Array
+def _get_row_weights(block: BinaryBlock) -> Array:
+    return np.ones(block.n_samples) if block.row_weights is None else block.row_weights
 
 
 def _make_empty_sums(n_components: int, n_predictors: int) -> dict[str, Array]:

@@ -8,9 +8,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import are_binary
+from pipeline.data.features import are_binary, find_continuous, select_with_levels
 from pipeline.data.level_probabilities import count_levels
-from pipeline.errors import FitWarning
+from pipeline.errors import FitError, FitWarning
+from pipeline.models.bernoulli_mixture.gaussians import MIN_DEVIATION, find_bounded
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -20,6 +21,7 @@ from pipeline.statistics.counts import (
     make_constant_feature_warnings,
     make_empty_level_warnings,
 )
+from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_numbers
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -39,29 +41,77 @@ class StructuredMixture(BernoulliMixture):
 
     @classmethod
     def from_model(cls, model: BernoulliMixture, structure: Structure) -> Self:
-        """Add a structure to a model."""
+        """Add a structure to a model.
+
+        Raises
+        ------
+        FitError
+            If all features are continuous.
+        """
+        if structure.features and not select_with_levels(structure.features):
+            raise FitError(
+                f"All features are continuous, but {model.name} needs at least one binary or "
+                "ordinal feature. Cut one in two by {cut=NAME>=VALUE}, or use an ordinary Gaussian "
+                "mixture."
+            )
         settings = {f.name: getattr(model, f.name) for f in fields(BernoulliMixture)}
         return cls(**settings, structure=structure)
 
     @property
     def n_levels(self) -> NDArray[np.int64] | None:
-        """Number of levels of each feature; None if all have two."""
+        """Number of levels of each feature, 1 of a continuous one; None if all have two."""
         features = self.structure.features
-        if are_binary(features):
-            return None
-        return count_levels(features)
+        return None if are_binary(features) else np.maximum(count_levels(features), 1)
 
     def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
         if self.n_levels is None:
             return super()._warn_about_features(first)
-        level_rows = count_level_rows(first, self.structure.features)
+        features = select_with_levels(self.structure.features)
+        level_rows = count_level_rows(first, features)
         consequence = "only the smoothing determines their probabilities"
-        total, largest = (np.array([f(rows) for rows in level_rows]) for f in (np.sum, np.max))
+        total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
         warnings = (
             *make_constant_feature_warnings(total, largest, consequence),
             *make_empty_level_warnings(level_rows, consequence),
         )
-        return tuple(warning.with_names(self.structure.feature_names) for warning in warnings)
+        names = tuple(feature.name for feature in features)
+        return tuple(warning.with_names(names) for warning in warnings)
+
+    @property
+    def _continuous(self) -> list[int]:
+        return find_continuous(self.structure.features)
+
+    @property
+    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
+        """Counts of features, with moments of continuous ones."""
+        return MeasuredCounts if self._continuous else FeatureCounts
+
+    def first_key(self, seed: int) -> str:
+        """Return a key of the counts, another one if they have moments."""
+        return FIRST_KEY if self._continuous else super().first_key(seed)
+
+    def _measure_numbers(self, first: FeatureCounts) -> Arrays:
+        if not isinstance(first, MeasuredCounts):
+            return {}
+        check_numbers(first, self.structure.features)
+        deviations = np.sqrt(first.squares / first.number_weights)
+        return {"overall_means": first.means, "overall_deviations": deviations}
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Sort the components, and name the features whose standard deviation is bounded."""
+        state = super().finish(state, statistics)
+        params = state.params
+        bounded = np.flatnonzero(find_bounded(params.gaussians, params.overall).any(axis=0))
+        if not bounded.size:
+            return state
+        text = (
+            "features whose standard deviation in a component is at its lower bound, "
+            f"{MIN_DEVIATION} of that in all rows: {{features}}; choose fewer {{components}} or "
+            "more {smoothing}"
+        )
+        indices = tuple(self._continuous[place] for place in bounded.tolist())
+        warning = FitWarning(text, indices).with_names(self.structure.feature_names)
+        return replace(state, warnings=(*state.warnings, warning))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import MapFunction
 from pipeline.models.bernoulli_mixture.conditional import ConditionalMixture, propagate_errors
 from pipeline.models.bernoulli_mixture.model import BernoulliMixtureParams
-from pipeline.models.bernoulli_mixture.standard_errors import name_probability_errors
+from pipeline.models.bernoulli_mixture.standard_errors import name_feature_errors
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import ClusteredSums, Sums
@@ -123,7 +123,7 @@ class GroupedMixture(ConditionalMixture):
         mean = np.tensordot(group_weights / group_weights.sum(), gradients, axes=1)
         params = replace(
             params,
-            **name_probability_errors(errors),
+            **name_feature_errors(errors),
             weights_error=propagate_errors(mean, errors.coefficients),
             group_class_weights_error=propagate_errors(gradients, errors.coefficients),
         )

@@ -29,8 +29,11 @@ _TWO_SIDED = float(scipy.special.ndtri(0.975))
 
 
 def find_later_planes(n_levels: Counts) -> NDArray[np.intp]:
-    """Return the planes that are not the first of their feature, given levels per feature."""
-    n_planes = n_levels - 1
+    """Return the planes that are not the first of their feature, given levels per feature.
+
+    Continuous features have one level and no planes.
+    """
+    n_planes = n_levels[n_levels > 1] - 1
     is_first = np.zeros(int(n_planes.sum()), np.bool_)
     is_first[np.cumsum(n_planes) - n_planes] = True
     return np.flatnonzero(~is_first)
@@ -43,7 +46,7 @@ def count_levels_from(n_levels: Counts) -> Array:
 
 def mask_unreached_planes(block: BinaryBlock, n_levels: Counts | None) -> BinaryBlock:
     """Return the block with planes observed only where the plane before them is 1."""
-    if n_levels is None:
+    if n_levels is None or n_levels.max(initial=0) <= 2:
         return block
     observed = block.observed_words
     if observed is None:
@@ -124,10 +127,11 @@ def compute_level_errors(
     """
     cumulative = cumulate_planes(continuation, n_levels)
     n_components = len(continuation)
-    firsts = np.cumsum(n_levels - 1) - (n_levels - 1)
+    n_planes = n_levels[n_levels > 1] - 1
+    firsts = np.cumsum(n_planes) - n_planes
     errors = np.empty_like(cumulative)
-    by_level, unknown_levels = [], []
-    for first, n in zip(firsts.tolist(), (n_levels - 1).tolist(), strict=True):
+    by_level, unknown_levels = [np.empty((n_components, 0))], [is_unknown[:, :0]]
+    for first, n in zip(firsts.tolist(), n_planes.tolist(), strict=True):
         own = slice(first, first + n)
         # d P(x ≥ c) / d log-odds of q_j = P(x ≥ c) (1 − q_j) for j ≤ c.
         slopes = cumulative[:, own, None] * (1 - continuation[:, None, own])

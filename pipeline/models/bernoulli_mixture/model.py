@@ -16,18 +16,20 @@ symbol     field           shape
 =========  ==============  ================================
 p          probabilities   (n_components, n_features)
 π          weights         (n_components,)
+μ, σ       means,          (n_components, n_continuous)
+           deviations
 =========  ==============  ================================
 
 Features with several levels are categorical, see `levels.py`: p has a column per plane, P(x ≥ c |
-k). With groups or covariates, π differs between rows and p does not, see `groups.py` and
-`class_regression.py`.
+k). Continuous features are normal within components, see `gaussians.py`. With groups or covariates,
+π differs between rows and p does not, see `groups.py` and `class_regression.py`.
 
 Posteriors are computed from packed bits, see `e_step.py`. A row's posterior does not depend on the
 other rows of the call, not even in its last bit. Standard errors use the observed information, see
 `standard_errors.py`. Intervals are symmetric in log-odds.
 
-Cost per block: 2 n_components (number of ones + number of missing values). Passes: tens to
-hundreds.
+Cost per block: 2 n_components (number of ones + number of missing values + number of continuous
+values). Passes: tens to hundreds.
 Not identifiable: the order of the components, which are sorted by weight; and the components
 themselves if there are fewer than about 2 log₂ n_components + 1 features.
 """
@@ -36,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
 
@@ -44,7 +46,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock, iter_word_ranges
 from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
 from pipeline.data.level_probabilities import find_level_probabilities
 from pipeline.data.matching import draw_segments
@@ -61,9 +63,21 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.e_step import (
+    MixtureTerms,
     compute_mixture_terms,
     mixture_posterior,
     sum_mixture_statistics,
+)
+from pipeline.models.bernoulli_mixture.gaussians import (
+    Gaussians,
+    Overall,
+    add_log_densities,
+    compute_log_prior,
+    find_bounded,
+    pack_gaussians,
+    sum_gaussian_statistics,
+    unpack_gaussians,
+    update_gaussians,
 )
 from pipeline.models.bernoulli_mixture.levels import (
     count_levels_from,
@@ -79,7 +93,7 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     MixtureRows,
     compute_mixture_errors,
     iter_mixture_scores,
-    name_probability_errors,
+    name_feature_errors,
     sum_mixture_information,
 )
 from pipeline.models.capabilities import LogLikelihood
@@ -96,6 +110,8 @@ Array = NDArray[np.float64]
 
 MAX_HELD_OUT_COMPONENTS = 256
 """Number of components at which the search for their number ends."""
+BATCH_WORDS = 128
+"""Words of rows whose posteriors are in memory at once: 8,192 rows."""
 SHORT_RUN_TOL = 1e-3
 """Tolerance of the short runs."""
 MAX_PARAMETERS = 1500
@@ -133,7 +149,12 @@ class BernoulliMixtureParams:
     n_levels, level_probabilities, level_probabilities_error
         Numbers of levels of the features, P(x = level | k) of each level of each feature, and
         standard errors; None if all features are binary. Otherwise `probabilities` are P(x ≥ c |
-        k) of each plane.
+        k) of each plane. A continuous feature has one level, which is in no array, and no plane.
+    means, deviations, means_error, deviations_error
+        Mean and standard deviation of each continuous feature in each component, and standard
+        errors; None without continuous features.
+    overall_means, overall_deviations
+        Mean and standard deviation of each continuous feature in the fitted rows.
     """
 
     probabilities: Array = array_field("component", "plane", allowed=NumberRange(above=0, below=1))
@@ -153,10 +174,20 @@ class BernoulliMixtureParams:
     coefficients_error: Array | None = optional_array_field("covariate", "component")
     covariate_center: Array | None = optional_array_field("covariate")
     n_levels: NDArray[np.int64] | None = optional_array_field(
-        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+        "feature", allowed=NumberRange(minimum=1, maximum=MAX_LEVELS)
     )
     level_probabilities: Array | None = optional_array_field("component", "level")
     level_probabilities_error: Array | None = optional_array_field("component", "level")
+    means: Array | None = optional_array_field("component", "continuous")
+    deviations: Array | None = optional_array_field(
+        "component", "continuous", allowed=NumberRange(above=0)
+    )
+    means_error: Array | None = optional_array_field("component", "continuous")
+    deviations_error: Array | None = optional_array_field("component", "continuous")
+    overall_means: Array | None = optional_array_field("continuous")
+    overall_deviations: Array | None = optional_array_field(
+        "continuous", allowed=NumberRange(above=0)
+    )
 
     @property
     def continuation(self) -> Array:
@@ -164,13 +195,29 @@ class BernoulliMixtureParams:
         return divide_planes(self.probabilities, self.n_levels)
 
     @property
+    def gaussians(self) -> Gaussians:
+        """μ and σ; both have no columns if no feature is continuous."""
+        if self.means is None or self.deviations is None:
+            return Gaussians(*np.empty((2, len(self.weights), 0)))
+        return Gaussians(self.means, self.deviations)
+
+    @property
+    def overall(self) -> Overall:
+        """Mean and standard deviation of continuous features in all rows."""
+        if self.overall_means is None or self.overall_deviations is None:
+            return Overall(*np.empty((2, 0)))
+        return Overall(self.overall_means, self.overall_deviations)
+
+    @property
     def free_parameters(self) -> Array:
-        """Log-odds, then log-weights: an unconstrained vector.
+        """Log-odds, then means and log-deviations, then log-weights: an unconstrained vector.
 
         Groups have log-weights of their own. With covariates, intercepts and coefficients take the
         place of log-weights.
         """
         log_odds = scipy.special.logit(self.continuation).ravel()
+        if self.means is not None:
+            log_odds = np.append(log_odds, pack_gaussians(self.gaussians, self.overall))
         if self.intercepts is not None and self.coefficients is not None:
             return np.concatenate([log_odds, self.intercepts, self.coefficients.ravel()])
         own = self.weights if self.group_class_weights is None else self.group_class_weights
@@ -179,6 +226,8 @@ class BernoulliMixtureParams:
     def with_free_parameters(self, packed: Array, limit: float) -> BernoulliMixtureParams:
         """Return the parameters of such a vector, log-odds and log-weights clipped at ±`limit`."""
         n_components, n_features = self.probabilities.shape
+        if self.means is not None:
+            return self._with_free_numbers(packed, limit)
         log_odds, others = np.split(packed, [self.probabilities.size])
         log_odds = np.clip(log_odds, -limit, limit)
         others = others.reshape(-1, n_components)
@@ -191,6 +240,14 @@ class BernoulliMixtureParams:
         if self.group_class_weights is None:
             return replace(self, probabilities=probabilities, weights=weights[0])
         return replace(self, probabilities=probabilities, group_class_weights=weights)
+
+    def _with_free_numbers(self, packed: Array, limit: float) -> BernoulliMixtureParams:
+        """Return the parameters of a vector that has means and log-deviations too."""
+        first = self.probabilities.size
+        numbers = slice(first, first + 2 * self.gaussians.means.size)
+        discrete = replace(self, means=None).with_free_parameters(np.delete(packed, numbers), limit)
+        means, deviations = unpack_gaussians(packed[numbers], self.overall, limit)
+        return replace(discrete, means=means, deviations=deviations)
 
     def get_class_weights(self, segment: int) -> Array:
         """Return the class weights of the rows of a segment, (n_components,).
@@ -218,6 +275,13 @@ class BernoulliMixtureParams:
         log_weights = scipy.special.log_softmax(odds, axis=1)
         return np.exp(log_weights), log_weights
 
+    def compute_terms(self, block: BinaryBlock, log_weights: Array) -> MixtureTerms:
+        """Return the terms of the E-step of a block, given log π."""
+        if self.means is not None:
+            assert block.numbers is not None
+            log_weights = add_log_densities(block.numbers, self.gaussians, log_weights)
+        return compute_mixture_terms(self.continuation, log_weights)
+
     def make_predictors(self, block: BinaryBlock) -> Array:
         """Return what the class weights of a block's rows depend on, (n_samples, n_predictors).
 
@@ -239,6 +303,8 @@ class BernoulliMixtureParams:
         groups, intercepts, coefficients = (
             None if array is None else array[..., order] for array in arrays
         )
+        has_numbers = self.means is not None
+        means, deviations = (a[order] if has_numbers else None for a in self.gaussians)
         return BernoulliMixtureParams(
             self.probabilities[order],
             self.weights[order],
@@ -249,6 +315,10 @@ class BernoulliMixtureParams:
             coefficients=None if coefficients is None else coefficients - coefficients[:, :1],
             covariate_center=self.covariate_center,
             n_levels=self.n_levels,
+            means=means,
+            deviations=deviations,
+            overall_means=self.overall_means,
+            overall_deviations=self.overall_deviations,
         )
 
 
@@ -261,7 +331,8 @@ class BernoulliMixture(Model):
     n_components
         Number of components. None doubles it from 1 while held-out rows gain.
     smoothing
-        Pseudo-counts of ones, of zeros and of rows in every component.
+        Pseudo-counts of ones, of zeros and of rows in every component; also the number of rows
+        with the mean and the variance of all rows that is added for every continuous feature.
     starts
         Number of short runs; the fit continues with the best.
     errors
@@ -276,7 +347,7 @@ class BernoulliMixture(Model):
     """
 
     name: ClassVar[str] = "bernoulli-mixture"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
     has_cluster_errors: ClassVar[bool] = True
     has_covariates: ClassVar[bool] = True
@@ -330,7 +401,9 @@ class BernoulliMixture(Model):
         """
         n_components, n_parameters = len(params.weights), params.free_parameters.size
         nanoseconds = n_features * (3 + 0.13 * n_components) + 10 * n_components
-        n_sums = 2 * n_features * n_components
+        n_numbers = params.gaussians.means.size
+        nanoseconds += 8 * n_numbers
+        n_sums = 2 * n_features * n_components + 3 * n_numbers
         if "share" in working:
             nanoseconds += float(working["share"]) * (30 + 0.06 * n_parameters) * n_parameters
             n_sums += n_parameters**2
@@ -361,11 +434,16 @@ class BernoulliMixture(Model):
                 (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + self.smoothing))
             ),
             "seed": rng.integers(2**63, size=1),
+            **self._measure_numbers(first),
         }
         state = FitState(None, auxiliary=auxiliary, warnings=warnings)
         return self._begin_stage(
             state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT_SHARE
         )
+
+    def _measure_numbers(self, first: FeatureCounts) -> Arrays:
+        """Return mean and standard deviation of continuous features, if there are any."""
+        return {}
 
     def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
         consequence = "only the smoothing determines how often they differ"
@@ -390,14 +468,23 @@ class BernoulliMixture(Model):
         rng = np.random.default_rng([int(auxiliary["seed"][0]), n_components, start])
         noise = rng.standard_normal((n_components, len(margins))) if n_components > 1 else 0.0
         probabilities = np.atleast_2d(scipy.special.expit(margins + noise))
-        return BernoulliMixtureParams(
+        params = BernoulliMixtureParams(
             cumulate_planes(probabilities, self.n_levels),
             np.full(n_components, 1 / n_components),
             n_levels=self.n_levels,
         )
+        if "overall_means" not in auxiliary:
+            return params
+        overall = _get_overall(auxiliary)
+        shape = (n_components, len(overall["overall_means"]))
+        noise = rng.standard_normal(shape) if n_components > 1 else np.zeros(shape)
+        deviations = np.broadcast_to(overall["overall_deviations"], shape)
+        means = overall["overall_means"] + deviations * noise
+        return replace(params, means=means, deviations=deviations.copy(), **overall)
 
     def warm_start(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
         """Start from an earlier fit, without short runs."""
+        params = replace(params, **_get_overall(state.auxiliary))
         return replace(self._begin_long_run(state, 0.0), params=params)
 
     def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
@@ -414,19 +501,18 @@ class BernoulliMixture(Model):
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def _run_e_step(self, params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
-        block = mask_unreached_planes(block, params.n_levels)
-        _, log_weights = params.compute_class_weights(block)
-        terms = compute_mixture_terms(params.continuation, log_weights)
-        sums = sum_mixture_statistics(
-            block.words, block.observed_words, block.n_samples, terms, block.row_weights
-        )
-        values = {
-            "mass": sums.mass,
-            "ones": sums.ones,
-            "missing": sums.missing,
-            "empty_rows": np.array(block.count_unobserved_rows()),
-        }
-        return Sums.from_block(block, sums.log_likelihood, values)
+        masked = mask_unreached_planes(block, params.n_levels)
+        has_numbers = params.means is not None
+        parts = iter_word_ranges(masked, BATCH_WORDS) if has_numbers else iter([masked])
+        sums = reduce(Sums.merge, (self._sum_part(params, part) for part in parts))
+        empty_rows = np.array(block.count_unobserved_rows())
+        return replace(sums, values={**sums.values, "empty_rows": empty_rows})
+
+    def _sum_part(self, params: BernoulliMixtureParams, part: BinaryBlock) -> Sums:
+        """Run the E-step on rows whose masks leave out the planes that they do not reach."""
+        _, log_weights = params.compute_class_weights(part)
+        nats, values = sum_rows(params, part, log_weights)
+        return Sums.from_block(part, nats, values)
 
     def objective(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior per row, nats."""
@@ -434,6 +520,8 @@ class BernoulliMixture(Model):
         counts = 1 if self.n_levels is None else count_levels_from(self.n_levels)
         log_prior = (counts * np.log(p)).sum() + np.log1p(-p).sum()
         log_prior += self._compute_log_prior_of_classes(params, statistics)
+        if params.means is not None:
+            log_prior += compute_log_prior(params.gaussians, params.overall)
         return float((statistics.objective + self.smoothing * log_prior) / statistics.weight)
 
     def _compute_log_prior_of_classes(
@@ -458,9 +546,11 @@ class BernoulliMixture(Model):
         weights = (mass + s) / (mass + s).sum()
         continuation = (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + s))
         probabilities = cumulate_planes(continuation, self.n_levels)
-        return replace(
-            state, params=replace(state.params, probabilities=probabilities, weights=weights)
-        )
+        params = replace(state.params, probabilities=probabilities, weights=weights)
+        if params.means is not None:
+            found = update_gaussians(params.gaussians, params.overall, values, s)
+            params = replace(params, means=found.means, deviations=found.deviations)
+        return replace(state, params=params)
 
     def pack_params(self, params: BernoulliMixtureParams) -> Array:
         """Return log-odds, then log-weights."""
@@ -468,7 +558,7 @@ class BernoulliMixture(Model):
 
     def unpack_params(self, params: BernoulliMixtureParams, packed: Array, weight: float) -> Any:
         """Return the parameters, within the bounds that an M-step can reach."""
-        most = 1 if self.n_levels is None else int(self.n_levels.max()) - 1
+        most = 1 if self.n_levels is None else max(int(self.n_levels.max()) - 1, 1)
         limit = np.log((weight + len(params.weights)) / self.smoothing + most)
         return params.with_free_parameters(packed, limit)
 
@@ -493,7 +583,9 @@ class BernoulliMixture(Model):
         order = np.argsort(-state.params.weights, kind="stable")
         params = state.params.take_components(order)
         if params.n_levels is not None:
-            by_level = find_level_probabilities(params.probabilities, params.n_levels)
+            by_level = find_level_probabilities(
+                params.probabilities, params.n_levels[params.n_levels > 1]
+            )
             params = replace(params, level_probabilities=by_level)
         n_components = len(order)
         empty = int((statistics.values["mass"] < 1).sum())
@@ -521,19 +613,20 @@ class BernoulliMixture(Model):
         uniform = rng.stream("information").uniform(block.rows, 1)[:, 0]
         block = block.take_rows(np.flatnonzero(uniform < working["share"]))
         rows, nats = _make_mixture_rows(params, block)
-        information = sum_mixture_information(rows, params.continuation)
+        measured = (params.continuation, params.gaussians)
+        information = sum_mixture_information(rows, *measured)
         sums = Sums.from_block(block, float(rows.row_weights @ nats), information)
         if not block.has_sampling_weights and self.errors != "crossproduct":
             return sums
         if block.clusters is None:
             products = np.zeros_like(information["products"])
-            for batch, scores in iter_mixture_scores(rows, params.continuation):
+            for batch, scores in iter_mixture_scores(rows, *measured):
                 factors = 1.0 if block.has_sampling_weights else rows.row_weights[batch, None]
                 products += scores.T @ (scores / factors)
             return replace(sums, values={**information, "score_products": products})
         clusters, places = np.unique(block.clusters, return_inverse=True)
         by_cluster = np.zeros((len(clusters), len(information["products"])))
-        for batch, scores in iter_mixture_scores(rows, params.continuation):
+        for batch, scores in iter_mixture_scores(rows, *measured):
             np.add.at(by_cluster, places[batch], scores)
         return ClusteredSums.from_sums(sums, clusters, by_cluster)
 
@@ -551,7 +644,7 @@ class BernoulliMixture(Model):
         weights_error = np.sqrt(np.diag(jacobian @ errors.coefficients[:, 0, :, 0] @ jacobian))
         params = replace(
             params,
-            **name_probability_errors(errors),
+            **name_feature_errors(errors),
             weights_error=weights_error,
         )
         return replace(state, params=params)
@@ -559,13 +652,19 @@ class BernoulliMixture(Model):
     def _compute_errors(
         self, state: FitState, curvature: Array, sums: Mapping[str, NDArray[Any]]
     ) -> MixtureErrors:
+        params = state.params
+        n_planes, n_numbers = params.probabilities.shape[1], params.gaussians.means.shape[1]
+        pseudo_counts = np.full(n_planes + 2 * n_numbers, self.smoothing)
+        pseudo_counts[:n_planes] = self._pseudo_ones + self.smoothing
         return compute_mixture_errors(
-            state.params.continuation,
+            params.continuation,
+            params.gaussians,
+            find_bounded(params.gaussians, params.overall),
             curvature,
             sums,
-            self._pseudo_ones + self.smoothing,
+            pseudo_counts,
             self._choose_error_form(state),
-            state.params.n_levels,
+            params.n_levels,
         )
 
     def _choose_error_form(self, state: FitState) -> ErrorForm:
@@ -592,10 +691,11 @@ class BernoulliMixture(Model):
     def count_mixture_parameters(self, params: BernoulliMixtureParams) -> int:
         """Count the free probabilities, and the free weights of each group or coefficients."""
         n_free = len(params.weights) - 1
+        n_measured = params.probabilities.size + 2 * params.gaussians.means.size
         if params.coefficients is not None:
-            return params.probabilities.size + n_free * (1 + len(params.coefficients))
+            return n_measured + n_free * (1 + len(params.coefficients))
         n_groups = 1 if params.segments is None else len(params.segments)
-        return params.probabilities.size + n_free * n_groups
+        return n_measured + n_free * n_groups
 
     def transform(
         self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
@@ -618,10 +718,23 @@ class BernoulliMixture(Model):
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_features), of the groups of these segments if there are any."""
+        return self.sample_numbers(params, n_samples, rng, segments)[0]
+
+    def sample_numbers(
+        self,
+        params: BernoulliMixtureParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> tuple[NDArray[np.uint8], Array]:
+        """Draw rows as `sample` does, with values of continuous features."""
         components = self._draw_components(params, n_samples, rng, segments)
         uniform = rng.random((n_samples, params.probabilities.shape[1]))
         bits = (uniform < params.continuation[components]).astype(np.uint8)
-        return draw_levels(bits, params.n_levels)
+        means, deviations = params.gaussians
+        noise = rng.standard_normal((n_samples, means.shape[1]))
+        numbers = means[components] + deviations[components] * noise
+        return draw_levels(bits, params.n_levels), numbers
 
     def _draw_components(
         self,
@@ -651,11 +764,50 @@ class BernoulliMixture(Model):
         probabilities: Array = np.clip(codes @ params.probabilities, 0.0, 1.0)
         return probabilities
 
+    def reconstruct_numbers(
+        self,
+        params: BernoulliMixtureParams,
+        codes: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Return Σ_k codes_k μ_k, (n_samples, n_continuous)."""
+        numbers: Array = codes @ params.gaussians.means
+        return numbers
+
+
+def sum_rows(
+    params: BernoulliMixtureParams,
+    block: BinaryBlock,
+    log_weights: Array,
+    posterior: Array | None = None,
+) -> tuple[float, dict[str, NDArray[Any]]]:
+    """Return the log-likelihood of a block and the sums of the M-step, by name, given log π.
+
+    `posterior`, (n_samples, n_components), is filled with P(k | x) times the weight of the row.
+    """
+    terms = params.compute_terms(block, log_weights)
+    if params.means is not None and posterior is None:
+        posterior = np.empty((block.n_samples, len(params.weights)))
+    words = (block.words, block.observed_words, block.n_samples)
+    sums = sum_mixture_statistics(*words, terms, block.row_weights, posterior)
+    values = {"mass": sums.mass, "ones": sums.ones, "missing": sums.missing}
+    if params.means is not None:
+        assert block.numbers is not None
+        assert posterior is not None
+        values |= sum_gaussian_statistics(block.numbers, params.gaussians, posterior)
+    return sums.log_likelihood, values
+
+
+def _get_overall(auxiliary: Arrays) -> dict[str, Any]:
+    """Return mean and standard deviation of continuous features, if there are any."""
+    names = ("overall_means", "overall_deviations")
+    return {name: auxiliary[name] for name in names if name in auxiliary}
+
 
 def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
     block = mask_unreached_planes(block, params.n_levels)
     _, log_weights = params.compute_class_weights(block)
-    terms = compute_mixture_terms(params.continuation, log_weights)
+    terms = params.compute_terms(block, log_weights)
     return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)
 
 
@@ -670,6 +822,7 @@ def _make_mixture_rows(
     rows = MixtureRows(
         block.unpack_values(),
         block.unpack_mask(),
+        block.numbers.T if block.numbers is not None else np.empty((block.n_samples, 0)),
         weights,
         posterior,
         np.broadcast_to(class_weights, posterior.shape),

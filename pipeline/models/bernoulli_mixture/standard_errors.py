@@ -6,6 +6,10 @@ P(k | x), u_ki = m_i (x_i − p_ki), where m is the mask, and v_k = (u_k, z). Th
 is Σ_n diag(r_k m_i p_ki (1 − p_ki)) for λ and Σ_n (diag π − π πᵀ) ⊗ z zᵀ for β, minus the
 covariance of the component scores, diag_k(r_k v_k v_kᵀ) − (r_k v_k)(r_k v_k)ᵀ. Without groups, z
 is 1 and β are log-weights.
+
+A continuous feature j adds m_j z and m_j (z² − 1) to u_k, where z = (x_j − μ_kj) / σ_kj: the scores
+of μ_kj in units of σ_kj, and of log σ_kj. The information is Σ_n r_k m_j and 2 Σ_n r_k m_j. A σ at
+its lower bound is taken as known.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
+from pipeline.models.bernoulli_mixture.gaussians import Gaussians
 from pipeline.models.bernoulli_mixture.levels import compute_level_errors
 from pipeline.numerics.information import invert_information
 
@@ -37,6 +42,8 @@ class MixtureRows(NamedTuple):
     ----------
     X, observed
         Values and mask, (n_samples, n_features); the mask is None if all values are observed.
+    numbers
+        Values of continuous features, (n_samples, n_continuous), NaN where missing.
     row_weights
         Weight of each row, (n_samples,).
     posterior, class_weights
@@ -47,6 +54,7 @@ class MixtureRows(NamedTuple):
 
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
+    numbers: NDArray[Any]
     row_weights: Array
     posterior: Array
     class_weights: Array
@@ -59,40 +67,49 @@ class MixtureErrors(NamedTuple):
     Shapes: `probabilities` (n_components, n_features), `interval` (2, n_components, n_features).
     `coefficients` is the covariance of β relative to the last component, (n_components,
     n_predictors, n_components, n_predictors). `levels` are the errors of the probabilities of
-    levels, (n_components, n_levels in all), if a feature has more than two.
+    levels, (n_components, n_levels in all), if a feature has more than two. `gaussians` are the
+    errors of means and standard deviations.
     """
 
     probabilities: Array
     interval: Array
     coefficients: Array
+    gaussians: Gaussians
     levels: Array | None = None
 
 
-def name_probability_errors(errors: MixtureErrors) -> dict[str, Array | None]:
-    """Return the errors of probabilities by the names of the parameters."""
+def name_feature_errors(errors: MixtureErrors) -> dict[str, Array | None]:
+    """Return the errors of probabilities, means and deviations by the names of the parameters."""
+    has_numbers = errors.gaussians.means.size > 0
     return {
+        "means_error": errors.gaussians.means if has_numbers else None,
+        "deviations_error": errors.gaussians.deviations if has_numbers else None,
         "probabilities_error": errors.probabilities,
         "probabilities_interval": errors.interval,
         "level_probabilities_error": errors.levels,
     }
 
 
-def sum_mixture_information(rows: MixtureRows, probabilities: Array) -> dict[str, Array]:
+def sum_mixture_information(
+    rows: MixtureRows, probabilities: Array, gaussians: Gaussians
+) -> dict[str, Array]:
     """Compute the sums of the information over rows times their weights.
 
     Returns
     -------
     dict
-        `values`: Σ r_k m_i, (n_components, n_features); `spread`: Σ r_k v_k v_kᵀ, (n_components,
-        width, width) with width = n_features + n_predictors; `products`: Σ (r_k v_k)_k
-        (r_k v_k)_kᵀ, (n_components width, n_components width).
+        `values`: Σ r_k m_i, (n_components, n_scores), where n_scores = n_features + 2
+        n_continuous; `spread`: Σ r_k v_k v_kᵀ, (n_components, width, width) with width = n_scores +
+        n_predictors; `products`: Σ (r_k v_k)_k (r_k v_k)_kᵀ, (n_components width, n_components
+        width).
     """
     n_components = len(probabilities)
-    width = probabilities.shape[1] + rows.predictors.shape[1]
-    values = np.zeros(probabilities.shape)
+    n_scores = probabilities.shape[1] + 2 * gaussians.means.shape[1]
+    width = n_scores + rows.predictors.shape[1]
+    values = np.zeros((n_components, n_scores))
     spread = np.zeros((n_components, width, width))
     products = np.zeros((n_components * width,) * 2)
-    for batch, mask, v, r in _iter_score_vectors(rows, probabilities):
+    for batch, mask, v, r in _iter_score_vectors(rows, probabilities, gaussians):
         weighted = r * rows.row_weights[batch]
         values += weighted @ mask
         spread += np.swapaxes(v * weighted[:, :, None], 1, 2) @ v
@@ -101,23 +118,30 @@ def sum_mixture_information(rows: MixtureRows, probabilities: Array) -> dict[str
     return {"values": values, "spread": spread, "products": products}
 
 
-def iter_mixture_scores(rows: MixtureRows, probabilities: Array) -> Iterator[tuple[slice, Array]]:
+def iter_mixture_scores(
+    rows: MixtureRows, probabilities: Array, gaussians: Gaussians
+) -> Iterator[tuple[slice, Array]]:
     """Yield ranges of rows, and their scores times their weights, (n_rows, p)."""
-    n_features = probabilities.shape[1]
-    for batch, mask, v, r in _iter_score_vectors(rows, probabilities):
+    n_scores = probabilities.shape[1] + 2 * gaussians.means.shape[1]
+    for batch, mask, v, r in _iter_score_vectors(rows, probabilities, gaussians):
         scores = v * r[:, :, None]
         expected = rows.class_weights[batch].T[:, :, None] * rows.predictors[batch]
-        scores[:, :, n_features:] -= expected
+        scores[:, :, n_scores:] -= expected
         flat = np.moveaxis(scores, 0, 1).reshape(len(mask), -1)
         yield batch, flat * rows.row_weights[batch, None]
 
 
 def _iter_score_vectors(
-    rows: MixtureRows, probabilities: Array
+    rows: MixtureRows, probabilities: Array, gaussians: Gaussians
 ) -> Iterator[tuple[slice, Array, Array, Array]]:
-    """Yield rows, their mask, v, (n_components, n_rows, width), and r, (n_components, n_rows)."""
+    """Yield rows, their mask, v, (n_components, n_rows, width), and r, (n_components, n_rows).
+
+    The mask has a column for each score of a feature, (n_rows, n_scores).
+    """
     n_components, n_features = probabilities.shape
-    width = n_features + rows.predictors.shape[1]
+    n_numbers = gaussians.means.shape[1]
+    n_scores = n_features + 2 * n_numbers
+    width = n_scores + rows.predictors.shape[1]
     height = max(1, _BATCH_ENTRIES // (n_components * width))
     for start in range(0, len(rows.X), height):
         check_cancelled()
@@ -126,15 +150,25 @@ def _iter_score_vectors(
         mask = np.ones(X.shape) if rows.observed is None else rows.observed[batch].astype(float)
         v = np.empty((n_components, len(mask), width))
         v[:, :, :n_features] = mask * (X - probabilities[:, None])
-        v[:, :, n_features:] = rows.predictors[batch]
+        v[:, :, n_scores:] = rows.predictors[batch]
+        if n_numbers:
+            numbers = rows.numbers[batch].astype(np.float64)
+            is_observed = ~np.isnan(numbers)
+            numbers = np.where(is_observed, numbers, 0.0)
+            z = (numbers - gaussians.means[:, None]) / gaussians.deviations[:, None]
+            v[:, :, n_features : n_features + n_numbers] = is_observed * z
+            v[:, :, n_features + n_numbers : n_scores] = is_observed * (z**2 - 1)
+            mask = np.hstack([mask, is_observed, is_observed])
         yield batch, mask, v, rows.posterior[batch].T
 
 
 def compute_mixture_errors(
     probabilities: Array,
+    gaussians: Gaussians,
+    is_bounded: NDArray[np.bool_],
     curvature: Array,
     sums: Mapping[str, NDArray[Any]],
-    pseudo_counts: Array | float,
+    pseudo_counts: Array,
     form: ErrorForm,
     n_levels: NDArray[np.int64] | None = None,
 ) -> MixtureErrors:
@@ -145,6 +179,8 @@ def compute_mixture_errors(
     probabilities
         p, (n_components, n_features); with several levels, the continuation probabilities of
         planes, see `levels.py`.
+    gaussians, is_bounded
+        μ and σ, and which σ are at their lower bound, (n_components, n_continuous) each.
     curvature
         Information about β if the classes were known, with that of the prior, (n_components,
         n_predictors, n_components, n_predictors).
@@ -152,7 +188,8 @@ def compute_mixture_errors(
         The result of `sum_mixture_information` for all rows. `score_products`, (p, p), are the
         products of the scores of rows or clusters, which only the other forms than `louis` need.
     pseudo_counts
-        Pseudo-counts of ones and zeros together, (n_features,), which add information like rows.
+        Pseudo-counts of each score, (n_scores,), which add information like rows: of ones and
+        zeros together, and of values of continuous features.
     form
         Whether the covariance of the estimates is the inverse of the observed information
         (`louis`) or of the products of scores (`crossproduct`), or the sandwich of both.
@@ -160,21 +197,25 @@ def compute_mixture_errors(
         Number of levels of each feature; None if all have two.
     """
     n_components, n_features = probabilities.shape
-    n_predictors = curvature.shape[1]
-    width = n_features + n_predictors
+    n_predictors, n_numbers = curvature.shape[1], gaussians.means.shape[1]
+    n_scores = n_features + 2 * n_numbers
+    width = n_scores + n_predictors
     variances = probabilities * (1 - probabilities)
+    ones = np.ones(gaussians.means.shape)
     diagonal = np.zeros((n_components, width))
-    diagonal[:, :n_features] = (sums["values"] + pseudo_counts) * variances
+    diagonal[:, :n_scores] = sums["values"] + pseudo_counts
+    diagonal[:, :n_scores] *= np.hstack([variances, ones, 2 * ones])
     information = np.diag(diagonal.ravel()) - scipy.linalg.block_diag(*sums["spread"])
     information += sums["products"]
-    places = np.arange(n_components * width).reshape(n_components, width)[:, n_features:]
+    places = np.arange(n_components * width).reshape(n_components, width)[:, n_scores:]
     block = np.ix_(places.ravel(), places.ravel())
     information[block] += curvature.reshape(places.size, places.size)
     is_fixed = np.zeros((n_components, width), np.bool_)
+    is_fixed[:, n_features + n_numbers : n_scores] = is_bounded
     if form == "crossproduct":
         information = sums["score_products"]
         # Scores of log-odds at the boundary are 0 but for rounding.
-        is_fixed[:, :n_features] = diagonal[:, :n_features] < _MIN_INFORMATION
+        is_fixed[:, :n_scores] |= diagonal[:, :n_scores] < _MIN_INFORMATION
     # Coefficients are determined up to a constant, so those of the last component are fixed.
     fixed = np.union1d(places[-1], np.flatnonzero(is_fixed))
     directions = np.delete(np.eye(len(information)), fixed, axis=1)
@@ -182,15 +223,18 @@ def compute_mixture_errors(
     covariance = inverse.covariance
     if form == "sandwich":
         covariance = covariance @ sums["score_products"] @ covariance
-    log_odds = np.sqrt(np.diag(covariance)).reshape(n_components, width)[:, :n_features]
+    errors = np.sqrt(np.diag(covariance)).reshape(n_components, width)
     unknown = inverse.find_unidentified((n_components, width, 1)) | is_fixed
-    unknown = unknown[:, :n_features]
+    by_number = np.where(unknown, np.nan, errors)[:, n_features:n_scores]
+    own_errors = by_number.reshape(n_components, 2, n_numbers) * gaussians.deviations[:, None]
+    numbers = Gaussians(own_errors[:, 0], own_errors[:, 1])
+    log_odds, unknown = errors[:, :n_features], unknown[:, :n_features]
     coefficients = covariance[block].reshape(curvature.shape)
     if n_levels is not None:
         by_component = covariance.reshape(n_components, width, n_components, width)
         own = np.stack([by_component[k, :n_features, k, :n_features] for k in range(n_components)])
         found = compute_level_errors(probabilities, own, unknown, n_levels)
-        return MixtureErrors(found.cumulative, found.interval, coefficients, found.levels)
+        return MixtureErrors(found.cumulative, found.interval, coefficients, numbers, found.levels)
     half_width = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
     centre = scipy.special.logit(probabilities)
     interval = scipy.special.expit(np.stack([centre - half_width, centre + half_width]))
@@ -198,4 +242,5 @@ def compute_mixture_errors(
         np.where(unknown, np.nan, variances * log_odds),
         interval,
         coefficients,
+        numbers,
     )

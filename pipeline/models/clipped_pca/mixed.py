@@ -54,8 +54,10 @@ from pipeline.random import RowRandom
 from pipeline.statistics.correlations import estimate_correlations
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.measurements import (
+    FIRST_KEY,
     MeasuredCounts,
     MixedStatistics,
+    check_numbers,
     describe_level_steps,
     draw_mixed_null_spectrum,
     standardize_numbers,
@@ -131,7 +133,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
 
     def first_key(self, seed: int) -> str:
         """Return a key of the counts with moments of continuous features."""
-        return "first-with-numbers"
+        return FIRST_KEY
 
     def counts_key(self, n_features: int) -> str | None:  # type: ignore[override]
         """Return None: the sums depend on the parameters."""
@@ -140,7 +142,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check margins and moments, fix thresholds, means and variances."""
         assert isinstance(first, MeasuredCounts)
-        self._check_numbers(first)
+        check_numbers(first, self.structure.features)
         state = super().initialize(first, rng)
         n_features = len(self.structure.features)
         n_levels = np.ones(n_features, np.int64)
@@ -166,23 +168,6 @@ class MixedClippedPCA(OrdinalClippedPCA):
             working={**state.working, **moments},
             auxiliary={**state.auxiliary, "constant": constant},
         )
-
-    def _check_numbers(self, first: MeasuredCounts) -> None:
-        """Refuse continuous features without values, with infinite ones, or with a single one."""
-        texts = {
-            "These features have no observed value: {features}. Leave them out.": (
-                first.number_weights == 0
-            ),
-            "These features have infinite values: {features}. Make them missing, or leave the "
-            "features out.": ~(np.isfinite(first.minima) & np.isfinite(first.maxima)),
-            "These features are constant: {features}. Leave them out.": (
-                first.minima == first.maxima
-            ),
-        }
-        for text, is_bad in texts.items():
-            if is_bad.any():
-                indices = self.continuous[is_bad].tolist()
-                raise FitError(text, [self.structure.features[k].name for k in indices])
 
     def _check_size(self, n_features: int) -> None:
         super()._check_size(len(self.structure.features))

@@ -1,0 +1,306 @@
+"""Latent classes of continuous, binary and ordinal features, against scikit-learn and SciPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from sklearn.mixture import GaussianMixture
+
+import latentbits as lb
+from pipeline.data.blocks import AnnotatedChunk, RowSource, pack_block
+from pipeline.data.features import Feature, split_values
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
+from pipeline.fitting.loop import fit_model
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
+from pipeline.random import RowRandom
+
+Floats = NDArray[np.float64]
+Parties = tuple[Floats, NDArray[np.bool_], Any]
+COUNTS = [0, 2, 3, 0, 2, 0]  # numbers of levels, 0 of continuous features
+IS_CONTINUOUS = np.array(COUNTS) == 0
+FEATURES = tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(COUNTS))
+
+
+def make_block(X: Floats) -> Any:
+    own = X[:, ~IS_CONTINUOUS]
+    mask = (~np.isnan(own)).astype(np.uint8) if np.isnan(own).any() else None
+    features = [feature for feature in FEATURES if feature.levels]
+    planes, observed = split_values(np.nan_to_num(own).astype(np.uint8), mask, features)
+    numbers = np.ascontiguousarray(X[:, IS_CONTINUOUS].T, np.float32)
+    return pack_block(planes, observed, numbers=numbers)
+
+
+def make_rows(
+    X: Floats,
+    n_chunks: int = 1,
+    weights: NDArray[np.int64] | None = None,
+) -> RowSource:
+    chunks = []
+    for places in np.array_split(np.arange(len(X)), n_chunks):
+        block = make_block(X[places])
+        layout, own = np.array([[0, 0, len(places)]]), None if weights is None else weights[places]
+        arrays = (block.words, block.observed_words, layout, places, {}, None)
+        chunks.append(AnnotatedChunk(*arrays, weights=own, numbers=block.numbers))
+    sizes = [len(chunk.rows) for chunk in chunks]
+    return RowSource(chunks.__getitem__, sizes, len(chunks[0].words), 1)
+
+
+def fit(rows: RowSource, executor: Executor | None = None, **settings: Any) -> FitState:
+    model = BernoulliMixture(**settings).with_structure(Structure(features=FEATURES))
+    return fit_model(model, rows, executor or SerialExecutor())
+
+
+def draw(n_rows: int, seed: int = 0, missing: float = 0.0) -> tuple[Floats, NDArray[np.int64]]:
+    """Draw rows of two kinds, and return them with the kinds."""
+    rng = np.random.default_rng(seed)
+    z = (rng.random(n_rows) < 0.4).astype(np.int64)
+    X = rng.standard_normal((n_rows, len(COUNTS)))
+    X[:, 0] = np.array([0.0, 3.0])[z] + np.array([1.0, 0.5])[z] * X[:, 0]
+    X[:, 3] = np.array([50.0, 20.0])[z] + np.array([10.0, 12.0])[z] * X[:, 3]
+    for i, k in ((1, 2), (2, 3), (4, 2)):
+        X[:, i] = (rng.random((n_rows, k - 1)) < np.array([0.25, 0.7])[z, None]).sum(axis=1)
+    X[rng.random(X.shape) < missing] = np.nan
+    return X.astype(np.float32).astype(np.float64), z
+
+
+def enumerate_kinds(params: BernoulliMixtureParams, X: Floats, log_weights: Floats) -> Floats:
+    """Return log P(x, k) by SciPy, (n_rows, n_components)."""
+    scores = np.tile(log_weights, (len(X), 1)) if log_weights.ndim == 1 else log_weights.copy()
+    firsts = np.cumsum([0, *COUNTS])
+    for i, (n_levels, x) in enumerate(zip(COUNTS, X.T, strict=True)):
+        for k in range(scores.shape[1]):
+            if n_levels:
+                shares = params.level_probabilities[k, firsts[i] : firsts[i] + n_levels]
+                own = np.log(shares[np.nan_to_num(x).astype(int)])
+            else:
+                place = int(IS_CONTINUOUS[:i].sum())
+                own = scipy.stats.norm.logpdf(
+                    x, params.means[k, place], params.deviations[k, place]
+                )
+            scores[:, k] += np.where(np.isnan(x), 0.0, own)
+    return scores
+
+
+def check_densities(params: BernoulliMixtureParams, X: Floats) -> None:
+    scores = enumerate_kinds(params, X, np.log(params.weights))
+    nats = scipy.special.logsumexp(scores, axis=1)
+    block, rng = make_block(X), RowRandom(0)
+    model = BernoulliMixture().with_structure(Structure(features=FEATURES))
+    assert_allclose(model.log_likelihood(params, block, rng).nats, nats, rtol=1e-11, atol=1e-12)
+    codes = model.transform(params, block, rng)["mean"]
+    assert_allclose(codes, np.exp(scores - nats[:, None]), atol=1e-11)
+
+
+def test_densities_are_sums_over_kinds() -> None:
+    X, z = draw(600, missing=0.1)
+    X[5] = np.nan
+    state = fit(make_rows(X), n_components=2)
+    check_densities(state.params, X)
+    assert state.diagnostics["rows_without_values"] == 1
+    assert_allclose(state.params.means[:, 0], [0, 3], atol=0.3)
+    assert_allclose(state.params.deviations[:, 1], [10, 12], atol=2)
+    assert_array_equal(state.params.n_levels, [1, 2, 3, 1, 2, 1])
+    codes = BernoulliMixture().transform(state.params, make_block(X), RowRandom(0))["mean"]
+    assert (codes.argmax(axis=1) == z).mean() > 0.95
+
+
+def test_continuous_features_agree_with_gaussian_mixtures() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 3, 900)
+    X = np.zeros((900, len(COUNTS)))
+    centers = np.array([[0, 0, 0], [8, 9, 0], [0, 8, 11.0]])
+    X[:, IS_CONTINUOUS] = centers[z] + rng.standard_normal((900, 3)) * [0.7, 1.0, 1.5]
+    X = X.astype(np.float32).astype(np.float64)
+    own = X[:, IS_CONTINUOUS]
+    expected = GaussianMixture(3, covariance_type="diag", reg_covar=0, tol=1e-9, random_state=0)
+    expected.fit(own)
+    # Features with levels are constant and add next to nothing.
+    params = fit(make_rows(X), n_components=3, smoothing=1e-6, tol=1e-10).params
+    model = BernoulliMixture().with_structure(Structure(features=FEATURES))
+    nats = model.log_likelihood(params, make_block(X), RowRandom(0)).nats
+    assert nats.mean() == pytest.approx(expected.score(own), abs=1e-4)
+    order = np.argsort(-expected.weights_)
+    assert_allclose(params.weights, expected.weights_[order], atol=1e-4)
+    assert_allclose(params.means, expected.means_[order], atol=1e-3)
+    assert_allclose(params.deviations, np.sqrt(expected.covariances_[order]), atol=1e-3)
+
+
+def test_a_large_mean_and_the_unit_do_not_matter() -> None:
+    """Multiples of 1/16 are exact in 32 bits up to 2e6."""
+    X, _ = draw(400)
+    X[:, 0] = np.rint(16 * X[:, 0]) / 16
+    near = fit(make_rows(X), n_components=2, tol=1e-9).params
+    X[:, 0] += 1e6
+    X[:, 3] *= 2.0**-20
+    far = fit(make_rows(X), n_components=2, tol=1e-9).params
+    assert_allclose(far.means[:, 0] - 1e6, near.means[:, 0], atol=1e-7)
+    assert_allclose(far.deviations * [1, 2.0**20, 1], near.deviations, rtol=1e-7)
+    assert_allclose(far.probabilities, near.probabilities, atol=1e-7)
+    check_densities(far, X)
+
+
+def test_frequencies_are_repeated_rows() -> None:
+    X, _ = draw(300, missing=0.05)
+    weights = np.random.default_rng(1).integers(1, 4, 300)
+    settings = {"n_components": 2, "tol": 1e-10}
+    weighted = fit(make_rows(X, weights=weights), **settings).params
+    repeated = fit(make_rows(np.repeat(X, weights, axis=0)), **settings).params
+    for name in ("means", "deviations", "means_error", "deviations_error", "probabilities"):
+        assert_allclose(getattr(weighted, name), getattr(repeated, name), rtol=1e-6)
+
+
+def test_results_do_not_depend_on_the_executor() -> None:
+    rows = make_rows(draw(700, missing=0.05)[0], n_chunks=5)
+    serial = fit(rows, n_components=3).params
+    threads = fit(rows, ThreadsExecutor(2), n_components=3).params
+    for name in ("weights", "means", "deviations", "means_error", "probabilities"):
+        assert_array_equal(getattr(threads, name), getattr(serial, name))
+
+
+def test_standard_errors_are_those_of_the_curvature() -> None:
+    """Second differences of the log-likelihood, with next to no prior."""
+    X, _ = draw(300)
+    params = fit(make_rows(X), n_components=2, smoothing=1e-6, tol=1e-13, max_iter=5000).params
+
+    def compute_nats(packed: Floats) -> float:
+        means, deviations, continuation = np.split(packed[1:], [6, 12])
+        q = scipy.special.expit(continuation.reshape(2, 4))
+        levels = [[1 - q[:, 0], q[:, 0]], [1 - q[:, 1], q[:, 1] * (1 - q[:, 2]), q[:, 1] * q[:, 2]]]
+        flat = [*levels[0], *levels[1], 1 - q[:, 3], q[:, 3]]
+        own = replace(
+            params,
+            means=means.reshape(2, 3),
+            deviations=deviations.reshape(2, 3),
+            level_probabilities=np.column_stack(flat),
+        )
+        log_weights = scipy.special.log_softmax([packed[0], 0.0])
+        return float(scipy.special.logsumexp(enumerate_kinds(own, X, log_weights), axis=1).sum())
+
+    center = np.concatenate(
+        [
+            [np.log(params.weights[0] / params.weights[1])],
+            params.means.ravel(),
+            params.deviations.ravel(),
+            scipy.special.logit(params.continuation).ravel(),
+        ]
+    )
+    steps = 1e-3 * np.concatenate([[1], np.tile(params.deviations.ravel(), 2), np.ones(8)])
+    n, moves = len(center), np.diag(steps)
+    hessian = np.empty((n, n))
+    for i in range(n):
+        for j in range(i + 1):
+            both = [
+                s * t * compute_nats(center + s * moves[i] + t * moves[j])
+                for s in (-1, 1)
+                for t in (-1, 1)
+            ]
+            hessian[i, j] = hessian[j, i] = sum(both) / (4 * steps[i] * steps[j])
+    errors = np.sqrt(np.diag(np.linalg.inv(-hessian)))
+    assert_allclose(params.means_error.ravel(), errors[1:7], rtol=1e-3)
+    assert_allclose(params.deviations_error.ravel(), errors[7:13], rtol=1e-3)
+    assert params.weights_error[0] == pytest.approx(errors[0] * params.weights.prod(), rel=1e-3)
+
+
+def test_samples_have_the_moments_of_the_kinds() -> None:
+    params = fit(make_rows(draw(500)[0]), n_components=2).params
+    model = BernoulliMixture().with_structure(Structure(features=FEATURES))
+    bits, numbers = model.sample_numbers(params, 40_000, np.random.default_rng(0))
+    means = params.weights @ params.means
+    variances = params.weights @ (params.deviations**2 + params.means**2) - means**2
+    assert_allclose(numbers.mean(axis=0), means, atol=4 * np.sqrt(variances.max() / 40_000))
+    assert_allclose(numbers.std(axis=0), np.sqrt(variances), rtol=0.02)
+    assert_allclose(bits.mean(axis=0), params.weights @ params.probabilities, atol=0.015)
+    # Bits and numbers are of the same kinds.
+    product = params.weights @ (params.probabilities[:, :1] * params.means)
+    assert_allclose((bits[:, :1] * numbers).mean(axis=0), product, rtol=0.05, atol=0.05)
+    expected = model.reconstruct_numbers(params, np.array([[0.25, 0.75]]))
+    assert_allclose(expected[0], 0.25 * params.means[0] + 0.75 * params.means[1])
+
+
+def test_equal_values_of_a_kind_are_reported() -> None:
+    X, z = draw(300)
+    X[z == 1, 3] = 7.0
+    state = fit(make_rows(X), n_components=2, smoothing=1e-3)
+    (warning,) = state.warnings
+    assert "standard deviation" in warning.text
+    assert warning.features == ("q3",)
+    params = state.params
+    bound = 0.01 * params.overall_deviations[1]
+    assert params.deviations[:, 1].min() == pytest.approx(bound)
+    assert params.overall_deviations[1] == pytest.approx(X[:, 3].std())
+    k = params.deviations[:, 1].argmin()
+    assert np.isnan(params.deviations_error[k, 1])
+    assert np.isfinite(params.deviations_error).sum() == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(np.nan, "no observed value"), (3.0, "constant"), (np.inf, "infinite")]
+)
+def test_features_that_cannot_be_fitted_are_named(value: float, text: str) -> None:
+    X, _ = draw(100)
+    X[:, 3] = value
+    with pytest.raises(FitError, match=text) as refused:
+        fit(make_rows(X), n_components=2)
+    assert "q3" in str(refused.value.with_names(tuple(f.name for f in FEATURES)))
+
+
+@pytest.fixture(scope="module")
+def two_parties() -> Parties:
+    """Rows whose kinds depend on a party, the parties of rows, and a function that fits."""
+    X, z = draw(500, missing=0.05)
+    is_red = np.random.default_rng(3).random(500) < 0.2 + 0.6 * z
+    party = np.where(is_red, "red", "blue").astype(object)
+    names = [feature.name for feature in FEATURES]
+    levels = {feature.name: feature.levels for feature in FEATURES if len(feature.levels) > 2}
+    table = pd.DataFrame(X, columns=names).assign(party=party)
+    for feature in FEATURES:
+        if feature.levels:
+            table[feature.name] = table[feature.name].astype("Int64")
+    continuous = [feature.name for feature in FEATURES if not feature.levels]
+    data = lb.from_dataframe(table, continuous=continuous, levels=levels, keep=["party"])
+    settings = {"components": 2, "smoothing": 1e-6, "tol": 1e-12, "max_iter": 2000}
+    return X, is_red, partial(lb.fit, data, "bernoulli-mixture", **settings)
+
+
+def test_some_features_must_have_levels() -> None:
+    structure = Structure(features=(Feature("a", ()), Feature("b", ())))
+    with pytest.raises(FitError, match="All features are continuous"):
+        BernoulliMixture().with_structure(structure)
+
+
+def test_groups_share_the_kinds(two_parties: Parties) -> None:
+    X, is_red, fit_parties = two_parties
+    fitted = fit_parties(group="party")
+    params, names = fitted.params, fitted.manifest["segment_names"]
+    groups = np.array([names.index("blue"), names.index("red")])[is_red.astype(int)]
+    log_weights = np.log(params.group_class_weights)[groups]
+    nats = scipy.special.logsumexp(enumerate_kinds(params, X, log_weights), axis=1)
+    found = fitted.manifest["diagnostics"]["fit_statistics"]["log_likelihood"]
+    assert found == pytest.approx(nats.sum(), rel=1e-8)
+    assert abs(np.diff(params.group_class_weights[:, 0])[0]) > 0.3
+    assert np.isfinite(params.means_error).all()
+
+
+def test_covariates_of_groups_are_groups(
+    two_parties: Parties,
+) -> None:
+    _, _, fit_parties = two_parties
+    grouped, regression = (
+        fit_parties(group="party").params,
+        fit_parties(covariates=["party"]).params,
+    )
+    for name in ("means", "deviations", "probabilities"):
+        assert_allclose(getattr(regression, name), getattr(grouped, name), rtol=1e-4)
+        error = f"{name}_error"
+        assert_allclose(getattr(regression, error), getattr(grouped, error), rtol=1e-3)
