@@ -81,7 +81,8 @@ def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
         for line in _iter_model_lines(model, details):
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
-        n_compared, n_features = summary["n_features_judged"], summary["n_features"]
+        n_compared = summary["n_features_judged"]
+        n_features = summary["n_features"] - summary["n_continuous_features"]
         some = f", for {n_compared:,} randomly chosen features" if n_compared < n_features else ""
         if details:
             drawn = f"{summary['n_drawn']:,} rows drawn from the model"

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import latentbits as lb
+from flows.evaluating import stages
 from storage.artifacts.artifacts import load_artifact
 from storage.codes.codes import open_codes
 from storage.dataset.dataset import open_dataset
@@ -214,3 +215,25 @@ def test_latent_classes_of_measurements(plain_cli, people, tmp_path: Path) -> No
     row = {name: None if pd.isna(v) else v for name, v in people.iloc[3].to_dict().items()}
     codes = lb.transform(fitted, data)["mean"]
     assert lb.Scorer(fitted)(row)["mean_1"] == pytest.approx(codes[3, 0], abs=1e-12)
+
+
+def test_baselines_of_many_rows_start_from_a_sample(plain_cli, people, monkeypatch) -> None:
+    fit(plain_cli, "--components", "1", "--no-report", "--set", "errors=none")
+    found = []
+    for n_rows in (100, 10_000):
+        monkeypatch.setattr(stages, "_MAX_START_ROWS", n_rows)
+        words = ["--dataset", "d.zarr", "--artifact", "a", "--executor", "serial"]
+        done = plain_cli("evaluate", *words, "--json")
+        assert done.code == 0, done.err
+        found.append({model["name"]: model for model in done.json["models"]})
+    sampled, full = (models["mixture of 20"] for models in found)
+    assert 0 < abs(sampled["log_likelihood"] - full["log_likelihood"]) < 0.5
+    assert found[0]["independent features"] == found[1]["independent features"]
+
+
+def test_all_features_with_levels_are_compared(plain_cli, people) -> None:
+    fit(plain_cli, "--components", "1", "--no-report", "--set", "errors=none")
+    words = ["evaluate", "--dataset", "d.zarr", "--artifact", "a", "--executor", "serial"]
+    done = plain_cli(*words, "--details")
+    assert done.code == 0, done.err
+    assert "randomly chosen features" not in done.out
