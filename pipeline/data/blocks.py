@@ -416,3 +416,15 @@ def _make_full_mask(block: BinaryBlock) -> Words:
     """Return the mask, all ones if every value is observed; padding may be 1."""
     full = np.full_like(block.words, ~np.uint64(0))
     return full if block.observed_words is None else block.observed_words
+
+
+def unpack_levels(
+    block: BinaryBlock, n_planes: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    """Return levels counted from 0 and their mask, (n_samples, n_features) each.
+
+    `n_planes`, (n_features,), are the numbers of planes, at least 1.
+    """
+    firsts, mask = np.cumsum(n_planes) - n_planes, block.unpack_mask()
+    levels = np.add.reduceat(block.unpack_values(), firsts, axis=1, dtype=np.uint8)
+    return levels, None if mask is None else mask[:, firsts]

@@ -118,7 +118,7 @@ def test_models_without_measurements_refuse_them_and_take_cuts(plain_cli, people
         if "continuous" not in kind.feature_kinds:
             with pytest.raises(FitError, match="'age' and 1 more have values that are numbers"):
                 check_can_have_features(kind(), features)
-    error = plain_cli("fit", "--dataset", "d.zarr", "--model", "blica").check_refused()
+    error = plain_cli("fit", "--dataset", "d.zarr", "--model", "fastica").check_refused()
     assert "'q' has more than two levels and 'age' and 1 more have values that are" in error
     assert "such as by --cut 'q>=perhaps' --cut 'age>=VALUE'" in error
     cut = ["--cut", "age>=40", "--cut", "i*>=5e3", "--cut", "q>=yes"]

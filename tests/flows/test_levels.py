@@ -132,9 +132,9 @@ def test_reconstructed_levels_are_a_dataset(
     ("options", "message"),
     [
         (
-            ("--model", "blica"),
-            "blica takes binary features, but 'q0' and 4 more have more than two levels. Cut each "
-            "in two, such as by --cut 'q0>=perhaps', or use one of ",
+            ("--model", "binary-ica-likelihood"),
+            "binary-ica-likelihood takes binary features, but 'q0' and 4 more have more than two "
+            "levels. Cut each in two, such as by --cut 'q0>=perhaps', or use one of ",
         ),
         (("--cut", "q9>=yes"), "--cut 'q9>=yes': no feature is named 'q9'."),
         (("--cut", "q1"), "--cut is 'q1'. Name a feature and the lowest level that counts as 1"),
@@ -235,3 +235,42 @@ def test_drift_of_polychoric_components_names_planes(
     for pair in drift["correlations"]["largest"]:
         assert any(name.startswith("q1>=") for name in pair["features"])
         assert len({name.partition(">=")[0] for name in pair["features"]}) == 2
+
+
+def test_blica_of_levels_goes_from_a_table_to_a_report(cli, tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    period = np.repeat(np.arange(4), 250)
+    deviations = np.array([[2.0, 0.5], [0.5, 2.0], [1.5, 1.5], [0.5, 0.5]])
+    sources = rng.normal(size=(1000, 2)) * deviations[period]
+    mixing = np.array([[1.0, 0.2], [0.8, -0.7], [-0.9, 0.5], [0.1, 1.0], [0.6, 0.6]])
+    outputs = sources @ mixing.T + rng.normal(size=(1000, 5))
+    levels = (outputs > -0.8).astype(int) + (outputs > 0.8)
+    table = pd.DataFrame(np.array(["no", "perhaps", "yes"])[levels], columns=NAMES[:5])
+    table.iloc[:30, 2] = ""
+    table["period"] = period
+    table.to_csv(tmp_path / "a.csv", index=False)
+    ingest = ("--levels", "q*:no<perhaps<yes", "--segment-by", "period")
+    data, runs = tmp_path / "a.zarr", tmp_path / "runs"
+    fit = ("--model", "blica", "--components", 2, "--set", "regularization=50", "--output", runs)
+    own = ("--artifact", runs, "--dataset", data)
+    codes = ("--reconstruct", "probabilities", "--output", tmp_path / "codes.csv")
+    for words in (
+        ("ingest", tmp_path / "a.csv", "--dataset", data, *ingest),
+        ("fit", "--dataset", data, *fit),
+        ("transform", *own, *codes),
+        ("export", "--artifact", runs, "--what", "items", "--output", tmp_path / "p.csv"),
+    ):
+        done = cli(*words)
+        assert done.code == 0, done.err
+    done = cli("evaluate", *own, "--no-baselines", "--json")
+    assert done.code == 0, done.err
+    (model,) = json.loads(done.out)["models"]
+    assert 0 < model["wrong_levels"] < 0.5
+    found = load_artifact(runs)
+    assert found["level_thresholds"].shape == (4, 10)
+    cosines = np.abs(found["mixing"].T @ (mixing / np.linalg.norm(mixing, axis=0)))
+    assert cosines.max(axis=0).min() > 0.95
+    items = pd.read_csv(tmp_path / "p.csv")
+    assert (items["level_thresholds_1_0"] < items["level_thresholds_2_0"]).all()
+    shares = pd.read_csv(tmp_path / "codes.csv").filter(like="probabilities_q1=")
+    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-5)

@@ -43,13 +43,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
+from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import LBFGS_MEMORY
@@ -68,18 +70,21 @@ from pipeline.models.binary_ica.segment_correlations import (
     SegmentCorrelations,
     SegmentStatus,
     estimate_segments,
+    mark_varying_features,
 )
 from pipeline.models.binary_ica.selection import MAX_PAIRS, MAX_SPLITS, RIDGE_GRID
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import NumberRange, array_field
+from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 
 Array = NDArray[np.float64]
 
+_ORDINAL_CLASS = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"  # it imports this file
 MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18  # pairs whose correlations a thread estimates at once
@@ -99,6 +104,8 @@ class BLICAParams:
     segments, segment_rows, segment_status
         Index in the dataset, number of rows and `SegmentStatus` of each segment. Segments that were
         left out have the mean variances of the others.
+    thresholds
+        The mean threshold of each feature, if features have several levels.
     mean_misfit
         Root mean square distance of the thresholds from those that μ implies, in standard errors.
     pair_status, varies
@@ -111,6 +118,10 @@ class BLICAParams:
         with no components, is independence.
     mixing_interval
         Ends of the 95 % bootstrap intervals; empty without a bootstrap.
+    n_levels
+        Number of levels of each feature; None if all are binary.
+    level_thresholds
+        Thresholds of planes; None if all features are binary.
     """
 
     mixing: Array = array_field("feature", "component")
@@ -132,6 +143,10 @@ class BLICAParams:
     candidate_regularization: Array = array_field("candidate")
     candidate_scores: Array = array_field("candidate")
     mixing_interval: Array = array_field("bound", "feature", "component")
+    n_levels: NDArray[np.int64] | None = optional_array_field(
+        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+    )
+    level_thresholds: Array | None = optional_array_field("segment", "plane")
 
     def segment_model(self, index: int) -> SegmentModel:
         """Return the model of a segment; unfitted segments get the mean of the others."""
@@ -141,9 +156,10 @@ class BLICAParams:
         shares = weights / weights.sum()
         return SegmentModel(
             PROBIT_SCALE * self.mixing,
-            shares @ self.thresholds,
+            shares @ (self.thresholds if self.level_thresholds is None else self.level_thresholds),
             shares @ self.source_means,
             shares @ self.source_variances,
+            self.n_levels,
         )
 
 
@@ -171,6 +187,7 @@ class BLICA(ProbitICA):
     """
 
     name: ClassVar[str] = "blica"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams
@@ -187,6 +204,19 @@ class BLICA(ProbitICA):
     bootstrap: int = setting(0, minimum=20, or_zero=True)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
+
+    def with_structure(self, structure: Structure) -> BLICA:
+        """Return the model of ordinal features, or this model if all are binary."""
+        super().with_structure(structure)
+        if are_binary(structure.features):
+            return self
+        ordinal: BLICA = resolve_name(_ORDINAL_CLASS).from_model(self, structure)
+        return ordinal
+
+    @property
+    def first_planes(self) -> NDArray[np.int64] | None:
+        """First plane of each feature, and the number of planes; None if all are binary."""
+        return None
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split the pairs of features so that a task's counts stay within a budget."""
@@ -220,7 +250,8 @@ class BLICA(ProbitICA):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Refuse fewer than 3 usable segments, and features that vary in none of them."""
-        n_features = first.ones.shape[1]
+        varies = mark_varying_features(first.observed, first.ones, self.first_planes)
+        n_features = varies.shape[1]
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
                 f"{{components}} is {self.n_components}, but there are only {n_features} features.",
@@ -234,7 +265,7 @@ class BLICA(ProbitICA):
             )
         usable = first.rows >= self.min_rows
         self._check_n_segments(usable, first.segments, ())
-        _check_varying((first.ones > 0) & (first.ones < first.observed), usable)
+        _check_varying(varies, usable)
         seeds = {
             "starts": rng.integers(2**63, size=self.starts),
             "bootstrap": rng.integers(2**63, size=self.bootstrap),
@@ -287,13 +318,15 @@ class BLICA(ProbitICA):
         n_groups = self.count_groups(statistics.n_features)
         indices = statistics.list_grouped_segments(n_groups)
         sums = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
-        segments = estimate_segments(sums, self.min_rows, map_items)
+        segments = estimate_segments(sums, self.min_rows, map_items, self.first_planes)
         undefined = np.flatnonzero(segments.find_undefined_pairs().any(axis=(0, 1)))
         self._check_n_segments(segments.is_used, indices, undefined.tolist())
         _check_varying(segments.varies, segments.is_used)
-        settings = MatchSettings(self.n_components, self.regularization, n_groups, self.min_rows)
+        settings = MatchSettings(
+            self.n_components, self.regularization, n_groups, self.min_rows, self.first_planes
+        )
         match = match_moments(statistics, segments, settings, state.auxiliary, map_items)
-        params = params_from_match(match, indices)
+        params = params_from_match(match, indices, self.first_planes)
         diagnostics = describe_match(match, params.start_similarities)
         new_warnings = warn_about_segments(match.segments, indices, self.min_rows, match.ridge)
         new_warnings += warn_about_mixing(
@@ -319,18 +352,27 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
 def make_empty_params() -> BLICAParams:
     """Return empty parameters for the state before the fit, which is sent to tasks."""
     declared = fields(BLICAParams)
-    empty: dict[str, Any] = {f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared}
+    empty: dict[str, Any] = {
+        f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared if f.default is MISSING
+    }
     return BLICAParams(**empty)
 
 
-def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAParams:
+def params_from_match(
+    match: MomentMatch, indices: NDArray[np.int64], first_planes: NDArray[np.int64] | None = None
+) -> BLICAParams:
     """Convert fitted values to the model's units: variances × 8/π, outputs in units of y."""
     solution, segments = match.solution, match.segments
     optima, candidates = match.optima, match.candidates
     variances = np.exp(solution.log_variances)
     deviations = np.sqrt(1 + variances @ solution.mixing.T**2) / PROBIT_SCALE
+    thresholds, levels = segments.thresholds, {}
+    if first_planes is not None:
+        n_planes = np.diff(first_planes)
+        levels = {"n_levels": n_planes + 1, "level_thresholds": thresholds}
+        thresholds = np.add.reduceat(thresholds, first_planes[:-1], axis=1) / n_planes
     means, misfit = estimate_source_means(
-        solution.mixing, -segments.thresholds * deviations, segments.threshold_errors * deviations
+        solution.mixing, -thresholds * deviations, segments.threshold_errors * deviations
     )
     ridge = np.zeros(len(segments.is_used))
     ridge[segments.is_used] = match.ridge
@@ -341,7 +383,7 @@ def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAPa
         source_variances=variances / PROBIT_SCALE**2,
         source_means=means,
         mean_misfit=misfit,
-        thresholds=segments.thresholds,
+        thresholds=thresholds,
         scales=np.exp(-solution.log_precisions),
         correlations=segments.correlation,
         pair_status=segments.pair_status,
@@ -356,6 +398,7 @@ def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAPa
         candidate_regularization=np.array([c.regularization for c in candidates], np.float64),
         candidate_scores=np.array([c.score for c in candidates], np.float64),
         mixing_interval=match.interval,
+        **levels,
     )
 
 

@@ -47,6 +47,26 @@ _MAX_BYTES_TO_SEND = 8 << 20
 _MIN_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
 
 
+class ScaleMoments(NamedTuple):
+    """What the levels of a feature tell about the scale of its latent variable in each segment.
+
+    Attributes
+    ----------
+    log_scales
+        log of the latent's standard deviation, up to a constant per feature,
+        (n_segments, n_features).
+    information
+        Their precision per row, 0 where they are unknown, (n_segments, n_features).
+    """
+
+    log_scales: Array
+    information: Array
+
+    def select(self, segments: NDArray[Any]) -> ScaleMoments:
+        """Return the scales of some segments, given a mask or indices."""
+        return ScaleMoments(self.log_scales[segments], self.information[segments])
+
+
 @dataclass(frozen=True)
 class SegmentMoments:
     """Correlations to match."""
@@ -59,6 +79,7 @@ class SegmentMoments:
     model_ridge: Array
     # Index of each segment's matrix, ascending, (n_segments,); None if all are in order.
     places: NDArray[np.int64] | None = None
+    scales: ScaleMoments | None = None
 
     @property
     def n_segments(self) -> int:
@@ -154,7 +175,34 @@ def likelihood_and_gradient(
     gradient = MatchSolution(
         np.sum(by_mixing, axis=0), np.concatenate(by_variances), np.concatenate(by_precisions)
     )
-    return float(np.sum(values)), gradient
+    if moments.scales is None:
+        return float(np.sum(values)), gradient
+    penalty, by_unknowns = _penalize_scales(moments, moments.scales, solution)
+    added = (a - b for a, b in zip(gradient, by_unknowns, strict=True))
+    return float(np.sum(values)) - penalty, MatchSolution(*added)
+
+
+def _penalize_scales(
+    moments: SegmentMoments, scales: ScaleMoments, solution: MatchSolution
+) -> tuple[float, MatchSolution]:
+    """Return −log-likelihood of the scales, for the best constant of each feature, and gradients.
+
+    D of the unridged model is the standard deviation of a latent with a noise of 1.
+    """
+    mixing, log_variances, log_precisions = solution
+    variances, ridge = np.exp(log_variances), moments.model_ridge[:, None]
+    power = variances @ mixing.T**2
+    shift = 0.5 * np.log((1 + ridge * (1 + power)) / (1 + ridge))
+    weights = moments.weights[:, None] * scales.information
+    differences = log_precisions + shift - scales.log_scales
+    total = weights.sum(axis=0)
+    means = (weights * differences).sum(axis=0) / np.where(total > 0, total, 1.0)
+    residuals = differences - means
+    by_precision = weights * residuals
+    by_power = by_precision * 0.5 * ridge / (1 + ridge * (1 + power))
+    return 0.5 * float((by_precision * residuals).sum()), MatchSolution(
+        2 * mixing * (by_power.T @ variances), variances * (by_power @ mixing**2), by_precision
+    )
 
 
 def _segment_terms(

@@ -65,12 +65,15 @@ class MatchSettings:
         out or resampled.
     min_rows
         Minimum number of rows of a segment.
+    first_planes
+        First plane of each feature, and the number of planes; None if all are binary.
     """
 
     n_components: int | None
     regularization: float | None
     n_groups: int
     min_rows: int
+    first_planes: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def match_moments(
         segments,
         replicates,
         map_items,
+        settings.first_planes,
     )
     return MomentMatch(
         n_components,
@@ -178,7 +182,9 @@ def _choose_by_held_out(
 
     The large folds are freed on return.
     """
-    folds = split_into_folds(counts, settings.n_groups, settings.min_rows, map_items)
+    folds = split_into_folds(
+        counts, settings.n_groups, settings.min_rows, map_items, settings.first_planes
+    )
     choice = _choose_identifiable(segments, folds, settings, map_items)
     agreement = refit_and_compare_halves(folds, choice.candidate, map_items)
     return choice, agreement, (score_independence(folds), *choice.candidates)
@@ -235,10 +241,16 @@ def calibrate_variances(
     """Fit variances and scales again with the mixing fixed and the ridge in the model as well.
 
     A ridge on the data alone stabilises the mixing but makes the variances several times too small.
-    `solution` is for the segments used, `segments` are all segments.
+    The scales of features with several levels are matched here too: in the search for the mixing,
+    their errors would move sources with small variances. `solution` is for the segments used,
+    `segments` are all segments.
     """
-    moments = segments.moments(regularization)
-    ridged_moments = replace(moments, model_ridge=moments.ridge)
+    moments, scales = segments.moments(regularization), segments.scales
+    ridged_moments = replace(
+        moments,
+        model_ridge=moments.ridge,
+        scales=None if scales is None else scales.select(segments.is_used),
+    )
     fit = partial(maximise_variances, ridged_moments, segments.pair_rows[segments.is_used].sum())
     ((fitted, *_),) = map_or_thread(fit, [solution], moments.correlation.nbytes, map_items)
     power = np.exp(fitted.log_variances) @ fitted.mixing.T**2
@@ -310,6 +322,7 @@ def bootstrap_mixing_interval(
     segments: SegmentCorrelations,
     seeds: Sequence[int],
     map_items: MapFunction,
+    first_planes: NDArray[np.int64] | None = None,
 ) -> Array:
     """Compute percentile intervals of the mixing's entries.
 
@@ -331,6 +344,8 @@ def bootstrap_mixing_interval(
         Segments of the fit; segments that it left out are left out here too.
     map_items
         Map over replicates.
+    first_planes
+        As in `MatchSettings`.
 
     Returns
     -------
@@ -339,7 +354,7 @@ def bootstrap_mixing_interval(
     """
     if not seeds:
         return np.zeros((0, *mixing.shape))
-    fit = partial(_fit_replicate, optimum, mixing, segments.status)
+    fit = partial(_fit_replicate, optimum, mixing, segments.status, first_planes)
     replicates = zip(_iter_resampled_counts(counts, n_groups, seeds), regularizations, strict=True)
     map_labelled = label_map(map_items, "bootstrap", len(seeds))
     mixings = map_or_thread(fit, replicates, counts.joint.nbytes, map_labelled)
@@ -364,14 +379,14 @@ def _fit_replicate(
     optimum: MatchSolution,
     mixing: Array,
     status: NDArray[np.uint8],
+    first_planes: NDArray[np.int64] | None,
     task: tuple[PairCounts, float],
     map_parts: MapFunction = map,
 ) -> Array:
     """Fit resampled counts; return the mixing with columns of length 1 in the order of `mixing`."""
     counts, regularization = task
-    segments = estimate_segments(
-        counts, 1, map_parts
-    )  # resampling must not make a segment too small
+    # Resampling must not make a segment too small.
+    segments = estimate_segments(counts, 1, map_parts, first_planes)
     fitted = status == SegmentStatus.USED
     segments = replace(segments, status=np.where(fitted, segments.status, status))
     if not segments.is_used.any():

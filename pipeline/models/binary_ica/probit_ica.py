@@ -1,10 +1,12 @@
 """Base class of BLICA and binary ICA by likelihood: everything that a fitted probit model can do.
 
-In segment u: z ~ N(μ, diag σ²), P(x_i = 1 | z) = Φ(w_iᵀ (z − μ) + b_i).
+In segment u: z ~ N(μ, diag σ²), P(x_i = 1 | z) = Φ(w_iᵀ (z − μ) + b_i). A feature with several
+levels has a b for each of its planes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -12,12 +14,14 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock, unpack_levels
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.gaussian.pair_tables import log_cells
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
+from pipeline.numerics.probit.interval_probability import log_interval_probability
+from pipeline.numerics.probit.interval_sites import interval_codes
 from pipeline.numerics.probit.orthant import MAX_FEATURES, log_orthant_probability
 from pipeline.numerics.probit.probit_scores import MAX_COMPONENTS, quadrature_scores
 from pipeline.numerics.probit.wide_rows import probit_codes
@@ -26,21 +30,29 @@ from pipeline.random import RowRandom
 Array = NDArray[np.float64]
 PROBIT_SCALE = np.sqrt(np.pi / 8)
 """Scale in P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
+_FAR = 9.9  # standard deviations, beyond which a normal has no rows
+_MIN_CELL = 1e-300
 
 
 class SegmentModel(NamedTuple):
     """z ~ N(means, diag variances), P(x_i = 1 | z) = Φ(w_i·(z − means) + offsets_i)."""
 
     weights: Array  # w, √(π/8) times the mixing, (n_features, n_components)
-    thresholds: Array  # of standard normals with the model's correlations, (n_features,)
+    thresholds: Array  # of standard normals with the model's correlations, (n_planes,)
     # Means and variances of the sources, (n_components,).
     means: Array
     variances: Array
+    n_levels: NDArray[np.int64] | None = None  # of each feature; None if all are binary
 
     @property
     def offsets(self) -> Array:
-        """Negative thresholds in units of the noise, (n_features,)."""
-        return -self.thresholds * np.sqrt(1 + self.weights**2 @ self.variances)
+        """Negative thresholds in units of the noise, (n_planes,)."""
+        deviations = np.sqrt(1 + self.weights**2 @ self.variances)
+        return -self.thresholds * self.repeat_for_planes(deviations)
+
+    def repeat_for_planes(self, values: Array) -> Array:
+        """Repeat values of features, (..., n_features), for each of their planes."""
+        return values if self.n_levels is None else np.repeat(values, self.n_levels - 1, axis=-1)
 
     def correlation(self) -> Array:
         """Return the correlations of w·z plus noise, (n_features, n_features): q of eq. 5."""
@@ -63,6 +75,24 @@ class SegmentModel(NamedTuple):
         total = np.zeros(len(X))
         for log_cell, (left, right) in zip(np.triu(cells, 1), pairs, strict=True):
             total += (left @ log_cell * right).sum(axis=1)
+        return total
+
+    def composite_log_likelihood_of_levels(
+        self, levels: NDArray[np.uint8], observed: NDArray[np.uint8] | None
+    ) -> Array:
+        """Sum log P(x_i, x_j) over the observed pairs i < j of levels: nats, (n_samples,)."""
+        assert self.n_levels is not None
+        correlation, total = self.correlation(), np.zeros(len(levels))
+        edges = np.cumsum(self.n_levels - 1)[:-1]
+        thresholds = [
+            np.pad(t, (1, 0), constant_values=-_FAR) for t in np.split(self.thresholds, edges)
+        ]
+        for i, j in itertools.combinations(range(len(thresholds)), 2):
+            corners = np.exp(log_cells(thresholds[i][:, None], thresholds[j], correlation[i, j]))
+            corners = np.pad(corners[..., 0], ((0, 1), (0, 1)))
+            cells = corners[:-1, :-1] - corners[1:, :-1] - corners[:-1, 1:] + corners[1:, 1:]
+            pairs = np.log(np.maximum(cells, _MIN_CELL))[levels[:, i], levels[:, j]]
+            total += pairs if observed is None else pairs * (observed[:, i] * observed[:, j])
         return total
 
 
@@ -93,7 +123,16 @@ class ProbitICA(Model):
 
         `converged` (n_samples,) is false if expectation propagation did not converge.
         """
-        return probit_codes(*_posterior_arguments(params.segment_model(block.segment), block))
+        model = params.segment_model(block.segment)
+        if model.n_levels is None:
+            return probit_codes(*_posterior_arguments(model, block))
+        levels, observed = unpack_levels(block, model.n_levels - 1)
+        deviations = np.sqrt(model.variances)
+        weights = model.weights * deviations
+        codes = interval_codes(levels, weights, model.offsets, model.n_levels, observed)
+        codes["mean"] = model.means + deviations * codes["mean"]
+        codes["variance"] = model.variances * codes["variance"]
+        return codes
 
     def sample(
         self,
@@ -102,30 +141,32 @@ class ProbitICA(Model):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features); by default segments are as frequent as their rows."""
+        """Draw rows, (n_samples, n_planes); by default segments are as frequent as their rows."""
         if segments is None:
             segments = draw_segments(params, n_samples, rng)
         codes = rng.standard_normal((n_samples, params.mixing.shape[1]))
         noise = rng.standard_normal((n_samples, len(params.mixing)))
-        X = np.empty(noise.shape, np.uint8)
+        X = np.empty((n_samples, _count_planes(params)), np.uint8)
         for index in np.unique(segments):
             model, rows = params.segment_model(index), segments == index
             centred = codes[rows] * np.sqrt(model.variances)
-            X[rows] = centred @ model.weights.T + model.offsets + noise[rows] > 0
+            means, noises = (
+                model.repeat_for_planes(a) for a in (centred @ model.weights.T, noise[rows])
+            )
+            X[rows] = means + model.offsets + noises > 0
         return X
 
     def reconstruct(
         self, params: ProbitICAParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Return P(x = 1 | z), (n_samples, n_features); without segments, for the mean segment."""
+        """Return P(x = 1 | z), (n_samples, n_planes); without segments, for the mean segment."""
         if segments is None:
             segments = np.full(len(codes), UNKNOWN_SEGMENT)
-        probabilities = np.empty((len(codes), len(params.mixing)))
+        probabilities = np.empty((len(codes), _count_planes(params)))
         for index in np.unique(segments):
             model, rows = params.segment_model(index), segments == index
-            probabilities[rows] = scipy.special.ndtr(
-                (codes[rows] - model.means) @ model.weights.T + model.offsets
-            )
+            means = model.repeat_for_planes((codes[rows] - model.means) @ model.weights.T)
+            probabilities[rows] = scipy.special.ndtr(means + model.offsets)
         return probabilities
 
     def log_likelihood(
@@ -137,6 +178,12 @@ class ProbitICA(Model):
         components by quadrature; otherwise expectation propagation approximates it.
         """
         model = params.segment_model(block.segment)
+        if model.n_levels is not None:
+            levels, observed = unpack_levels(block, model.n_levels - 1)
+            nats, error = log_interval_probability(
+                levels, model.correlation(), model.thresholds, model.n_levels, observed
+            )
+            return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
         if block.n_features <= MAX_FEATURES:
             result = log_orthant_probability(
                 block.unpack_values(), model.correlation(), model.thresholds, block.unpack_mask()
@@ -150,7 +197,14 @@ class ProbitICA(Model):
     ) -> Array:
         """Return Σ_i<j log P(x_i, x_j) of each row over its observed pairs, nats, (n_samples,)."""
         model = params.segment_model(block.segment)
+        if model.n_levels is not None:
+            levels, observed = unpack_levels(block, model.n_levels - 1)
+            return model.composite_log_likelihood_of_levels(levels, observed)
         return model.composite_log_likelihood(block.unpack_values(), block.unpack_mask())
+
+
+def _count_planes(params: ProbitICAParams) -> int:
+    return len(params.segment_model(UNKNOWN_SEGMENT).thresholds)
 
 
 def _integrate_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:

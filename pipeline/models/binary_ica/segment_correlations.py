@@ -1,6 +1,9 @@
 """Correlations of segments from pair counts, and which segments can be used.
 
 `GroupSums` gives the counts of any weighted selection of row groups, one table at a time.
+
+If features have several levels, counts are those of planes, and `first_planes` has the first plane
+of each feature and the number of planes, (n_features + 1,); it is None if all are binary.
 """
 
 from __future__ import annotations
@@ -9,15 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
+from typing import Any
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
 from pipeline.executors.base import MapFunction
-from pipeline.models.binary_ica.gaussian_likelihood import SegmentMoments
+from pipeline.models.binary_ica.gaussian_likelihood import ScaleMoments, SegmentMoments
+from pipeline.models.binary_ica.level_margins import fit_level_margins
 from pipeline.numerics.gaussian.pair_tables import PairStatus
-from pipeline.statistics.correlations import PairTables, estimate_correlations, estimate_tetrachoric
+from pipeline.statistics.correlations import (
+    PairTables,
+    estimate_correlations,
+    estimate_polychoric,
+    estimate_tetrachoric,
+)
 from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
@@ -26,6 +36,7 @@ Counts = NDArray[np.int64]
 MAX_UNDEFINED_SHARE = 0.1
 """Maximum share of undefined pairs; a segment with more is left out."""
 _MIN_TASK_FEATURES = 300
+_MAX_INFORMATION = 1.9  # per row; 2 without the coarseness of levels
 
 
 class SegmentStatus(IntEnum):
@@ -54,15 +65,19 @@ class SegmentCorrelations:
     varies
         Whether a feature has ones and zeros, (n_segments, n_features).
     thresholds
-        −Φ⁻¹ of the share of ones; a count of 0 is replaced by ½, (n_segments, n_features).
+        −Φ⁻¹ of the share of ones; a count of 0 is replaced by ½, (n_segments, n_planes). Of a
+        feature with several levels, see `level_margins`.
     threshold_errors
-        Their standard errors; infinite if a feature does not vary.
+        Standard errors of each feature's mean threshold; infinite if it does not vary,
+        (n_segments, n_features).
     correlation, pair_status
         Tetrachoric correlations and the `PairStatus` of each, (n_segments, n_features, n_features).
         Undefined correlations of features that vary are the mean over other segments; other
         undefined correlations are 0.
     extremes
         Smallest and largest eigenvalue of each correlation matrix, (n_segments, 2).
+    scales
+        Scales of the features with several levels in all segments; None if all are binary.
     """
 
     status: NDArray[np.uint8]
@@ -74,6 +89,7 @@ class SegmentCorrelations:
     correlation: Array
     pair_status: NDArray[np.uint8]
     extremes: Array
+    scales: ScaleMoments | None = None
 
     @property
     def is_used(self) -> NDArray[np.bool_]:
@@ -110,32 +126,76 @@ class SegmentCorrelations:
 
 
 def estimate_segments(
-    counts: PairTables, min_rows: int, map_items: MapFunction
+    counts: PairTables,
+    min_rows: int,
+    map_items: MapFunction,
+    first_planes: Counts | None = None,
 ) -> SegmentCorrelations:
     """Estimate the correlations of every segment and decide which segments are used."""
     observed, ones = counts.margins()
-    varies = (ones > 0) & (ones < observed)
-    correlation, pair_status = estimate_correlations(
-        counts, partial(estimate_tetrachoric, "half"), map_items
-    )
+    varies = mark_varying_features(observed, ones, first_planes)
+    estimate = partial(estimate_tetrachoric, "half")
+    if first_planes is not None:
+        estimate = partial(estimate_polychoric, "half", first_planes)
+    correlation, pair_status = estimate_correlations(counts, estimate, map_items, first_planes)
     is_empty = np.asarray((observed == 0).all(axis=1))
     status = _classify_segments(counts.rows, is_empty, varies, pair_status, min_rows)
-    pair_rows = np.array([_mean_pair_rows(counts, u, varies[u]) for u in range(len(varies))])
+    pair_rows = np.array(
+        [_mean_pair_rows(counts, u, varies[u], first_planes) for u in range(len(varies))]
+    )
     _fill_undefined(correlation, pair_status, varies, pair_rows * (status == SegmentStatus.USED))
     return SegmentCorrelations(
         status,
         counts.rows,
         pair_rows,
         varies,
-        *_estimate_thresholds(observed, ones, varies),
-        correlation,
-        pair_status,
-        find_extreme_eigenvalues(correlation, map_items),
+        **_describe_margins(observed, ones, varies, first_planes),
+        correlation=correlation,
+        pair_status=pair_status,
+        extremes=find_extreme_eigenvalues(correlation, map_items),
     )
 
 
+def mark_varying_features(
+    observed: Counts, ones: Counts, first_planes: Counts | None
+) -> NDArray[np.bool_]:
+    """Mark the features with rows at two or more levels, (n_segments, n_features)."""
+    varies: NDArray[np.bool_] = (ones > 0) & (ones < observed)
+    if first_planes is None:
+        return varies
+    return np.logical_or.reduceat(varies, first_planes[:-1], axis=1)
+
+
+def _describe_margins(
+    observed: Counts, ones: Counts, varies: NDArray[np.bool_], first_planes: Counts | None
+) -> dict[str, Any]:
+    """Return the fields of `SegmentCorrelations` that margins determine."""
+    if first_planes is None:
+        thresholds, errors = _estimate_thresholds(observed, ones, varies)
+        return {"thresholds": thresholds, "threshold_errors": errors}
+    firsts, n_planes = first_planes[:-1], np.diff(first_planes)
+    thresholds, _ = _estimate_thresholds(observed, ones, np.repeat(varies, n_planes, axis=1))
+    _, errors = _estimate_thresholds(observed[:, firsts], ones[:, firsts], varies)
+    log_scales, information = np.zeros((2, *varies.shape))
+    for i in np.flatnonzero(n_planes > 1).tolist():
+        planes, rows = slice(*first_planes[i : i + 2].tolist()), observed[:, firsts[i], None]
+        reached = np.hstack([rows, ones[:, planes], np.zeros_like(rows)])
+        margins = fit_level_margins(-np.diff(reached))
+        thresholds[:, planes] = margins.thresholds
+        errors[:, i] = np.where(varies[:, i], margins.centre_errors, np.inf)
+        log_scales[:, i] = margins.log_scales
+        per_row = np.minimum(margins.information / np.maximum(rows[:, 0], 1), _MAX_INFORMATION)
+        # The likelihood of the correlations counts a variance of 1 / 2 per row already.
+        information[:, i] = per_row / (1 - per_row / 2) * varies[:, i]
+    return {
+        "thresholds": thresholds,
+        "threshold_errors": errors,
+        "scales": ScaleMoments(log_scales, information),
+    }
+
+
 def _estimate_thresholds(
-    observed: NDArray[np.int64], ones: NDArray[np.int64], varies: NDArray[np.bool_]
+    observed: Counts, ones: Counts, varies: NDArray[np.bool_]
 ) -> tuple[Array, Array]:
     n = np.maximum(observed, 1)
     share = np.where(observed > 0, np.clip(ones, 0.5, n - 0.5) / n, 0.5)
@@ -160,12 +220,16 @@ def _fill_undefined(
         matrix[gaps] = mean[gaps]
 
 
-def _mean_pair_rows(counts: PairTables, segment: int, varies: NDArray[np.bool_]) -> float:
+def _mean_pair_rows(
+    counts: PairTables, segment: int, varies: NDArray[np.bool_], first_planes: Counts | None
+) -> float:
     """Return the mean number of rows behind a correlation."""
     corner = slice(0, 1)
     if np.ndim(counts.table(segment, corner, corner).n) == 0:  # one number for all pairs
         return float(counts.rows[segment])
-    n = np.broadcast_to(counts.table(segment).n, (len(varies), len(varies)))
+    n = np.broadcast_to(counts.table(segment).n, (counts.n_features, counts.n_features))
+    if first_planes is not None:
+        n = n[np.ix_(first_planes[:-1], first_planes[:-1])]
     pairs = np.triu(varies & varies[:, None], 1)
     return float(n[pairs].mean()) if pairs.any() else 0.0
 

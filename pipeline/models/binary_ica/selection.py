@@ -295,16 +295,22 @@ class HeldOutFold:
     """Correlations of one half of the rows, and tables of the other.
 
     `train` are the segments of the first half, `pairs` the features i < j of the scored pairs,
-    (n_pairs,) each, and `test` the tables of these pairs in the other half, one per segment.
+    (n_pairs,) each, and `test` the tables of these pairs in the other half, one per segment. If
+    features have several levels, `planes` are the planes of the pairs, one of each feature.
     """
 
     train: SegmentCorrelations
     pairs: FeaturePairs
     test: Sequence[PairTable]
+    planes: FeaturePairs
 
 
 def split_into_folds(
-    counts: PairCounts, n_groups: int, min_rows: int, map_items: MapFunction
+    counts: PairCounts,
+    n_groups: int,
+    min_rows: int,
+    map_items: MapFunction,
+    first_planes: NDArray[np.int64] | None = None,
 ) -> list[HeldOutFold]:
     """Split row groups into halves; each half is fitted once and scored once.
 
@@ -312,13 +318,19 @@ def split_into_folds(
     the number of groups per segment in `counts`, a power of two. A segment of a fold needs half of
     `min_rows`.
     """
-    folds, pairs = [], choose_pairs(counts.n_features)
+    folds, planes = [], choose_pairs(counts.n_features, first_planes)
+    pairs = planes
+    if first_planes is not None:
+        i, j = (np.searchsorted(first_planes, plane, "right") - 1 for plane in planes)
+        pairs = i, j
     for half in _choose_halves(n_groups):
         odd = np.tile(half, (len(counts.list_grouped_segments(n_groups)), 1))
         halves = [GroupSums(counts, n_groups, weights) for weights in (1 - odd, odd)]
         for train, test in (halves, halves[::-1]):
-            train_segments = estimate_segments(train, max(1, min_rows // 2), map_items)
-            folds.append(HeldOutFold(train_segments, pairs, _select_tables(test, pairs)))
+            least = max(1, min_rows // 2)
+            train_segments = estimate_segments(train, least, map_items, first_planes)
+            tables = _select_tables(test, planes)
+            folds.append(HeldOutFold(train_segments, pairs, tables, planes))
     if not all(fold.train.is_used.any() for fold in folds):
         raise FitError(
             "No segment remains usable when half of its rows are held out. "
@@ -336,9 +348,17 @@ def _choose_halves(n_groups: int) -> list[NDArray[np.int64]]:
     ]
 
 
-def choose_pairs(n_features: int) -> FeaturePairs:
-    """Return the features i < j of all pairs, or of a random sample of `MAX_PAIRS`."""
+def choose_pairs(n_features: int, first_planes: NDArray[np.int64] | None = None) -> FeaturePairs:
+    """Return the features i < j of all pairs, or of a random sample of `MAX_PAIRS`.
+
+    With `first_planes`, they are the planes of pairs of different features.
+    """
     i, j = np.triu_indices(n_features, 1)
+    if first_planes is not None:
+        is_pair = np.searchsorted(first_planes, i, "right") != np.searchsorted(
+            first_planes, j, "right"
+        )
+        i, j = i[is_pair], j[is_pair]
     if len(i) <= MAX_PAIRS:
         return i, j
     places = np.random.default_rng(0).choice(len(i), MAX_PAIRS, replace=False)
@@ -427,6 +447,6 @@ def _score_fold(
 def _score_segment(fold: HeldOutFold, segment: int, correlation: Array) -> tuple[float, float]:
     """Score a segment's tables with the thresholds and correlations of the other half."""
     table, thresholds = fold.test[segment], fold.train.thresholds[segment]
-    i, j = fold.pairs
+    i, j = fold.planes
     nats = pair_log_likelihood(*table, thresholds[i], thresholds[j], correlation)
     return float(nats.sum()), float(table.n.sum())

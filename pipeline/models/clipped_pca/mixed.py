@@ -25,7 +25,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Tile
+from pipeline.data.blocks import BinaryBlock, Tile, unpack_levels
 from pipeline.data.features import Feature, find_continuous
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
@@ -34,7 +34,6 @@ from pipeline.models.clipped_pca.model import (
     N_LEADING,
     ClippedPCA,
     ClippedPCAParams,
-    unpack_levels,
 )
 from pipeline.models.clipped_pca.ordinal import OrdinalClippedPCA
 from pipeline.models.state import Arrays, FitState

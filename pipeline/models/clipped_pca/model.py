@@ -56,7 +56,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
+from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile, unpack_levels
 from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary, find_continuous
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
@@ -572,15 +572,6 @@ def _find_numbers(params: ClippedPCAParams, scaled: Array) -> Array:
     standard = scaled[:, own] * np.sqrt(find_noise(params)[own])
     numbers: Array = params.means[own] + params.scales[own] * standard
     return numbers
-
-
-def unpack_levels(
-    block: BinaryBlock, n_planes: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
-    """Return levels counted from 0 and their mask, (n_samples, n_features) each."""
-    firsts, mask = np.cumsum(n_planes) - n_planes, block.unpack_mask()
-    levels = np.add.reduceat(block.unpack_values(), firsts, axis=1, dtype=np.uint8)
-    return levels, None if mask is None else mask[:, firsts]
 
 
 def _compute_thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:

@@ -142,7 +142,8 @@ def test_likelihoods_of_all_levels_are_those_of_samples(facts: Facts) -> None:
     probabilities = np.exp(found.nats)
     assert probabilities.sum() == pytest.approx(1, abs=1e-3 + 4 * found.shared_error)
     n_rows = 100_000
-    drawn = sum_planes(model.sample(params, n_rows, np.random.default_rng(1)), LEVELED)
+    segments = np.full(n_rows, block.segment)
+    drawn = sum_planes(model.sample(params, n_rows, np.random.default_rng(1), segments), LEVELED)
     bases = np.cumprod([1, *(len(f.levels) for f in LEVELED[:0:-1])])[::-1]
     shares = np.bincount(drawn.astype(np.int64) @ bases, minlength=len(levels)) / n_rows
     errors = np.sqrt(probabilities / n_rows)
@@ -158,7 +159,7 @@ def test_an_empty_level_is_bounded_and_reported(facts: Facts, level: int) -> Non
     levels[:, 2] = third + (third >= level)
     state: FitState = fit_model(
         make_model(facts),
-        make_memory_rows(DenseData(split_levels(levels, LEVELED), data.observed)),
+        make_memory_rows(DenseData(split_levels(levels, LEVELED), data.observed, data.segments)),
         SERIAL,
     )
     assert_params_are_finite(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from itertools import product
 
 import numpy as np
@@ -43,7 +43,7 @@ def make_params(
         "segment_rows": ROWS,
         "segment_status": np.array(status, np.uint8),
     }
-    rest = (f for f in fields(BLICAParams) if f.name not in values)
+    rest = (f for f in fields(BLICAParams) if f.name not in values and f.default is MISSING)
     return BLICAParams(
         **values,
         **{f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in rest},  # type: ignore[arg-type]

@@ -279,7 +279,9 @@ def test_threads_and_tasks_give_identical_results(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "_MIN_TASK_FEATURES", 1)
     threaded = estimate_segments(counts, 20, ThreadsExecutor(3).map)
     for name in SegmentCorrelations.__dataclass_fields__:
-        assert getattr(serial, name).tobytes() == getattr(threaded, name).tobytes()
+        if name != "scales":  # of features with several levels
+            assert getattr(serial, name).tobytes() == getattr(threaded, name).tobytes()
+    assert serial.scales is threaded.scales is None
 
 
 # --- ridge ---------------------------------------------------------------------------------------
