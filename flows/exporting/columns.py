@@ -125,12 +125,13 @@ def _split_columns(
 
 def _list_arrays(artifact: Artifact, dim: str) -> list[str]:
     """List the arrays with a dimension, without standard errors and intervals of others."""
-    excluded = "feature_j" if dim == "feature" else "feature"
+    # Parameters of planes and levels belong to the features, in segments too.
+    excluded = {"feature_j"} if dim == "feature" else {"feature", "plane", "level"} - {dim}
     names = [
         name
         for name, values in artifact.items()
         if values.size and artifact.dims(name).count(dim) == 1
-        if excluded not in artifact.dims(name) and name != "segments"
+        if excluded.isdisjoint(artifact.dims(name)) and name != "segments"
     ]
     uncertainties = {f"{name}_{suffix}" for name in names for suffix in (_ERROR, "interval")}
     return [name for name in names if name not in uncertainties]

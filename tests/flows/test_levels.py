@@ -259,6 +259,7 @@ def test_blica_of_levels_goes_from_a_table_to_a_report(cli, tmp_path: Path) -> N
         ("fit", "--dataset", data, *fit),
         ("transform", *own, *codes),
         ("export", "--artifact", runs, "--what", "items", "--output", tmp_path / "p.csv"),
+        ("export", "--artifact", runs, "--what", "groups", "--output", tmp_path / "g.csv"),
     ):
         done = cli(*words)
         assert done.code == 0, done.err
@@ -270,6 +271,7 @@ def test_blica_of_levels_goes_from_a_table_to_a_report(cli, tmp_path: Path) -> N
     assert found["level_thresholds"].shape == (4, 10)
     cosines = np.abs(found["mixing"].T @ (mixing / np.linalg.norm(mixing, axis=0)))
     assert cosines.max(axis=0).min() > 0.95
+    assert not any("thresholds" in name for name in pd.read_csv(tmp_path / "g.csv").columns)
     items = pd.read_csv(tmp_path / "p.csv")
     assert (items["level_thresholds_1_0"] < items["level_thresholds_2_0"]).all()
     shares = pd.read_csv(tmp_path / "codes.csv").filter(like="probabilities_q1=")
