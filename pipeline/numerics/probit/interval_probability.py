@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 _N_SHIFTS, _MIN_POINTS, _MAX_POINTS = 8, 64, 4096
 _TOLERANCE = 1e-3
 _FAR = 38.0
-_LEAST = 1e-300
+_LEAST, _MAX_EXPONENT = 1e-300, 600.0
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
@@ -126,26 +126,29 @@ def _fill(
     n, z = len(root), np.zeros(len(root))
     for row in range(len(lower)):
         sums, n_points, first = np.zeros(len(shifts)), _MIN_POINTS, 0
+        base = 0.0  # of logarithms: products of many probabilities would underflow
         while True:
             for s in range(len(shifts)):
                 for point in range(first, n_points):
-                    weight = 1.0
+                    log_weight = 0.0
                     for i in range(n):
                         mean = 0.0
                         for j in range(i):
                             mean += root[i, j] * z[j]
                         a = (lower[row, i] - mean) / root[i, i]
                         b = (upper[row, i] - mean) / root[i, i]
-                        weight *= _share_between(a, b)
+                        log_weight += math.log(_share_between(a, b))
                         if i + 1 < n:
                             position = (point + 1) * steps[i] + shifts[s, i]
                             u = abs(2.0 * (position - math.floor(position)) - 1.0)
                             z[i] = _draw_between(a, b, u)
-                    sums[s] += weight
+                    if s == 0 and point == 0:
+                        base = log_weight
+                    sums[s] += math.exp(min(log_weight - base, _MAX_EXPONENT))
             means = sums / n_points
             mean_weight = max(means.mean(), _LEAST)
             error = means.std() / math.sqrt(len(shifts) - 1.0) / mean_weight
             if error <= _TOLERANCE or 2 * n_points > _MAX_POINTS:
                 break
             first, n_points = n_points, 2 * n_points
-        nats[row], errors[row] = math.log(mean_weight), error
+        nats[row], errors[row] = base + math.log(mean_weight), error

@@ -154,6 +154,17 @@ def test_probabilities_of_rows_are_those_of_scipy() -> None:
     assert nats[(levels == [2, 0, 1]).all(axis=1)] == pytest.approx(np.log(expected), abs=3e-3)
 
 
+def test_probabilities_of_many_features_do_not_underflow() -> None:
+    n_features = 900
+    levels = np.random.default_rng(0).integers(0, 3, (2, n_features), np.uint8)
+    thresholds, n_levels = np.tile([-0.5, 0.7], n_features), np.full(n_features, 3)
+    nats, errors = log_interval_probability(levels, np.eye(n_features), thresholds, n_levels)
+    shares = np.diff(norm.cdf([-np.inf, -0.5, 0.7, np.inf]))
+    assert_allclose(nats, np.log(shares[levels]).sum(axis=1), rtol=1e-9)
+    assert (nats < -900).all()
+    assert (errors == 0).all()
+
+
 def test_the_composite_likelihood_sums_pairs_of_levels() -> None:
     weights = np.array([[1.0, 0.2], [-0.5, 0.8], [0.3, 0.4]])
     thresholds = np.array([-0.5, 0.8, 0.2, -1.0, 0.0, 1.5])
