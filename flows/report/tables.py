@@ -472,6 +472,8 @@ def _make_cells(column: ParameterColumn) -> list[NumberCell]:
 
 
 def _format_uncertainty(column: ParameterColumn, i: int, decimals: int) -> str:
+    if not np.isfinite(column.values[i]):
+        return ""
     if column.error is not None:
         error = float(column.error[i])
         if error == 0:
