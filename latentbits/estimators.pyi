@@ -159,6 +159,8 @@ class BLICA(ModelEstimator):
     candidate_regularization_: NDArray[np.float64]
     candidate_scores_: NDArray[np.float64]
     mixing_interval_: NDArray[np.float64]
+    n_levels_: NDArray[np.int64] | None
+    level_thresholds_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
@@ -182,7 +184,9 @@ class BernoulliMixture(WeightedModelEstimator):
     n_components
         Number of components. None doubles it from 1 while held-out rows gain.
     smoothing
-        Pseudo-counts of ones, of zeros and of rows in every component.
+        Pseudo-counts of ones, of zeros and of rows in every component; also the number of
+        rows with the mean and the variance of all rows that is added for every continuous
+        feature.
     starts
         Number of short runs; the fit continues with the best.
     errors
@@ -231,6 +235,12 @@ class BernoulliMixture(WeightedModelEstimator):
     n_levels_: NDArray[np.int64] | None
     level_probabilities_: NDArray[np.float64] | None
     level_probabilities_error_: NDArray[np.float64] | None
+    means_: NDArray[np.float64] | None
+    deviations_: NDArray[np.float64] | None
+    means_error_: NDArray[np.float64] | None
+    deviations_error_: NDArray[np.float64] | None
+    overall_means_: NDArray[np.float64] | None
+    overall_deviations_: NDArray[np.float64] | None
     def __init__(
         self,
         *,
