@@ -227,7 +227,7 @@ class EvaluationJob(EvaluationPlan):
         return select_with_levels(list_features(self.dataset))
 
     @cached_property
-    def compared_planes(self) -> tuple[NDArray[np.intp], tuple[Feature, ...]]:
+    def planes_and_features(self) -> tuple[NDArray[np.intp], tuple[Feature, ...]]:
         """The planes whose marginals and pairs are compared, and their features with levels."""
         return choose_compared_planes(self.features, self.options.seed)
 
@@ -334,7 +334,7 @@ def _compare_models(job: EvaluationJob, stages: StageRunner) -> dict[str, Any]:
     return {
         "n_samples": observed.n_rows,
         "n_drawn": N_SAMPLE_ROWS,
-        "n_features_judged": len(job.compared_planes[1] or job.compared_planes[0]),
+        "n_features_judged": len(job.planes_and_features[1] or job.planes_and_features[0]),
         "baselines": _describe_baseline_rows(job),
         "models": models,
         "differences": describe_differences(models, scores),
@@ -376,7 +376,7 @@ def _adapt_to_rows(model: ComparedModel, job: EvaluationJob) -> Model:
 
 def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
     return count_observed_pairs(
-        job.make_row_source(), job.compared_planes[0], job.executor, job.progress
+        job.make_row_source(), job.planes_and_features[0], job.executor, job.progress
     )
 
 
@@ -540,7 +540,7 @@ def _compare_with_samples(
     if not isinstance(subject.model, CanSample):
         return {}
     n_features, seed = job.dataset.n_planes, job.options.seed
-    planes, features = job.compared_planes
+    planes, features = job.planes_and_features
     implied = count_implied_pairs(subject, segment_rows, n_features, planes, job.executor, seed)
     names = name_levels(features) if features else [job.plane_names[i] for i in planes]
     return {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from pipeline.data.covariates import Covariates
 from pipeline.data.features import Feature
 from pipeline.models.loading_pattern import LoadingPattern
+
+ModelT = TypeVar("ModelT")
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,9 @@ class Structure:
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features."""
         return tuple(feature.name for feature in self.features)
+
+
+def add_structure(kind: type[ModelT], model: Any, structure: Structure) -> ModelT:
+    """Return a model of another class with the same settings and with this structure."""
+    names = [f.name for f in fields(kind) if f.init and hasattr(model, f.name)]  # type: ignore[arg-type]
+    return kind(**{**{name: getattr(model, name) for name in names}, "structure": structure})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.models.bernoulli_mixture.gaussians import MIN_DEVIATION, find_bounded
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
+from pipeline.models.structure import Structure, add_structure
 from pipeline.statistics.counts import (
     FeatureCounts,
     count_level_rows,
@@ -54,8 +54,7 @@ class StructuredMixture(BernoulliMixture):
                 "ordinal feature. Cut one in two by {cut=NAME>=VALUE}, or use an ordinary Gaussian "
                 "mixture."
             )
-        settings = {f.name: getattr(model, f.name) for f in fields(BernoulliMixture)}
-        return cls(**settings, structure=structure)
+        return add_structure(cls, model, structure)
 
     @property
     def n_levels(self) -> NDArray[np.int64] | None:

@@ -75,7 +75,7 @@ from pipeline.models.binary_ica.segment_correlations import (
 from pipeline.models.binary_ica.selection import MAX_PAIRS, MAX_SPLITS, RIDGE_GRID
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
+from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import NumberRange, array_field, optional_array_field
@@ -210,7 +210,7 @@ class BLICA(ProbitICA):
         super().with_structure(structure)
         if are_binary(structure.features):
             return self
-        ordinal: BLICA = resolve_name(_ORDINAL_CLASS).from_model(self, structure)
+        ordinal: BLICA = add_structure(resolve_name(_ORDINAL_CLASS), self, structure)
         return ordinal
 
     @property

@@ -19,8 +19,7 @@ Held-out rows are scored by the likelihood of all pairs of planes of two feature
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +49,6 @@ class OrdinalBLICA(BLICA):
     """
 
     structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
-
-    @classmethod
-    def from_model(cls, model: BLICA, structure: Structure) -> Self:
-        """Add the features to the settings of a model."""
-        settings = {f.name: getattr(model, f.name) for f in fields(BLICA) if f.init}
-        return cls(**settings, structure=structure)
 
     @property
     def first_planes(self) -> NDArray[np.int64]:

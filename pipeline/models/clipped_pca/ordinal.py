@@ -13,7 +13,7 @@ Cost per block: n_planes² / 2 · n_samples / 64 word operations. One pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
@@ -25,7 +25,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.model import ClippedPCA, ClippedPCAParams
 from pipeline.models.state import FitState
-from pipeline.models.structure import Structure
+from pipeline.models.structure import Structure, add_structure
 from pipeline.statistics.correlations import CorrelationEstimator, estimate_polychoric
 from pipeline.statistics.counts import (
     FeatureCounts,
@@ -74,8 +74,7 @@ class OrdinalClippedPCA(ClippedPCA):
                 f"takes at most {MAX_PLANES:,}. Leave out features, or cut them in two by "
                 "{cut=NAME>=VALUE}."
             )
-        settings = {f.name: getattr(model, f.name) for f in fields(ClippedPCA) if f.init}
-        return cls(**settings, structure=structure)
+        return add_structure(cls, model, structure)
 
     @property
     def first_planes(self) -> NDArray[np.int64]:

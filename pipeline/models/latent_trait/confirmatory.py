@@ -35,7 +35,7 @@ are known. The axes are the principal axes of the slopes of the first group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -94,7 +94,7 @@ from pipeline.models.latent_trait.standard_errors import (
 )
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
+from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.logistic.asymptotes import from_logits, join_asymptotes, to_logits
 from pipeline.numerics.logistic.bifactor import (
     TraitBlocks,
@@ -150,13 +150,12 @@ class ConfirmatoryTrait(LatentTrait):
         """
         if structure.pattern is not None:
             model = _adapt_to_pattern(model, structure, structure.pattern)
-        settings = {f.name: getattr(model, f.name) for f in fields(LatentTrait)}
         what = "{items}" if structure.pattern is None else "{pattern}"
         what = "{group}" if structure.groups else what
         what = what if structure.covariates is None else "{covariates}"
         if not structure.groups:
             model.check_unused_settings("invariance", "free")
-        is_reduced = _reduce_pattern(structure, settings["correlations"]) is not None
+        is_reduced = _reduce_pattern(structure, model.correlations) is not None
         if not is_reduced and (model.n_components or MAX_COMPONENTS + 1) > MAX_COMPONENTS:
             raise FitError(
                 f"{what} needs 1 to {MAX_COMPONENTS} components. Set {{components=1}}.",
@@ -172,8 +171,8 @@ class ConfirmatoryTrait(LatentTrait):
             check_known_slopes(structure.known_items)
             check_free_items(model.free, structure)
         # `quadrature` is for up to 3 components, and a pattern may have more.
-        estimator = "auto" if is_reduced else "quadrature"
-        return cls(**{**settings, "estimator": estimator}, structure=structure)
+        model = replace(model, estimator="auto" if is_reduced else "quadrature")
+        return add_structure(cls, model, structure)
 
     @cached_property
     def _blocks(self) -> TraitBlocks | None:

@@ -35,6 +35,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     MAX_NODES_PER_AXIS,
     Nodes,
+    NodeStatistics,
     drop_light_nodes,
     gauss_hermite,
     node_statistics,
@@ -381,16 +382,23 @@ def _e_step_on_nodes(
         params.asymptotes,
         None if regression is None else regression.means,
     )
-    extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     values = {
+        **name_node_sums(counts, nodes, block),
+        **sum_regression(regression, counts.codes, block.row_weights),
+    }
+    return Sums.from_block(block, counts.log_likelihood, values)
+
+
+def name_node_sums(counts: NodeStatistics, nodes: Nodes, block: BinaryBlock) -> dict[str, Any]:
+    """Return the sums of an E-step on nodes by name."""
+    extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    return {
         "ones": counts.ones,
         "mass": counts.mass,
         "moments": extended.T @ (counts.rows[:, None] * extended),
         "peak": np.array(counts.peak),
         "empty_rows": np.array(block.count_unobserved_rows()),
-        **sum_regression(regression, counts.codes, block.row_weights),
     }
-    return Sums.from_block(block, counts.log_likelihood, values)
 
 
 def _e_step_with_gradient(

@@ -24,7 +24,7 @@ and up to 8,000 for three. Not identifiable: rotations of x, as in `model`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from typing import Any, Self
@@ -49,6 +49,7 @@ from pipeline.models.latent_trait.em import (
     LatentTraitParams,
     NodeGrid,
     make_params,
+    name_node_sums,
     nodes_from_working,
     represents_all_scales,
 )
@@ -79,7 +80,7 @@ from pipeline.models.latent_trait.standard_errors import (
     select_rows,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
+from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     choose_level_lattice,
@@ -170,8 +171,7 @@ class OrdinalTrait(LatentTrait):
                 "Nominal items have slopes of their own. Leave out {equal_slopes=yes}.",
                 parameter="equal_slopes",
             )
-        settings = {f.name: getattr(model, f.name) for f in fields(LatentTrait)}
-        return cls(**{**settings, "estimator": "quadrature"}, structure=structure)
+        return add_structure(cls, replace(model, estimator="quadrature"), structure)
 
     @property
     def n_planes(self) -> Indices:
@@ -621,15 +621,7 @@ def _run_e_step(items: LevelItems, nodes: Nodes, block: BinaryBlock) -> Sums:
     X, observed = block.unpack_values(), block.unpack_mask()
     tabulate = partial(tabulate_levels, items)
     counts = sum_node_statistics(X, observed, tabulate, nodes, block.row_weights)
-    extended = np.column_stack([nodes.points, np.ones(len(nodes.points))])
-    values = {
-        "ones": counts.ones,
-        "mass": counts.mass,
-        "moments": extended.T @ (counts.rows[:, None] * extended),
-        "peak": np.array(counts.peak),
-        "empty_rows": np.array(block.count_unobserved_rows()),
-    }
-    return Sums.from_block(block, counts.log_likelihood, values)
+    return Sums.from_block(block, counts.log_likelihood, name_node_sums(counts, nodes, block))
 
 
 def _make_first_offsets(level_counts: Array, n_planes: Indices, kind: ItemKind) -> Array:
