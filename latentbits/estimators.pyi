@@ -629,7 +629,7 @@ class LatentTrait(WeightedModelEstimator):
         Precision of a normal prior on the weights; above 0, separable items stay finite.
     equal_slopes
         `yes` gives all items the same weight; requires one component and quadrature or
-        sampling.
+        sampling. Continuous items have weights of their own.
     constant_features
         `refuse` constant features, or `pin` them to weights of 0 and the offset of their
         margin.
@@ -677,7 +677,8 @@ class LatentTrait(WeightedModelEstimator):
     items
         Curves of items with more than two levels: `graded` (response), (generalized)
         `partial-credit`, `rating-scale` or `nominal`. With `equal_slopes`, partial credit
-        is that of Masters. They need quadrature.
+        is that of Masters. They need quadrature. Continuous items are normal given the
+        traits.
     max_iter
         Maximum number of passes of a stage. There is a stage for each number of components,
         estimator and density of nodes.
@@ -766,6 +767,10 @@ class LatentTrait(WeightedModelEstimator):
     level_weights_error_: NDArray[np.float64] | None
     level_difficulty_: NDArray[np.float64] | None
     level_difficulty_error_: NDArray[np.float64] | None
+    means_: NDArray[np.float64] | None
+    scales_: NDArray[np.float64] | None
+    deviations_: NDArray[np.float64] | None
+    deviations_error_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,

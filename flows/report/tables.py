@@ -89,6 +89,8 @@ _COLUMN_EXPLANATIONS = {
     "and the one below are equally likely.",
     "level_probabilities_1_1": "The first number is the level, counted from 1, the second the "
     "component.",
+    "deviations": "Weights of a continuous feature are for (value − mean) / scale. Its deviation "
+    "is the standard deviation given the components, in the same units.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
     "information: about 1 if the model holds, larger if answers are more erratic.",
     "s_x2": "S-X² compares the frequencies of levels at each sum score with those of the model; a "

@@ -139,18 +139,23 @@ def count_level_rows(
 ) -> tuple[NDArray[np.float64], ...]:
     """Count the rows, or their weight, at each level of each feature, (n_levels,) each.
 
-    A feature that was never observed is refused.
+    Continuous features have no levels. A feature with levels that was never observed is refused.
     """
     observed, ones = (counts.weight_unit * n.sum(axis=0) for n in (counts.observed, counts.ones))
     edges = find_first_planes(features)
     # Rows that reach each level: all rows reach the lowest.
-    reached = [np.concatenate([observed[a : a + 1], ones[a:b], [0]]) for a, b in pairwise(edges)]
-    missing = [f.name for f, rows in zip(features, reached, strict=True) if rows[0] == 0]
+    reached = [
+        np.concatenate([observed[a : a + 1], ones[a:b], [0]]) if b > a else np.zeros(0)
+        for a, b in pairwise(edges)
+    ]
+    missing = [
+        f.name for f, rows in zip(features, reached, strict=True) if rows.size and rows[0] == 0
+    ]
     if missing:
         raise FitError(
             "These features have no observed value: {features}. Leave them out.", missing
         )
-    return tuple(-np.diff(rows.astype(np.float64)) for rows in reached)
+    return tuple(-np.diff(rows.astype(np.float64)) for rows in reached)  # diff of [] is []
 
 
 def make_empty_level_warnings(

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 PAIRS_FOLDER = "pairs"
 """Folder, inside an artifact, of the arrays over all pairs of features."""
 _CHUNK_BYTES = 32 << 20
+_MAY_BE_NAN = ("s_x2", "difficulty")  # beginnings of names; not of continuous or constant items
 _MAX_SMALL_BYTES = 1 << 16
 _PACKED_NAME = "packed"
 _REMEDY = REMEDIES[ARTIFACT_FORMAT]
@@ -230,11 +231,12 @@ def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDA
     """Convert an array of finite numbers to little-endian byte order, as it will be read back.
 
     Standard errors, whose names end in `_error`, may be NaN if the data do not determine them, and
-    so may tests of items (`s_x2`, …). Raises `DataError` if any other value is not a finite number.
+    so may tests and difficulties of items. Raises `DataError` if any other value is not a finite
+    number.
     """
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name} is an array of {values.dtype}, not of numbers.")
-    is_optional = name.endswith("_error") or name.startswith("s_x2")
+    is_optional = name.endswith("_error") or name.removeprefix("params-").startswith(_MAY_BE_NAN)
     may_be_nan = np.isnan(values) if is_optional else np.False_
     if not (np.isfinite(values) | may_be_nan).all():
         place = tuple(np.argwhere(~np.isfinite(values))[0].tolist())

@@ -28,7 +28,8 @@ from pipeline.errors import FitWarning
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.asymptotes import Asymptotes, join_asymptotes
 from pipeline.numerics.logistic.bifactor import TraitBlocks, bifactor_e_step, find_trait_blocks
-from pipeline.numerics.logistic.categories.curves import LevelItems, number_planes
+from pipeline.numerics.logistic.categories.curves import Answers, Bits, LevelItems, number_planes
+from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
@@ -54,6 +55,7 @@ from pipeline.numerics.logistic.parameter_expansion import TraitGaussian, estima
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field, optional_array_field
+from pipeline.statistics.measurements import standardize_numbers
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -183,6 +185,14 @@ class LatentTraitParams:
     level_difficulty, level_difficulty_error
         Position on the only component where P(y ≥ level) is one half, if items are graded, or where
         a level and the one below are equally likely, and standard errors.
+    means, scales
+        Mean and standard deviation of each continuous item in the fitted rows; None, as all arrays
+        of continuous items, if there are none. A continuous item has one level, which is in no
+        array, no plane and no difficulty (NaN). Its weights and offset are of (value − mean) /
+        scale.
+    deviations, deviations_error
+        Standard deviation of a continuous item given the traits, in units of its scale, and
+        standard errors.
     """
 
     weights: Array = array_field("feature", "component", allowed=_STORED_RANGE)
@@ -192,7 +202,7 @@ class LatentTraitParams:
     axes: Array = array_field("component", "component_j")
     weights_error: Array | None = optional_array_field("feature", "component")
     offsets_error: Array | None = optional_array_field("feature")
-    difficulty: Array | None = optional_array_field("feature")
+    difficulty: Array | None = optional_array_field("feature", may_be_nan=True)
     difficulty_error: Array | None = optional_array_field("feature")
     infit: Array | None = optional_array_field("feature")
     outfit: Array | None = optional_array_field("feature")
@@ -234,6 +244,10 @@ class LatentTraitParams:
     level_weights_error: Array | None = optional_array_field("plane", "component")
     level_difficulty: Array | None = optional_array_field("plane")
     level_difficulty_error: Array | None = optional_array_field("plane")
+    means: Array | None = optional_array_field("continuous")
+    scales: Array | None = optional_array_field("continuous", allowed=NumberRange(above=0))
+    deviations: Array | None = optional_array_field("continuous", allowed=NumberRange(above=0))
+    deviations_error: Array | None = optional_array_field("continuous")
 
     @property
     def free_parameters(self) -> Array:
@@ -259,7 +273,15 @@ class LatentTraitParams:
         if weights is None:
             scores = np.ones(int(n_planes.sum())) if kind == "graded" else number_planes(n_planes)
             weights = np.repeat(self.weights, n_planes, axis=0) * scores[:, None]
-        return LevelItems(weights, self.level_offsets, n_planes, kind == "graded")
+        return LevelItems(weights, self.level_offsets, n_planes, kind == "graded", self.gaussians)
+
+    @property
+    def gaussians(self) -> GaussianItems | None:
+        """The continuous items as the kernels take them; None if there are none."""
+        if self.deviations is None or self.scales is None or self.n_levels is None:
+            return None
+        own = self.n_levels == 1
+        return GaussianItems(self.weights[own], self.offsets[own], self.deviations, self.scales)
 
     def get_group(self, segment: int) -> TraitGroup:
         """Return items and traits of the rows of a segment.
@@ -332,6 +354,24 @@ def make_params(
     axes = np.eye(weights.shape[1])
     params = LatentTraitParams(weights, offsets, weights, axes, axes.copy())
     return params if asymptotes is None else replace(params, **asymptotes._asdict())
+
+
+def unpack_answers(params: LatentTraitParams, block: BinaryBlock) -> tuple[Answers, Bits | None]:
+    """Return the bits of a block with the values of continuous items next to them, and the mask.
+
+    The values are standardized, and 0 where missing. With continuous items there always is a mask,
+    as otherwise the last bits of a row's results could depend on other rows.
+    """
+    X, observed = block.unpack_values(), block.unpack_mask()
+    if params.means is None or params.scales is None:
+        return X, observed
+    y = standardize_numbers(block, params.means, params.scales).T
+    has_value = ~np.isnan(y)
+    mask = np.ones_like(X) if observed is None else observed
+    return (
+        np.hstack([X.astype(np.float64), np.where(has_value, y, 0.0)]),
+        np.hstack([mask, has_value.astype(np.uint8)]),
+    )
 
 
 def e_step(

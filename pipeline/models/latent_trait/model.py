@@ -87,6 +87,7 @@ from pipeline.models.latent_trait.em import (
     represents_all_scales,
     rotate_weights,
     turn_to_principal_axes,
+    unpack_answers,
     use_whole_lattice,
     variational_posterior,
 )
@@ -173,6 +174,7 @@ class LatentTrait(Model):
         Precision of a normal prior on the weights; above 0, separable items stay finite.
     equal_slopes
         `yes` gives all items the same weight; requires one component and quadrature or sampling.
+        Continuous items have weights of their own.
     constant_features
         `refuse` constant features, or `pin` them to weights of 0 and the offset of their margin.
     acceleration
@@ -215,7 +217,7 @@ class LatentTrait(Model):
     items
         Curves of items with more than two levels: `graded` (response), (generalized)
         `partial-credit`, `rating-scale` or `nominal`. With `equal_slopes`, partial credit is that
-        of Masters. They need quadrature.
+        of Masters. They need quadrature. Continuous items are normal given the traits.
     tol
         Stop once the objective per row has changed by less than this in the last three passes and
         is predicted to change by less in total, nats. The limit for all rows together is 10,000
@@ -230,7 +232,7 @@ class LatentTrait(Model):
     can_have_pattern: ClassVar[bool] = True
     has_covariates: ClassVar[bool] = True
     has_groups: ClassVar[bool] = True
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
@@ -694,7 +696,7 @@ class LatentTrait(Model):
         deviations (median; at most 0.06), and its variances are 0.98 times the exact ones (median;
         at least 0.74).
         """
-        X, observed = block.unpack_values(), block.unpack_mask()
+        X, observed = unpack_answers(params, block)
         group = params.get_group(block.segment)
         if params.n_levels is not None:
             posterior: Any = compute_level_posterior(
@@ -717,7 +719,7 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, block: BinaryBlock, codes: Array
     ) -> Mapping[str, Array]:
         """Return `l_z`, `infit` and `outfit` of each row at its code, (n_samples,) each."""
-        X, observed = block.unpack_values(), block.unpack_mask()
+        X, observed = unpack_answers(params, block)
         if params.n_levels is not None:
             items = params.get_level_items(self.items)
             return compute_level_person_fit(X, observed, items, codes)._asdict()
@@ -749,7 +751,7 @@ class LatentTrait(Model):
 
         Computed by quadrature for up to 3 components and bifactor models, else by sampling.
         """
-        X, observed = block.unpack_values(), block.unpack_mask()
+        X, observed = unpack_answers(params, block)
         group = params.get_group(block.segment)
         items = group.items
         if params.n_levels is not None:
@@ -782,6 +784,16 @@ class LatentTrait(Model):
         If the fit has covariates, the traits have the mean and covariance of those in the fitted
         rows.
         """
+        return self.sample_numbers(params, n_samples, rng, segments)[0]
+
+    def sample_numbers(
+        self,
+        params: LatentTraitParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> tuple[NDArray[np.uint8], Array]:
+        """Draw rows as `sample` does, with values of continuous items."""
         if params.segments is not None and segments is None:
             segments = draw_segments(params, n_samples, rng)
         codes = rng.standard_normal((n_samples, params.weights.shape[1]))
@@ -790,7 +802,12 @@ class LatentTrait(Model):
         uniform = rng.random((n_samples, len(params.weights)))
         if params.n_levels is not None:
             uniform = np.repeat(uniform, params.n_levels - 1, axis=1)
-        return (uniform < self.reconstruct(params, codes, segments)).astype(np.uint8)
+        bits = (uniform < self.reconstruct(params, codes, segments)).astype(np.uint8)
+        numbers = self.reconstruct_numbers(params, codes, segments)
+        if params.deviations is not None and params.scales is not None:
+            spreads = params.scales * params.deviations
+            numbers = numbers + spreads * rng.standard_normal(numbers.shape)
+        return bits, numbers
 
     def reconstruct(
         self, params: LatentTraitParams, codes: Array, segments: NDArray[np.int64] | None = None
@@ -806,6 +823,14 @@ class LatentTrait(Model):
             logits = codes[rows] @ group.weights.T + group.offsets
             probabilities[rows] = compute_probabilities(logits, group.asymptotes)
         return probabilities
+
+    def reconstruct_numbers(
+        self, params: LatentTraitParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Return expected values of continuous items given codes, (n_samples, n_continuous)."""
+        if (gaussians := params.gaussians) is None or params.means is None:
+            return np.zeros((len(codes), 0))
+        return np.asarray(params.means + gaussians.scales * gaussians.compute_means(codes).T)
 
 
 def _iter_groups(

@@ -252,8 +252,13 @@ def select_rows(
         block.has_sampling_weights,
         regression,
     )
-    is_taken = rng.stream("information").uniform(block.rows, 1)[:, 0] < share
-    return sample.take_rows(is_taken)
+    return sample.take_rows(draw_rows(share, block, rng))
+
+
+def draw_rows(share: float, block: BinaryBlock, rng: RowRandom) -> NDArray[np.bool_]:
+    """Draw which rows are in the sample for standard errors, (n_samples,)."""
+    is_taken: NDArray[np.bool_] = rng.stream("information").uniform(block.rows, 1)[:, 0] < share
+    return is_taken
 
 
 def summarize_information(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -30,6 +30,7 @@ from pipeline.numerics.logistic.asymptotes import Asymptotes, compute_log_probab
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
+Values = NDArray[Any]  # bits, uint8, or any numbers
 
 MAX_COMPONENTS = 3
 MAX_NODES_PER_AXIS = 300
@@ -83,6 +84,10 @@ class NodePosterior(NamedTuple):
     mean: Floats
     covariance: Floats
     log_likelihood: Floats  # log P(t_n), (n_samples,)
+
+    def take_rows(self, rows: NDArray[np.bool_]) -> NodePosterior:
+        """Return the rows of a mask, (n_samples,)."""
+        return NodePosterior(*(array[rows] for array in self))
 
 
 class _Batch(NamedTuple):
@@ -174,14 +179,17 @@ def node_statistics(
 
 
 def sum_node_statistics(
-    X: Bits,
+    X: Values,
     observed: Bits | None,
     tabulate: CurveTable,
     nodes: Nodes,
     row_weights: Floats | None = None,
     row_means: Floats | None = None,
 ) -> NodeStatistics:
-    """Sum responsibilities over rows as `node_statistics`, for bits with other curves."""
+    """Sum responsibilities over rows as `node_statistics`, for values with other curves.
+
+    log P(t_n | x) must be linear in the values, which need not be bits.
+    """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     padded = _pad_nodes(nodes)
     coefficients = _design_coefficients(tabulate, padded, observed is not None)
@@ -243,7 +251,7 @@ def node_posterior(
 
 
 def compute_node_posterior(
-    X: Bits, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
+    X: Values, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
 ) -> NodePosterior:
     """Compute moments as `node_posterior`, for bits with other curves."""
     n_samples, n_components = len(X), nodes.points.shape[1]
@@ -284,7 +292,7 @@ def iter_responsibilities(
 
 
 def iter_curve_responsibilities(
-    X: Bits, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
+    X: Values, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
 ) -> Iterator[tuple[slice, Floats]]:
     """Yield R_nl as `iter_responsibilities`, for bits with other curves."""
     n_nodes = len(nodes.points)
@@ -336,7 +344,7 @@ def _design_coefficients(tabulate: CurveTable, nodes: Nodes, masked: bool) -> Fl
 
 
 def _iter_batches(
-    X: Bits, observed: Bits | None, coefficients: Floats, row_means: Floats | None = None
+    X: Values, observed: Bits | None, coefficients: Floats, row_means: Floats | None = None
 ) -> Iterator[_Batch]:
     """Yield batches of one height.
 
@@ -356,7 +364,7 @@ def _iter_batches(
         if observed is None:
             design[:n_rows, :n_features] = X[rows]
         else:
-            design[:n_rows, :n_features] = X[rows] & observed[rows]
+            np.multiply(X[rows], observed[rows], out=design[:n_rows, :n_features])
             design[:n_rows, n_features : 2 * n_features] = observed[rows]
         if row_means is not None:
             design[:n_rows, -1 - row_means.shape[1] : -1] = row_means[rows]

@@ -11,7 +11,11 @@ partial-credit   j w_i                    free
 rating-scale     j w, the same for all    j b_i + τ_j; τ_j of all items with as
                                           many levels, 0 for their last level
 nominal          free                     free
+continuous       w_i                      free, and log σ_i
 ===============  =======================  =====================================
+
+The two forms of each continuous item, see `numerics.logistic.categories.gaussian_items`, follow
+after all planes.
 
 A level that no row has leaves its parameters without an estimate. They are tied to those of its
 neighbours so that the level is improbable: as near as `_GAP` to the next threshold of a graded
@@ -43,16 +47,16 @@ _CONSTANT = "constant"
 
 @dataclass(frozen=True)
 class LevelDesign:
-    """The map from free parameters to weights and offsets of planes.
+    """The map from free parameters to weights and offsets of all forms.
 
     Attributes
     ----------
     matrix, constant
-        J, (n_planes (q + 1), n_free), and v₀, (n_planes (q + 1),).
+        J, (n_forms (q + 1), n_free), and v₀, (n_forms (q + 1),).
     is_slope
         Which free parameters are slopes, (n_free,).
     n_planes
-        Number of planes of each item, (n_features,).
+        Number of planes of each item, (n_features,), 0 if it is continuous.
     n_components
         Number of traits, q.
     """
@@ -70,9 +74,10 @@ class LevelDesign:
 
     @property
     def item_of_row(self) -> Indices:
-        """Item of each entry of v, (n_planes (q + 1),)."""
+        """Item of each entry of v, (n_forms (q + 1),)."""
         items = np.repeat(np.arange(len(self.n_planes)), self.n_planes)
-        return np.repeat(items, self.n_components + 1)
+        continuous = np.repeat(np.flatnonzero(self.n_planes == 0), 2)
+        return np.repeat(np.concatenate([items, continuous]), self.n_components + 1)
 
     @property
     def n_items_of_slope(self) -> Array:
@@ -83,7 +88,7 @@ class LevelDesign:
         return np.where(self.is_slope, counts, 0).astype(np.float64)
 
     def fill(self, free: Array) -> Array:
-        """Return weights and offsets of planes side by side, (n_planes, q + 1)."""
+        """Return weights and offsets of all forms side by side, (n_forms, q + 1)."""
         v = self.matrix @ free + self.constant
         return np.asarray(v.reshape(-1, self.n_components + 1))
 
@@ -116,9 +121,12 @@ def make_level_design(
         Number of planes of each item, (n_features,).
     n_components, kind, equal_slopes
         As in the settings of the model. Items with a single level in the data are pinned at their
-        margins.
+        margins. Continuous items have slopes of their own in any case.
     """
-    forms: list[tuple[list[Form], list[Form]]] = [([], [])] * len(n_planes)
+    forms: list[tuple[list[Form], list[Form]]] = [
+        ([{("slope", item): 1.0}, {}], [{("offset", item): 1.0}, {("deviation", item): 1.0}])
+        for item in range(len(n_planes))
+    ]
     for alike in iter_alike(n_planes):
         counts = level_counts[alike.levels]
         pooled = counts.sum(axis=0)
@@ -139,7 +147,8 @@ def make_level_design(
                 forms[item] = [{slope: 1.0}] * m, _list_thresholds(present, m, item)
             else:
                 forms[item] = _list_baseline_forms(present, m, item, slope, kind == "nominal")
-    return _assemble(forms, n_planes, n_components)
+    order = np.argsort(n_planes == 0, kind="stable")
+    return _assemble([forms[item] for item in order.tolist()], n_planes, n_components)
 
 
 def _pin_item(counts: Array, kind: ItemKind) -> tuple[list[Form], list[Form]]:
@@ -254,7 +263,7 @@ def _assemble(
     places: dict[Hashable, int] = {}
     is_slope: list[bool] = []
     entries: list[tuple[int, int, float]] = []
-    constant = np.zeros(int(n_planes.sum()) * width)
+    constant = np.zeros(sum(len(weights) for weights, _ in forms) * width)
     row = 0
     for weights, offsets in forms:
         for weight, offset in zip(weights, offsets, strict=True):

@@ -1,7 +1,8 @@
-"""The latent-trait model with items of several levels: graded response and partial credit.
+"""The latent-trait model with items of several levels, and continuous items.
 
 Model: x ~ N(0, I_q), and the levels of an item depend on x through one linear form per plane, see
-`numerics.logistic.categories.curves` and `design`. A binary item is as in `latent_trait.model`.
+`numerics.logistic.categories.curves` and `design`. A binary item is as in `latent_trait.model`. A
+continuous item is normal given x, see `numerics.logistic.categories.gaussian_items`.
 
 E-step: on equally spaced nodes shared by all rows, fine enough for the items (Bock & Aitkin 1981).
 A block has one bit per plane, and log P of a row is linear in its bits, so it costs two matrix
@@ -15,10 +16,11 @@ symbol   field          shape
 w_i      weights        (n_features, n_components)
 d_j      level_offsets  (n_planes,)
 a_j      level_weights  (n_planes, n_components)
+σ_i      deviations     (n_continuous,)
 =======  =============  =========================
 
-Cost per block: n_samples n_planes n_nodes, with about 40 to 100 nodes for one trait, 1,000 for two
-and up to 8,000 for three. Not identifiable: rotations of x, as in `model`.
+Cost per block: n_samples n_nodes for each plane and continuous item, with about 40 to 100 nodes for
+one trait, 1,000 for two and up to 8,000 for three. Not identifiable: rotations of x, as in `model`.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from pipeline.models.latent_trait.em import (
     name_node_sums,
     nodes_from_working,
     represents_all_scales,
+    unpack_answers,
 )
 from pipeline.models.latent_trait.fit_statistics import compute_reliability, compute_residual_fit
 from pipeline.models.latent_trait.group_errors import invert_group_information
@@ -77,25 +80,30 @@ from pipeline.models.latent_trait.standard_errors import (
     MAX_PARAMETERS,
     choose_level_row_share,
     count_complete_rows,
-    select_rows,
+    draw_rows,
 )
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.logistic.categories.curves import (
-    LevelItems,
     choose_level_lattice,
     compute_item_information,
+    compute_level_node_posterior,
     iter_alike,
     make_level_nodes,
+    sum_common_terms,
     tabulate_levels,
 )
 from pipeline.numerics.logistic.categories.fit import sum_level_residuals
-from pipeline.numerics.logistic.categories.scores import count_score_products, sum_level_scores
+from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
+from pipeline.numerics.logistic.categories.scores import (
+    LevelSums,
+    count_score_products,
+    sum_level_scores,
+)
 from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
-    compute_node_posterior,
     sum_node_statistics,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
@@ -106,6 +114,7 @@ from pipeline.statistics.counts import (
     count_level_rows,
     make_empty_level_warnings,
 )
+from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_numbers
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
@@ -120,7 +129,7 @@ _STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has con
 
 @dataclass(frozen=True)
 class OrdinalTrait(LatentTrait):
-    """Hyperparameters of the latent-trait model with items of several levels.
+    """Hyperparameters of the latent-trait model with items of several levels, or continuous.
 
     Attributes
     ----------
@@ -137,7 +146,7 @@ class OrdinalTrait(LatentTrait):
         Raises
         ------
         FitError
-            If the settings or the structure cannot be combined with items of several levels.
+            If the settings or the structure cannot be combined with such items.
         """
         for name, value in (
             ("covariates", structure.covariates),
@@ -175,8 +184,21 @@ class OrdinalTrait(LatentTrait):
 
     @property
     def n_planes(self) -> Indices:
-        """Number of planes of each feature, (n_features,)."""
+        """Number of planes of each feature, (n_features,), 0 of a continuous one."""
         return np.diff(find_first_planes(self.structure.features))
+
+    @property
+    def _has_continuous(self) -> bool:
+        return bool((self.n_planes == 0).any())
+
+    @property
+    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
+        """Counts of features, with moments of continuous ones."""
+        return MeasuredCounts if self._has_continuous else FeatureCounts
+
+    def first_key(self, seed: int) -> str:
+        """Return a key of the counts, another one if they have moments."""
+        return FIRST_KEY if self._has_continuous else super().first_key(seed)
 
     def _name_items(self, items: Indices) -> tuple[str, ...]:
         """Return the names of items: an index in a message would stand for a plane."""
@@ -185,19 +207,24 @@ class OrdinalTrait(LatentTrait):
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the tables over nodes of all tasks."""
         n_nodes = {1: 250, 2: 2500, 3: 8500}[self.n_components or MAX_COMPONENTS]
-        return 8 * int(self.n_planes.sum()) * 8 * n_nodes * n_threads
+        return 8 * self._n_columns * 8 * n_nodes * n_threads
+
+    @property
+    def _n_columns(self) -> int:
+        """Number of planes and of continuous features."""
+        return int(np.maximum(self.n_planes, 1).sum())
 
     def estimate_work(
         self, params: LatentTraitParams, working: Arrays, n_features: int, n_rows: int
     ) -> WorkEstimate:
         """Return the work of the E-step, and of the scores in the pass for errors."""
-        n_planes, n_nodes = int(self.n_planes.sum()), len(working["points"])
-        nanoseconds = (3 + 0.3 * n_nodes) * n_planes + 15 * n_nodes + 500
-        n_sums = 2 * n_planes * n_nodes
+        n_columns, n_nodes = self._n_columns, len(working["points"])
+        nanoseconds = (3 + 0.3 * n_nodes) * n_columns + 15 * n_nodes + 500
+        n_sums = 2 * n_columns * n_nodes
         if "share" in working:
-            n_levels = n_planes + len(self.n_planes)
+            n_levels = n_columns + len(self.n_planes)
             nanoseconds += float(working["share"]) * 0.15 * n_nodes * n_levels**2
-            n_sums += 3 * (n_planes * (params.weights.shape[1] + 1)) ** 2
+            n_sums += 3 * (n_columns * (params.weights.shape[1] + 1)) ** 2
         return WorkEstimate(nanoseconds, 8 * n_sums)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -225,6 +252,12 @@ class OrdinalTrait(LatentTrait):
             weights = 0.5 * rng.standard_normal((n_features, q))
         weights[constant] = 0.0
         params = replace(make_params(weights, np.zeros(n_features)), n_levels=n_planes + 1)
+        if isinstance(first, MeasuredCounts):
+            check_numbers(first, self.structure.features)
+            scales = np.sqrt(first.squares / first.number_weights)
+            params = replace(
+                params, means=first.means, scales=scales, deviations=np.ones(len(scales))
+            )
         auxiliary = {
             "constant": constant,
             "diverging": np.zeros(0, np.int64),
@@ -256,7 +289,7 @@ class OrdinalTrait(LatentTrait):
         self, state: FitState, weights: Array, held_out: float, estimator: str
     ) -> FitState:
         """Start a stage with these weights; offsets are those before, or follow from margins."""
-        params = replace(make_params(weights, state.params.offsets), n_levels=state.params.n_levels)
+        params = _replace_weights(state.params, weights, state.params.offsets)
         offsets = state.params.level_offsets
         if offsets is None:
             offsets = _make_first_offsets(
@@ -268,7 +301,7 @@ class OrdinalTrait(LatentTrait):
         else:
             items = levels.get_level_items(self.items)
         design = self._make_design(state.auxiliary["level_counts"], weights.shape[1])
-        forms = np.column_stack([items.weights, items.offsets])
+        forms = items.to_forms()
         if design.n_free:
             forms = design.fill(design.collect(forms))
         params = with_forms(params, forms, self.items)
@@ -308,13 +341,14 @@ class OrdinalTrait(LatentTrait):
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
-        items = params.get_level_items(self.items)
+        params = _move_measurements(params, state.params)
+        forms = params.get_level_items(self.items).to_forms()
+        forms[:, :-1] = forms[:, :-1] @ params.axes.T
         design = self._make_design(state.auxiliary["level_counts"], params.weights.shape[1])
-        forms = np.column_stack([items.weights @ params.axes.T, items.offsets])
         if design.n_free:
             forms = design.fill(design.collect(forms))
-        own = make_params(params.weights @ params.axes.T, params.offsets)
-        own = with_forms(replace(own, n_levels=params.n_levels), forms, self.items)
+        own = _replace_weights(params, params.weights @ params.axes.T, params.offsets)
+        own = with_forms(own, forms, self.items)
         state = replace(state, params=own, working={"held_out": np.array(0.0)})
         return self._choose_nodes(state, _LAST_STRETCH[params.weights.shape[1]])
 
@@ -322,14 +356,16 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        items, nodes = params.get_level_items(self.items), nodes_from_working(working)
+        nodes = nodes_from_working(working)
         assert nodes is not None
-        run = partial(_run_e_step, items, nodes)
+        run = partial(_run_e_step, params, self.items, nodes)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
         """Return the weights that have a prior."""
-        return params.weights if params.level_weights is None else params.level_weights
+        if params.level_weights is None:
+            return params.weights
+        return np.concatenate([params.level_weights, params.weights[self.n_planes == 0]])
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior, nats."""
@@ -344,33 +380,26 @@ class OrdinalTrait(LatentTrait):
         params, sums, nodes = state.params, statistics.values, nodes_from_working(state.working)
         assert nodes is not None
         design, items = self._get_design(state), params.get_level_items(self.items)
-        weights, offsets, points = items.weights, items.offsets, nodes.points
+        points = nodes.points
         if not self.nodes or represents_all_scales(params, state.working, statistics):
             penalized = self._get_penalized_weights(params)
             traits = estimate_trait_gaussian(sums["moments"], penalized, self.prior_precision)
-            weights, offsets = traits.absorb(weights, offsets)
+            forms = items.to_forms()
+            items = items.with_forms(np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1])))
             points = traits.standardize(points)
-        forms = take_level_steps(
-            design,
-            np.column_stack([weights, offsets]),
-            items.is_cumulative,
-            points,
-            sums["ones"],
-            sums["mass"],
-            self.prior_precision,
-        )
+        node_sums = LevelSums(sums["ones"], sums["mass"], sums["squares"])
+        forms = take_level_steps(design, items, points, node_sums, self.prior_precision)
         params = with_forms(params, forms, self.items)
         diverging = np.flatnonzero(np.linalg.norm(params.weights, axis=1) > MAX_SLOPE)
         auxiliary = {**state.auxiliary, "diverging": diverging}
         return replace(state, params=params, auxiliary=auxiliary)
 
     def pack_params(self, params: LatentTraitParams) -> Array:
-        """Return weights and offsets of planes side by side, (n_planes, n_components + 1)."""
-        items = params.get_level_items(self.items)
-        return np.column_stack([items.weights, items.offsets])
+        """Return weights and offsets of all forms side by side, (n_forms, n_components + 1)."""
+        return params.get_level_items(self.items).to_forms()
 
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
-        """Return the parameters with these weights and offsets of planes."""
+        """Return the parameters with these weights and offsets of forms."""
         return with_forms(params, packed, self.items)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
@@ -395,7 +424,25 @@ class OrdinalTrait(LatentTrait):
             slopes = np.repeat(params.weights[:, 0], self.n_planes)
             offsets = thresholds @ self.pack_params(params).reshape(-1)
             params = replace(params, level_difficulty=compute_difficulties(slopes, offsets))
-        return replace(state, params=params, diagnostics=diagnostics)
+        if params.difficulty is not None and self._has_continuous:
+            difficulty = np.where(self.n_planes > 0, params.difficulty, np.nan)
+            params = replace(params, difficulty=difficulty)
+        warnings = state.warnings
+        if (bounded := self._find_bounded(params)).size:
+            text = (
+                "continuous features that the traits explain nearly completely, so that their "
+                f"deviation is at its lower bound, {MIN_DEVIATION} of their scale: {{features}}; "
+                "they have no standard errors"
+            )
+            warnings = (*warnings, FitWarning(text, self._name_items(bounded)))
+        return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+
+    def _find_bounded(self, params: LatentTraitParams) -> Indices:
+        """Return the continuous features whose deviation is at its lower bound."""
+        if params.deviations is None:
+            return np.zeros(0, np.int64)
+        is_bounded = params.deviations <= 1.0001 * MIN_DEVIATION
+        return np.flatnonzero(self.n_planes == 0)[is_bounded]
 
     def choose_axes(self, state: FitState) -> LatentTraitParams:
         """Return the parameters on the principal axes of the weights."""
@@ -425,28 +472,30 @@ class OrdinalTrait(LatentTrait):
         """MAP: sum the information about the parameters, and the residuals."""
         items, nodes = params.get_level_items(self.items), nodes_from_working(working)
         assert nodes is not None
-        tabulate = partial(tabulate_levels, items)
-        X, observed = block.unpack_values(), block.unpack_mask()
-        of_all = compute_node_posterior(X, observed, tabulate, nodes).log_likelihood
-        row_weights = block.row_weights
-        log_likelihood = float((of_all if row_weights is None else row_weights * of_all).sum())
-        sample = select_rows(float(working["share"]), block, rng)
-        posterior = compute_node_posterior(sample.X, sample.observed, tabulate, nodes)
-        values: dict[str, NDArray[Any]] = {
-            "weight_informing": np.array(sample.weight),
-            **sum_level_residuals(sample.X, sample.observed, items, posterior, sample.row_weights),
-        }
-        if block.n_features <= MAX_ITEMS and not block.has_sampling_weights:
-            values |= count_complete_rows(block, X, observed)
+        X, observed = unpack_answers(params, block)
+        of_all = compute_level_node_posterior(X, observed, items, nodes)
+        row_weights = np.ones(len(X)) if block.row_weights is None else block.row_weights
+        log_likelihood = float((row_weights * of_all.log_likelihood).sum())
+        values: dict[str, NDArray[Any]] = {}
+        if (
+            block.n_features <= MAX_ITEMS
+            and not block.has_sampling_weights
+            and items.gaussians is None
+        ):
+            values |= count_complete_rows(block, block.unpack_values(), observed)
+        is_taken = draw_rows(float(working["share"]), block, rng)
+        X, row_weights = X[is_taken], row_weights[is_taken]
+        observed = None if observed is None else observed[is_taken]
+        posterior = of_all.take_rows(is_taken)
+        values["weight_informing"] = np.array(row_weights.sum())
+        values |= sum_level_residuals(X, observed, items, posterior, row_weights)
         design = self._make_design(working["level_counts"], params.weights.shape[1])
         if design.n_free > MAX_PARAMETERS:
             return Sums.from_block(block, log_likelihood, values)
         clusters, places = None, None
         if block.clusters is not None and block.has_sampling_weights:
             clusters, places = np.unique(block.clusters, return_inverse=True)
-        scores = sum_level_scores(
-            sample.X, sample.observed, items, nodes, design.matrix, sample.row_weights, places
-        )
+        scores = sum_level_scores(X, observed, items, nodes, design.matrix, row_weights, places)
         names = ("spread", "products", "curvature", "weighted_products")
         sums = Sums.from_block(
             block, log_likelihood, {**values, **{name: getattr(scores, name) for name in names}}
@@ -460,13 +509,16 @@ class OrdinalTrait(LatentTrait):
         design, params = self._get_design(state), state.params
         items, nodes = params.get_level_items(self.items), nodes_from_working(state.working)
         assert nodes is not None
-        model = LevelModel.from_design(design, items, nodes, state.auxiliary["level_counts"])
-        params = replace(
-            params,
-            **compute_residual_fit(statistics),
-            **self._compute_item_fit(model, state, statistics),
-        )
-        found = self._compute_fit_statistics(model, state, statistics)
+        params = replace(params, **compute_residual_fit(statistics))
+        found = self._compute_likelihood_statistics(design, state, statistics)
+        if self._has_continuous:
+            found |= dict.fromkeys(("m2_missing", "s_x2_missing"), "some items are continuous")
+        else:
+            model = LevelModel.from_design(design, items, nodes, state.auxiliary["level_counts"])
+            params = replace(params, **self._compute_item_fit(model, state, statistics))
+            is_sampled = bool(state.auxiliary["has_sampling_weights"])
+            rank = found["n_parameters"]
+            found |= compute_level_fit_statistics(model, statistics, rank, is_sampled)
         diagnostics = {**state.diagnostics, "fit_statistics": found}
         state = replace(state, params=params, diagnostics=diagnostics)
         if design.n_free > MAX_PARAMETERS:
@@ -497,24 +549,22 @@ class OrdinalTrait(LatentTrait):
         constant_score = int(levels[is_certain].sum())
         return compute_level_item_fit(model, statistics, len(self.n_planes), constant_score)
 
-    def _compute_fit_statistics(
-        self, model: LevelModel, state: FitState, statistics: Sums
+    def _compute_likelihood_statistics(
+        self, design: LevelDesign, state: FitState, statistics: Sums
     ) -> dict[str, Any]:
         params, q = state.params, state.params.weights.shape[1]
-        rank, log_likelihood = model.jacobian.shape[1] - math.comb(q, 2), statistics.objective
+        rank, log_likelihood = design.n_free - math.comb(q, 2), statistics.objective
         found: dict[str, Any] = {
             "log_likelihood": log_likelihood,
             "n_parameters": rank,
             "reliability": compute_reliability(statistics).tolist(),
         }
-        is_sampled = bool(state.auxiliary["has_sampling_weights"])
-        found |= compute_level_fit_statistics(model, statistics, rank, is_sampled)
         if q == 1:
             items = params.get_level_items(self.items)
             found["marginal_reliability"] = average_reliability(
                 lambda points: compute_item_information(items, points[:, None])[:, :, 0, 0].sum(0)
             )
-        if is_sampled:
+        if state.auxiliary["has_sampling_weights"]:
             return found | {"aic_missing": "the rows have sampling weights"}
         found["aic"] = 2 * rank - 2 * log_likelihood
         found["bic"] = rank * float(np.log(statistics.weight)) - 2 * log_likelihood
@@ -538,8 +588,8 @@ class OrdinalTrait(LatentTrait):
         ]
         stacked = np.array(constraints).reshape(-1, design.n_free)
         # Items whose weights diverge have no errors, and must not spoil those of others.
-        diverging = np.isin(design.item_of_row, state.auxiliary["diverging"])
-        is_free = np.asarray(abs(design.matrix)[~diverging].sum(axis=0)) > 0
+        is_left_out = np.isin(design.item_of_row, self._find_without_errors(state))
+        is_free = np.asarray(abs(design.matrix)[~is_left_out].sum(axis=0)) > 0
         covariance = np.zeros_like(information)
         is_unknown = np.ones(design.n_free, np.bool_)
         places = np.ix_(is_free, is_free)
@@ -552,6 +602,10 @@ class OrdinalTrait(LatentTrait):
                 middle = statistics.sum_score_products()
             covariance = covariance @ middle @ covariance
         return covariance, is_unknown
+
+    def _find_without_errors(self, state: FitState) -> Indices:
+        """Return the features that have no standard errors because of their estimates."""
+        return np.union1d(state.auxiliary["diverging"], self._find_bounded(state.params))
 
     def _map_to_weights(self, design: LevelDesign) -> Array:
         """Return the derivatives of the weights of items, (n_features q, n_free)."""
@@ -569,13 +623,13 @@ class OrdinalTrait(LatentTrait):
         params, q, J = state.params, design.n_components, design.matrix
         n_features, n_planes = params.weights.shape[0], self.n_planes
         to_weights, to_offsets = map_to_items(n_planes, q, self.items)
-        diverging = np.isin(np.arange(n_features), state.auxiliary["diverging"])
+        is_left_out = np.isin(np.arange(n_features), self._find_without_errors(state))
 
         def compute_errors(linear: Any, items: Indices) -> Array:
             """Return the standard errors of linear functions of the free parameters."""
             dense = linear.toarray()
             variance = np.einsum("ij,jk,ik->i", dense, covariance, dense, optimize=True)
-            is_fixed = ~dense.any(axis=1) | ((dense != 0) @ is_unknown) | diverging[items]
+            is_fixed = ~dense.any(axis=1) | ((dense != 0) @ is_unknown) | is_left_out[items]
             return np.where(is_fixed, np.nan, np.sqrt(np.maximum(variance, 0.0)))
 
         items = np.arange(n_features)
@@ -584,10 +638,12 @@ class OrdinalTrait(LatentTrait):
         arrays = {
             "weights_error": compute_errors(to_weights @ J, np.repeat(items, q)).reshape(-1, q),
             "offsets_error": compute_errors(to_offsets @ J, items),
-            "level_offsets_error": by_form[:, -1],
+            "level_offsets_error": by_form[: len(of_planes), -1],
         }
         if self.items == "nominal":
-            arrays["level_weights_error"] = by_form[:, :-1]
+            arrays["level_weights_error"] = by_form[: len(of_planes), :-1]
+        if params.deviations is not None:
+            arrays["deviations_error"] = params.deviations * by_form[len(of_planes) + 1 :: 2, -1]
         if q == 1:
             # The derivatives of −b / w.
             flat, slopes = self.pack_params(params).reshape(-1), params.weights[:, 0]
@@ -599,29 +655,62 @@ class OrdinalTrait(LatentTrait):
                 return w @ (ratio @ to_weights[owners] - to_form) @ J
 
             own = differentiate_ratio(to_offsets, items)
-            arrays["difficulty_error"] = compute_errors(own, items)
+            arrays["difficulty_error"] = np.where(n_planes > 0, compute_errors(own, items), np.nan)
             if self.items != "nominal":
                 thresholds = map_to_thresholds(design, self.items)
                 own = differentiate_ratio(thresholds, of_planes)
                 arrays["level_difficulty_error"] = compute_errors(own, of_planes)
-        is_missing = np.isnan(arrays["weights_error"]).any(axis=1) & ~diverging
+        is_missing = np.isnan(arrays["weights_error"]).any(axis=1) & ~is_left_out
         is_missing[state.auxiliary["constant"]] = False
         return arrays, np.flatnonzero(is_missing)
 
 
 def _refuse(what: str, parameter: str) -> FitError:
     return FitError(
-        f"{what} cannot be combined with features of several levels yet. Leave it out, or cut the "
-        "features in two by {cut=NAME>=VALUE}.",
+        f"{what} cannot be combined with features that have several levels or are continuous yet. "
+        "Leave it out, or cut the features in two by {cut=NAME>=VALUE}.",
         parameter=parameter,
     )
 
 
-def _run_e_step(items: LevelItems, nodes: Nodes, block: BinaryBlock) -> Sums:
-    X, observed = block.unpack_values(), block.unpack_mask()
-    tabulate = partial(tabulate_levels, items)
-    counts = sum_node_statistics(X, observed, tabulate, nodes, block.row_weights)
-    return Sums.from_block(block, counts.log_likelihood, name_node_sums(counts, nodes, block))
+def _run_e_step(
+    params: LatentTraitParams, kind: ItemKind, nodes: Nodes, block: BinaryBlock
+) -> Sums:
+    (X, observed), items = unpack_answers(params, block), params.get_level_items(kind)
+    row_weights = block.row_weights
+    counts = sum_node_statistics(X, observed, partial(tabulate_levels, items), nodes, row_weights)
+    weights = np.ones(len(X)) if row_weights is None else row_weights
+    log_likelihood = counts.log_likelihood + float(weights @ sum_common_terms(X, observed, items))
+    squares = weights @ X[:, len(items.offsets) :] ** 2
+    sums = {**name_node_sums(counts, nodes, block), "squares": squares}
+    return Sums.from_block(block, log_likelihood, sums)
+
+
+def _replace_weights(params: LatentTraitParams, weights: Array, offsets: Array) -> Any:
+    """Return unrotated parameters with these weights and offsets; those of levels are unknown."""
+    names = ("n_levels", "means", "scales", "deviations")
+    return replace(make_params(weights, offsets), **{name: getattr(params, name) for name in names})
+
+
+def _move_measurements(params: LatentTraitParams, own: LatentTraitParams) -> LatentTraitParams:
+    """Return the same items for continuous values that are standardized as in another fit."""
+    if params.means is None or params.scales is None or params.deviations is None:
+        return params
+    assert own.means is not None
+    assert own.scales is not None
+    assert own.n_levels is not None
+    is_own, ratio = own.n_levels == 1, params.scales / own.scales
+    weights, offsets = params.weights.copy(), params.offsets.copy()
+    weights[is_own] *= ratio[:, None]
+    offsets[is_own] = ratio * offsets[is_own] + (params.means - own.means) / own.scales
+    return replace(
+        params,
+        weights=weights,
+        offsets=offsets,
+        means=own.means,
+        scales=own.scales,
+        deviations=params.deviations * ratio,
+    )
 
 
 def _make_first_offsets(level_counts: Array, n_planes: Indices, kind: ItemKind) -> Array:

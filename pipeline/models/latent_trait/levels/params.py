@@ -1,4 +1,4 @@
-"""Parameters of items with several levels: from and to the linear forms of their planes."""
+"""Parameters of items with several levels, or continuous: from and to their linear forms."""
 
 from __future__ import annotations
 
@@ -18,53 +18,65 @@ Matrix = scipy.sparse.csr_array
 
 
 def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> LatentTraitParams:
-    """Return the parameters with these forms of planes, (n_planes, q + 1); large ones are limited.
+    """Return the parameters with these forms, (n_forms, q + 1); large ones are limited.
 
     Forms of graded items that are not in decreasing order keep their offsets.
     """
     assert params.n_levels is not None
     n_planes = params.n_levels - 1
     forms = np.clip(forms, -MAX_PARAMETER, MAX_PARAMETER)
+    n = int(n_planes.sum())
+    of_planes = forms[:n]
     if kind == "graded" and params.level_offsets is not None:
         items = np.repeat(np.arange(len(n_planes)), n_planes)
-        is_disordered = (np.diff(forms[:, -1]) >= 0) & (np.diff(items) == 0)
+        is_disordered = (np.diff(of_planes[:, -1]) >= 0) & (np.diff(items) == 0)
         is_kept = np.isin(items, items[1:][is_disordered])
-        forms[is_kept, -1] = params.level_offsets[is_kept]
+        of_planes[is_kept, -1] = params.level_offsets[is_kept]
     q = forms.shape[1] - 1
     to_weights, to_offsets = map_to_items(n_planes, q, kind)
     flat = forms.reshape(-1)
-    return replace(
+    params = replace(
         params,
         weights=np.asarray(to_weights @ flat).reshape(-1, q),
         offsets=np.asarray(to_offsets @ flat),
-        level_offsets=forms[:, -1].copy(),
-        level_weights=forms[:, :-1].copy() if kind == "nominal" else None,
+        level_offsets=of_planes[:, -1].copy(),
+        level_weights=of_planes[:, :-1].copy() if kind == "nominal" else None,
     )
+    if (gaussians := params.gaussians) is None:
+        return params
+    return replace(params, deviations=gaussians.with_forms(forms[n:]).deviations)
 
 
 def map_to_items(n_planes: Indices, q: int, kind: ItemKind) -> tuple[Matrix, Matrix]:
-    """Return the matrices that turn the forms of planes, (n_planes (q + 1),), into those of items.
+    """Return the matrices that turn the entries of forms, (n_entries,), into those of items.
 
-    The first has the weights, (n_features q, n_planes (q + 1)), the second the offsets.
+    The first has the weights, (n_features q, n_entries), the second the offsets. Continuous items
+    have the entries of their mean.
     """
     n_features, width = len(n_planes), q + 1
-    size = int(n_planes.sum()) * width
+    n, is_continuous = int(n_planes.sum()), n_planes == 0
+    n_continuous = np.count_nonzero(is_continuous)
+    size = (n + 2 * n_continuous) * width
     last = np.cumsum(n_planes) - 1
-    share = np.ones(n_features) if kind == "graded" else 1 / n_planes
+    last[is_continuous] = n + 2 * np.arange(n_continuous)
+    n_shared = np.maximum(n_planes, 1)
+    share = np.ones(n_features) if kind == "graded" else 1 / n_shared
     columns = (last[:, None] * width + np.arange(q)).reshape(-1)
     places = (np.arange(n_features * q), columns)
     to_weights = scipy.sparse.csr_array((np.repeat(share, q), places), shape=(n_features * q, size))
     if kind == "graded":
-        rows = np.repeat(np.arange(n_features), n_planes)
-        columns = np.arange(len(rows)) * width + q
-        entries = np.repeat(1 / n_planes, n_planes)
+        rows = np.repeat(np.arange(n_features), n_shared)
+        first = last - n_shared + 1
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(n_shared) - n_shared, n_shared)
+        columns = (np.repeat(first, n_shared) + places) * width + q
+        entries = np.repeat(1 / n_shared, n_shared)
     else:
         rows, columns, entries = np.arange(n_features), last * width + q, share
     return to_weights, scipy.sparse.csr_array((entries, (rows, columns)), shape=(n_features, size))
 
 
 def map_to_thresholds(design: LevelDesign, kind: ItemKind) -> Matrix:
-    """Return the matrix that turns forms into offsets between levels, (n_planes, n_planes (q + 1)).
+    """Return the matrix that turns forms into offsets between levels, (n_planes, n_entries).
 
     With one trait, a threshold is minus such an offset divided by the item's weight.
     """
@@ -77,4 +89,5 @@ def map_to_thresholds(design: LevelDesign, kind: ItemKind) -> Matrix:
         rows = np.concatenate([rows, later])
         columns = np.concatenate([columns, own[later - 1]])
         entries = np.concatenate([entries, -np.ones(len(later))])
-    return scipy.sparse.csr_array((entries, (rows, columns)), shape=(n, n * width))
+    shape = (n, design.matrix.shape[0])
+    return scipy.sparse.csr_array((entries, (rows, columns)), shape=shape)

@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 from pipeline.models.latent_trait.levels.design import LevelDesign
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
-    compute_expected_curvature,
     compute_log_probabilities,
     count_levels_at_nodes,
-    differentiate_levels,
     iter_alike,
 )
-from pipeline.numerics.logistic.categories.scores import join_curvatures, sum_form_gradient
+from pipeline.numerics.logistic.categories.gaussian_items import expect_log_likelihood
+from pipeline.numerics.logistic.categories.scores import (
+    LevelSums,
+    sum_form_curvature,
+    sum_form_gradient,
+)
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -28,11 +31,9 @@ _TOLERATED_LOSS = 1e-12
 
 def take_level_steps(
     design: LevelDesign,
-    forms: Array,
-    is_cumulative: bool,
+    items: LevelItems,
     points: Array,
-    ones: Array,
-    mass: Array,
+    sums: LevelSums,
     prior_precision: float,
 ) -> Array:
     """Take up to four steps of Fisher scoring for all free parameters of items.
@@ -44,50 +45,49 @@ def take_level_steps(
     ----------
     design
         How weights and offsets depend on the free parameters.
-    forms
-        Weights and offsets of planes side by side, (n_planes, q + 1).
-    is_cumulative
-        As in `LevelItems`.
+    items
+        The items before the steps.
     points
         Nodes, (n_nodes, q).
-    ones, mass
-        Expected numbers of ones and of values of all planes at the nodes, (n_planes, n_nodes).
+    sums
+        Sums over rows at these nodes.
     prior_precision
         Precision of the normal prior of every slope of every item.
 
     Returns
     -------
     ndarray
-        The new weights and offsets, (n_planes, q + 1).
+        The new weights and offsets of all forms, (n_forms, q + 1).
     """
     if not design.n_free:
-        return forms
-    J, free = design.matrix, design.collect(forms)
+        return items.to_forms()
+    J, free = design.matrix, design.collect(items.to_forms())
     prior = prior_precision * design.n_items_of_slope
     n_sets, set_of_item, set_of_parameter = _find_independent_sets(design)
-    counts = [count_levels_at_nodes(ones, mass, alike) for alike in iter_alike(design.n_planes)]
-
-    def make_items(free: Array) -> LevelItems:
-        filled = design.fill(free)
-        return LevelItems(filled[:, :-1], filled[:, -1], design.n_planes, is_cumulative)
+    counts = [
+        count_levels_at_nodes(sums.ones, sums.mass, alike) for alike in iter_alike(design.n_planes)
+    ]
 
     def score(free: Array) -> Array:
         """Return the objective of each set of items."""
-        items = make_items(free)
-        eta = items.compute_forms(points)
+        moved = items.with_forms(design.fill(free))
+        eta = moved.compute_forms(points)
         by_item = np.zeros(len(design.n_planes))
         for alike, own in zip(iter_alike(design.n_planes), counts, strict=True):
-            log_p = compute_log_probabilities(eta[alike.planes], is_cumulative)
+            log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
             by_item[alike.features] = np.where(own > 0, own * log_p, 0.0).sum(axis=(1, 2))
+        if moved.gaussians is not None:
+            own_sums = sums.select_gaussians(len(eta))
+            by_item[design.n_planes == 0] = expect_log_likelihood(moved.gaussians, points, own_sums)
         of_items = np.bincount(set_of_item, by_item, n_sets)
         penalty = np.bincount(set_of_parameter, 0.5 * prior * free**2, n_sets)
         return np.asarray(of_items - penalty)
 
     best = score(free)
     for _ in range(_MAX_STEPS):
-        items = make_items(free)
-        slope = J.T @ sum_form_gradient(items, points, ones, mass) - prior * free
-        hessian = J.T @ _sum_expected_curvature(items, points, mass) @ J
+        current = items.with_forms(design.fill(free))
+        slope = J.T @ sum_form_gradient(current, points, sums) - prior * free
+        hessian = J.T @ sum_form_curvature(current, points, sums, is_expected=True) @ J
         ridge = prior + _RIDGE * hessian.diagonal() + np.finfo(float).tiny
         hessian = (hessian + scipy.sparse.diags_array(ridge)).tocsc()
         step = np.atleast_1d(scipy.sparse.linalg.spsolve(hessian, slope))
@@ -105,21 +105,6 @@ def take_level_steps(
         if np.abs(step).max() < _MIN_STEP:
             break
     return design.fill(free)
-
-
-def _sum_expected_curvature(
-    items: LevelItems, points: Array, mass: Array
-) -> scipy.sparse.csc_array:
-    """Return the Fisher information about all weights and offsets, sparse."""
-    eta = items.compute_forms(points)
-    parts = []
-    for alike in iter_alike(items.n_planes):
-        own = eta[alike.planes]
-        log_p = compute_log_probabilities(own, items.is_cumulative)
-        first = differentiate_levels(own, items.is_cumulative)
-        curvature = compute_expected_curvature(log_p, first)
-        parts.append((alike.planes, curvature * mass[alike.planes[:, 0], None, None]))
-    return join_curvatures(iter(parts), points, len(eta))
 
 
 def _find_independent_sets(design: LevelDesign) -> tuple[int, Indices, Indices]:

@@ -1,4 +1,4 @@
-"""Probabilities of the levels of ordered or nominal items, and their derivatives.
+"""Probabilities of the levels of ordered or nominal items, their derivatives, and posteriors.
 
 An item with levels 0, …, m has a linear form η_j = a_j·x + d_j for each of its m planes. It has
 
@@ -13,22 +13,28 @@ logistic curve of a binary item.
 
 The indicator of a level is a difference of two bits, so log P(y | x) is linear in the bits of the
 planes: log P_0 + Σ_j t_j (log P_j − log P_{j−1}).
+
+Items without planes are continuous, see `gaussian_items`. Rows have their standardized values next
+to the bits of the planes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
+from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.centred_points import RowPosterior
 from pipeline.numerics.logistic.latent_nodes import (
     NodeCurves,
+    NodePosterior,
     Nodes,
     compute_node_posterior,
     drop_light_nodes,
@@ -36,6 +42,8 @@ from pipeline.numerics.logistic.latent_nodes import (
 )
 from pipeline.numerics.logistic.lattice_nodes import Lattice, make_lattice
 
+Answers = NDArray[Any]
+"""Bits of planes, uint8; with continuous items, float64 with their values next to the bits."""
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -58,15 +66,30 @@ class LevelItems(NamedTuple):
     weights, offsets
         a_j and d_j of all planes, (n_planes, q) and (n_planes,).
     n_planes
-        Number of planes of each item, (n_features,).
+        Number of planes of each item, (n_features,), 0 if it is continuous.
     is_cumulative
         Whether the forms are cumulative, not baseline.
+    gaussians
+        The continuous items; None if there are none.
     """
 
     weights: Floats
     offsets: Floats
     n_planes: Indices
     is_cumulative: bool
+    gaussians: GaussianItems | None = None
+
+    def to_forms(self) -> Floats:
+        """Return weights and offsets side by side of all planes, then of continuous items."""
+        own = np.column_stack([self.weights, self.offsets])
+        return own if self.gaussians is None else np.vstack([own, self.gaussians.to_forms()])
+
+    def with_forms(self, forms: Floats) -> LevelItems:
+        """Return items with these forms; see `to_forms`."""
+        n = len(self.offsets)
+        gaussians = None if self.gaussians is None else self.gaussians.with_forms(forms[n:])
+        weights, offsets = forms[:n, :-1].copy(), forms[:n, -1].copy()
+        return self._replace(weights=weights, offsets=offsets, gaussians=gaussians)
 
     def compute_forms(self, points: Floats) -> Floats:
         """Return η at points, (n_planes, n_points)."""
@@ -101,13 +124,17 @@ class ItemsAlike(NamedTuple):
 
 def iter_alike(n_planes: Indices) -> Iterator[ItemsAlike]:
     """Yield the items by their number of levels, with which arrays need no padding."""
-    firsts = np.cumsum(n_planes) - n_planes
-    for m in np.unique(n_planes).tolist():
+    n_levels = count_item_levels(n_planes)
+    first_planes, first_levels = (np.cumsum(n) - n for n in (n_planes, n_levels))
+    for m in np.unique(n_planes[n_planes > 0]).tolist():
         features = np.flatnonzero(n_planes == m)
-        planes = firsts[features, None] + np.arange(m)
-        # Each item before has one more level than planes.
-        levels = (firsts[features] + features)[:, None] + np.arange(m + 1)
-        yield ItemsAlike(features, planes, levels)
+        planes = first_planes[features, None] + np.arange(m)
+        yield ItemsAlike(features, planes, first_levels[features, None] + np.arange(m + 1))
+
+
+def count_item_levels(n_planes: Indices) -> Indices:
+    """Return the number of levels of each item, (n_features,), 0 if it is continuous."""
+    return np.where(n_planes > 0, n_planes + 1, 0)
 
 
 def compute_log_probabilities(eta: Floats, is_cumulative: bool) -> Floats:
@@ -194,20 +221,26 @@ def sum_observed_curvature(counts: Floats, eta: Floats, is_cumulative: bool) -> 
 
 
 def tabulate_levels(items: LevelItems, points: Floats) -> NodeCurves:
-    """Return log P of the planes' bits at points: see the module and `NodeCurves`."""
+    """Return log P of the planes' bits at points: see the module and `NodeCurves`.
+
+    The curves of continuous items, which follow, are without the terms that nodes have in common.
+    """
     eta = items.compute_forms(points)
     slopes, constants = np.empty_like(eta), np.zeros_like(eta)
     for alike in iter_alike(items.n_planes):
         log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
         slopes[alike.planes] = np.diff(log_p, axis=1)
         constants[alike.planes[:, 0]] = log_p[:, 0]
-    return NodeCurves(slopes, constants)
+    if items.gaussians is None:
+        return NodeCurves(slopes, constants)
+    own_slopes, own_constants = items.gaussians.tabulate(points)
+    return NodeCurves(np.vstack([slopes, own_slopes]), np.vstack([constants, own_constants]))
 
 
 def compute_level_probabilities(items: LevelItems, points: Floats) -> Floats:
     """Return P(y = c | x) of all levels of all items, (n_points, n_levels)."""
     eta = items.compute_forms(points)
-    P = np.empty((len(eta) + len(items.n_planes), len(points)))
+    P = np.empty((count_item_levels(items.n_planes).sum(), len(points)))
     for alike in iter_alike(items.n_planes):
         P[alike.levels] = np.exp(compute_log_probabilities(eta[alike.planes], items.is_cumulative))
     return P.T
@@ -241,6 +274,8 @@ def compute_item_information(items: LevelItems, points: Floats) -> Floats:
     """Return the Fisher information of each item about x, (n_features, n_points, q, q)."""
     eta, q = items.compute_forms(points), items.weights.shape[1]
     information = np.empty((len(items.n_planes), len(points), q, q))
+    if items.gaussians is not None:
+        information[items.n_planes == 0] = items.gaussians.compute_information()[:, None]
     for alike in iter_alike(items.n_planes):
         own = eta[alike.planes]
         log_p = compute_log_probabilities(own, items.is_cumulative)
@@ -286,7 +321,26 @@ def make_level_nodes(items: LevelItems, stretch: float = 1.0) -> Nodes:
     return nodes if points.shape[1] == 1 else drop_light_nodes(nodes)
 
 
-def compute_level_posterior(X: Bits, observed: Bits | None, items: LevelItems) -> RowPosterior:
+def sum_common_terms(X: Answers, observed: Bits | None, items: LevelItems) -> Floats:
+    """Return the terms of log p of each row that `tabulate_levels` leaves out, (n_samples,)."""
+    if items.gaussians is None:
+        return np.zeros(len(X))
+    n = len(items.offsets)
+    mask = None if observed is None else observed[:, n:]
+    return items.gaussians.sum_common_terms(np.asarray(X[:, n:], np.float64), mask)
+
+
+def compute_level_node_posterior(
+    X: Answers, observed: Bits | None, items: LevelItems, nodes: Nodes
+) -> NodePosterior:
+    """Compute the moments of the traits of each row on nodes, and its log-likelihood."""
+    tabulate = partial(tabulate_levels, items)
+    posterior = compute_node_posterior(X, observed, tabulate, nodes)
+    common = sum_common_terms(X, observed, items)
+    return posterior._replace(log_likelihood=posterior.log_likelihood + common)
+
+
+def compute_level_posterior(X: Answers, observed: Bits | None, items: LevelItems) -> RowPosterior:
     """Integrate over the traits of each row.
 
     The error is estimated by nodes that are farther apart. A row's result depends on that row
@@ -295,17 +349,14 @@ def compute_level_posterior(X: Bits, observed: Bits | None, items: LevelItems) -
     Parameters
     ----------
     X, observed
-        Bits of the planes and mask, (n_samples, n_planes); None if all values are observed.
+        Bits of the planes with values of continuous items, 0 where missing, and mask, (n_samples,
+        n_columns); None if all values are observed.
     items
         The items.
     """
-
-    def tabulate(points: Floats) -> NodeCurves:
-        return tabulate_levels(items, points)
-
     fine = _FINE[items.weights.shape[1]]
     posteriors = [
-        compute_node_posterior(X, observed, tabulate, make_level_nodes(items, stretch))
+        compute_level_node_posterior(X, observed, items, make_level_nodes(items, stretch))
         for stretch in (fine, fine * _COARSE)
     ]
     error = np.abs(posteriors[0].log_likelihood - posteriors[1].log_likelihood)

@@ -1,7 +1,8 @@
-"""How well the answers of rows to items with several levels fit their codes.
+"""How well the answers of rows to items with several levels, or continuous ones, fit their codes.
 
 Residuals are those of the scores 0, …, m of the levels, as in the rating scale model (B. D. Wright,
 G. N. Masters, "Rating scale analysis", 1982). With a single plane they are those of a binary item.
+Those of a continuous item are y − w·x − b.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 from scipy.special import xlogy
 
 from pipeline.numerics.logistic.categories.curves import (
+    Answers,
     LevelItems,
     compute_level_probabilities,
     iter_alike,
 )
-from pipeline.numerics.logistic.categories.scores import indicate_levels
+from pipeline.numerics.logistic.categories.scores import RowAnswers, split_answers
 from pipeline.numerics.logistic.information import PersonFit
 from pipeline.numerics.logistic.trait_scores import HasMoments
 
@@ -26,14 +28,11 @@ _TINY = np.finfo(np.float64).tiny
 
 
 def _compute_residuals(
-    X: Bits, observed: Bits | None, items: LevelItems, codes: Floats
+    answers: RowAnswers, items: LevelItems, codes: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Return the mask, the squared residuals and their variances, (n_samples, n_features) each."""
-    P, levels = (
-        compute_level_probabilities(items, codes),
-        indicate_levels(X, observed, items.n_planes),
-    )
-    shape = (len(X), len(items.n_planes))
+    P, levels = compute_level_probabilities(items, codes), answers.levels
+    shape = (len(codes), len(items.n_planes))
     mask, squares, variance = np.empty(shape), np.empty(shape), np.empty(shape)
     for alike in iter_alike(items.n_planes):
         scores = np.arange(alike.levels.shape[1])
@@ -42,11 +41,15 @@ def _compute_residuals(
         mask[:, alike.features] = present.sum(axis=2)
         squares[:, alike.features] = present.sum(axis=2) * (present @ scores - expected) ** 2
         variance[:, alike.features] = (own * (scores - expected[:, :, None]) ** 2).sum(axis=2)
+    if (gaussians := items.gaussians) is not None:
+        is_own, residuals = items.n_planes == 0, answers.values - gaussians.compute_means(codes).T
+        mask[:, is_own], squares[:, is_own] = answers.mask, answers.mask * residuals**2
+        variance[:, is_own] = gaussians.deviations**2
     return mask, squares, np.maximum(variance, _TINY)
 
 
 def sum_level_residuals(
-    X: Bits,
+    X: Answers,
     observed: Bits | None,
     items: LevelItems,
     posterior: HasMoments,
@@ -55,7 +58,7 @@ def sum_level_residuals(
     """Sum the moments of the codes, and the squared residuals of each item at the codes."""
     mean = posterior.mean
     weights = np.ones(len(X)) if row_weights is None else row_weights
-    mask, squares, variance = _compute_residuals(X, observed, items, mean)
+    mask, squares, variance = _compute_residuals(split_answers(X, observed, items), items, mean)
     return {
         "codes": weights @ mean,
         "codes_squared": (mean * weights[:, None]).T @ mean,
@@ -68,7 +71,7 @@ def sum_level_residuals(
 
 
 def compute_level_person_fit(
-    X: Bits, observed: Bits | None, items: LevelItems, codes: Floats
+    X: Answers, observed: Bits | None, items: LevelItems, codes: Floats
 ) -> PersonFit:
     """Compare the answers of each row with the probabilities at its code.
 
@@ -77,16 +80,14 @@ def compute_level_person_fit(
     Parameters
     ----------
     X, observed
-        Bits of the planes and mask, (n_samples, n_planes); None if all values are observed.
+        As for `compute_level_posterior`.
     items
         The items.
     codes
         Codes of the rows, (n_samples, q).
     """
-    P, levels = (
-        compute_level_probabilities(items, codes),
-        indicate_levels(X, observed, items.n_planes),
-    )
+    answers = split_answers(X, observed, items)
+    P, levels = compute_level_probabilities(items, codes), answers.levels
     log_p = np.log(np.maximum(P, _TINY))
     nats = (levels * log_p).sum(axis=1)
     expected, variance = np.zeros((2, len(X)))
@@ -97,7 +98,13 @@ def compute_level_person_fit(
         squares = (own * log_p[:, alike.levels] ** 2).sum(axis=2)
         expected += (present * mean).sum(axis=1)
         variance += (present * (squares - mean**2)).sum(axis=1)
-    mask, squares, spread = _compute_residuals(X, observed, items, codes)
+    mask, squares, spread = _compute_residuals(answers, items, codes)
+    if items.gaussians is not None:
+        # log p is its mean + ½ − z² / 2 with a standard normal z, whose variance is ½.
+        own = mask[:, items.n_planes == 0]
+        z_squared = (squares / spread)[:, items.n_planes == 0]
+        nats += (0.5 * (own - z_squared)).sum(axis=1)
+        variance += 0.5 * own.sum(axis=1)
     total, n_values = (mask * spread).sum(axis=1), mask.sum(axis=1)
     l_z = (nats - expected) / np.sqrt(np.where(variance > 0, variance, np.inf))
     infit = np.where(total > 0, squares.sum(axis=1) / np.maximum(total, _TINY), 1.0)

@@ -9,11 +9,14 @@ for level c of item i is Σ_j ∂ log P_ic / ∂η_ij (x̂ᵀ J_ij) with x̂ = (
 with the responsibilities R_nl. A row costs n_levels² multiplications per node. With many levels,
 the covariance in E[s sᵀ] = s_n s_nᵀ + Cov[s] is on points of each row, as in `trait_scores`, which
 explains the information (T. A. Louis).
+
+Continuous items have two forms each, see `gaussian_items`. If there are any, the covariance is on
+points of each row too, because their scores are not linear in indicators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,14 +26,22 @@ from numpy.typing import NDArray
 
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.logistic.categories.curves import (
+    Answers,
     LevelItems,
+    compute_expected_curvature,
     compute_log_probabilities,
+    count_item_levels,
     count_levels_at_nodes,
     differentiate_levels,
     iter_alike,
     sum_form_scores,
     sum_observed_curvature,
     tabulate_levels,
+)
+from pipeline.numerics.logistic.categories.gaussian_items import (
+    GaussianSums,
+    sum_gaussian_curvature,
+    sum_gaussian_gradient,
 )
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
@@ -60,24 +71,76 @@ def extend_points(points: Floats) -> Floats:
     return np.column_stack([points, np.ones(len(points))])
 
 
-def sum_form_gradient(items: LevelItems, points: Floats, ones: Floats, mass: Floats) -> Floats:
-    """Return the gradient of the expected log-likelihood in v, (n_planes (q + 1),).
+class LevelSums(NamedTuple):
+    """Sums over rows, with their responsibilities for nodes.
 
-    `ones` and `mass` are the expected numbers of ones and of values of all planes at the nodes,
-    (n_planes, n_nodes).
+    Attributes
+    ----------
+    ones, mass
+        Expected numbers of ones and of observed values of all planes, and then expected sums and
+        numbers of the values of continuous items, (n_columns, n_nodes) each.
+    squares
+        Sums of the squared values of continuous items, (n_continuous,).
     """
+
+    ones: Floats
+    mass: Floats
+    squares: Floats
+
+    def select_gaussians(self, n_planes: int) -> GaussianSums:
+        """Return the sums of the continuous items, which follow the planes."""
+        return GaussianSums(self.ones[n_planes:], self.mass[n_planes:], self.squares)
+
+
+def sum_form_gradient(items: LevelItems, points: Floats, sums: LevelSums) -> Floats:
+    """Return the gradient of the expected log-likelihood in v, (n_forms (q + 1),)."""
     eta = items.compute_forms(points)
     scores = np.empty_like(eta)
     for alike in iter_alike(items.n_planes):
         first = differentiate_levels(eta[alike.planes], items.is_cumulative)
-        scores[alike.planes] = sum_form_scores(count_levels_at_nodes(ones, mass, alike), first)
-    return (scores @ extend_points(points)).reshape(-1)
+        counts = count_levels_at_nodes(sums.ones, sums.mass, alike)
+        scores[alike.planes] = sum_form_scores(counts, first)
+    gradient = (scores @ extend_points(points)).reshape(-1)
+    if items.gaussians is None:
+        return gradient
+    own = sum_gaussian_gradient(items.gaussians, points, sums.select_gaussians(len(eta)))
+    return np.concatenate([gradient, own])
 
 
-def join_curvatures(
-    curvatures: Iterator[tuple[Indices, Floats]], points: Floats, n_planes: int
+def sum_form_curvature(
+    items: LevelItems, points: Floats, sums: LevelSums, is_expected: bool = False
 ) -> scipy.sparse.csc_array:
-    """Return curvatures in v, sparse, given those in the forms at nodes.
+    """Return minus the second derivatives of the expected log-likelihood in v, sparse.
+
+    With `is_expected`, they are their mean given x, the Fisher information.
+    """
+    eta = items.compute_forms(points)
+    parts = []
+    for alike in iter_alike(items.n_planes):
+        own = eta[alike.planes]
+        if is_expected:
+            log_p = compute_log_probabilities(own, items.is_cumulative)
+            first = differentiate_levels(own, items.is_cumulative)
+            mass = sums.mass[alike.planes[:, 0], None, None]
+            curvature = compute_expected_curvature(log_p, first) * mass
+        else:
+            counts = count_levels_at_nodes(sums.ones, sums.mass, alike)
+            curvature = sum_observed_curvature(counts, own, items.is_cumulative)
+        parts.append((alike.planes, curvature))
+    total = _join_curvatures(parts, points, len(eta))
+    if items.gaussians is None:
+        return total
+    blocks = sum_gaussian_curvature(
+        items.gaussians, points, sums.select_gaussians(len(eta)), is_expected
+    )
+    joined: scipy.sparse.csc_array = scipy.sparse.block_diag([total, *blocks], format="csc")
+    return joined
+
+
+def _join_curvatures(
+    curvatures: Sequence[tuple[Indices, Floats]], points: Floats, n_planes: int
+) -> scipy.sparse.csc_array:
+    """Return curvatures of planes in v, sparse, given those in the forms at nodes.
 
     Parameters
     ----------
@@ -100,26 +163,11 @@ def join_curvatures(
         values.append(own.reshape(-1))
         rows.append(row.reshape(-1))
         columns.append(np.broadcast_to(place[:, None, :, None, :], own.shape).reshape(-1))
-    places = (np.concatenate(rows), np.concatenate(columns))
     shape = (n_planes * width,) * 2
+    if not values:
+        return scipy.sparse.csc_array(shape)
+    places = (np.concatenate(rows), np.concatenate(columns))
     return scipy.sparse.coo_array((np.concatenate(values), places), shape=shape).tocsc()
-
-
-def sum_form_curvature(
-    items: LevelItems, points: Floats, ones: Floats, mass: Floats
-) -> scipy.sparse.csc_array:
-    """Return minus the second derivatives of the expected log-likelihood in v, sparse."""
-    eta = items.compute_forms(points)
-    parts = (
-        (
-            alike.planes,
-            sum_observed_curvature(
-                count_levels_at_nodes(ones, mass, alike), eta[alike.planes], items.is_cumulative
-            ),
-        )
-        for alike in iter_alike(items.n_planes)
-    )
-    return join_curvatures(parts, points, len(eta))
 
 
 class LevelScores(NamedTuple):
@@ -186,7 +234,7 @@ def _tabulate_scores(
             values.append(table.reshape(len(extended), -1))
             levels.append(np.repeat(own_levels, len(used)))
             parameters.append(np.tile(used, len(own_levels)))
-    shape = (len(eta) + len(items.n_planes), jacobian.shape[1])
+    shape = (int(count_item_levels(items.n_planes).sum()), jacobian.shape[1])
     if not values:
         empty = np.zeros(0, np.int64)
         return _ScoreTable(np.zeros((len(extended), 0)), empty, empty, shape)
@@ -199,7 +247,7 @@ def indicate_levels(X: Bits, observed: Bits | None, n_planes: Indices) -> Floats
     """Return the indicators of the levels of rows, (n_samples, n_levels); 0 if missing."""
     mask = np.ones_like(X) if observed is None else observed
     bits = X & mask
-    indicators = np.zeros((len(X), X.shape[1] + len(n_planes)))
+    indicators = np.zeros((len(X), count_item_levels(n_planes).sum()))
     for alike in iter_alike(n_planes):
         first = mask[:, alike.planes[:, :1]]
         cumulative = np.concatenate([first, bits[:, alike.planes]], axis=2).astype(np.float64)
@@ -208,8 +256,24 @@ def indicate_levels(X: Bits, observed: Bits | None, n_planes: Indices) -> Floats
     return indicators
 
 
+class RowAnswers(NamedTuple):
+    """Indicators of levels, (n_rows, n_levels), and values of continuous items with their mask."""
+
+    levels: Floats
+    values: Floats
+    mask: Floats
+
+
+def split_answers(X: Answers, observed: Bits | None, items: LevelItems) -> RowAnswers:
+    """Split the columns of rows; `X` and `observed` are as for `compute_level_posterior`."""
+    n = len(items.offsets)
+    mask = np.ones(X.shape, np.uint8) if observed is None else observed
+    levels = indicate_levels(X[:, :n].astype(np.uint8), mask[:, :n], items.n_planes)
+    return RowAnswers(levels, X[:, n:].astype(np.float64), mask[:, n:].astype(np.float64))
+
+
 def sum_level_scores(
-    X: Bits,
+    X: Answers,
     observed: Bits | None,
     items: LevelItems,
     nodes: Nodes,
@@ -222,18 +286,20 @@ def sum_level_scores(
     Parameters
     ----------
     X, observed
-        Bits of the planes and mask, (n_samples, n_planes); None if all values are observed.
+        As for `compute_level_posterior`.
     items, nodes
         The items, and nodes of the prior of the traits.
     jacobian
-        J, (n_planes (q + 1), n_free).
+        J, (n_forms (q + 1), n_free), with the forms of planes and then of continuous items.
     row_weights
         Weight of each row in the sums, (n_samples,); None if every weight is 1.
     clusters
         Index of each row's cluster, (n_samples,), counted from 0; None without clusters.
     """
     table, n_free = _tabulate_scores(items, nodes, jacobian), jacobian.shape[1]
-    has_many_levels = table.shape[0] > _MAX_NODE_LEVELS
+    has_own_points = table.shape[0] > _MAX_NODE_LEVELS or items.gaussians is not None
+    n_planes, width = items.weights.shape[0], items.weights.shape[1] + 1
+    own_jacobian = jacobian[n_planes * width :]  # of continuous items
     entries = np.arange(len(table.levels))
     ones_by_entry = scipy.sparse.csr_array(
         (np.ones(len(entries)), (table.parameters, entries)), shape=(n_free, len(entries))
@@ -242,41 +308,50 @@ def sum_level_scores(
     n_clusters = 0 if clusters is None else int(clusters.max(initial=-1)) + 1
     cluster_scores = np.zeros((n_clusters, n_free))
     counts = np.zeros((table.shape[0], len(nodes.points)))
+    values, mass = np.zeros((2, X.shape[1] - n_planes, len(nodes.points)))
+    squares = np.zeros(X.shape[1] - n_planes)
     for rows, shares in _iter_shares(X, observed, items, nodes):
         check_cancelled()
-        mask = None if observed is None else observed[rows]
-        levels = indicate_levels(X[rows], mask, items.n_planes)
+        answers = split_answers(X[rows], None if observed is None else observed[rows], items)
+        levels = answers.levels
         by_entry = (shares @ table.values) * levels[:, table.levels]
         scores = np.asarray((ones_by_entry @ by_entry.T).T)
+        mean, covariance = _compute_moments(shares, nodes.points)
+        if items.gaussians is not None:
+            of_forms = items.gaussians.score_rows(answers.values, answers.mask, mean, covariance)
+            scores += np.asarray((own_jacobian.T @ of_forms.T).T)
         weights = np.ones(len(scores)) if row_weights is None else row_weights[rows]
         weighted = scores * weights[:, None]
         products += weighted.T @ scores
         weighted_products += weighted.T @ weighted
         if clusters is not None:
             np.add.at(cluster_scores, clusters[rows], weighted)
-        posterior, shares = shares, shares * weights[:, None]
+        shares = shares * weights[:, None]
         counts += levels.T @ shares
-        if has_many_levels:
-            mean, covariance = _compute_moments(posterior, nodes.points)
-            spread += _sum_covariances(levels, items, jacobian, mean, covariance, weights)
+        values += answers.values.T @ shares
+        mass += answers.mask.T @ shares
+        squares += weights @ answers.values**2
+        if has_own_points:
+            spread += _sum_covariances(answers, items, jacobian, mean, covariance, weights)
             continue
         singles = levels.astype(np.float32)
         for node, share in enumerate(shares.T.astype(np.float32)):
             own = table.get_node(node)
             pairs = (singles * share[:, None]).T @ singles
             spread += own.T @ (own.T @ pairs.T).T
-    if has_many_levels:
+    if has_own_points:
         spread += products
-    ones, mass = _accumulate_levels(counts, items.n_planes)
-    curvature = sum_form_curvature(items, nodes.points, ones, mass)
+    by_plane = _accumulate_levels(counts, items.n_planes)
+    sums = LevelSums(np.vstack([by_plane[0], values]), np.vstack([by_plane[1], mass]), squares)
+    curvature = sum_form_curvature(items, nodes.points, sums)
     total = (jacobian.T @ curvature @ jacobian).toarray()
     return LevelScores(spread, products, total, weighted_products, cluster_scores)
 
 
 def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -> int:
     """Return the number of multiplications per row of `sum_level_scores`."""
-    n_levels = int(n_planes.sum()) + len(n_planes)
-    if n_levels <= _MAX_NODE_LEVELS:
+    n_levels = int(count_item_levels(n_planes).sum())
+    if n_levels <= _MAX_NODE_LEVELS and (n_planes > 0).all():
         return n_nodes * n_levels**2
     return len(list_degrees(q)) * n_free**2
 
@@ -290,7 +365,7 @@ def _compute_moments(shares: Floats, points: Floats) -> tuple[Floats, Floats]:
 
 
 def _sum_covariances(
-    levels: Floats,
+    answers: RowAnswers,
     items: LevelItems,
     jacobian: scipy.sparse.csr_array,
     mean: Floats,
@@ -302,13 +377,17 @@ def _sum_covariances(
     rule = gauss_hermite(_POINTS_PER_AXIS[q], q)
     polynomials = evaluate_polynomials(rule.points)
     total = np.zeros((jacobian.shape[1],) * 2)
-    size = len(rule.points) * (n_planes + n_items) * int(items.n_planes.max())
+    size = len(rule.points) * (n_planes + n_items) * int(items.n_planes.max(initial=1))
     n_rows = max(1, _BATCH_ENTRIES // size)
-    for start in range(0, len(levels), n_rows):
+    for start in range(0, len(mean), n_rows):
         check_cancelled()
         rows = slice(start, start + n_rows)
         x = place_points(rule, mean[rows], covariance[rows])
-        residual, log_joint = _differentiate_rows(levels[rows], items, x)
+        residual, log_joint = _differentiate_rows(answers.levels[rows], items, x)
+        if items.gaussians is not None:
+            values, mask = answers.values[rows], answers.mask[rows]
+            own, log_p = items.gaussians.differentiate_rows(values, mask, x)
+            residual, log_joint = np.concatenate([residual, own], axis=1), log_joint + log_p
         share = compute_point_shares(log_joint, x, rule)
         z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
         deviations = project_scores(residual, z, share, polynomials)
@@ -339,7 +418,7 @@ def _differentiate_rows(levels: Floats, items: LevelItems, x: Floats) -> tuple[F
 
 
 def _iter_shares(
-    X: Bits, observed: Bits | None, items: LevelItems, nodes: Nodes
+    X: Answers, observed: Bits | None, items: LevelItems, nodes: Nodes
 ) -> Iterator[tuple[slice, Floats]]:
     """Yield rows and their responsibilities, many rows at a time."""
     parts: list[Floats] = []
