@@ -306,6 +306,9 @@ class BinaryICALikelihood(ModelEstimator):
     log_variances_error_: NDArray[np.float64]
     segments_: NDArray[np.int64]
     segment_rows_: NDArray[np.int64]
+    n_levels_: NDArray[np.int64] | None
+    level_offsets_: NDArray[np.float64] | None
+    level_offsets_error_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,

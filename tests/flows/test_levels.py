@@ -132,8 +132,8 @@ def test_reconstructed_levels_are_a_dataset(
     ("options", "message"),
     [
         (
-            ("--model", "binary-ica-likelihood"),
-            "binary-ica-likelihood takes binary features, but 'q0' and 4 more have more than two "
+            ("--model", "noisy-or"),
+            "noisy-or takes binary features, but 'q0' and 4 more have more than two "
             "levels. Cut each in two, such as by --cut 'q0>=perhaps', or use one of ",
         ),
         (("--cut", "q9>=yes"), "--cut 'q9>=yes': no feature is named 'q9'."),
@@ -237,7 +237,16 @@ def test_drift_of_polychoric_components_names_planes(
         assert len({name.partition(">=")[0] for name in pair["features"]}) == 2
 
 
-def test_blica_of_levels_goes_from_a_table_to_a_report(cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "setting", "array", "shape"),
+    [
+        ("blica", "regularization=50", "level_thresholds", (4, 10)),
+        ("binary-ica-likelihood", "likelihood=ep", "level_offsets", (10,)),
+    ],
+)
+def test_sources_of_levels_go_from_a_table_to_a_report(
+    cli, tmp_path: Path, model: str, setting: str, array: str, shape: tuple[int, ...]
+) -> None:
     rng = np.random.default_rng(7)
     period = np.repeat(np.arange(4), 250)
     deviations = np.array([[2.0, 0.5], [0.5, 2.0], [1.5, 1.5], [0.5, 0.5]])
@@ -251,7 +260,7 @@ def test_blica_of_levels_goes_from_a_table_to_a_report(cli, tmp_path: Path) -> N
     table.to_csv(tmp_path / "a.csv", index=False)
     ingest = ("--levels", "q*:no<perhaps<yes", "--segment-by", "period")
     data, runs = tmp_path / "a.zarr", tmp_path / "runs"
-    fit = ("--model", "blica", "--components", 2, "--set", "regularization=50", "--output", runs)
+    fit = ("--model", model, "--components", 2, "--set", setting, "--output", runs, "--report")
     own = ("--artifact", runs, "--dataset", data)
     codes = ("--reconstruct", "probabilities", "--output", tmp_path / "codes.csv")
     for words in (
@@ -263,16 +272,19 @@ def test_blica_of_levels_goes_from_a_table_to_a_report(cli, tmp_path: Path) -> N
     ):
         done = cli(*words)
         assert done.code == 0, done.err
+        assert "could not be drawn" not in done.err
     done = cli("evaluate", *own, "--no-baselines", "--json")
     assert done.code == 0, done.err
-    (model,) = json.loads(done.out)["models"]
-    assert 0 < model["wrong_levels"] < 0.5
+    (scores,) = json.loads(done.out)["models"]
+    assert 0 < scores["wrong_levels"] < 0.5
     found = load_artifact(runs)
-    assert found["level_thresholds"].shape == (4, 10)
+    assert found[array].shape == shape
     cosines = np.abs(found["mixing"].T @ (mixing / np.linalg.norm(mixing, axis=0)))
     assert cosines.max(axis=0).min() > 0.95
     assert not any("thresholds" in name for name in pd.read_csv(tmp_path / "g.csv").columns)
     items = pd.read_csv(tmp_path / "p.csv")
-    assert (items["level_thresholds_1_0"] < items["level_thresholds_2_0"]).all()
+    first, second = (items.filter(regex=rf"^{array}_{c}(_\d)?$") for c in (1, 2))
+    steps = np.sign(second.to_numpy() - first.to_numpy())
+    assert np.unique(steps) in ([1], [-1])
     shares = pd.read_csv(tmp_path / "codes.csv").filter(like="probabilities_q1=")
     np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-5)

@@ -37,18 +37,21 @@ features, the length of a row of A relative to the noise is determined almost on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind, are_binary
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_mixing
+from pipeline.models.binary_ica.level_gaps import split_level_offsets
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
 from pipeline.models.binary_ica.scoring_steps import (
     BinaryICALikelihoodParams,
@@ -56,6 +59,7 @@ from pipeline.models.binary_ica.scoring_steps import (
     PriorVariances,
     SearchPath,
     find_maximum,
+    level_offset_errors,
     limit_step,
     log_prior,
     make_empty_path,
@@ -65,6 +69,7 @@ from pipeline.models.binary_ica.scoring_steps import (
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.probit.orthant import MAX_FEATURES
 from pipeline.numerics.probit.probit_scores import (
     MAX_COMPONENTS,
@@ -81,7 +86,14 @@ from pipeline.statistics.sums import ScoreSums
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
+ScoreMethod = Literal["ep", "quadrature", "orthant"]
 
+_ORDINAL_CLASS = "pipeline.models.binary_ica.ordinal_likelihood:OrdinalBinaryICALikelihood"
+_SCORE_FUNCTIONS: Mapping[ScoreMethod, ScoreFunction] = {
+    "ep": ep_scores,
+    "quadrature": quadrature_scores,
+    "orthant": orthant_scores,
+}
 _START_RIDGE = 20.0
 _MIN_STEP_SHARE = 1 / 32
 _WIDENING, _MAX_WIDENINGS = 4.0, 10
@@ -113,6 +125,7 @@ class BinaryICALikelihood(ProbitICA):
     """
 
     name: ClassVar[str] = "binary-ica-likelihood"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
@@ -125,15 +138,28 @@ class BinaryICALikelihood(ProbitICA):
     max_iter: int = setting(300, minimum=1)
     tol: float = setting(0.01, above=0)
 
+    def with_structure(self, structure: Structure) -> BinaryICALikelihood:
+        """Return the model of ordinal features, or this model if all are binary."""
+        super().with_structure(structure)
+        if are_binary(structure.features):
+            return self
+        ordinal: BinaryICALikelihood = add_structure(resolve_name(_ORDINAL_CLASS), self, structure)
+        return ordinal
+
     def _make_start_model(self) -> BLICA:
         """Return the model whose fit is the starting point."""
         ridge = None if self.n_components is None else _START_RIDGE
         return BLICA(self.n_components, ridge, starts=self.starts, min_rows=self.min_rows)
 
+    def _count_features(self, n_planes: int) -> int:
+        """Return the number of features with this number of planes."""
+        return n_planes
+
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the products of scores, or of the BLICA fit if it needs more."""
-        n_components = self.n_components or n_features
-        n_shared, n_own = n_features * (n_components + 1), 2 * n_components
+        n_mixed = self._count_features(n_features)
+        n_components = self.n_components or n_mixed
+        n_shared, n_own = n_mixed * n_components + n_features, 2 * n_components
         products = n_shared**2 + n_segments * n_own * n_shared
         start = self._make_start_model().estimate_memory(n_features, n_segments, n_threads)
         return max(start, 8 * products * (2 * n_threads + 4))
@@ -147,19 +173,22 @@ class BinaryICALikelihood(ProbitICA):
         3,152 distinct ones.
         """
         n_segments, q = params.source_means.shape
-        n_parameters = n_features * (q + 1) + 2 * q
-        score_rows = self._choose_score_function(n_features, q)
-        if score_rows is ep_scores:
-            nanoseconds = 120.0 * n_features * q
-        elif score_rows is quadrature_scores:
-            nanoseconds = (1150.0 if q == 1 else 8500.0) * n_features
-        else:
-            nanoseconds = 45_000.0 * n_features
+        n_parameters = params.mixing.size + n_features + 2 * q
+        nanoseconds = len(params.mixing) * self._estimate_nanoseconds(*params.mixing.shape)
         n_distinct = n_segments * 2 ** (0.75 * min(n_features, 64))
         nanoseconds += 0.07 * n_parameters**2
         return WorkEstimate(
             nanoseconds * min(1.0, n_distinct / max(n_rows, 1)), 8 * n_parameters**2
         )
+
+    def _estimate_nanoseconds(self, n_features: int, n_components: int) -> float:
+        """Return the time to score a row, per feature."""
+        method = self._choose_method(n_features, n_components)
+        if method == "ep":
+            return 120.0 * n_components
+        if method == "quadrature":
+            return 1150.0 if n_components == 1 else 8500.0
+        return 45_000.0
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
         """Count the pairs of a block, as BLICA does."""
@@ -174,13 +203,15 @@ class BinaryICALikelihood(ProbitICA):
     def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
         """Fit BLICA; refuse too many features for the exact likelihood."""
         if self.n_components is not None:
-            self._check_exact(first.n_features, self.n_components)
+            self._check_exact(self._count_features(first.n_features), self.n_components)
         blica, map_items = self._make_start_model(), SerialExecutor().map
         n_groups = blica.count_groups(first.n_features)
         margins = _sum_groups(first, n_groups)
-        start = blica.update(blica.initialize(margins, rng), first, map_items, rng)
-        point = _point_from_blica(start.params)
+        start = blica.initialize(margins, rng)
+        fitted = blica.update(start, first, map_items, rng)
+        point = _point_from_blica(fitted.params)
         self._check_exact(*point.mixing.shape)
+        n_levels = fitted.params.n_levels
         params = BinaryICALikelihoodParams(
             *point[:3],
             np.exp(point.log_variances),
@@ -189,7 +220,9 @@ class BinaryICALikelihood(ProbitICA):
             np.zeros_like(point.means),
             margins.segments,
             margins.rows,
-        )
+            n_levels,
+            level_offsets_error=None if n_levels is None else np.zeros(first.n_features),
+        ).with_point(point)
         auxiliary = {
             "priors": np.array(make_initial_priors(point)),
             "reached": np.array(-np.inf),
@@ -197,10 +230,10 @@ class BinaryICALikelihood(ProbitICA):
             "widenings": np.array(0),
             **make_empty_path(point)._asdict(),
         }
-        return FitState(params, auxiliary=auxiliary)
+        return FitState(params, auxiliary=auxiliary, warnings=start.warnings)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
-        if self._choose_score_function(n_features, n_components) is None:
+        if self._choose_method(n_features, n_components) is None:
             raise FitError(
                 f"{{likelihood=exact}} takes at most {MAX_FEATURES} features or {MAX_COMPONENTS} "
                 f"components, but there are {n_features} features and {n_components} components. "
@@ -208,23 +241,26 @@ class BinaryICALikelihood(ProbitICA):
                 parameter="likelihood",
             )
 
-    def _choose_score_function(self, n_features: int, n_components: int) -> ScoreFunction | None:
-        """Return the function that scores rows; None if there is none for this shape."""
+    def _choose_method(self, n_features: int, n_components: int) -> ScoreMethod | None:
+        """Return how rows are scored; None if no method takes this shape."""
         if self.likelihood == "ep":
-            return ep_scores
+            return "ep"
         if n_components <= MAX_COMPONENTS:
-            return quadrature_scores
+            return "quadrature"
         if self.likelihood == "auto":
-            return ep_scores
-        return orthant_scores if n_features <= MAX_FEATURES else None
+            return "ep"
+        return "orthant" if n_features <= MAX_FEATURES else None
+
+    def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:
+        method = self._choose_method(*params.mixing.shape)
+        assert method is not None
+        return _SCORE_FUNCTIONS[method]
 
     def summarize(
         self, params: BinaryICALikelihoodParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> ScoreSums:
         """Score the rows of a block."""
-        score_rows = self._choose_score_function(*params.mixing.shape)
-        assert score_rows is not None
-        return sum_scores(params, block, score_rows)
+        return sum_scores(params, block, self._find_score_function(params))
 
     def get_convergence_criterion(self, state: FitState) -> ExpectedGainCriterion:
         """Stop once the last step had a tiny expected gain, or no step raises the posterior."""
@@ -270,6 +306,7 @@ class BinaryICALikelihood(ProbitICA):
             mixing_error=mixing,
             offsets_error=offsets,
             log_variances_error=log_variances,
+            level_offsets_error=level_offset_errors(state.params, maximum),
         )
         return _take_step(replace(state, params=params), auxiliary, 1.0)
 
@@ -284,10 +321,10 @@ class BinaryICALikelihood(ProbitICA):
             best = _return_to_start(best)
         objective, error = (best["likelihood"] / statistics.n_rows).tolist()
         params = _take_step(state, best, 0.0).params.normalize_columns()
-        score_rows = self._choose_score_function(*params.mixing.shape)
+        method = self._choose_method(*params.mixing.shape)
         diagnostics = {
             "n_components": params.mixing.shape[1],
-            "likelihood": "ep" if score_rows is ep_scores else "exact",
+            "likelihood": "ep" if method == "ep" else "exact",
             "likelihood_error": error,
             "priors": dict(zip(PriorVariances._fields, best["priors"].tolist(), strict=True)),
         }
@@ -316,12 +353,19 @@ def _point_from_blica(params: BLICAParams) -> ParameterPoint:
     centre = logs.mean(axis=0)
     lengths = np.exp(centre / 2)
     models = [params.segment_model(index) for index in params.segments]
-    offsets = np.array([model.offsets - model.weights @ model.means for model in models])
+    by_segment = np.array(
+        [model.offsets - model.repeat_for_planes(model.weights @ model.means) for model in models]
+    )
+    offsets = params.segment_rows @ by_segment / params.segment_rows.sum()
+    log_gaps = np.zeros(0)
+    if params.n_levels is not None:
+        offsets, log_gaps = split_level_offsets(offsets, params.n_levels)
     return ParameterPoint(
         params.mixing * lengths,
-        params.segment_rows @ offsets / params.segment_rows.sum(),
+        offsets,
         params.source_means / lengths,
         np.clip(logs - centre, -_MAX_LOG_VARIANCE, _MAX_LOG_VARIANCE),
+        log_gaps,
     )
 
 
@@ -409,16 +453,16 @@ def sum_scores(
     """Sum the scores of the rows of a block, and their products.
 
     `score_rows` scores rows, given weights and offsets for standard normal sources, for example
-    `ep_scores`.
+    `ep_scores`. Rows and offsets are of planes.
     """
     model, patterns = params.segment_model(block.segment), find_patterns(block)
-    n_features, n_components = model.weights.shape
-    n_shared, n_own = n_features * (n_components + 1), 2 * n_components
+    gap_slopes, n_own = params.gap_slopes, 2 * len(model.variances)
+    n_shared = model.weights.size + len(model.thresholds)
     totals, variance = np.zeros(3), 0.0
     gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
     for part in _iter_pattern_parts(patterns, n_shared + n_own):
         part_scores = _score_patterns(model, part, score_rows)
-        scores = _apply_chain_rule(part_scores, model)
+        scores = _apply_chain_rule(part_scores, model, gap_slopes)
         weighted = scores * np.sqrt(part.times)[:, None]
         totals += part.times @ np.stack(
             [part_scores.log_likelihood, part_scores.error, ~part_scores.settled], axis=1
@@ -458,15 +502,16 @@ def _score_patterns(
     return score_rows(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
 
 
-def _apply_chain_rule(scores: ProbitScores, model: SegmentModel) -> Array:
-    """Return scores by A, c, μ and log σ², side by side: (n_patterns, n_shared + n_own).
+def _apply_chain_rule(scores: ProbitScores, model: SegmentModel, gap_slopes: Array | None) -> Array:
+    """Return scores by A, c, gaps, μ and log σ², side by side: (n_patterns, n_shared + n_own).
 
     Weights of standard normal sources are √(π/8) A σ, and offsets c + √(π/8) A μ.
     """
     deviations = np.sqrt(model.variances)
-    by_offset, by_weight = scores.offsets, scores.weights * deviations
+    by_offset, by_weight = model.sum_planes(scores.offsets), scores.weights * deviations
     by_mixing = PROBIT_SCALE * (by_weight + by_offset[:, :, None] * model.means)
     by_mean = by_offset @ model.weights
     by_log_variance = 0.5 * np.einsum("nik,ik->nk", by_weight, model.weights)
     shared = by_mixing.reshape(len(by_mixing), -1)
-    return np.hstack([shared, by_offset, by_mean, by_log_variance])
+    by_gap = [] if gap_slopes is None else [scores.offsets @ gap_slopes]
+    return np.hstack([shared, by_offset, *by_gap, by_mean, by_log_variance])

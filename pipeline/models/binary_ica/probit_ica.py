@@ -54,6 +54,14 @@ class SegmentModel(NamedTuple):
         """Repeat values of features, (..., n_features), for each of their planes."""
         return values if self.n_levels is None else np.repeat(values, self.n_levels - 1, axis=-1)
 
+    def sum_planes(self, values: Array) -> Array:
+        """Sum values of planes, (..., n_planes), over the planes of each feature."""
+        if self.n_levels is None:
+            return values
+        n_planes = self.n_levels - 1
+        sums: Array = np.add.reduceat(values, np.cumsum(n_planes) - n_planes, axis=-1)
+        return sums
+
     def correlation(self) -> Array:
         """Return the correlations of w·z plus noise, (n_features, n_features): q of eq. 5."""
         covariance = (self.weights * self.variances) @ self.weights.T

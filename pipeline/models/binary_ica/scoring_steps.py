@@ -18,14 +18,21 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.data.features import MAX_LEVELS
 from pipeline.errors import FitError
+from pipeline.models.binary_ica.level_gaps import (
+    join_level_offsets,
+    make_gap_matrix,
+    split_level_offsets,
+)
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.params import NumberRange, array_field
+from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
 _PRIOR_WEIGHT = 12.0  # of the prior of norms, per norm that the data leave open
+_GAP_VARIANCE = 4.0  # of the prior of log gaps, which matters only for levels without rows
 _MAX_PATH_POINTS = 8
 _MAX_STEP = 1.0  # change of a log variance
 _MAX_MIXING_STEP = 0.9  # change of A by its largest entry; at 1, it could become 0
@@ -40,28 +47,34 @@ class ParameterPoint(NamedTuple):
         A, (n_features, n_components), and c, (n_features,).
     means, log_variances
         Means and log variances of the sources, (n_segments, n_components).
+    log_gaps
+        Log gaps between the offsets of levels, (n_gaps,); none if all features are binary.
     """
 
     mixing: Array
     offsets: Array
     means: Array
     log_variances: Array
+    log_gaps: Array = np.zeros(0)
 
     def to_vector(self) -> Array:
-        """Return all values in one vector: A, c, then μ and log σ² segment by segment."""
+        """Return all values in one vector: A, c, gaps, then μ and log σ² segment by segment."""
         segments = np.hstack([self.means, self.log_variances])
-        return np.concatenate([self.mixing.ravel(), self.offsets, segments.ravel()])
+        shared = self.mixing.ravel(), self.offsets, self.log_gaps
+        return np.concatenate([*shared, segments.ravel()])
 
     def from_vector(self, flat: Array) -> ParameterPoint:
         """Invert `to_vector` for a point of the same shapes."""
         n_entries, n_components = self.mixing.size, self.mixing.shape[1]
-        n_shared = n_entries + self.offsets.size
+        n_offsets = n_entries + self.offsets.size
+        n_shared = n_offsets + self.log_gaps.size
         segments = flat[n_shared:].reshape(-1, 2 * n_components)
         return ParameterPoint(
             flat[:n_entries].reshape(self.mixing.shape),
-            flat[n_entries:n_shared],
+            flat[n_entries:n_offsets],
             segments[:, :n_components],
             segments[:, n_components:],
+            flat[n_offsets:n_shared],
         )
 
 
@@ -75,6 +88,11 @@ class BinaryICALikelihoodParams:
         Standard errors of the entries of A, for columns of length 1, and of c.
     log_variances_error
         Standard errors of log σ².
+    n_levels
+        Number of levels of each feature; None if all are binary.
+    level_offsets, level_offsets_error
+        The c of planes, whose mean is the c of their feature, and standard errors; None if all
+        features are binary.
     """
 
     mixing: Array = array_field("feature", "component")
@@ -86,22 +104,41 @@ class BinaryICALikelihoodParams:
     log_variances_error: Array = array_field("segment", "component")
     segments: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=0))
     segment_rows: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=1))
+    n_levels: NDArray[np.int64] | None = optional_array_field(
+        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+    )
+    level_offsets: Array | None = optional_array_field("plane")
+    level_offsets_error: Array | None = optional_array_field("plane")
 
     @property
     def point(self) -> ParameterPoint:
         """The values that steps change."""
-        return ParameterPoint(
+        point = ParameterPoint(
             self.mixing, self.offsets, self.source_means, np.log(self.source_variances)
         )
+        if self.level_offsets is None or self.n_levels is None:
+            return point
+        return point._replace(log_gaps=split_level_offsets(self.level_offsets, self.n_levels)[1])
+
+    @property
+    def gap_slopes(self) -> Array | None:
+        """Derivatives of offsets of planes by log gaps, (n_planes, n_gaps); None without levels."""
+        if self.n_levels is None:
+            return None
+        return make_gap_matrix(self.n_levels) * np.exp(self.point.log_gaps)
 
     def with_point(self, point: ParameterPoint) -> BinaryICALikelihoodParams:
         """Return parameters with the values of a point."""
+        level_offsets = None
+        if self.n_levels is not None:
+            level_offsets = join_level_offsets(point.offsets, point.log_gaps, self.n_levels)
         return replace(
             self,
             mixing=point.mixing,
             offsets=point.offsets,
             source_means=point.means,
             source_variances=np.exp(point.log_variances),
+            level_offsets=level_offsets,
         )
 
     def segment_model(self, index: int) -> SegmentModel:
@@ -111,8 +148,13 @@ class BinaryICALikelihoodParams:
         shares = weights / weights.sum()
         means, variances = shares @ self.source_means, shares @ self.source_variances
         slopes = PROBIT_SCALE * self.mixing
-        thresholds = -(self.offsets + slopes @ means) / np.sqrt(1 + slopes**2 @ variances)
-        return SegmentModel(slopes, thresholds, means, variances)
+        offsets = self.offsets if self.level_offsets is None else self.level_offsets
+        model = SegmentModel(slopes, -offsets, means, variances, self.n_levels)
+        shifts, deviations = (
+            model.repeat_for_planes(values)
+            for values in (slopes @ means, np.sqrt(1 + slopes**2 @ variances))
+        )
+        return model._replace(thresholds=-(offsets + shifts) / deviations)
 
     def normalize_columns(self) -> BinaryICALikelihoodParams:
         """Normalise columns to length 1, sign and order. Errors refer to that length already."""
@@ -164,10 +206,10 @@ class PosteriorMaximum(NamedTuple):
     step, gain
         Step to the maximum, and expected gain of the log posterior in nats.
     covariance
-        Covariance of A and c, (n_shared, n_shared).
+        Covariance of A, c and the log gaps, (n_shared, n_shared).
     own_covariance, mixed_covariance
         Covariance of μ and log σ² in each segment, (n_segments, n_own, n_own), and their covariance
-        with A and c, (n_segments, n_own, n_shared).
+        with the former, (n_segments, n_own, n_shared).
     """
 
     step: ParameterPoint
@@ -216,12 +258,13 @@ def log_prior(point: ParameterPoint, priors: PriorVariances) -> float:
         (value**2).sum() / variance + value.size * np.log(variance)
         for value, variance in zip(_split_by_prior(point), priors, strict=True)
     )
-    return float(-0.5 * sum(logs))
+    gaps = (point.log_gaps**2).sum() / _GAP_VARIANCE
+    return float(-0.5 * (sum(logs) + gaps))
 
 
 def _split_by_prior(point: ParameterPoint) -> tuple[Array, ...]:
     """Return the values that the priors describe, in their order."""
-    return _log_norms(point.mixing), *point[1:]
+    return _log_norms(point.mixing), point.offsets, point.means, point.log_variances
 
 
 def _log_norms(mixing: Array) -> Array:
@@ -304,21 +347,27 @@ def _lbfgs_step(gradient: Array, inverse: _InverseInformation, moves: Array, fal
 def _prior_gradient(point: ParameterPoint, priors: PriorVariances) -> ParameterPoint:
     norms, *variances = priors
     pull = -_log_norms(point.mixing)[:, None] * _log_norm_gradient(point.mixing) / norms
+    variances.append(_GAP_VARIANCE)
     return ParameterPoint(
         pull, *(-value / v for value, v in zip(point[1:], variances, strict=True))
     )
 
 
 def _prior_precisions(point: ParameterPoint, priors: PriorVariances) -> tuple[Array, Array]:
-    """Return the prior precision of A and c, and of μ and log σ² of each segment."""
+    """Return the prior precision of A, c and gaps, and of μ and log σ² of each segment."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
     # The effect of a row's norm on the mean over rows is neglected.
     slopes = _log_norm_gradient(point.mixing)
-    n_offsets = len(point.offsets)
-    precision = np.zeros((n_entries + n_offsets,) * 2)
+    precisions = np.concatenate(
+        [
+            np.full_like(point.offsets, 1 / priors.offsets),
+            np.full_like(point.log_gaps, 1 / _GAP_VARIANCE),
+        ]
+    )
+    precision = np.zeros((n_entries + len(precisions),) * 2)
     blocks = slopes[:, :, None] * slopes[:, None] / priors.norms
     precision[:n_entries, :n_entries] = scipy.linalg.block_diag(*blocks)
-    precision[n_entries:, n_entries:] = np.eye(n_offsets) / priors.offsets
+    precision[n_entries:, n_entries:] = np.diag(precisions)
     variances = np.repeat([priors.means, priors.log_variances], n_components)
     return precision, np.diag(1 / variances)
 
@@ -379,7 +428,7 @@ def update_priors(
     own = np.diagonal(maximum.own_covariance, axis1=1, axis2=2)
     unknown = (
         np.diag(centre @ logs_covariance @ centre),
-        np.diag(maximum.covariance)[n_entries:],
+        np.diag(maximum.covariance)[n_entries : n_entries + len(point.offsets)],
         own[:, :n_components],
         own[:, n_components:],
     )
@@ -406,6 +455,7 @@ def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
     """Shorten a step to the range where the quadratic approximation is reliable."""
     longest = max(
         float(np.abs(step.log_variances).max()),
+        float(np.abs(step.log_gaps).max(initial=0.0)),
         float(np.abs(step.mixing).max() / (_MAX_MIXING_STEP * np.abs(point.mixing).max())),
         _MAX_STEP,
     )
@@ -430,8 +480,20 @@ def standard_errors(point: ParameterPoint, maximum: PosteriorMaximum) -> tuple[A
         errors[:, k] = np.einsum("ij,jl,il->i", across, covariance, across)
         mixed = maximum.mixed_covariance[:, n_components + k, places]
         log_variances[:, k] = own[:, k] + 4 * along @ covariance @ along + 4 * mixed @ along
-    offsets = np.diag(maximum.covariance)[n_entries:]
+    offsets = np.diag(maximum.covariance)[n_entries : n_entries + n_features]
     return _safe_sqrt(errors), _safe_sqrt(offsets), _safe_sqrt(log_variances)
+
+
+def level_offset_errors(
+    params: BinaryICALikelihoodParams, maximum: PosteriorMaximum
+) -> Array | None:
+    """Return standard errors of the offsets of planes, (n_planes,); None without levels."""
+    if params.n_levels is None or params.gap_slopes is None:
+        return None
+    by_mean = np.repeat(np.eye(len(params.n_levels)), params.n_levels - 1, axis=0)
+    slopes = np.hstack([by_mean, params.gap_slopes])
+    covariance = maximum.covariance[params.mixing.size :, params.mixing.size :]
+    return _safe_sqrt(np.einsum("pi,ij,pj->p", slopes, covariance, slopes))
 
 
 def _safe_sqrt(variances: Array) -> Array:

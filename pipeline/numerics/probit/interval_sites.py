@@ -52,15 +52,18 @@ from pipeline.numerics.probit.probit_sites import (
     update_moments,
 )
 
-_LOWER, _UPPER, _THIRD, _FOURTH = range(N_FIELDS, N_FIELDS + 4)  # further fields of the sites
-_N_FIELDS = N_FIELDS + 4
+# Further fields of the sites. LOG_SHARE is the log of the cavity's mass in the interval, or of its
+# density at a value.
+LOWER, UPPER, LOG_SHARE, _THIRD, _FOURTH = range(N_FIELDS, N_FIELDS + 5)
+N_INTERVAL_FIELDS = N_FIELDS + 5
 _DROP = 30.0  # Of the log density at the ends of the range of nodes.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(28)
 _TOLERANCE, _MAX_ROUNDS = 1e-5, 200
 _FULL_ROUNDS, _DAMPING = 15, 0.5
+_LOG_DENSITY_AT_0 = -0.5 * math.log(2 * math.pi)
 
 
-class _LevelRows(NamedTuple):
+class IntervalRows(NamedTuple):
     """Rows of levels, the thresholds between levels, and rows of values.
 
     Feature i at level c has the interval from `bounds[first[i] + c]` to the next bound.
@@ -105,72 +108,111 @@ def interval_codes(
     dict
         Means and variances, (n_samples, n_components), and `converged`, (n_samples,).
     """
-    n_samples, n_components = len(levels), weights.shape[1]
+    rows = make_interval_rows(levels, weights, offsets, n_levels, observed, values)
+    means, variances = np.empty((2, len(levels), weights.shape[1]))
+    converged = np.empty(len(levels), np.bool_)
+    _fill_codes(rows, means, variances, converged)
+    return {"mean": means, "variance": variances, "converged": converged}
+
+
+def make_interval_rows(
+    levels: NDArray[np.uint8],
+    weights: Floats,
+    offsets: Floats,
+    n_levels: NDArray[np.int64],
+    observed: NDArray[Any] | None = None,
+    values: Floats | None = None,
+) -> IntervalRows:
+    """Return rows for the kernels; the arguments are those of `interval_codes`."""
     first, bounds = place_bounds(-offsets, n_levels)
     mask = np.ones(levels.shape, np.bool_) if observed is None else observed
-    rows = _LevelRows(
+    return IntervalRows(
         # For another layout, Numba would compile a kernel that may add in another order.
         np.ascontiguousarray(levels),
         np.ascontiguousarray(mask, np.bool_),
         np.ascontiguousarray(weights.T),
         bounds,
         first,
-        np.zeros((n_samples, 0)) if values is None else np.ascontiguousarray(values),
+        np.zeros((len(levels), 0)) if values is None else np.ascontiguousarray(values),
     )
-    means, variances = np.empty((2, n_samples, n_components))
-    converged = np.empty(n_samples, np.bool_)
-    _fill_codes(rows, means, variances, converged)
-    return {"mean": means, "variance": variances, "converged": converged}
 
 
 @njit(**SITE_KERNEL_OPTIONS, cache=True)
 def _fill_codes(
-    rows: _LevelRows, means: Floats, variances: Floats, converged: NDArray[np.bool_]
+    rows: IntervalRows, means: Floats, variances: Floats, converged: NDArray[np.bool_]
 ) -> None:
-    K = len(rows.weights)
+    K, n_features = rows.weights.shape
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
-    row = allocate_workspace(K, rows.weights.shape[1], _N_FIELDS)
+    features = np.empty(n_features, np.int64)
+    row = allocate_workspace(K, n_features, N_INTERVAL_FIELDS)
     for sample in range(len(rows.levels)):
-        n_observed = int(np.count_nonzero(rows.observed[sample]))
-        for value in rows.values[sample]:
-            n_observed += not math.isnan(value)
-        if n_observed != row.sites.shape[1]:
-            row = allocate_workspace(K, n_observed, _N_FIELDS)
-        _read_row(rows, sample, row)
-        converged[sample] = _iterate_rounds(row)
-        _set_tilted_moments(row.sites)
-        for i in range(n_observed):
-            c, third, fourth = (
-                row.sites[CAVITY_VARIANCE, i],
-                row.sites[_THIRD, i],
-                row.sites[_FOURTH, i],
-            )
-            scale = c / (1.0 + c * (1.0 - row.sites[CURVATURE, i]))
-            row.sites[CAVITY_MEAN, i] = third * scale * math.sqrt(scale)
-            row.sites[CAVITY_VARIANCE, i] = fourth * scale * scale
-        fill_cumulant_terms(row.sites, row.directions, tensor, square, row.linear)
+        row, converged[sample] = find_interval_fixed_point(rows, sample, row, features)
+        fill_interval_skewness_terms(row, tensor, square)
         add_skewness_to_moments(square, row.linear, row.factor, row.mean, row.variance)
         for k in range(K):
             means[sample, k], variances[sample, k] = row.mean[k], row.variance[k]
 
 
 @site_callee
-def _read_row(rows: _LevelRows, sample: int, row: ProbitRow) -> None:
-    """Fill intervals and weights of the observed features."""
-    i, n_levels = 0, rows.levels.shape[1]
-    for feature in range(rows.weights.shape[1]):
-        if feature >= n_levels:
-            lower = upper = rows.values[sample, feature - n_levels]
-            is_observed = not math.isnan(lower)
-        else:
+def find_interval_fixed_point(
+    rows: IntervalRows, sample: int, row: ProbitRow, features: NDArray[np.int64]
+) -> tuple[ProbitRow, bool]:
+    """Find the fixed point of a row, in `row` or, if its size differs, in new memory.
+
+    Also returns whether the rounds converged. The cavities of the sites are set. `features` is
+    filled with the observed features.
+    """
+    n_observed = _list_observed(rows, sample, features)
+    if n_observed != row.sites.shape[1]:
+        row = allocate_workspace(len(rows.weights), n_observed, N_INTERVAL_FIELDS)
+    _read_row(rows, sample, row, features)
+    converged = _iterate_rounds(row)
+    _set_tilted_moments(row.sites)
+    return row, converged
+
+
+@site_callee
+def fill_interval_skewness_terms(row: ProbitRow, tensor: Floats, square: Floats) -> float:
+    """Do as `fill_skewness_terms`, with G in `square` and the shift of the mean in `row.linear`."""
+    sites = row.sites
+    for i in range(sites.shape[1]):
+        c, third, fourth = sites[CAVITY_VARIANCE, i], sites[_THIRD, i], sites[_FOURTH, i]
+        scale = c / (1.0 + c * (1.0 - sites[CURVATURE, i]))
+        sites[CAVITY_MEAN, i] = third * scale * math.sqrt(scale)
+        sites[CAVITY_VARIANCE, i] = fourth * scale * scale
+    gain: float = fill_cumulant_terms(sites, row.directions, tensor, square, row.linear)
+    return gain
+
+
+@site_callee
+def _list_observed(rows: IntervalRows, sample: int, features: NDArray[np.int64]) -> int:
+    """Write the indices of the observed features; return their number."""
+    n, n_ordinal = 0, rows.levels.shape[1]
+    for feature in range(len(features)):
+        if feature < n_ordinal:
             is_observed = rows.observed[sample, feature]
-            place = rows.first[feature] + rows.levels[sample, feature]
-            lower, upper = rows.bounds[place], rows.bounds[place + 1]
+        else:
+            is_observed = not math.isnan(rows.values[sample, feature - n_ordinal])
         if is_observed:
-            row.sites[_LOWER, i], row.sites[_UPPER, i] = lower, upper
-            for k in range(len(rows.weights)):
-                row.weights[k, i] = rows.weights[k, feature]
-            i += 1
+            features[n] = feature
+            n += 1
+    return n
+
+
+@site_callee
+def _read_row(rows: IntervalRows, sample: int, row: ProbitRow, features: NDArray[np.int64]) -> None:
+    """Fill intervals and weights of the observed features."""
+    n_ordinal = rows.levels.shape[1]
+    for i in range(row.sites.shape[1]):
+        feature = features[i]
+        if feature < n_ordinal:
+            place = rows.first[feature] + rows.levels[sample, feature]
+            row.sites[LOWER, i], row.sites[UPPER, i] = rows.bounds[place], rows.bounds[place + 1]
+        else:
+            value = rows.values[sample, feature - n_ordinal]
+            row.sites[LOWER, i] = row.sites[UPPER, i] = value
+        for k in range(len(rows.weights)):
+            row.weights[k, i] = rows.weights[k, feature]
 
 
 @site_callee
@@ -195,17 +237,23 @@ def _set_tilted_moments(sites: Floats) -> None:
         c = scale * sites[VARIANCE, i]
         m = scale * (sites[MEAN, i] - sites[VARIANCE, i] * sites[SHIFT, i])
         root = math.sqrt(1.0 + c)
-        mean, variance, third, fourth = _find_cumulants(
-            (sites[_LOWER, i] - m) / root, (sites[_UPPER, i] - m) / root
+        log_share, mean, variance, third, fourth = _find_cumulants(
+            (sites[LOWER, i] - m) / root, (sites[UPPER, i] - m) / root
         )
+        if sites[LOWER, i] == sites[UPPER, i]:
+            log_share -= math.log(root)  # a density refers to the value, not to its standard units
+        sites[LOG_SHARE, i] = log_share
         sites[CAVITY_VARIANCE, i], sites[CAVITY_MEAN, i] = c, m
         sites[SLOPE, i], sites[CURVATURE, i] = mean, 1.0 - variance
         sites[_THIRD, i], sites[_FOURTH, i] = third, fourth
 
 
 @site_callee
-def _find_cumulants(lower: float, upper: float) -> tuple[float, float, float, float]:
-    """Return the first four cumulants of the standard normal truncated to an interval."""
+def _find_cumulants(lower: float, upper: float) -> tuple[float, float, float, float, float]:
+    """Return the log mass of an interval, and four cumulants of the normal truncated to it.
+
+    For an interval of width 0, the first result is the log density.
+    """
     # The density is greatest at `peak`; the nodes leave out where it is negligible.
     peak = min(max(0.0, lower), upper)
     reach = 2.0 * _DROP / (abs(peak) + math.sqrt(peak * peak + 2.0 * _DROP))
@@ -223,7 +271,9 @@ def _find_cumulants(lower: float, upper: float) -> tuple[float, float, float, fl
         fourth += w * x * x * x * x
     d, m2, m3, m4 = first / total, second / total, third / total, fourth / total
     variance = m2 - d * d
+    mean_share = total * (half if half > 0.0 else 0.5)  # the weights of the nodes add up to 2
     return (
+        math.log(mean_share) - 0.5 * peak * peak + _LOG_DENSITY_AT_0,
         middle + d,
         variance,
         m3 - 3.0 * d * m2 + 2.0 * d * d * d,

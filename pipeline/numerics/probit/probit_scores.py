@@ -84,9 +84,9 @@ from pipeline.random import RowRandom
 
 _MAX_ROUNDS = 200
 MAX_COMPONENTS = 2
-_STEP, _RADIUS = 0.5, 7.0
+STEP, RADIUS = 0.5, 7.0
 _FACTORS = 8  # number multiplied before taking a logarithm; none is below 1e-38
-_DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
+DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 # Orthant derivatives have larger errors than log P. More points with fewer shifts help more.
 _N_SHIFTS = 6
 _MIN_POINTS = 128
@@ -194,7 +194,7 @@ def _fill_derivatives(
             by_weight[features[i], k] = by_offset[features[i]] * row.mean[k] - drop
 
 
-class _Lattice(NamedTuple):
+class SquareLattice(NamedTuple):
     """Points, (K, n_points), the log of their volume, and which points are black or outermost.
 
     Black points are every other one, like the squares of a chessboard.
@@ -225,8 +225,8 @@ def quadrature_scores(
     offsets: ArrayLike,
     observed: ArrayLike | None = None,
     *,
-    step: float = _STEP,
-    radius: float = _RADIUS,
+    step: float = STEP,
+    radius: float = RADIUS,
 ) -> ProbitScores:
     """Compute the scores of at most `MAX_COMPONENTS` components by quadrature.
 
@@ -252,11 +252,11 @@ def quadrature_scores(
             f"{len(rows.weights)}. Use expectation propagation, or orthant probabilities."
         )
     scores = empty_scores(rows)
-    _fill_quadrature_scores(rows, _make_lattice(len(rows.weights), step, radius), scores)
+    _fill_quadrature_scores(rows, make_lattice(len(rows.weights), step, radius), scores)
     return scores
 
 
-def _make_lattice(n_components: int, step: float, radius: float) -> _Lattice:
+def make_lattice(n_components: int, step: float, radius: float) -> SquareLattice:
     """Make the points of a square lattice within a radius."""
     n = int(radius / step)
     grid = np.stack(np.meshgrid(*[np.arange(-n, n + 1)] * n_components), axis=-1)
@@ -267,11 +267,11 @@ def _make_lattice(n_components: int, step: float, radius: float) -> _Lattice:
     log_volume = n_components * math.log(step / math.sqrt(2 * math.pi))
     black = indices.sum(axis=1) % 2 == 0
     points = np.ascontiguousarray(step * indices.T)
-    return _Lattice(points, log_volume, black, distances > radius - 1)
+    return SquareLattice(points, log_volume, black, distances > radius - 1)
 
 
 @njit(**SITE_KERNEL_OPTIONS, cache=True)
-def _fill_quadrature_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitScores) -> None:
+def _fill_quadrature_scores(rows: ProbitRows, lattice: SquareLattice, scores: ProbitScores) -> None:
     K, n_features = rows.weights.shape
     n_points = lattice.points.shape[1]
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
@@ -286,9 +286,9 @@ def _fill_quadrature_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitS
     for sample in range(len(rows.X)):
         row, _, change = find_fixed_point(rows, sample, row, square, features)
         scores.settled[sample] = change < rows.tol
-        log_volume = _place_points(row, lattice, memory)
+        log_volume = place_points(row, lattice, memory.u, memory.log_weight)
         _add_log_factors(row, rows.tail, memory)
-        total, error = _normalise(memory.log_weight, lattice)
+        total, error = normalise_weights(memory.log_weight, lattice)
         scores.log_likelihood[sample], scores.error[sample] = log_volume + total, error
         _average_scores(
             row, rows.X[sample], features, memory, scores.offsets[sample], scores.weights[sample]
@@ -296,12 +296,14 @@ def _fill_quadrature_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitS
 
 
 @site_callee
-def _place_points(row: ProbitRow, lattice: _Lattice, memory: _RowWorkspace) -> float:
+def place_points(
+    row: ProbitRow, lattice: SquareLattice, points: Floats, log_weight: Floats
+) -> float:
     """Move the points to the posterior, weigh them by the prior, return the log of their volume."""
     log_volume = lattice.log_volume
-    memory.log_weight[:] = 0.0
+    log_weight[:] = 0.0
     for k in range(len(row.mean)):
-        u = memory.u[k]
+        u = points[k]
         log_volume += math.log(row.factor[k, k])
         for s in range(len(u)):
             u[s] = row.mean[k]
@@ -309,7 +311,7 @@ def _place_points(row: ProbitRow, lattice: _Lattice, memory: _RowWorkspace) -> f
             for s in range(len(u)):
                 u[s] += row.factor[k, j] * lattice.points[j, s]
         for s in range(len(u)):
-            memory.log_weight[s] -= 0.5 * u[s] * u[s]
+            log_weight[s] -= 0.5 * u[s] * u[s]
     return log_volume
 
 
@@ -339,22 +341,29 @@ def _multiply_factor(
     """Multiply by Φ(z), set slope = φ(z) / Φ(z); for z < 0, exp(−z² / 2) goes to the log weight."""
     for s in range(len(z)):
         size = abs(z[s])
-        ratio = (size - 4.0) / (size + 4.0)
-        excess = tail[TAIL_DEGREE]
-        for power in range(TAIL_DEGREE - 1, -1, -1):  # constant bounds, so that it is unrolled
-            excess = excess * ratio + tail[power]
-        hazard = size + excess / (size + 1.25)  # φ(size) / Φ(−size)
+        hazard = find_hazard(size, tail)
         quarter = 0.5 * size * size
-        density = _DENSITY_AT_0 * exp_minus(quarter)
+        density = DENSITY_AT_0 * exp_minus(quarter)
         above = 1.0 - density / hazard  # Φ(size)
         is_positive = z[s] > 0.0
         slope[s] = density / above if is_positive else hazard
-        product[s] *= above if is_positive else _DENSITY_AT_0 / hazard
+        product[s] *= above if is_positive else DENSITY_AT_0 / hazard
         log_weight[s] -= 0.0 if is_positive else quarter
 
 
 @site_callee
-def _normalise(log_weight: Floats, lattice: _Lattice) -> tuple[float, float]:
+def find_hazard(size: float, tail: Floats) -> float:
+    """Return φ(size) / Φ(−size) for a size of at least 0."""
+    ratio = (size - 4.0) / (size + 4.0)
+    excess = tail[TAIL_DEGREE]
+    for power in range(TAIL_DEGREE - 1, -1, -1):  # constant bounds, so that it is unrolled
+        excess = excess * ratio + tail[power]
+    hazard: float = size + excess / (size + 1.25)
+    return hazard
+
+
+@site_callee
+def normalise_weights(log_weight: Floats, lattice: SquareLattice) -> tuple[float, float]:
     """Turn log weights into shares; return the log of their sum and an estimate of its error."""
     top = log_weight.max()
     total = black = outmost = 0.0

@@ -187,15 +187,23 @@ def log_site_scales(sites: Floats) -> float:
     """Sum over sites log Φ(z) and the log of the site's own scale (terms of equation 3.65)."""
     total = 0.0
     for i in range(sites.shape[1]):
-        c, m, z = sites[CAVITY_VARIANCE, i], sites[CAVITY_MEAN, i], sites[Z, i]
+        z = sites[Z, i]
         if z > 0.0:
             total += math.log1p(-0.5 * math.erfc(z * math.sqrt(0.5)))
         else:
             total += math.log(_DENSITY_AT_0 / sites[SLOPE, i]) - 0.5 * z * z
-        tau, nu = sites[PRECISION, i], sites[SHIFT, i]
-        gain = 1.0 + tau * c
-        total += 0.5 * (math.log(gain) + (m * (tau * m - 2.0 * nu) - c * nu * nu) / gain)
+        total += log_gaussian_scale(sites, i)
     return total
+
+
+@site_callee
+def log_gaussian_scale(sites: Floats, i: int) -> float:
+    """Return the log of the scale of a site itself: its term of equation 3.65 without log Z."""
+    c, m = sites[CAVITY_VARIANCE, i], sites[CAVITY_MEAN, i]
+    tau, nu = sites[PRECISION, i], sites[SHIFT, i]
+    gain = 1.0 + tau * c
+    scale: float = 0.5 * (math.log(gain) + (m * (tau * m - 2.0 * nu) - c * nu * nu) / gain)
+    return scale
 
 
 @site_callee
@@ -330,7 +338,14 @@ def _iterate_rounds(
 @site_callee
 def site_log_evidence(row: ProbitRow) -> float:
     """Return log P(x) by the sites (equation 3.65); their cavities must be set."""
-    total: float = log_site_scales(row.sites) + 0.5 * dot(row.linear, row.linear)
+    evidence: float = integrate_sites(row, log_site_scales(row.sites))
+    return evidence
+
+
+@site_callee
+def integrate_sites(row: ProbitRow, log_scales: float) -> float:
+    """Return the log of the prior's integral over all sites, given the sum of their log scales."""
+    total: float = log_scales + 0.5 * dot(row.linear, row.linear)
     for k in range(len(row.mean)):
         total += math.log(row.factor[k, k])
     return total

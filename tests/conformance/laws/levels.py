@@ -80,6 +80,8 @@ def test_params_of_levels_are_finite_named_arrays(facts: Facts) -> None:
 
 def test_the_objective_of_levels_never_falls(facts: Facts) -> None:
     skip_unless_fitted(facts)
+    if not facts.rising:
+        pytest.skip("passes of this model may lower the objective")
     assert min(np.diff(fit_levels(facts).history), default=0.0) >= -1e-6
 
 
@@ -104,7 +106,7 @@ def test_samples_and_reconstructions_have_levels(facts: Facts) -> None:
         drawn = model.sample(params, 300, np.random.default_rng(0))
         np.testing.assert_array_equal(drawn, split_levels(sum_planes(drawn, LEVELED), LEVELED))
     if isinstance(model, CanReconstruct):
-        codes = np.random.default_rng(0).dirichlet([1, 1], 7)
+        codes = np.random.default_rng(0).dirichlet(np.ones(model.n_components), 7)
         chances = model.reconstruct(params, codes)
         for first, end in pairwise(find_first_planes(LEVELED)):
             assert (np.diff(chances[:, first:end], axis=1) <= 1e-12).all()

@@ -110,7 +110,7 @@ def test_fit_stopped_early_returns_best_scored_point():
     assert "stopped before converging, after 2 passes; raise {max_iter}" in state.warnings[0].text
     # The fit sorts the columns of A at its end. Their order rotates the quadrature lattice, which
     # changes the result by its error of about 2e-7.
-    A, offsets, means, log_variances = state.params.point
+    A, offsets, means, log_variances, _ = state.params.point
     likelihoods = [
         compute_log_likelihood(state.params.with_point(ParameterPoint(*point)), X) / len(X)
         for order in ([0, 1], [1, 0])

@@ -1,0 +1,107 @@
+"""Binary ICA by likelihood of features with several ordered levels.
+
+Model: as in `likelihood`, and feature i has level c or higher iff √(π/8) a_i·z + c_ic + ε > 0, with
+ε ~ N(0, 1). A plane is the indicator of a level c and all higher ones. The c_ic are common to all
+segments and decrease in c; their mean over c is c_i. P(x) is the probability of a rectangle.
+`numerics.probit.interval_scores` integrates it over z for one or two components, and approximates
+it by expectation propagation for more.
+
+The fit starts from BLICA of levels and takes the same steps, with the log gaps between neighbouring
+c_ic as further shared parameters; see `level_gaps`. Their prior is N(0, 4).
+
+Cost per distinct row of a block: about three times as many operations as for binary features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.features import find_first_planes
+from pipeline.errors import FitError
+from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.binary_ica.likelihood import (
+    BinaryICALikelihood,
+    ScoreFunction,
+    ScoreMethod,
+)
+from pipeline.models.binary_ica.scoring_steps import BinaryICALikelihoodParams
+from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
+from pipeline.numerics.probit.interval_scores import (
+    interval_ep_scores,
+    interval_quadrature_scores,
+)
+from pipeline.numerics.probit.probit_scores import MAX_COMPONENTS, ProbitScores
+from pipeline.statistics.sums import ScoreSums
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class OrdinalBinaryICALikelihood(BinaryICALikelihood):
+    """Hyperparameters of binary ICA by likelihood of features with several levels.
+
+    Attributes
+    ----------
+    structure
+        The features.
+    """
+
+    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+
+    def _make_start_model(self) -> BLICA:
+        return super()._make_start_model().with_structure(self.structure)
+
+    def _count_features(self, n_planes: int) -> int:
+        return len(self.structure.features)
+
+    def _estimate_nanoseconds(self, n_features: int, n_components: int) -> float:
+        if self._choose_method(n_features, n_components) == "ep":
+            return 450.0 * n_components
+        return 4200.0 if n_components == 1 else 23_000.0
+
+    def _choose_method(self, n_features: int, n_components: int) -> ScoreMethod | None:
+        method = super()._choose_method(n_features, n_components)
+        return None if method == "orthant" else method
+
+    def _check_exact(self, n_features: int, n_components: int) -> None:
+        if self._choose_method(n_features, n_components) is None:
+            raise FitError(
+                f"{{likelihood=exact}} takes at most {MAX_COMPONENTS} components if features have "
+                f"several levels, but there are {n_components}. Use {{likelihood=ep}}, or fewer "
+                "components.",
+                parameter="likelihood",
+            )
+
+    def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:
+        is_ep = self._choose_method(*params.mixing.shape) == "ep"
+        score_levels = interval_ep_scores if is_ep else interval_quadrature_scores
+        return partial(score_planes, score_levels, find_first_planes(self.structure.features))
+
+    def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
+        """Finish the fit, and name the features of warnings."""
+        state = super().finish(state, statistics)
+        return state.with_feature_names(self.structure.feature_names)
+
+
+def score_planes(
+    score_levels: Callable[..., ProbitScores],
+    first_planes: NDArray[np.int64],
+    X: Bits,
+    weights: Array,
+    offsets: Array,
+    observed: Bits,
+) -> ProbitScores:
+    """Score rows of planes, (n_samples, n_planes), by a function of levels.
+
+    `first_planes` are the first plane of each feature, and the number of planes.
+    """
+    firsts, n_levels = first_planes[:-1], np.diff(first_planes) + 1
+    levels = np.add.reduceat(X, firsts, axis=1, dtype=np.uint8)
+    return score_levels(levels, weights, offsets, n_levels, observed[:, firsts])
