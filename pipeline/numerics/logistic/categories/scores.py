@@ -63,6 +63,7 @@ Indices = NDArray[np.int64]
 _MAX_ROWS, _MAX_SHARES = 8192, 2**22  # rows, and their responsibilities, multiplied at a time
 _MAX_NODE_LEVELS = 150  # with more levels, rows have points of their own
 _POINTS_PER_AXIS = {1: 15, 2: 9, 3: 7}  # by the number of components
+_PRODUCTS_PER_PROBABILITY = 400  # that take as long as a probability at a point of a row
 _BATCH_ENTRIES = 2**19  # derivatives of rows at their points: 4 MiB
 
 
@@ -349,11 +350,12 @@ def sum_level_scores(
 
 
 def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -> int:
-    """Return the number of multiplications per row of `sum_level_scores`."""
+    """Return the work per row of `sum_level_scores`, in multiplications."""
     n_levels = int(count_item_levels(n_planes).sum())
     if n_levels <= _MAX_NODE_LEVELS and (n_planes > 0).all():
         return n_nodes * n_levels**2
-    return len(list_degrees(q)) * n_free**2
+    n_probabilities = _POINTS_PER_AXIS[q] ** q * n_levels
+    return len(list_degrees(q)) * n_free**2 + _PRODUCTS_PER_PROBABILITY * n_probabilities
 
 
 def _compute_moments(shares: Floats, points: Floats) -> tuple[Floats, Floats]:
