@@ -354,7 +354,7 @@ def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -
     n_levels = int(count_item_levels(n_planes).sum())
     if n_levels <= _MAX_NODE_LEVELS and (n_planes > 0).all():
         return n_nodes * n_levels**2
-    n_probabilities = _POINTS_PER_AXIS[q] ** q * n_levels
+    n_probabilities: int = _POINTS_PER_AXIS[q] ** q * n_levels
     return len(list_degrees(q)) * n_free**2 + _PRODUCTS_PER_PROBABILITY * n_probabilities
 
 
