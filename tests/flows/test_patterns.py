@@ -11,7 +11,8 @@ import pytest
 import latentbits as lb
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import load_artifact
-from tests.support.data import write_arrays
+from storage.dataset.writer import create_dataset
+from tests.support.data import ArrayBatch, write_arrays
 
 ITEMS = [f"q{k}" for k in range(6)]
 PATTERN = {"item": ITEMS, "Want": [1, 1, "a", 0, 0, 0], "Do": [0, 0, 0, 1, 1, "a"]}
@@ -46,6 +47,40 @@ def test_a_pattern_is_read_from_files_and_frames(cli, tmp_path, rows) -> None:
         line = next(csv.DictReader(file))
     assert float(line["weights_Want"]) > 0
     assert float(line["weights_Do"]) == 0
+
+
+def test_items_with_several_levels_take_a_pattern(cli, tmp_path, rows) -> None:
+    rng = np.random.default_rng(3)
+    X = rows + (rows & (rng.random(rows.shape) < 0.5))
+    levels = dict.fromkeys(ITEMS[1:], ("no", "perhaps", "yes"))
+    X[:, 0] = rows[:, 0]
+    with create_dataset(tmp_path / "d.zarr", ITEMS, feature_levels=levels) as writer:
+        writer.add(ArrayBatch(X, None, {}))
+    pd.DataFrame(PATTERN).to_csv(tmp_path / "p.csv", index=False)
+    data = ("--dataset", tmp_path / "d.zarr")
+    options = (*data, "--model", "latent-trait", "--pattern", "p.csv", "--output", tmp_path / "fit")
+    done = cli("fit", *options, "--report")
+    assert done.code == 0, done.err
+    artifact = load_artifact(tmp_path / "fit")
+    value, error = (artifact[f"trait_covariance{name}"][0, 0, 1] for name in ("", "_error"))
+    assert abs(value - 0.5) < 3 * error
+    report = (artifact.path / "report.html").read_text()
+    assert f"{value:.4f} <small>± {error:.4f}</small>" in report
+    fit = ("--artifact", tmp_path / "fit")
+    for command in (
+        ("transform", *fit, *data, "--output", "codes", "--person-fit"),
+        ("evaluate", *fit, *data, "--folds", "2"),
+        ("sample", *fit, "--rows", "50", "--output", "s.zarr"),
+        ("export", *fit, "--what", "items", "--output", "i.csv"),
+    ):
+        done = cli(*command)
+        assert done.code == 0, done.err
+    exported = pd.read_csv(tmp_path / "i.csv")
+    assert (exported["weights_Want"] > 0).tolist() == [True] * 3 + [False] * 3
+    assert exported["weights_Want"][2] == exported["weights_Do"][5]
+    refused = cli("fit", *options, "--set", "items=nominal")
+    assert refused.code == 2
+    assert "Nominal items have a slope per level" in refused.err
 
 
 def test_bad_patterns_are_refused(cli, tmp_path, rows) -> None:

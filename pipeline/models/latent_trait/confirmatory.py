@@ -62,13 +62,13 @@ from pipeline.models.latent_trait.em import (
 from pipeline.models.latent_trait.fit_statistics import compute_reliability, compute_residual_fit
 from pipeline.models.latent_trait.group_design import (
     GroupDesign,
-    absorb_traits,
+    compose_covariances,
     convert_to_correlation,
-    estimate_traits,
     factorize,
     has_equal_slopes_across_traits,
     make_group_design,
     take_group_step,
+    update_traits,
 )
 from pipeline.models.latent_trait.group_errors import (
     GroupErrors,
@@ -111,8 +111,7 @@ from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
-_MIN_ROOT = 1e-3  # of the diagonal of a Cholesky factor after an extrapolation
-_START_SLOPE, _START_SPREAD = 1.0, 0.2
+START_SLOPE, START_SPREAD = 1.0, 0.2
 _STRETCH = 1.5  # of the first stage of a bifactor pattern
 _BY_GROUP = ("gradient", "curvature", "moments")
 _INFORMATION = (
@@ -149,7 +148,7 @@ class ConfirmatoryTrait(LatentTrait):
             If the settings cannot be combined with it.
         """
         if structure.pattern is not None:
-            model = _adapt_to_pattern(model, structure, structure.pattern)
+            model = adapt_to_pattern(model, structure, structure.pattern)
         what = "{items}" if structure.pattern is None else "{pattern}"
         what = "{group}" if structure.groups else what
         what = what if structure.covariates is None else "{covariates}"
@@ -272,9 +271,9 @@ class ConfirmatoryTrait(LatentTrait):
             self._check_own_offsets(first, design)
         weights, offsets = state.params.weights, state.params.offsets
         if self.structure.pattern is not None:
-            weights = np.where(weights == 0, 0.0, _START_SLOPE + _START_SPREAD * weights)
+            weights = np.where(weights == 0, 0.0, START_SLOPE + START_SPREAD * weights)
         elif weights.shape[1] == 1:
-            weights = np.where(weights == 0, 0.0, _START_SLOPE)
+            weights = np.where(weights == 0, 0.0, START_SLOPE)
         items = np.tile(self._make_first_items(weights, offsets), (self.n_groups, 1, 1))
         items = design.fill(design.collect(items))
         params = state.params
@@ -388,11 +387,10 @@ class ConfirmatoryTrait(LatentTrait):
         mean, covariance = get_traits(params)
         items = self._update_items(design, state, statistics)
         is_resolved = represents_all_scales(params, state.working, statistics)
-        if is_resolved or not design.is_expanded:
-            mean, covariance = estimate_traits(design, mean, covariance, values["moments"])
-        if design.is_expanded and is_resolved:
-            items, mean, covariance = absorb_traits(design, items, mean, covariance)
-            items = design.fill(design.collect(items))
+        items, mean, covariance = update_traits(
+            design, items, mean, covariance, values["moments"], is_resolved
+        )
+        items = design.fill(design.collect(items))
         return self._finish_update(design, state, with_groups(params, items, mean, covariance))
 
     def _finish_update(
@@ -440,12 +438,10 @@ class ConfirmatoryTrait(LatentTrait):
             mean.reshape(n, q),
             root.reshape(n, q, q),
         )
-        root[:, range(q), range(q)] = np.maximum(root[:, range(q), range(q)], _MIN_ROOT)
+        n_standard = 0
         if self.structure.pattern is not None and self.correlations == "free":
-            n_standard = n if self.invariance == "configural" else 1  # variances of 1
-            root[:n_standard] /= np.linalg.norm(root[:n_standard], axis=2, keepdims=True)
-        covariance = root @ root.transpose(0, 2, 1)
-        return with_groups(params, items, mean.reshape(n, q), covariance)
+            n_standard = n if self.invariance == "configural" else 1
+        return with_groups(params, items, mean, compose_covariances(root, n_standard))
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Continue with more nodes if they are needed."""
@@ -463,7 +459,7 @@ class ConfirmatoryTrait(LatentTrait):
         design = self._get_design(state)
         pattern = self.structure.pattern
         if pattern is not None and not has_equal_slopes_across_traits(pattern.slopes):
-            return _choose_signs(params)
+            return choose_signs(params)
         if not design.is_rotatable:
             return params
         items, (mean, covariance) = get_items(params), get_traits(params)
@@ -511,7 +507,7 @@ class ConfirmatoryTrait(LatentTrait):
         names = (*_INFORMATION, *_RESIDUALS, *(() if self.structure.groups else _COUNTS))
         kept = {name: v for name, v in sums.values.items() if name in names}
         if self.structure.pattern is not None:
-            kept |= _convert_code_moments(kept, root)
+            kept |= convert_code_moments(kept, root)
         kept["group_informing"] = sums.values["weight_informing"]
         kept["group_weight"] = np.array(block.weight)
         values = {**self._place_values(kept, _INFORMATION, block), "gradient": gradient}
@@ -649,7 +645,7 @@ class ConfirmatoryTrait(LatentTrait):
             "s_x2_missing": _NOT_WITH_STRUCTURE,
         }
         if not self.structure.groups:
-            found |= _describe_traits(state.params)
+            found |= describe_traits(state.params)
         if state.auxiliary["has_sampling_weights"]:
             found["aic_missing"] = "the rows have sampling weights"
         else:
@@ -658,7 +654,7 @@ class ConfirmatoryTrait(LatentTrait):
         return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
 
 
-def _describe_traits(params: LatentTraitParams) -> dict[str, list[float]]:
+def describe_traits(params: LatentTraitParams) -> dict[str, list[float]]:
     """Return mean and covariance of the traits of all rows, and their standard errors."""
     names = ("trait_mean", "trait_covariance")
     values = {name: getattr(params, name)[0].ravel() for name in names}
@@ -717,7 +713,7 @@ def with_groups(
     )
 
 
-def _adapt_to_pattern(
+def adapt_to_pattern(
     model: LatentTrait, structure: Structure, pattern: LoadingPattern
 ) -> LatentTrait:
     """Set the number of traits and the kind of correlations, and check that all are identified."""
@@ -773,7 +769,7 @@ def _reduce_pattern(structure: Structure, correlations: str) -> TraitBlocks | No
     return blocks if is_smaller else None
 
 
-def _convert_code_moments(sums: Arrays, root: Array) -> Arrays:
+def convert_code_moments(sums: Arrays, root: Array) -> Arrays:
     """Convert sums of the codes of u to those of the traits x = L u."""
     return {
         "codes": root @ sums["codes"],
@@ -782,7 +778,7 @@ def _convert_code_moments(sums: Arrays, root: Array) -> Arrays:
     }
 
 
-def _choose_signs(params: LatentTraitParams) -> LatentTraitParams:
+def choose_signs(params: LatentTraitParams) -> LatentTraitParams:
     """Reverse traits whose slopes in the first group have a negative sum."""
     items, (mean, covariance) = get_items(params), get_traits(params)
     signs = np.where(params.weights.sum(axis=0) < 0, -1.0, 1.0)

@@ -113,7 +113,19 @@ class TraitGroup(NamedTuple):
     @property
     def items(self) -> TraitItems:
         """Weights and offsets of the items as functions of u."""
-        return TraitItems(self.weights @ self.root, self.offsets + self.weights @ self.mean)
+        return self.standardize_weights(self.weights, self.offsets)
+
+    def standardize_weights(self, weights: Array, offsets: Array) -> TraitItems:
+        """Return weights, (n, q), and offsets, (n,), of functions of x as functions of u."""
+        return TraitItems(weights @ self.root, offsets + weights @ self.mean)
+
+    def standardize(self, items: LevelItems) -> LevelItems:
+        """Return items with several levels, or continuous, as functions of u instead of x."""
+        own, gaussians = self.standardize_weights(items.weights, items.offsets), items.gaussians
+        if gaussians is not None:
+            moved = self.standardize_weights(gaussians.weights, gaussians.offsets)
+            gaussians = gaussians._replace(weights=moved.weights, offsets=moved.offsets)
+        return items._replace(weights=own.weights, offsets=own.offsets, gaussians=gaussians)
 
     def to_traits(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
         """Convert means, (n_samples, q), and covariances of u to those of x."""

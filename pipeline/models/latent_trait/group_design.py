@@ -17,6 +17,7 @@ Flags = NDArray[np.bool_]
 _MAX_STEP_LENGTH = 1.0  # largest root mean square change of w·x + b in a group
 _RIDGE = 1e-9  # of the trace; gives a solution to items with hardly any curvature
 MIN_VARIANCE = 1e-12  # of a trait; no row informs about a trait without weights
+_MIN_ROOT = 1e-3  # of the diagonal of a Cholesky factor after an extrapolation
 _MAX_SCORING_STEPS, _SCORING_TOLERANCE = 20, 1e-12
 
 
@@ -361,6 +362,48 @@ def absorb_traits(
     else:
         covariance[first] = convert_to_correlation(covariance[first])
     return items, mean, covariance
+
+
+def update_traits(
+    design: GroupDesign,
+    items: Array,
+    mean: Array,
+    covariance: Array,
+    moments: Array,
+    is_resolved: bool,
+) -> tuple[Array, Array, Array]:
+    """M-step for the traits: estimate them, and if the model is expanded, absorb them in the items.
+
+    Parameters
+    ----------
+    items
+        New slopes and offsets of all groups, (n_groups, n_features, width).
+    mean, covariance, moments
+        See `estimate_traits`.
+    is_resolved
+        Whether the nodes resolve the items, so that the scale of the traits can be estimated.
+
+    Returns
+    -------
+    tuple
+        The items, μ_g and Σ_g.
+    """
+    if is_resolved or not design.is_expanded:
+        mean, covariance = estimate_traits(design, mean, covariance, moments)
+    if design.is_expanded and is_resolved:
+        return absorb_traits(design, items, mean, covariance)
+    return items, mean, covariance
+
+
+def compose_covariances(root: Array, n_standard: int) -> Array:
+    """Return covariances, (n_groups, q, q), given Cholesky factors L_g after an extrapolation.
+
+    The traits of the first `n_standard` groups have variances of 1.
+    """
+    root, q = root.copy(), root.shape[1]
+    root[:, range(q), range(q)] = np.maximum(root[:, range(q), range(q)], _MIN_ROOT)
+    root[:n_standard] /= np.linalg.norm(root[:n_standard], axis=2, keepdims=True)
+    return np.asarray(root @ root.transpose(0, 2, 1))
 
 
 def convert_to_correlation(covariance: Array) -> Array:

@@ -65,9 +65,13 @@ class TraitPlaces(NamedTuple):
     n_parameters: int
 
 
-def place_traits(design: GroupDesign) -> TraitPlaces:
-    """Number the free entries of the distributions of the traits."""
-    n_groups, q, n = len(design.index), design.n_components, design.n_free
+def place_traits(design: GroupDesign, n_item_parameters: int | None = None) -> TraitPlaces:
+    """Number the free entries of the distributions of the traits.
+
+    They follow the parameters of items: those of the design, or another number.
+    """
+    n_groups, q = len(design.index), design.n_components
+    n = design.n_free if n_item_parameters is None else n_item_parameters
     mean = np.full((n_groups, q), -1)
     root = np.full((n_groups, q, q), -1)
     rows, columns = np.tril_indices(q)
@@ -167,9 +171,7 @@ def compute_group_errors(
         constraints = list_axis_constraints(design, items, len(total))
     elif design.has_free_correlation.any():
         constraints = list_variance_constraints(design, places, root)
-        # Each row of L has a length of 1; where the prior of slopes resists, this has a multiplier.
-        multipliers = (constraints @ slope)[:, None] * (constraints != 0)
-        total[np.diag_indices_from(total)] += multipliers.sum(axis=0)
+        total[np.diag_indices_from(total)] += sum_multipliers(constraints, slope)
     inverse, is_unknown = invert_group_information(total, constraints)
     if products is not None:
         inverse = inverse @ products @ inverse
@@ -204,6 +206,24 @@ def collect_errors(
 ) -> GroupErrors:
     """Return the standard errors, given the covariance of all parameters."""
     variance = np.append(np.where(is_unknown, np.nan, np.diag(covariance)), 0.0)
+    padded = np.pad(np.where(is_unknown, np.nan, covariance), (0, 1))
+    first = design.index[0]
+    return GroupErrors(
+        np.sqrt(variance[design.index]),
+        np.sqrt(variance[places.mean]),
+        compute_covariance_errors(design, places, root, covariance, is_unknown),
+        padded[first[:, :, None], first[:, None]],
+    )
+
+
+def compute_covariance_errors(
+    design: GroupDesign,
+    places: TraitPlaces,
+    root: Array,
+    covariance: Array,
+    is_unknown: NDArray[np.bool_],
+) -> Array:
+    """Return the standard errors of Σ_g, (n_groups, q, q), given the covariance of parameters."""
     n_groups, q, _ = root.shape
     errors = np.zeros((n_groups, q, q))
     for group in range(n_groups):
@@ -223,14 +243,7 @@ def collect_errors(
                 errors[group, b, c] = errors[group, c, b] = np.sqrt(max(value, 0.0))
         if design.has_free_correlation[group]:
             np.fill_diagonal(errors[group], 0.0)
-    padded = np.pad(np.where(is_unknown, np.nan, covariance), (0, 1))
-    first = design.index[0]
-    return GroupErrors(
-        np.sqrt(variance[design.index]),
-        np.sqrt(variance[places.mean]),
-        errors,
-        padded[first[:, :, None], first[:, None]],
-    )
+    return errors
 
 
 def list_axis_constraints(design: GroupDesign, items: Array, n_parameters: int) -> Array:
@@ -245,6 +258,15 @@ def list_axis_constraints(design: GroupDesign, items: Array, n_parameters: int) 
             np.add.at(gradient, index[:, b], items[group, :, a])
             constraints.append(gradient[:-1])
     return np.array(constraints).reshape(-1, n_parameters)
+
+
+def sum_multipliers(constraints: Array, slope: Array) -> Array:
+    """Return what the constraints of `list_variance_constraints` add to the diagonal, (p,).
+
+    Each row of L has a length of 1. Where the prior of slopes resists, this has a multiplier.
+    `slope` is the gradient of the log-likelihood, (p,).
+    """
+    return np.asarray(((constraints @ slope)[:, None] * (constraints != 0)).sum(axis=0))
 
 
 def list_variance_constraints(design: GroupDesign, places: TraitPlaces, root: Array) -> Array:

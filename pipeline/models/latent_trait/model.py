@@ -143,6 +143,7 @@ Array = NDArray[np.float64]
 _CONFIRMATORY_CLASS = "pipeline.models.latent_trait.confirmatory:ConfirmatoryTrait"
 _ASYMPTOTE_CLASS = "pipeline.models.latent_trait.asymptotes:AsymptoteTrait"
 _ORDINAL_CLASS = "pipeline.models.latent_trait.levels.model:OrdinalTrait"
+_ORDINAL_PATTERN_CLASS = "pipeline.models.latent_trait.levels.confirmatory:ConfirmatoryOrdinalTrait"
 _REGRESSION_CLASS = "pipeline.models.latent_trait.latent_regression:LatentRegression"
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
@@ -315,7 +316,7 @@ class LatentTrait(Model):
             self.check_unused_settings("invariance", "free", "traits")
         kind: Any = None
         if not are_binary(structure.features):
-            kind = resolve_name(_ORDINAL_CLASS)
+            kind = resolve_name(_ORDINAL_PATTERN_CLASS if has_pattern else _ORDINAL_CLASS)
         elif self.items != "graded":
             raise FitError(
                 f"No feature has more than two levels, so no item is {self.items}. Leave the kind "
@@ -699,9 +700,8 @@ class LatentTrait(Model):
         X, observed = unpack_answers(params, block)
         group = params.get_group(block.segment)
         if params.n_levels is not None:
-            posterior: Any = compute_level_posterior(
-                X, observed, params.get_level_items(self.items)
-            )
+            level_items = group.standardize(params.get_level_items(self.items))
+            posterior: Any = compute_level_posterior(X, observed, level_items)
         elif group.asymptotes is not None:
             posterior = posterior_with_asymptotes(X, observed, group.items, group.asymptotes)
         elif params.weights.shape[1] <= MAX_COMPONENTS:
@@ -755,9 +755,8 @@ class LatentTrait(Model):
         group = params.get_group(block.segment)
         items = group.items
         if params.n_levels is not None:
-            posterior: Any = compute_level_posterior(
-                X, observed, params.get_level_items(self.items)
-            )
+            level_items = group.standardize(params.get_level_items(self.items))
+            posterior: Any = compute_level_posterior(X, observed, level_items)
         elif params.weights.shape[1] <= MAX_COMPONENTS:
             if group.asymptotes is None:
                 means = group.compute_row_means(block.covariates)

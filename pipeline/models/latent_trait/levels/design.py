@@ -59,6 +59,8 @@ class LevelDesign:
         Number of planes of each item, (n_features,), 0 if it is continuous.
     n_components
         Number of traits, q.
+    are_priors_shared
+        Whether a slope of several items has one prior, not one per item.
     """
 
     matrix: scipy.sparse.csr_array
@@ -66,6 +68,7 @@ class LevelDesign:
     is_slope: NDArray[np.bool_]
     n_planes: Indices
     n_components: int
+    are_priors_shared: bool = False
 
     @property
     def n_free(self) -> int:
@@ -80,8 +83,10 @@ class LevelDesign:
         return np.repeat(np.concatenate([items, continuous]), self.n_components + 1)
 
     @property
-    def n_items_of_slope(self) -> Array:
-        """Number of items that have each slope, 0 for other parameters, (n_free,)."""
+    def n_priors(self) -> Array:
+        """Number of priors of each slope, 0 for other parameters, (n_free,)."""
+        if self.are_priors_shared:
+            return self.is_slope.astype(np.float64)
         rows, columns = self.matrix.nonzero()
         pairs = np.unique(np.stack([self.item_of_row[rows], columns]), axis=1)
         counts = np.bincount(pairs[1], minlength=self.n_free)
@@ -110,6 +115,7 @@ def make_level_design(
     n_components: int,
     kind: ItemKind,
     equal_slopes: bool,
+    loadings: Indices | None = None,
 ) -> LevelDesign:
     """Return the design of items of a kind.
 
@@ -122,6 +128,9 @@ def make_level_design(
     n_components, kind, equal_slopes
         As in the settings of the model. Items with a single level in the data are pinned at their
         margins. Continuous items have slopes of their own in any case.
+    loadings
+        Number of each slope, (n_features, n_components), see `LoadingPattern.slopes`; None if all
+        items load on all traits. Nominal items have no numbers.
     """
     forms: list[tuple[list[Form], list[Form]]] = [
         ([{("slope", item): 1.0}, {}], [{("offset", item): 1.0}, {("deviation", item): 1.0}])
@@ -148,7 +157,8 @@ def make_level_design(
             else:
                 forms[item] = _list_baseline_forms(present, m, item, slope, kind == "nominal")
     order = np.argsort(n_planes == 0, kind="stable")
-    return _assemble([forms[item] for item in order.tolist()], n_planes, n_components)
+    own = None if loadings is None else loadings[order]
+    return _assemble([forms[item] for item in order.tolist()], n_planes, n_components, own)
 
 
 def _pin_item(counts: Array, kind: ItemKind) -> tuple[list[Form], list[Form]]:
@@ -256,7 +266,10 @@ def _combine(
 
 
 def _assemble(
-    forms: Sequence[tuple[list[Form], list[Form]]], n_planes: Indices, n_components: int
+    forms: Sequence[tuple[list[Form], list[Form]]],
+    n_planes: Indices,
+    n_components: int,
+    loadings: Indices | None,
 ) -> LevelDesign:
     """Number the parameters in the order in which they occur."""
     width = n_components + 1
@@ -265,11 +278,15 @@ def _assemble(
     entries: list[tuple[int, int, float]] = []
     constant = np.zeros(sum(len(weights) for weights, _ in forms) * width)
     row = 0
-    for weights, offsets in forms:
+    for item, (weights, offsets) in enumerate(forms):
         for weight, offset in zip(weights, offsets, strict=True):
             for component in range(n_components):
+                number = None if loadings is None else int(loadings[item, component])
+                if number == -1:
+                    continue
                 for key, value in weight.items():
-                    place = places.setdefault((key, component), len(places))
+                    name = (key, component) if number is None else ("loading", number)
+                    place = places.setdefault(name, len(places))
                     is_slope += [True] * (place == len(is_slope))
                     entries.append((row + component, place, value))
             for key, value in offset.items():
@@ -283,4 +300,5 @@ def _assemble(
     rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
     shape = (len(constant), len(places))
     matrix = scipy.sparse.coo_array((np.array(values), (rows, columns)), shape=shape).tocsr()
-    return LevelDesign(matrix, constant, np.array(is_slope, np.bool_), n_planes, n_components)
+    slopes, are_shared = np.array(is_slope, np.bool_), loadings is not None
+    return LevelDesign(matrix, constant, slopes, n_planes, n_components, are_shared)

@@ -26,7 +26,6 @@ from pipeline.models.latent_trait.fit_statistics import (
     explain_missing_s_x2,
     maximize_quadratic,
 )
-from pipeline.models.latent_trait.levels.design import LevelDesign
 from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     compute_level_probabilities,
@@ -53,9 +52,14 @@ class LevelModel(NamedTuple):
     items, nodes
         The items, and a discrete approximation of the prior of the traits.
     jacobian
-        Derivatives of weights and offsets of planes, (n_planes (q + 1), n_free).
+        Derivatives of weights and offsets of planes, (n_planes (q + 1), n_parameters).
     level_counts
         Number of rows with each level of each item, (n_levels,).
+    n_item_parameters
+        Number of the parameters of items, if the last ones are of traits; None if all are.
+    constraints
+        Gradients of what stays 0, (n_constraints, n_parameters); None if rotations of the traits
+        change nothing.
     """
 
     features: Indices
@@ -64,10 +68,18 @@ class LevelModel(NamedTuple):
     nodes: Nodes
     jacobian: scipy.sparse.csr_array
     level_counts: Array
+    n_item_parameters: int | None = None
+    constraints: Array | None = None
 
     @classmethod
-    def from_design(
-        cls, design: LevelDesign, items: LevelItems, nodes: Nodes, level_counts: Array
+    def from_jacobian(
+        cls,
+        jacobian: scipy.sparse.csr_array,
+        items: LevelItems,
+        nodes: Nodes,
+        level_counts: Array,
+        n_item_parameters: int | None = None,
+        constraints: Array | None = None,
     ) -> LevelModel:
         """Select the items that have several levels in the data."""
         n_planes = items.n_planes
@@ -79,10 +91,11 @@ class LevelModel(NamedTuple):
         chosen = LevelItems(
             items.weights[planes], items.offsets[planes], n_planes[is_varying], items.is_cumulative
         )
-        rows = np.repeat(np.repeat(is_varying, n_planes), design.n_components + 1)
+        rows = np.repeat(np.repeat(is_varying, n_planes), items.weights.shape[1] + 1)
         counts = level_counts[np.repeat(is_varying, n_planes + 1)]
-        jacobian = design.matrix[np.flatnonzero(rows)]
-        return cls(np.flatnonzero(is_varying), planes, chosen, nodes, jacobian, counts)
+        own = jacobian[np.flatnonzero(rows)]
+        features = np.flatnonzero(is_varying)
+        return cls(features, planes, chosen, nodes, own, counts, n_item_parameters, constraints)
 
     @property
     def firsts(self) -> Indices:
@@ -360,7 +373,9 @@ def _differentiate_statistics(model: LevelModel, kept: Indices) -> scipy.sparse.
 
 
 def _find_identifiable_directions(model: LevelModel) -> Array:
-    """Return a basis of the free parameters orthogonal to rotations of the traits."""
+    """Return a basis of the parameters within the constraints, or orthogonal to rotations."""
+    if model.constraints is not None:
+        return np.asarray(scipy.linalg.null_space(model.constraints))
     weights, n_free = model.items.weights, model.jacobian.shape[1]
     n_planes, q = weights.shape
     rotations = np.zeros((math.comb(q, 2), n_planes, q + 1))

@@ -84,7 +84,7 @@ def _count_parameters(model: LevelModel) -> Indices:
     """Return how many free parameters each item has, (n,), including those shared with others."""
     width = model.nodes.points.shape[1] + 1
     owners = np.repeat(np.arange(len(model.features)), model.items.n_planes * width)
-    rows, columns = model.jacobian.nonzero()
+    rows, columns = model.jacobian[:, : model.n_item_parameters].nonzero()
     pairs = np.unique(np.stack([owners[rows], columns]), axis=1)
     return np.bincount(pairs[0], minlength=len(model.features))
 

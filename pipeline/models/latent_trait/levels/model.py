@@ -69,6 +69,7 @@ from pipeline.models.latent_trait.levels.fit_statistics import (
 )
 from pipeline.models.latent_trait.levels.item_fit import compute_level_item_fit
 from pipeline.models.latent_trait.levels.params import (
+    Matrix,
     map_to_items,
     map_to_thresholds,
     with_forms,
@@ -85,6 +86,7 @@ from pipeline.models.latent_trait.standard_errors import (
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.logistic.categories.curves import (
+    LevelItems,
     choose_level_lattice,
     compute_item_information,
     compute_level_node_posterior,
@@ -122,7 +124,7 @@ Indices = NDArray[np.int64]
 
 _START_SLOPE, _START_SCALE = 1.0, 1.15  # of offsets, because a slope makes margins less extreme
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the nodes of the first stage
-_LAST_STRETCH = {1: 0.85, 2: 0.75, 3: 0.75}  # of those of the last; flat optima need fine nodes
+LAST_STRETCH = {1: 0.85, 2: 0.75, 3: 0.75}  # of those of the last; flat optima need fine nodes
 _MAX_SPACING_RATIO = 1.2  # of the nodes before a stage with new ones
 _STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has converged
 
@@ -150,13 +152,12 @@ class OrdinalTrait(LatentTrait):
         """
         for name, value in (
             ("covariates", structure.covariates),
-            ("pattern", structure.pattern),
             ("items", structure.known_items),
             ("group", structure.groups or None),
         ):
             if value is not None:
                 raise _refuse(f"{{{name}}}", name)
-        for name in ("guessing", "slipping", "estimator", "correlations"):
+        for name in ("guessing", "slipping", "estimator"):
             value = getattr(model, name)
             if value not in (getattr(LatentTrait, name), "quadrature"):
                 raise _refuse(f"{{{name}={value}}}", name)
@@ -166,7 +167,8 @@ class OrdinalTrait(LatentTrait):
                 f"most {MAX_COMPONENTS}.",
                 parameter="components",
             )
-        if model.items == "rating-scale" and model.equal_slopes == "no":
+        has_pattern = structure.pattern is not None
+        if model.items == "rating-scale" and model.equal_slopes == "no" and not has_pattern:
             raise FitError(
                 "Items of a rating scale have the same slope. Set {equal_slopes=yes}.",
                 parameter="equal_slopes",
@@ -313,13 +315,17 @@ class OrdinalTrait(LatentTrait):
         if self.nodes:
             grid = NodeGrid(self.nodes, state.params.weights.shape[1]).make_working_state()
             return replace(state, working={**state.working, **grid})
-        nodes = make_level_nodes(state.params.get_level_items(self.items), stretch)
+        nodes = make_level_nodes(self._get_items(state.params), stretch)
         spacing = self._choose_spacing(state.params, stretch)
         own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
         return replace(state, working={**state.working, **nodes._asdict(), **own})
 
+    def _get_items(self, params: LatentTraitParams) -> LevelItems:
+        """Return the items as functions of the standard traits, which the nodes are of."""
+        return params.get_group(0).standardize(params.get_level_items(self.items))
+
     def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
-        return choose_level_lattice(params.get_level_items(self.items), stretch).spacing
+        return choose_level_lattice(self._get_items(params), stretch).spacing
 
     def _has_coarse_nodes(self, state: FitState, max_ratio: float) -> bool:
         """Return whether the nodes are farther apart than the items allow, by more than a ratio."""
@@ -350,7 +356,7 @@ class OrdinalTrait(LatentTrait):
         own = _replace_weights(params, params.weights @ params.axes.T, params.offsets)
         own = with_forms(own, forms, self.items)
         state = replace(state, params=own, working={"held_out": np.array(0.0)})
-        return self._choose_nodes(state, _LAST_STRETCH[params.weights.shape[1]])
+        return self._choose_nodes(state, LAST_STRETCH[params.weights.shape[1]])
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -358,7 +364,7 @@ class OrdinalTrait(LatentTrait):
         """Run the E-step on the rows of a block, and score the held-out rows."""
         nodes = nodes_from_working(working)
         assert nodes is not None
-        run = partial(_run_e_step, params, self.items, nodes)
+        run = partial(_run_e_step, params, self._get_items(params), nodes)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
@@ -389,13 +395,19 @@ class OrdinalTrait(LatentTrait):
             points = traits.standardize(points)
         node_sums = LevelSums(sums["ones"], sums["mass"], sums["squares"])
         forms = take_level_steps(design, items, points, node_sums, self.prior_precision)
-        params = with_forms(params, forms, self.items)
-        diverging = np.flatnonzero(np.linalg.norm(params.weights, axis=1) > MAX_SLOPE)
-        auxiliary = {**state.auxiliary, "diverging": diverging}
+        return self._finish_update(state, with_forms(params, forms, self.items))
+
+    def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
+        """Return the state with new parameters, and the features whose slopes diverge."""
+        slopes = np.linalg.norm(params.get_group(0).items.weights, axis=1)
+        auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(slopes > MAX_SLOPE)}
         return replace(state, params=params, auxiliary=auxiliary)
 
     def pack_params(self, params: LatentTraitParams) -> Array:
         """Return weights and offsets of all forms side by side, (n_forms, n_components + 1)."""
+        return self._stack_forms(params)
+
+    def _stack_forms(self, params: LatentTraitParams) -> Array:
         return params.get_level_items(self.items).to_forms()
 
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
@@ -406,7 +418,7 @@ class OrdinalTrait(LatentTrait):
         """Continue with more components, or with nodes for items that became too steep."""
         if state.working["held_out"] > 0:
             return self._add_component(state, statistics)
-        stretch = _LAST_STRETCH[state.params.weights.shape[1]]
+        stretch = LAST_STRETCH[state.params.weights.shape[1]]
         is_last = self.nodes or float(state.working["stretch"]) == stretch
         if is_last and not self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
             return None
@@ -422,7 +434,7 @@ class OrdinalTrait(LatentTrait):
         if params.weights.shape[1] == 1 and self.items != "nominal":
             thresholds = map_to_thresholds(self._get_design(state), self.items)
             slopes = np.repeat(params.weights[:, 0], self.n_planes)
-            offsets = thresholds @ self.pack_params(params).reshape(-1)
+            offsets = thresholds @ self._stack_forms(params).reshape(-1)
             params = replace(params, level_difficulty=compute_difficulties(slopes, offsets))
         if params.difficulty is not None and self._has_continuous:
             difficulty = np.where(self.n_planes > 0, params.difficulty, np.nan)
@@ -470,7 +482,7 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """MAP: sum the information about the parameters, and the residuals."""
-        items, nodes = params.get_level_items(self.items), nodes_from_working(working)
+        items, nodes = self._get_items(params), nodes_from_working(working)
         assert nodes is not None
         X, observed = unpack_answers(params, block)
         of_all = compute_level_node_posterior(X, observed, items, nodes)
@@ -495,7 +507,8 @@ class OrdinalTrait(LatentTrait):
         clusters, places = None, None
         if block.clusters is not None and block.has_sampling_weights:
             clusters, places = np.unique(block.clusters, return_inverse=True)
-        scores = sum_level_scores(X, observed, items, nodes, design.matrix, row_weights, places)
+        jacobian = self._differentiate_forms(design, params)
+        scores = sum_level_scores(X, observed, items, nodes, jacobian, row_weights, places)
         names = ("spread", "products", "curvature", "weighted_products")
         sums = Sums.from_block(
             block, log_likelihood, {**values, **{name: getattr(scores, name) for name in names}}
@@ -504,17 +517,36 @@ class OrdinalTrait(LatentTrait):
             return sums
         return ClusteredSums.from_sums(sums, clusters, scores.cluster_scores)
 
+    def _count_parameters(self, design: LevelDesign) -> int:
+        """Count the identifiable parameters, that is, without rotations of the traits."""
+        return design.n_free - math.comb(design.n_components, 2)
+
+    def _differentiate_forms(self, design: LevelDesign, params: LatentTraitParams) -> Matrix:
+        """Return the derivatives of the items of u by all parameters, (n_forms (q + 1), p)."""
+        return design.matrix
+
+    def _list_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array | None:
+        """Return the gradients of what stays 0, (n_constraints, p); None if these are the axes."""
+        return None
+
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
         design, params = self._get_design(state), state.params
-        items, nodes = params.get_level_items(self.items), nodes_from_working(state.working)
+        nodes = nodes_from_working(state.working)
         assert nodes is not None
         params = replace(params, **compute_residual_fit(statistics))
         found = self._compute_likelihood_statistics(design, state, statistics)
         if self._has_continuous:
             found |= dict.fromkeys(("m2_missing", "s_x2_missing"), "some items are continuous")
         else:
-            model = LevelModel.from_design(design, items, nodes, state.auxiliary["level_counts"])
+            model = LevelModel.from_jacobian(
+                self._differentiate_forms(design, params),
+                self._get_items(params),
+                nodes,
+                state.auxiliary["level_counts"],
+                design.n_free,
+                self._list_constraints(design, params),
+            )
             params = replace(params, **self._compute_item_fit(model, state, statistics))
             is_sampled = bool(state.auxiliary["has_sampling_weights"])
             rank = found["n_parameters"]
@@ -553,7 +585,7 @@ class OrdinalTrait(LatentTrait):
         self, design: LevelDesign, state: FitState, statistics: Sums
     ) -> dict[str, Any]:
         params, q = state.params, state.params.weights.shape[1]
-        rank, log_likelihood = design.n_free - math.comb(q, 2), statistics.objective
+        rank, log_likelihood = self._count_parameters(design), statistics.objective
         found: dict[str, Any] = {
             "log_likelihood": log_likelihood,
             "n_parameters": rank,
@@ -573,31 +605,23 @@ class OrdinalTrait(LatentTrait):
     def _invert(
         self, design: LevelDesign, state: FitState, statistics: Sums, form: str
     ) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the covariance of the free parameters, and which the data do not determine."""
-        sums, params = statistics.values, state.params
-        scale = statistics.weight / max(float(sums["weight_informing"]), 1.0)
-        products = scale * sums["products"]
-        information = products
-        if form != "crossproduct":
-            information = scale * (sums["curvature"] - sums["spread"]) + products
-        information = information + np.diag(self.prior_precision * design.n_items_of_slope)
-        q, to_weights = design.n_components, self._map_to_weights(design)
-        constraints = [
-            params.weights[:, b] @ to_weights[a::q] + params.weights[:, a] @ to_weights[b::q]
-            for a, b in combinations(range(q), 2)
-        ]
-        stacked = np.array(constraints).reshape(-1, design.n_free)
+        """Return the covariance of all parameters, and which the data do not determine."""
+        information = self._sum_information(design, state, statistics, form)
+        constraints = self._list_constraints(design, state.params)
+        if constraints is None:
+            constraints = self._list_axis_constraints(design, state.params)
         # Items whose weights diverge have no errors, and must not spoil those of others.
         is_left_out = np.isin(design.item_of_row, self._find_without_errors(state))
-        is_free = np.asarray(abs(design.matrix)[~is_left_out].sum(axis=0)) > 0
+        jacobian = self._differentiate_forms(design, state.params)
+        is_free = np.asarray(abs(jacobian)[~is_left_out].sum(axis=0)) > 0
         covariance = np.zeros_like(information)
-        is_unknown = np.ones(design.n_free, np.bool_)
+        is_unknown = np.ones(len(information), np.bool_)
         places = np.ix_(is_free, is_free)
         covariance[places], is_unknown[is_free] = invert_group_information(
-            information[places], stacked[:, is_free]
+            information[places], constraints[:, is_free]
         )
         if form == "sandwich":
-            middle = scale * sums["weighted_products"]
+            middle = _compute_scale(statistics) * statistics.values["weighted_products"]
             if isinstance(statistics, ClusteredSums):
                 middle = statistics.sum_score_products()
             covariance = covariance @ middle @ covariance
@@ -607,10 +631,28 @@ class OrdinalTrait(LatentTrait):
         """Return the features that have no standard errors because of their estimates."""
         return np.union1d(state.auxiliary["diverging"], self._find_bounded(state.params))
 
-    def _map_to_weights(self, design: LevelDesign) -> Array:
-        """Return the derivatives of the weights of items, (n_features q, n_free)."""
-        to_weights, _ = map_to_items(self.n_planes, design.n_components, self.items)
-        return np.asarray((to_weights @ design.matrix).toarray())
+    def _sum_information(
+        self, design: LevelDesign, state: FitState, statistics: Sums, form: str
+    ) -> Array:
+        """Return the information of all rows and of the prior about all parameters, (p, p)."""
+        sums, scale = statistics.values, _compute_scale(statistics)
+        information = scale * sums["products"]
+        if form != "crossproduct":
+            information = scale * (sums["curvature"] - sums["spread"]) + information
+        prior = np.zeros(len(information))
+        prior[: design.n_free] = self.prior_precision * design.n_priors
+        return information + np.diag(prior)
+
+    def _list_axis_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array:
+        """Return the gradients of Σ_i w_ia w_ib for a < b, (q (q − 1) / 2, n_free)."""
+        q = design.n_components
+        to_weights, _ = map_to_items(self.n_planes, q, self.items)
+        jacobian = (to_weights @ design.matrix).toarray()
+        constraints = [
+            params.weights[:, b] @ jacobian[a::q] + params.weights[:, a] @ jacobian[b::q]
+            for a, b in combinations(range(q), 2)
+        ]
+        return np.array(constraints).reshape(-1, design.n_free)
 
     def _collect_errors(
         self,
@@ -646,7 +688,7 @@ class OrdinalTrait(LatentTrait):
             arrays["deviations_error"] = params.deviations * by_form[len(of_planes) + 1 :: 2, -1]
         if q == 1:
             # The derivatives of −b / w.
-            flat, slopes = self.pack_params(params).reshape(-1), params.weights[:, 0]
+            flat, slopes = self._stack_forms(params).reshape(-1), params.weights[:, 0]
             slopes = np.where(slopes == 0, np.finfo(float).tiny, slopes)
 
             def differentiate_ratio(to_form: Any, owners: Indices) -> Any:
@@ -660,8 +702,8 @@ class OrdinalTrait(LatentTrait):
                 thresholds = map_to_thresholds(design, self.items)
                 own = differentiate_ratio(thresholds, of_planes)
                 arrays["level_difficulty_error"] = compute_errors(own, of_planes)
-        is_missing = np.isnan(arrays["weights_error"]).any(axis=1) & ~is_left_out
-        is_missing[state.auxiliary["constant"]] = False
+        is_estimated = np.asarray(abs(to_weights @ J).sum(axis=1)).reshape(-1, q) > 0
+        is_missing = (np.isnan(arrays["weights_error"]) & is_estimated).any(axis=1) & ~is_left_out
         return arrays, np.flatnonzero(is_missing)
 
 
@@ -673,11 +715,15 @@ def _refuse(what: str, parameter: str) -> FitError:
     )
 
 
+def _compute_scale(statistics: Sums) -> float:
+    """Return the number of rows per row whose scores are summed."""
+    return statistics.weight / max(float(statistics.values["weight_informing"]), 1.0)
+
+
 def _run_e_step(
-    params: LatentTraitParams, kind: ItemKind, nodes: Nodes, block: BinaryBlock
+    params: LatentTraitParams, items: LevelItems, nodes: Nodes, block: BinaryBlock
 ) -> Sums:
-    (X, observed), items = unpack_answers(params, block), params.get_level_items(kind)
-    row_weights = block.row_weights
+    (X, observed), row_weights = unpack_answers(params, block), block.row_weights
     counts = sum_node_statistics(X, observed, partial(tabulate_levels, items), nodes, row_weights)
     weights = np.ones(len(X)) if row_weights is None else row_weights
     log_likelihood = counts.log_likelihood + float(weights @ sum_common_terms(X, observed, items))

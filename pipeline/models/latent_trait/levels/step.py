@@ -52,7 +52,7 @@ def take_level_steps(
     sums
         Sums over rows at these nodes.
     prior_precision
-        Precision of the normal prior of every slope of every item.
+        Precision of the normal priors of slopes, see `LevelDesign.n_priors`.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def take_level_steps(
     if not design.n_free:
         return items.to_forms()
     J, free = design.matrix, design.collect(items.to_forms())
-    prior = prior_precision * design.n_items_of_slope
+    prior = prior_precision * design.n_priors
     n_sets, set_of_item, set_of_parameter = _find_independent_sets(design)
     counts = [
         count_levels_at_nodes(sums.ones, sums.mass, alike) for alike in iter_alike(design.n_planes)

@@ -20,6 +20,7 @@ from pipeline.errors import FitError
 from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION, GaussianItems
 from pipeline.random import RowRandom
+from tests.pipeline.models.latent_trait.test_ordinal_patterns import compute_hessian
 
 Floats = NDArray[np.float64]
 CONTINUOUS = ["income", "stress"]
@@ -154,6 +155,47 @@ def test_continuous_items_alone_are_factor_analysis() -> None:
     assert_allclose(covariance, expected.get_covariance(), atol=2e-3)
     log_likelihood = fitted.manifest["diagnostics"]["fit_statistics"]["log_likelihood"]
     assert_allclose(log_likelihood, expected.score(survey) * len(survey), rtol=1e-6)
+
+
+def test_a_loading_pattern_makes_it_confirmatory_factor_analysis() -> None:
+    """The likelihood has a closed form: the covariance of the items is Λ R Λᵀ + Ψ."""
+    rng = np.random.default_rng(4)
+    x = rng.multivariate_normal(np.zeros(2), [[1, 0.6], [0.6, 1]], 400)
+    Y = np.repeat(x, 3, axis=1) + rng.standard_normal((400, 6))
+    survey = pd.DataFrame(Y, columns=[f"y{j}" for j in range(6)]).astype(np.float32)
+    pattern = pd.DataFrame(
+        {"item": survey.columns, "A": ["a", "a", "1", 0, 0, 0], "B": [0, 0, 0, 1, 1, 1]}
+    )
+    fitted = lb.fit(make_data(survey), model="latent-trait", tol=1e-11, pattern=pattern.astype(str))
+    params = fitted.params
+    loads = params.weights != 0
+    rows = (survey.to_numpy(np.float64) - params.means) / params.scales
+
+    def stack(weights: Floats, offsets: Floats, deviations: Floats, covariance: Floats) -> Floats:
+        return np.concatenate([weights[loads][1:], offsets, deviations, covariance[0, 1, :1]])
+
+    def sum_rows(theta: Floats) -> float:
+        slopes, offsets, deviations, (r,) = np.split(theta, [5, 11, 17])
+        weights = np.zeros((6, 2))
+        weights[loads] = np.insert(slopes, 0, slopes[0])
+        covariance = weights @ np.array([[1, r], [r, 1]]) @ weights.T + np.diag(deviations**2)
+        nats = scipy.stats.multivariate_normal(offsets, covariance).logpdf(rows).sum()
+        return float(nats - len(rows) * np.log(params.scales).sum())
+
+    theta = stack(params.weights, params.offsets, params.deviations, params.trait_covariance)
+    found = fitted.manifest["diagnostics"]["fit_statistics"]
+    assert found["n_parameters"] == len(theta)
+    assert_allclose(sum_rows(theta), found["log_likelihood"], atol=1e-3)
+    covariance = np.linalg.inv(-compute_hessian(sum_rows, theta))
+    gradient = scipy.optimize.approx_fprime(theta, sum_rows, 1e-6)
+    assert np.abs(covariance @ gradient).max() < 1e-3
+    errors = stack(
+        params.weights_error,
+        params.offsets_error,
+        params.deviations_error,
+        params.trait_covariance_error,
+    )
+    assert_allclose(errors, np.sqrt(np.diag(covariance)), rtol=0.01)
 
 
 def test_units_of_values_do_not_matter(survey: pd.DataFrame, fitted: Any) -> None:

@@ -50,7 +50,7 @@ def make_items(n_planes: NDArray[np.int64], q: int, kind: ItemKind) -> LevelMode
         slopes = rng.normal(0.8, 0.4, slopes.shape)
     forms = design.fill(design.collect(np.column_stack([slopes, offsets])))
     items = LevelItems(forms[:, :-1], forms[:, -1], n_planes, kind == "graded")
-    return LevelModel.from_design(design, items, gauss_hermite(21, q), counts)
+    return LevelModel.from_jacobian(design.matrix, items, gauss_hermite(21, q), counts)
 
 
 @pytest.mark.parametrize(
