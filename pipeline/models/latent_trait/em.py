@@ -166,7 +166,8 @@ class LatentTraitParams:
         arrays of groups are None without groups. Otherwise `weights` and `offsets` have the values
         of the first group.
     trait_mean, trait_covariance
-        Distribution of the traits in each group, or of all rows in a fit with known items.
+        Distribution of the traits in each group, or of all rows in a fit with known items or a
+        loading pattern.
     group_weights, group_offsets
         Weights and offsets of the items in each group.
     is_known

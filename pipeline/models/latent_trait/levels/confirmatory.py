@@ -30,6 +30,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.latent_trait.confirmatory import (
@@ -106,9 +107,19 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
                 "out, or choose graded or partial-credit items.",
                 parameter="pattern",
             )
+        for name, is_given in (
+            ("group", bool(structure.groups)),
+            ("covariates", structure.covariates is not None),
+        ):
+            if is_given:
+                raise FitError(
+                    f"{{{name}}} cannot be combined with {{pattern}} for features that have "
+                    "several levels or are continuous yet. Leave out one of them.",
+                    parameter=name,
+                )
         model = adapt_to_pattern(model, structure, structure.pattern)
         if model.items == "rating-scale":
-            _check_rating_scale(structure.pattern, structure.feature_names)
+            _check_rating_scale(structure.pattern, structure.features)
         return super().from_model(model, structure)
 
     @property
@@ -304,17 +315,19 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
 
 
-def _check_rating_scale(pattern: LoadingPattern, features: tuple[str, ...]) -> None:
-    """Refuse a pattern in which the items of a trait have several slopes."""
+def _check_rating_scale(pattern: LoadingPattern, features: tuple[Feature, ...]) -> None:
+    """Refuse a pattern in which the items of a trait, apart from continuous ones, differ."""
+    has_levels = np.array([feature.n_planes > 0 for feature in features])
     for k, trait in enumerate(pattern.traits):
         slopes = pattern.slopes[:, k]
-        items = np.flatnonzero(slopes >= 0)
-        others = items[slopes[items] != slopes[items[0]]]
+        items = np.flatnonzero((slopes >= 0) & has_levels)
+        others = items[slopes[items] != slopes[items[:1]]]
         if len(others):
+            one, other = (features[own[0]].name for own in (items, others))
             raise FitError(
                 "{pattern}: items of a rating scale have the same slope on a trait, but "
-                f"{features[items[0]]} and {features[others[0]]} have different entries for "
-                f"{trait!r}. Write the same label, such as a, for all items of the trait.",
+                f"{one} and {other} have different entries for {trait!r}. Write "
+                "the same label, such as a, for all items of the trait.",
                 parameter="pattern",
             )
 

@@ -275,6 +275,31 @@ def test_frequencies_are_repeated_rows() -> None:
     assert ours == pytest.approx(state.params.trait_covariance_error[0, 0, 1], rel=1e-3)
 
 
+def test_sampling_weights_and_clusters_have_the_sandwich() -> None:
+    """Two copies of each row, in a cluster, are as informative as one row."""
+    levels = simulate()
+    structure = Structure(features=FEATURES, pattern=make_pattern(SIMPLE))
+    model = LatentTrait(tol=1e-10).with_structure(structure)
+    columns = {"weights": np.ones(600), "clusters": np.repeat(np.arange(300), 2)}
+    data = make_data(np.repeat(levels, 2, axis=0), FEATURES, **columns)
+    clustered = fit_model(model, make_memory_rows(data, kind="sampling"), SerialExecutor())
+    plain = fit(levels, SIMPLE, tol=1e-10, errors="sandwich")
+    for name in ("weights_error", "level_offsets_error", "trait_covariance_error"):
+        ours, theirs = (getattr(state.params, name) for state in (clustered, plain))
+        np.testing.assert_allclose(ours, theirs, rtol=0.003)  # n / (n − 1)
+    louis = fit(levels, SIMPLE, tol=1e-10).params.trait_covariance_error[0, 0, 1]
+    assert plain.params.trait_covariance_error[0, 0, 1] == pytest.approx(louis, rel=0.2)
+
+
+@pytest.mark.matrix
+def test_zeros_instead_of_a_rotation_agree_with_mirt() -> None:
+    levels, features = test_ordinal.read_levels("bfi_EN10")
+    entries = ["10"] + ["11"] * 4 + ["01"] + ["11"] * 4
+    state = fit(levels, entries, features, correlations="free", tol=1e-8)
+    nats = state.diagnostics["fit_statistics"]["log_likelihood"]
+    assert nats == pytest.approx(-15413.18746, abs=1e-3)
+
+
 def test_a_pinned_item_counts_as_one_without_loadings() -> None:
     levels = simulate()
     levels[:, 0] = 1
@@ -316,3 +341,9 @@ def test_patterns_that_cannot_be_fitted_are_refused(
 ) -> None:
     with pytest.raises(FitError, match=message):
         fit(simulate(10), entries, **settings)
+
+
+def test_groups_are_refused() -> None:
+    structure = Structure(("a", "b"), FEATURES, pattern=make_pattern(SIMPLE))
+    with pytest.raises(FitError, match="group cannot be combined with pattern for features"):
+        LatentTrait().with_structure(structure)
