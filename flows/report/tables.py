@@ -100,7 +100,7 @@ _COLUMN_EXPLANATIONS = {
 
 # Arrays that the table of parameters leaves out if it has another one, and the first arrays then.
 _REPLACED_BY_LEVELS = {
-    "level_difficulty": ("offsets", "difficulty", "n_levels", "level_offsets"),
+    "level_difficulty": ("offsets", "difficulty", "n_levels", "level_offsets", "group_offsets"),
     "level_probabilities": ("probabilities", "continuation", "n_levels"),
 }
 _LEVEL_ORDER = {"weights": 0, "level_difficulty": 1}

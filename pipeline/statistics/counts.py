@@ -142,20 +142,41 @@ def count_level_rows(
     Continuous features have no levels. A feature with levels that was never observed is refused.
     """
     observed, ones = (counts.weight_unit * n.sum(axis=0) for n in (counts.observed, counts.ones))
-    edges = find_first_planes(features)
-    # Rows that reach each level: all rows reach the lowest.
-    reached = [
-        np.concatenate([observed[a : a + 1], ones[a:b], [0]]) if b > a else np.zeros(0)
-        for a, b in pairwise(edges)
-    ]
+    level_rows = _split_by_level(observed, ones, features)
     missing = [
-        f.name for f, rows in zip(features, reached, strict=True) if rows.size and rows[0] == 0
+        f.name for f, rows in zip(features, level_rows, strict=True) if rows.size and not rows.any()
     ]
     if missing:
         raise FitError(
             "These features have no observed value: {features}. Leave them out.", missing
         )
-    return tuple(-np.diff(rows.astype(np.float64)) for rows in reached)  # diff of [] is []
+    return level_rows
+
+
+def count_group_level_rows(
+    counts: FeatureCounts, features: Sequence[Feature]
+) -> NDArray[np.float64]:
+    """Count the rows, or their weight, in each segment and at each level of all features.
+
+    The result has the shape (n_segments, n_levels).
+    """
+    by_segment = zip(counts.observed, counts.ones, strict=True)
+    return counts.weight_unit * np.array(
+        [np.concatenate(_split_by_level(*pair, features)) for pair in by_segment]
+    )
+
+
+def _split_by_level(
+    observed: NDArray[Any], ones: NDArray[Any], features: Sequence[Feature]
+) -> tuple[NDArray[np.float64], ...]:
+    """Return the rows at each level of each feature, given those with each plane."""
+    return tuple(
+        # Minus the differences of the rows that reach each level: all rows reach the lowest.
+        -np.diff(np.concatenate([observed[a : a + 1], ones[a:b], [0]]).astype(np.float64))
+        if b > a
+        else np.zeros(0)
+        for a, b in pairwise(find_first_planes(features))
+    )
 
 
 def make_empty_level_warnings(

@@ -39,6 +39,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.confirmatory import (
     ConfirmatoryTrait,
+    find_free_items,
     get_items,
     get_traits,
     with_groups,
@@ -158,7 +159,7 @@ class AsymptoteTrait(ConfirmatoryTrait):
         is_common = np.array([getattr(self, name) == "common" for name in _NAMES])
         is_own = np.full(len(margins), design.are_means_absorbed)
         if not design.are_means_absorbed:
-            is_own[self._find_free_items()] = True
+            is_own[find_free_items(self.free, self.structure)] = True
         widened = add_asymptotes(design, logits, is_common, is_own)
         has_priors = self.slope_prior != "none" or self.offset_prior != "none"
         return replace(widened, is_expanded=design.is_expanded and not has_priors)

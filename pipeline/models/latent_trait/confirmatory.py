@@ -123,7 +123,7 @@ _RESIDUALS = (
     *("observed", "squares", "variances", "squares_standardized"),
 )
 _COUNTS = ("both", "score_rows", "score_ones")
-_NOT_WITH_STRUCTURE = "the fit has groups, covariates, known items or a loading pattern"
+NOT_WITH_STRUCTURE = "the fit has groups, covariates, known items or a loading pattern"
 
 
 @dataclass(frozen=True)
@@ -219,17 +219,6 @@ class ConfirmatoryTrait(LatentTrait):
         """Number of groups; 1 without groups."""
         return max(len(self.structure.groups), 1)
 
-    def _find_free_items(self) -> NDArray[np.intp]:
-        names = [name.strip() for name in self.free.split(",") if name.strip()]
-        features = self.structure.feature_names
-        if unknown := [name for name in names if name not in features]:
-            raise FitError(
-                f"{{free}} names {unknown[0]!r}, but the dataset has no such feature. "
-                "Separate names of features by commas.",
-                parameter="free",
-            )
-        return np.array([features.index(name) for name in names], np.intp)
-
     def _make_design(self, constant: NDArray[np.int64], margins: Array) -> GroupDesign:
         """Return which parameters are estimated; constant features are pinned at their margins."""
         q = self.n_components or 1
@@ -240,7 +229,7 @@ class ConfirmatoryTrait(LatentTrait):
         return make_group_design(
             self.n_groups,
             items,
-            self._find_free_items(),
+            find_free_items(self.free, self.structure),
             self.invariance,
             self.traits,
             self._has_equal_slopes,
@@ -455,25 +444,7 @@ class ConfirmatoryTrait(LatentTrait):
 
         With a loading pattern, only the signs of the traits are free.
         """
-        params: LatentTraitParams = state.params
-        design = self._get_design(state)
-        pattern = self.structure.pattern
-        if pattern is not None and not has_equal_slopes_across_traits(pattern.slopes):
-            return choose_signs(params)
-        if not design.is_rotatable:
-            return params
-        items, (mean, covariance) = get_items(params), get_traits(params)
-        q = mean.shape[1]
-        axes = np.stack(
-            [
-                turn_to_principal_axes(make_params(own[:, :q], own[:, q])).axes
-                for own in (items[:1] if design.are_axes_shared else items)
-            ]
-        )
-        items[:, :, :q] = items[:, :, :q] @ axes
-        mean = (mean[:, None] @ axes)[:, 0]
-        covariance = axes.transpose(0, 2, 1) @ covariance @ axes
-        return replace(with_groups(params, items, mean, covariance), axes=axes[0])
+        return choose_group_axes(state.params, self._get_design(state), self.structure.pattern)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Add diagnostics and warnings; the traits of a loading pattern keep their correlations."""
@@ -641,8 +612,8 @@ class ConfirmatoryTrait(LatentTrait):
             "log_likelihood": log_likelihood,
             "n_parameters": n_parameters,
             "reliability": compute_reliability(statistics).tolist(),
-            "m2_missing": _NOT_WITH_STRUCTURE,
-            "s_x2_missing": _NOT_WITH_STRUCTURE,
+            "m2_missing": NOT_WITH_STRUCTURE,
+            "s_x2_missing": NOT_WITH_STRUCTURE,
         }
         if not self.structure.groups:
             found |= describe_traits(state.params)
@@ -652,6 +623,44 @@ class ConfirmatoryTrait(LatentTrait):
             found["aic"] = 2 * n_parameters - 2 * log_likelihood
             found["bic"] = n_parameters * float(np.log(weight)) - 2 * log_likelihood
         return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
+
+
+def find_free_items(free: str, structure: Structure) -> NDArray[np.intp]:
+    """Return the items that the setting `free` names."""
+    names = [name.strip() for name in free.split(",") if name.strip()]
+    features = structure.feature_names
+    if unknown := [name for name in names if name not in features]:
+        raise FitError(
+            f"{{free}} names {unknown[0]!r}, but the dataset has no such feature. "
+            "Separate names of features by commas.",
+            parameter="free",
+        )
+    return np.array([features.index(name) for name in names], np.intp)
+
+
+def choose_group_axes(
+    params: LatentTraitParams, design: GroupDesign, pattern: LoadingPattern | None
+) -> LatentTraitParams:
+    """Turn the traits to the principal axes of the first group, unless slopes fix them.
+
+    With a loading pattern, only the signs of the traits are free.
+    """
+    if pattern is not None and not has_equal_slopes_across_traits(pattern.slopes):
+        return _choose_signs(params)
+    if not design.is_rotatable:
+        return params
+    items, (mean, covariance) = get_items(params), get_traits(params)
+    q = mean.shape[1]
+    axes = np.stack(
+        [
+            turn_to_principal_axes(make_params(own[:, :q], own[:, q])).axes
+            for own in (items[:1] if design.are_axes_shared else items)
+        ]
+    )
+    items[:, :, :q] = items[:, :, :q] @ axes
+    mean = (mean[:, None] @ axes)[:, 0]
+    covariance = axes.transpose(0, 2, 1) @ covariance @ axes
+    return replace(with_groups(params, items, mean, covariance), axes=axes[0])
 
 
 def describe_traits(params: LatentTraitParams) -> dict[str, list[float]]:
@@ -778,7 +787,7 @@ def convert_code_moments(sums: Arrays, root: Array) -> Arrays:
     }
 
 
-def choose_signs(params: LatentTraitParams) -> LatentTraitParams:
+def _choose_signs(params: LatentTraitParams) -> LatentTraitParams:
     """Reverse traits whose slopes in the first group have a negative sum."""
     items, (mean, covariance) = get_items(params), get_traits(params)
     signs = np.where(params.weights.sum(axis=0) < 0, -1.0, 1.0)

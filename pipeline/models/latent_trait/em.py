@@ -206,6 +206,8 @@ class LatentTraitParams:
     deviations, deviations_error
         Standard deviation of a continuous item given the traits, in units of its scale, and
         standard errors.
+    group_level_offsets, group_deviations
+        Those of each group, with standard errors; None without groups.
     """
 
     weights: Array = array_field("feature", "component", allowed=_STORED_RANGE)
@@ -261,6 +263,12 @@ class LatentTraitParams:
     scales: Array | None = optional_array_field("continuous", allowed=NumberRange(above=0))
     deviations: Array | None = optional_array_field("continuous", allowed=NumberRange(above=0))
     deviations_error: Array | None = optional_array_field("continuous")
+    group_level_offsets: Array | None = optional_array_field("segment", "plane")
+    group_level_offsets_error: Array | None = optional_array_field("segment", "plane")
+    group_deviations: Array | None = optional_array_field(
+        "segment", "continuous", allowed=NumberRange(above=0)
+    )
+    group_deviations_error: Array | None = optional_array_field("segment", "continuous")
 
     @property
     def free_parameters(self) -> Array:
@@ -277,8 +285,13 @@ class LatentTraitParams:
         """Guessing and slipping, (n_features,) each; None if all curves range from 0 to 1."""
         return join_asymptotes(self.guessing, self.slipping)
 
-    def get_level_items(self, kind: ItemKind) -> LevelItems:
-        """Return items with several levels as the kernels take them."""
+    def get_level_items(self, kind: ItemKind, segment: int | None = None) -> LevelItems:
+        """Return items with several levels as the kernels take them, of the rows of a segment.
+
+        Without segment they are the items of the first group; see `get_group` for other segments.
+        """
+        if segment is not None and self.group_level_offsets is not None:
+            return self.select_items(segment).get_level_items(kind)
         assert self.n_levels is not None
         assert self.level_offsets is not None
         n_planes = self.n_levels - 1
@@ -295,6 +308,32 @@ class LatentTraitParams:
             return None
         own = self.n_levels == 1
         return GaussianItems(self.weights[own], self.offsets[own], self.deviations, self.scales)
+
+    def select_items(self, segment: int) -> LatentTraitParams:
+        """Return the items with several levels of a segment as if there were no groups.
+
+        Those of other segments are the mean over the fitted ones.
+        """
+        if self.group_level_offsets is None:
+            return self
+        assert self.group_weights is not None
+        assert self.group_offsets is not None
+        shares, deviations = self._get_shares(segment), self.group_deviations
+        return replace(
+            self,
+            weights=np.tensordot(shares, self.group_weights, 1),
+            offsets=shares @ self.group_offsets,
+            level_offsets=shares @ self.group_level_offsets,
+            deviations=None if deviations is None else shares @ deviations,
+        )
+
+    def _get_shares(self, segment: int) -> Array:
+        """Return the share of each group in the parameters of the rows of a segment."""
+        assert self.segments is not None
+        assert self.segment_rows is not None
+        is_own = self.segments == segment
+        weights = is_own if is_own.any() else self.segment_rows
+        return np.asarray(weights / weights.sum(), np.float64)
 
     def get_group(self, segment: int) -> TraitGroup:
         """Return items and traits of the rows of a segment.
@@ -313,23 +352,20 @@ class LatentTraitParams:
             root = np.linalg.cholesky(self.trait_covariance[0])
             mean = self.trait_mean[0] + shift
             return TraitGroup(self.weights, self.offsets, mean, root, self.asymptotes, *regression)
-        assert self.segment_rows is not None
         assert self.group_weights is not None
         assert self.group_offsets is not None
-        shares = (self.segments == segment).astype(np.float64)
-        if not shares.any():
-            shares = self.segment_rows / self.segment_rows.sum()
+        shares = self._get_shares(segment)
         mean = shares @ self.trait_mean
         distance = self.trait_mean - mean
         spread = self.trait_covariance + distance[:, :, None] * distance[:, None]
-        covariance = np.tensordot(shares, spread, 1)
+        covariance = np.asarray(np.tensordot(shares, spread, 1), np.float64)
         if len(mean) > MAX_COMPONENTS:  # only uncorrelated traits can be integrated out
             covariance = covariance * np.eye(len(mean))
         return TraitGroup(
             np.tensordot(shares, self.group_weights, 1),
             shares @ self.group_offsets,
             mean + shift,
-            np.linalg.cholesky(covariance),
+            np.asarray(np.linalg.cholesky(covariance), np.float64),
             join_asymptotes(
                 None if self.group_guessing is None else shares @ self.group_guessing,
                 None if self.group_slipping is None else shares @ self.group_slipping,

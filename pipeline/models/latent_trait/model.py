@@ -70,7 +70,6 @@ from pipeline.models.latent_trait.em import (
     ItemKind,
     LatentTraitParams,
     NodeGrid,
-    TraitGroup,
     begin_finer_stage,
     choose_first_grid,
     describe_own_nodes,
@@ -123,6 +122,7 @@ from pipeline.numerics.logistic.categories.curves import (
     compute_plane_probabilities,
 )
 from pipeline.numerics.logistic.categories.fit import compute_level_person_fit
+from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.centred_points import posterior_by_sampling
 from pipeline.numerics.logistic.information import compute_person_fit
 from pipeline.numerics.logistic.latent_nodes import (
@@ -143,7 +143,9 @@ Array = NDArray[np.float64]
 _CONFIRMATORY_CLASS = "pipeline.models.latent_trait.confirmatory:ConfirmatoryTrait"
 _ASYMPTOTE_CLASS = "pipeline.models.latent_trait.asymptotes:AsymptoteTrait"
 _ORDINAL_CLASS = "pipeline.models.latent_trait.levels.model:OrdinalTrait"
-_ORDINAL_PATTERN_CLASS = "pipeline.models.latent_trait.levels.confirmatory:ConfirmatoryOrdinalTrait"
+_ORDINAL_CONFIRMATORY_CLASS = (
+    "pipeline.models.latent_trait.levels.confirmatory:ConfirmatoryOrdinalTrait"
+)
 _REGRESSION_CLASS = "pipeline.models.latent_trait.latent_regression:LatentRegression"
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
@@ -316,7 +318,8 @@ class LatentTrait(Model):
             self.check_unused_settings("invariance", "free", "traits")
         kind: Any = None
         if not are_binary(structure.features):
-            kind = resolve_name(_ORDINAL_PATTERN_CLASS if has_pattern else _ORDINAL_CLASS)
+            is_confirmatory = has_pattern or structure.groups
+            kind = resolve_name(_ORDINAL_CONFIRMATORY_CLASS if is_confirmatory else _ORDINAL_CLASS)
         elif self.items != "graded":
             raise FitError(
                 f"No feature has more than two levels, so no item is {self.items}. Leave the kind "
@@ -700,7 +703,7 @@ class LatentTrait(Model):
         X, observed = unpack_answers(params, block)
         group = params.get_group(block.segment)
         if params.n_levels is not None:
-            level_items = group.standardize(params.get_level_items(self.items))
+            level_items = group.standardize(params.get_level_items(self.items, block.segment))
             posterior: Any = compute_level_posterior(X, observed, level_items)
         elif group.asymptotes is not None:
             posterior = posterior_with_asymptotes(X, observed, group.items, group.asymptotes)
@@ -721,7 +724,7 @@ class LatentTrait(Model):
         """Return `l_z`, `infit` and `outfit` of each row at its code, (n_samples,) each."""
         X, observed = unpack_answers(params, block)
         if params.n_levels is not None:
-            items = params.get_level_items(self.items)
+            items = params.get_level_items(self.items, block.segment)
             return compute_level_person_fit(X, observed, items, codes)._asdict()
         group = params.get_group(block.segment)
         curves = (group.weights, group.offsets, codes, group.asymptotes)
@@ -755,7 +758,7 @@ class LatentTrait(Model):
         group = params.get_group(block.segment)
         items = group.items
         if params.n_levels is not None:
-            level_items = group.standardize(params.get_level_items(self.items))
+            level_items = group.standardize(params.get_level_items(self.items, block.segment))
             posterior: Any = compute_level_posterior(X, observed, level_items)
         elif params.weights.shape[1] <= MAX_COMPONENTS:
             if group.asymptotes is None:
@@ -796,16 +799,18 @@ class LatentTrait(Model):
         if params.segments is not None and segments is None:
             segments = draw_segments(params, n_samples, rng)
         codes = rng.standard_normal((n_samples, params.weights.shape[1]))
-        for rows, group in _iter_groups(params, segments, n_samples):
+        for rows, segment in _iter_segments(params, segments, n_samples):
+            group = params.get_population(segment)
             codes[rows], _ = group.to_traits(codes[rows], np.empty((0, *group.root.shape)))
         uniform = rng.random((n_samples, len(params.weights)))
         if params.n_levels is not None:
             uniform = np.repeat(uniform, params.n_levels - 1, axis=1)
         bits = (uniform < self.reconstruct(params, codes, segments)).astype(np.uint8)
         numbers = self.reconstruct_numbers(params, codes, segments)
-        if params.deviations is not None and params.scales is not None:
-            spreads = params.scales * params.deviations
-            numbers = numbers + spreads * rng.standard_normal(numbers.shape)
+        if numbers.size:
+            noise = rng.standard_normal(numbers.shape)
+            for rows, items in self._iter_gaussians(params, segments, n_samples):
+                numbers[rows] += items.scales * items.deviations * noise[rows]
         return bits, numbers
 
     def reconstruct(
@@ -815,10 +820,16 @@ class LatentTrait(Model):
 
         Items with several levels have P(y ≥ level | x) of all planes, (n_samples, n_planes).
         """
+        n_columns = len(params.weights)
         if params.n_levels is not None:
-            return compute_plane_probabilities(params.get_level_items(self.items), codes)
-        probabilities = np.empty((len(codes), len(params.weights)))
-        for rows, group in _iter_groups(params, segments, len(codes)):
+            n_columns = int((params.n_levels - 1).sum())
+        probabilities = np.empty((len(codes), n_columns))
+        for rows, segment in _iter_segments(params, segments, len(codes)):
+            if params.n_levels is not None:
+                items = params.get_level_items(self.items, segment)
+                probabilities[rows] = compute_plane_probabilities(items, codes[rows])
+                continue
+            group = params.get_population(segment)
             logits = codes[rows] @ group.weights.T + group.offsets
             probabilities[rows] = compute_probabilities(logits, group.asymptotes)
         return probabilities
@@ -827,23 +838,33 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Return expected values of continuous items given codes, (n_samples, n_continuous)."""
-        if (gaussians := params.gaussians) is None or params.means is None:
-            return np.zeros((len(codes), 0))
-        return np.asarray(params.means + gaussians.scales * gaussians.compute_means(codes).T)
+        means = np.zeros(0) if params.means is None else params.means
+        numbers = np.tile(means, (len(codes), 1))
+        for rows, items in self._iter_gaussians(params, segments, len(codes)):
+            numbers[rows] += items.scales * items.compute_means(codes[rows]).T
+        return numbers
+
+    def _iter_gaussians(
+        self, params: LatentTraitParams, segments: NDArray[np.int64] | None, n_rows: int
+    ) -> Iterator[tuple[Any, GaussianItems]]:
+        """Yield the rows and the continuous items of each group; nothing without such items."""
+        if params.deviations is None:
+            return
+        for rows, segment in _iter_segments(params, segments, n_rows):
+            items = params.get_level_items(self.items, segment).gaussians
+            assert items is not None
+            yield rows, items
 
 
-def _iter_groups(
+def _iter_segments(
     params: LatentTraitParams, segments: NDArray[np.int64] | None, n_rows: int
-) -> Iterator[tuple[Any, TraitGroup]]:
-    """Yield the rows of each group; without groups, or without segments, all rows are one.
-
-    The covariates of the rows are unknown.
-    """
+) -> Iterator[tuple[Any, int]]:
+    """Yield the rows of each segment; without groups, or without segments, all rows are one."""
     if params.segments is None or segments is None:
-        yield slice(0, n_rows), params.get_population(UNKNOWN_SEGMENT)
+        yield slice(0, n_rows), UNKNOWN_SEGMENT
         return
     for segment in np.unique(segments).tolist():
-        yield np.flatnonzero(segments == segment), params.get_population(segment)
+        yield np.flatnonzero(segments == segment), segment
 
 
 def _component_rng(state: FitState) -> np.random.Generator:

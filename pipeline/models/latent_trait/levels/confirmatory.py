@@ -1,26 +1,30 @@
-"""The latent-trait model with a loading pattern and items of several levels, or continuous.
+"""The latent-trait model with groups of rows or a loading pattern, and items of several levels.
 
-Model: that of `levels.model` with x ~ N(0, R). The pattern sets slopes to 0, or equal, and so fixes
-the axes. R are the correlations of the traits; they are estimated, or 0.
+Model: that of `levels.model`, but in group g, x ~ N(μ_g, Σ_g), as in
+`latent_trait.confirmatory`. Slopes and offsets may be equal in all groups. A pattern sets slopes to
+0, or equal, and so fixes the axes. The first group has μ = 0 and Σ = I, or with a pattern,
+correlations that are estimated.
 
-E-step: with R = L Lᵀ, x = L u and u ~ N(0, I), the linear forms of items are
+E-step: with Σ_g = L_g L_gᵀ, x = μ_g + L_g u and u ~ N(0, I), the forms are
 
-    a_j·x + d_j = (Lᵀ a_j)·u + d_j,
+    a_j·x + d_j = (L_gᵀ a_j)·u + (d_j + a_j·μ_g),
 
-so the E-step is that of the model without a pattern, at other slopes, on nodes u_l.
+so each group has the E-step of the model without groups, at other slopes and offsets, on nodes.
 
-M-step: that of the model without a pattern for all slopes and offsets, at the points L u_l, and the
-moments of x for R. See `latent_trait.confirmatory` for the expansion by scales of the traits.
+M-step: that of the model without groups for all slopes and offsets, at the points μ_g + L_g u_l,
+and the moments of x for μ_g and Σ_g. `latent_trait.confirmatory` explains the parameter expansion.
 
-Standard errors: as in `group_errors`, with the free slopes and offsets φ and the entries of L as
-parameters, and L with rows of length 1. With v the slopes and offsets of forms as functions of u,
-and s the score in them, the observed information is
+Standard errors: as in `group_errors`, with the free slopes and offsets φ and the entries of μ_g and
+L_g as parameters. With v_g the slopes and offsets of forms as functions of u, and s_g the score in
+them, the observed information is
 
-    Jᵀ I J − Σ_k s_k ∂²v_k / ∂φ ∂L,   J = (∂v / ∂φ, ∂v / ∂L).
+    Σ_g J_gᵀ I_g J_g − Σ_g Σ_k s_gk ∂²v_gk / ∂φ ∂(μ_g, L_g),   J_g = ∂v_g / ∂(φ, μ_g, L_g).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -34,21 +38,26 @@ from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.latent_trait.confirmatory import (
+    NOT_WITH_STRUCTURE,
     START_SLOPE,
     START_SPREAD,
     adapt_to_pattern,
-    choose_signs,
+    choose_group_axes,
     convert_code_moments,
     describe_traits,
+    find_free_items,
     get_traits,
 )
-from pipeline.models.latent_trait.em import LatentTraitParams, represents_all_scales
+from pipeline.models.latent_trait.em import (
+    MAX_SLOPE,
+    LatentTraitParams,
+    represents_all_scales,
+)
 from pipeline.models.latent_trait.group_design import (
     GroupDesign,
     compose_covariances,
     convert_to_correlation,
     factorize,
-    has_equal_slopes_across_traits,
     list_changes,
     make_group_design,
     update_traits,
@@ -61,31 +70,42 @@ from pipeline.models.latent_trait.group_errors import (
     sum_multipliers,
 )
 from pipeline.models.latent_trait.identification import check_identification
-from pipeline.models.latent_trait.levels.design import LevelDesign, make_level_design
+from pipeline.models.latent_trait.levels.design import (
+    LevelDesign,
+    OwnParameters,
+    make_level_design,
+)
 from pipeline.models.latent_trait.levels.model import LAST_STRETCH, OrdinalTrait
 from pipeline.models.latent_trait.levels.params import Matrix, with_forms
-from pipeline.models.latent_trait.levels.step import take_level_steps
+from pipeline.models.latent_trait.levels.step import ItemGroup, take_level_steps
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
+from pipeline.numerics.logistic.categories.curves import (
+    LevelItems,
+    choose_level_lattice,
+    count_item_levels,
+)
 from pipeline.numerics.logistic.categories.scores import LevelSums, sum_form_gradient
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, count_group_level_rows
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+_BY_GROUP = ("ones", "mass", "squares", "moments")
+
 
 @dataclass(frozen=True)
 class ConfirmatoryOrdinalTrait(OrdinalTrait):
-    """The latent-trait model with a loading pattern and items of several levels, or continuous."""
+    """The latent-trait model of items with levels, or continuous, with groups or a pattern."""
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
-        """Check the settings of a model, and add the features and the pattern.
+        """Check the settings of a model, and add the features and the structure.
 
         Raises
         ------
@@ -93,142 +113,303 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             If the settings or the structure cannot be combined with it, or the pattern does not
             identify the slopes.
         """
-        assert structure.pattern is not None
-        if (q := len(structure.pattern.traits)) > MAX_COMPONENTS:
-            raise FitError(
-                f"{{pattern}} has {q} traits, but features that have several levels or are "
-                f"continuous take at most {MAX_COMPONENTS}. Leave out some of them, or cut the "
-                "features in two by {cut=NAME>=VALUE}.",
-                parameter="pattern",
-            )
+        what = "{group}" if structure.pattern is None else "{pattern}"
         if model.items == "nominal":
             raise FitError(
-                "Nominal items have a slope per level, which {pattern} cannot describe. Leave it "
+                f"Nominal items have a slope per level, which {what} cannot describe. Leave it "
                 "out, or choose graded or partial-credit items.",
-                parameter="pattern",
+                parameter="items",
             )
-        for name, is_given in (
-            ("group", bool(structure.groups)),
-            ("covariates", structure.covariates is not None),
-        ):
-            if is_given:
+        if not structure.groups:
+            model.check_unused_settings("invariance", "free")
+        if (pattern := structure.pattern) is not None:
+            if (q := len(pattern.traits)) > MAX_COMPONENTS:
                 raise FitError(
-                    f"{{{name}}} cannot be combined with {{pattern}} for features that have "
-                    "several levels or are continuous yet. Leave out one of them.",
-                    parameter=name,
+                    f"{{pattern}} has {q} traits, but features that have several levels or are "
+                    f"continuous take at most {MAX_COMPONENTS}. Leave out some of them, or cut the "
+                    "features in two by {cut=NAME>=VALUE}.",
+                    parameter="pattern",
                 )
-        model = adapt_to_pattern(model, structure, structure.pattern)
-        if model.items == "rating-scale":
-            _check_rating_scale(structure.pattern, structure.features)
+            model = adapt_to_pattern(model, structure, pattern)
+            if model.items == "rating-scale":
+                _check_rating_scale(pattern, structure.features)
+        if model.n_components is None:
+            raise FitError(
+                f"{{group}} needs 1 to {MAX_COMPONENTS} components. Set {{components=1}}.",
+                parameter="components",
+            )
         return super().from_model(model, structure)
 
     @property
-    def _slopes(self) -> Indices:
-        """Number of each slope, (n_features, n_components), see `LoadingPattern.slopes`."""
-        assert self.structure.pattern is not None
-        return self.structure.pattern.slopes
+    def n_groups(self) -> int:
+        """Number of groups; 1 without groups."""
+        return max(len(self.structure.groups), 1)
+
+    @property
+    def _slopes(self) -> Indices | None:
+        """Number of each slope, see `LoadingPattern.slopes`; None without a pattern."""
+        pattern = self.structure.pattern
+        return None if pattern is None else pattern.slopes
 
     @cached_property
     def _trait_design(self) -> GroupDesign:
         """What is estimated of the distribution of the traits."""
-        n_features, q = self._slopes.shape
+        n_features = len(self.structure.features)
         return make_group_design(
-            1,
-            np.full((n_features, q + 1), np.nan),
-            np.empty(0, np.int64),
+            self.n_groups,
+            np.full((n_features, (self.n_components or 1) + 1), np.nan),
+            find_free_items(self.free, self.structure),
             self.invariance,
             self.traits,
-            equal_slopes=False,
+            equal_slopes=self._has_equal_slopes,
             prior_precision=self.prior_precision,
             slopes=self._slopes,
             is_correlated=self.correlations == "free",
         )
 
+    @cached_property
+    def _own_parameters(self) -> OwnParameters | None:
+        """Which parameters differ by group; None without groups."""
+        if not self.structure.groups:
+            return None
+        n_features = len(self.structure.features)
+        is_free = np.isin(np.arange(n_features), find_free_items(self.free, self.structure))
+        has_slopes = is_free & (not self._has_equal_slopes)
+        has_own_offsets = self.invariance in ("configural", "metric")
+        return OwnParameters(
+            has_slopes | (self.invariance == "configural"),
+            is_free | has_own_offsets,
+            has_own_offsets,
+            self.invariance != "strict",
+        )
+
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Return the bytes of the tables over nodes of all tasks, and sums of all groups."""
+        return self.n_groups * super().estimate_memory(n_features, n_segments, n_threads)
+
     def _make_design(self, counts: Array, n_components: int) -> LevelDesign:
+        """Return the design without groups."""
         return make_level_design(
-            counts, self.n_planes, n_components, self.items, False, self._slopes
+            counts, self.n_planes, n_components, self.items, self._has_equal_slopes, self._slopes
+        )
+
+    def _get_design(self, arrays: Arrays, params: LatentTraitParams) -> LevelDesign:
+        return make_level_design(
+            arrays["group_level_counts"],
+            self.n_planes,
+            params.weights.shape[1],
+            self.items,
+            self._has_equal_slopes,
+            self._slopes,
+            self._own_parameters,
         )
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the levels, and that the items that vary identify the slopes."""
+        """Check the levels, also within groups, and that the varying items identify the slopes."""
         state = super().initialize(first, rng)
-        if (constant := state.auxiliary["constant"]).size:
-            assert self.structure.pattern is not None
+        if (constant := state.auxiliary["constant"]).size and self.structure.pattern is not None:
             varying = self.structure.pattern.without_loadings(constant)
             check_identification(varying, self.structure.feature_names, self.correlations == "free")
-        return state
+        counts = state.auxiliary["level_counts"][None]
+        if self.structure.groups:
+            counts = count_group_level_rows(first, self.structure.features)
+            self._check_own_offsets(counts, constant)
+        state = replace(state, auxiliary={**state.auxiliary, "group_level_counts": counts})
+        params, q = state.params, state.params.weights.shape[1]
+        if self.structure.groups:
+            params = replace(params, segments=first.segments, segment_rows=first.rows)
+        forms = np.tile(self._stack_forms(params), (self.n_groups, 1, 1))
+        return replace(
+            state,
+            params=self._with_groups(
+                params,
+                forms,
+                np.zeros((self.n_groups, q)),
+                np.tile(np.eye(q), (self.n_groups, 1, 1)),
+            ),
+        )
+
+    def _check_own_offsets(self, counts: Array, constant: Indices) -> None:
+        """Refuse items that have offsets of their own in a group where they are constant."""
+        assert self._own_parameters is not None
+        n_levels = count_item_levels(self.n_planes)
+        owners = np.repeat(np.arange(len(n_levels)), n_levels)
+        is_own = self._own_parameters.offsets & (n_levels > 0)
+        is_own[constant] = False
+        for group, own in enumerate(counts):
+            n_present = np.bincount(owners[own > 0], minlength=len(n_levels))
+            for item in np.flatnonzero(is_own & (n_present < 2)).tolist():
+                state = "constant" if n_present[item] else "never observed"
+                raise FitError(
+                    f"{{group}}: {{features}} is {state} in the group "
+                    f"{self.structure.groups[group]!r}, so its own parameters there cannot be "
+                    "estimated. Leave out the feature or the group, or use {invariance=scalar}.",
+                    self._name_items(np.array([item])),
+                    parameter="group",
+                )
 
     def _begin_stage(
         self, state: FitState, weights: Array, held_out: float, estimator: str
     ) -> FitState:
-        """Start with positive slopes and uncorrelated traits."""
-        weights = np.where(weights == 0, 0.0, START_SLOPE + START_SPREAD * weights)
-        state = super()._begin_stage(state, weights, held_out, estimator)
-        covariance = np.eye(weights.shape[1])[None]
-        return replace(state, params=_with_correlations(state.params, covariance))
+        """Start with positive slopes if there is a pattern."""
+        if self._slopes is not None:
+            weights = np.where(weights == 0, 0.0, START_SLOPE + START_SPREAD * weights)
+        return super()._begin_stage(state, weights, held_out, estimator)
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
-        """Start from an earlier fit with items of the same kind, and its correlations."""
-        state = super().warm_start(state, params)
-        _, covariance = get_traits(params)
-        q = covariance.shape[1]
-        correlation = np.eye(q)[None]
-        if self._trait_design.has_free_correlation[0]:
-            correlation = convert_to_correlation(params.axes @ covariance[:1] @ params.axes.T)
-        state = replace(state, params=_with_correlations(state.params, correlation))
+        """Start from an earlier fit with items of the same kind, with or without groups."""
+        traits, q = self._trait_design, params.weights.shape[1]
+        groups, axes = [params.get_group(group) for group in range(self.n_groups)], params.axes
+        covariance = np.stack([axes @ group.root @ group.root.T @ axes.T for group in groups])
+        if traits.is_orthogonal:
+            covariance = covariance * np.eye(q)
+        has_correlation = traits.has_free_correlation[:, None, None]
+        other = np.where(has_correlation, convert_to_correlation(covariance), np.eye(q))
+        covariance = np.where(traits.has_free_covariance[:, None, None], covariance, other)
+        mean = np.stack([group.mean for group in groups]) @ axes.T
+        mean = np.where(traits.has_free_mean[:, None], mean, 0.0)
+        selected = [params.select_items(group) for group in range(self.n_groups)]
+        forms = np.stack([self._convert_forms(own, state.params) for own in selected])
+        design = self._get_design(state.auxiliary, params)
+        own = self._with_groups(state.params, self._apply_design(design, forms), mean, covariance)
+        state = replace(state, params=own, working={"held_out": np.array(0.0)})
         return self._choose_nodes(state, LAST_STRETCH[q])
+
+    def _apply_design(self, design: LevelDesign, forms: Array) -> Array:
+        """Return the forms, (n_groups, n_forms, q + 1), that the design allows."""
+        if not design.n_free:
+            return forms
+        return design.fill(design.collect(forms)).reshape(forms.shape)
+
+    def _with_groups(
+        self, params: LatentTraitParams, forms: Array, mean: Array, covariance: Array
+    ) -> LatentTraitParams:
+        """Return the parameters with forms of items, (n_groups, n_forms, q + 1), and traits."""
+        groups = [
+            with_forms(params.select_items(group), own, self.items)
+            for group, own in enumerate(forms)
+        ]
+        names = ("weights", "offsets", "level_offsets", "deviations")
+        first = {name: getattr(groups[0], name) for name in names}
+        covariance = covariance.copy()
+        if self.structure.pattern is not None:
+            covariance[:1] = _round_variances(covariance[:1])
+        params = replace(params, **first, trait_mean=mean, trait_covariance=covariance)
+        if params.segments is None:
+            return params
+        by_group = {
+            f"group_{name}": np.stack([getattr(own, name) for own in groups])
+            for name in names
+            if first[name] is not None
+        }
+        return replace(params, **by_group)
+
+    def _get_block_items(self, params: LatentTraitParams, block: BinaryBlock) -> LevelItems:
+        return self._get_items(params, self._get_group_index(block))
+
+    def _get_group_index(self, block: BinaryBlock) -> int:
+        return block.segment if self.structure.groups else 0
+
+    def _find_steepest_items(self, params: LatentTraitParams, stretch: float) -> LevelItems:
+        groups = [self._get_items(params, group) for group in range(self.n_groups)]
+        return min(groups, key=lambda items: choose_level_lattice(items, stretch).spacing)
+
+    def summarize(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Run the E-step of the block's group, and put its sums at the place of the group."""
+        sums = super().summarize(params, working, block, rng)
+        return replace(sums, values=self._place_values(sums.values, _BY_GROUP, block))
+
+    def _place_values(
+        self, values: Arrays, names: Sequence[str], block: BinaryBlock
+    ) -> dict[str, NDArray[Any]]:
+        """Put the sums of some names at the place of the block's group, along a first axis."""
+        placed = dict(values)
+        for name in names:
+            placed[name] = np.zeros((self.n_groups, *values[name].shape))
+            placed[name][self._get_group_index(block)] = values[name]
+        return placed
 
     def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
         """Return the slopes that have a prior: equal ones have one together."""
+        if self.structure.groups:
+            none = np.ones((self.n_groups, int(count_item_levels(self.n_planes).sum())))
+            design = self._get_design({"group_level_counts": none}, params)
+            forms = np.stack([own.to_forms() for own in self._list_items(params)])
+            return design.collect(forms)[design.is_slope]
+        if self._slopes is None:
+            return super()._get_penalized_weights(params)
         loads = (self._slopes >= 0) & (params.weights != 0)
         _, places = np.unique(self._slopes[loads], return_index=True)
         return np.asarray(params.weights[loads][places])
+
+    def _list_items(self, params: LatentTraitParams) -> list[LevelItems]:
+        """Return the items of each group as functions of x."""
+        return [params.get_level_items(self.items, group) for group in range(self.n_groups)]
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step for items and traits; constant features keep their parameters."""
-        design, params, sums = self._get_design(state), state.params, statistics.values
+        params, sums = state.params, statistics.values
+        design, points = self._get_design(state.auxiliary, params), state.working["points"]
         mean, covariance = get_traits(params)
-        forms = take_level_steps(
-            design,
-            params.get_level_items(self.items),
-            state.working["points"] @ factorize(covariance)[0].T,
-            LevelSums(sums["ones"], sums["mass"], sums["squares"]),
-            self.prior_precision,
+        root = factorize(covariance)
+        groups = [
+            ItemGroup(
+                items,
+                mean[group] + points @ root[group].T,
+                LevelSums(*(sums[name][group] for name in LevelSums._fields)),
+            )
+            for group, items in enumerate(self._list_items(params))
+        ]
+        forms = np.stack(
+            np.split(take_level_steps(design, groups, self.prior_precision), self.n_groups)
         )
         is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
-        moved, _, covariance = update_traits(
-            self._trait_design, forms[None], mean, covariance, sums["moments"][None], is_resolved
+        forms, mean, covariance = update_traits(
+            self._trait_design, forms, mean, covariance, sums["moments"], is_resolved
         )
-        if design.n_free:
-            forms = design.fill(design.collect(moved[0]))
-        params = with_forms(params, forms, self.items)
-        return self._finish_update(state, _with_correlations(params, covariance))
+        forms = self._apply_design(design, forms)
+        return self._finish_update(state, self._with_groups(params, forms, mean, covariance))
+
+    def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
+        """Return the state with new parameters, and the features whose slopes diverge."""
+        groups = [params.get_group(group) for group in range(self.n_groups)]
+        slopes = np.linalg.norm([group.items.weights for group in groups], axis=2).max(axis=0)
+        auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(slopes > MAX_SLOPE)}
+        return replace(state, params=params, auxiliary=auxiliary)
 
     def pack_params(self, params: LatentTraitParams) -> Array:
-        """Return weights and offsets of all forms, and the Cholesky factor, as a vector."""
-        root = factorize(get_traits(params)[1])
-        return np.concatenate([self._stack_forms(params).ravel(), root.ravel()])
+        """Return forms of items, means and Cholesky factors of all groups as a vector."""
+        mean, covariance = get_traits(params)
+        parts = [own.to_forms() for own in self._list_items(params)]
+        return np.concatenate([part.ravel() for part in (*parts, mean, factorize(covariance))])
 
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
         """Undo `pack_params`."""
-        q = params.weights.shape[1]
-        forms, root = np.split(packed, [len(packed) - q * q])
-        covariance = compose_covariances(root.reshape(1, q, q), n_standard=1)
-        params = with_forms(params, forms.reshape(-1, q + 1), self.items)
-        return _with_correlations(params, covariance)
+        n, q = self.n_groups, params.weights.shape[1]
+        n_forms = len(params.get_level_items(self.items).to_forms())
+        ends = np.cumsum([n * n_forms * (q + 1), n * q])
+        forms, mean, root = np.split(packed, ends)
+        n_standard = 0
+        if self._trait_design.has_free_correlation.any():
+            n_standard = n if self.invariance == "configural" else 1
+        covariance = compose_covariances(root.reshape(n, q, q), n_standard)
+        shape = (n, n_forms, q + 1)
+        return self._with_groups(params, forms.reshape(shape), mean.reshape(n, q), covariance)
 
     def choose_axes(self, state: FitState) -> LatentTraitParams:
-        """Return the parameters with positive sums of slopes, unless the signs are fixed."""
-        params: LatentTraitParams = state.params
-        is_fixed = has_equal_slopes_across_traits(self._slopes)
-        return params if is_fixed else choose_signs(params)
+        """Turn the traits to the principal axes of the first group, or with positive slopes."""
+        return choose_group_axes(state.params, self._trait_design, self.structure.pattern)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Add difficulties, diagnostics and warnings; the traits keep their correlations."""
+        """Add difficulties, diagnostics and warnings; traits of a pattern keep correlations."""
         state = super().finish(state, statistics)
-        correlation = get_traits(state.params)[1][0]
+        if self.structure.pattern is None:
+            return state
+        correlation = convert_to_correlation(get_traits(state.params)[1])[0]
         return replace(state, params=replace(state.params, component_correlation=correlation))
 
     def summarize_information(
@@ -236,52 +417,82 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
     ) -> Sums:
         """MAP: sum the information about the parameters, the residuals and the score."""
         sums = super().summarize_information(params, working, block, rng)
+        group = self._get_group_index(block)
         own = self.summarize(params, working, block, rng).values
-        node_sums = LevelSums(own["ones"], own["mass"], own["squares"])
-        score = sum_form_gradient(self._get_items(params), working["points"], node_sums)
-        codes = convert_code_moments(sums.values, params.get_group(0).root)
-        return replace(sums, values={**sums.values, **codes, "score": score})
+        node_sums = LevelSums(*(own[name][group] for name in LevelSums._fields))
+        items = self._get_block_items(params, block)
+        values = {**sums.values, "score": sum_form_gradient(items, working["points"], node_sums)}
+        if self.structure.pattern is not None:
+            values |= convert_code_moments(values, params.get_group(group).root)
+        return replace(sums, values=self._place_values(values, ["score"], block))
 
     def _place_traits(self, design: LevelDesign) -> TraitPlaces:
         return place_traits(self._trait_design, design.n_free)
 
-    def _differentiate_forms(self, design: LevelDesign, params: LatentTraitParams) -> Matrix:
-        """Return the derivatives of the items of u by φ and L, (n_forms (q + 1), p)."""
-        places = self._place_traits(design)
-        mean, covariance = get_traits(params)
-        root, slopes = factorize(covariance), self._stack_forms(params)[:, :-1]
+    def _differentiate_block_forms(
+        self, design: LevelDesign, params: LatentTraitParams, block: BinaryBlock
+    ) -> Matrix:
+        return self._differentiate_group_forms(design, params, self._get_group_index(block))
+
+    def _differentiate_group_forms(
+        self, design: LevelDesign, params: LatentTraitParams, group: int
+    ) -> Matrix:
+        """Return J_g: the derivatives of the items of u by φ, μ_g and L_g, (n_forms (q + 1), p)."""
+        places, (mean, covariance) = self._place_traits(design), get_traits(params)
+        root = factorize(covariance)
+        slopes = params.get_level_items(self.items, group).to_forms()[:, :-1]
         to_u = scipy.sparse.kron(
-            scipy.sparse.eye_array(len(slopes)), list_changes(mean, root)[0], format="csr"
+            scipy.sparse.eye_array(len(slopes)), list_changes(mean, root)[group], format="csr"
         )
         n_forms, q = slopes.shape
-        by_root = np.zeros((n_forms, q + 1, places.n_parameters - design.n_free))
-        for m, a in zip(*np.nonzero(places.root[0] >= 0), strict=True):
-            by_root[:, a, places.root[0, m, a] - design.n_free] = slopes[:, m]
-        by_root = by_root.reshape(n_forms * (q + 1), -1)
-        parts = [to_u @ design.matrix, scipy.sparse.csr_array(by_root)]
+        by_trait = np.zeros((n_forms, q + 1, places.n_parameters - design.n_free + 1))
+        for m in range(q):  # -1, of what is not free, is the last place
+            by_trait[:, q, max(places.mean[group, m] - design.n_free, -1)] = slopes[:, m]
+            for a in range(q):
+                by_trait[:, a, max(places.root[group, m, a] - design.n_free, -1)] = slopes[:, m]
+        by_trait = by_trait[:, :, :-1].reshape(n_forms * (q + 1), -1)
+        parts = [to_u @ design.select_group(group).matrix, scipy.sparse.csr_array(by_trait)]
         return scipy.sparse.csr_array(scipy.sparse.hstack(parts))
 
+    def _differentiate_forms(self, design: LevelDesign, params: LatentTraitParams) -> Matrix:
+        """Return J_g of all groups, one below the other."""
+        parts = [
+            self._differentiate_group_forms(design, params, group) for group in range(self.n_groups)
+        ]
+        return scipy.sparse.csr_array(scipy.sparse.vstack(parts))
+
     def _count_parameters(self, design: LevelDesign) -> int:
-        n_variances = design.n_components * int(self._trait_design.has_free_correlation[0])
-        return self._place_traits(design).n_parameters - n_variances
+        traits, q = self._trait_design, design.n_components
+        n_axes = (1 if traits.are_axes_shared else self.n_groups) if traits.is_rotatable else 0
+        n_variances = q * int(np.count_nonzero(traits.has_free_correlation))
+        return self._place_traits(design).n_parameters - n_axes * math.comb(q, 2) - n_variances
 
     def _list_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array:
-        """Return the gradients of the lengths of the rows of L, (n_constraints, p)."""
-        root, places = factorize(get_traits(params)[1]), self._place_traits(design)
-        constraints = list_variance_constraints(self._trait_design, places, root)
-        return constraints.reshape(-1, places.n_parameters)
+        """Return the gradients of what identifies axes or scales, (n_constraints, p)."""
+        traits, places = self._trait_design, self._place_traits(design)
+        if not traits.is_rotatable:
+            root = factorize(get_traits(params)[1])
+            constraints = list_variance_constraints(traits, places, root)
+            return constraints.reshape(-1, places.n_parameters)
+        n_trait_parameters = places.n_parameters - design.n_free
+        parts = [
+            self._list_axis_constraints(design.select_group(group), params.select_items(group))
+            for group in range(1 if traits.are_axes_shared else self.n_groups)
+        ]
+        return np.pad(np.concatenate(parts), ((0, 0), (0, n_trait_parameters)))
 
     def _sum_information(
         self, design: LevelDesign, state: FitState, statistics: Sums, form: str
     ) -> Array:
-        """Return the information about φ and L, (p, p)."""
+        """Return the information about φ, μ_g and L_g, (p, p)."""
         information = super()._sum_information(design, state, statistics, form)
         if form == "crossproduct":
             return information
         score, params = statistics.values["score"], state.params
-        constraints = self._list_constraints(design, params)
-        slope = self._differentiate_forms(design, params).T @ score
-        information[np.diag_indices_from(information)] += sum_multipliers(constraints, slope)
+        if self._trait_design.has_free_correlation.any():
+            slope = self._differentiate_forms(design, params).T @ score.ravel()
+            multipliers = sum_multipliers(self._list_constraints(design, params), slope)
+            information[np.diag_indices_from(information)] += multipliers
         return information - _sum_second_derivatives(design, self._place_traits(design), score)
 
     def _collect_errors(
@@ -292,26 +503,49 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         is_unknown: NDArray[np.bool_],
     ) -> tuple[dict[str, Array], Indices]:
         """Return arrays of standard errors, and the features that have none for lack of data."""
-        own = slice(0, design.n_free)
-        arrays, unknown = super()._collect_errors(
-            design, state, covariance[own, own], is_unknown[own]
+        of_items, unknown = slice(0, design.n_free), np.zeros(0, np.int64)
+        by_group = []
+        for group in range(self.n_groups):
+            own = replace(state, params=state.params.select_items(group))
+            arrays, missing = super()._collect_errors(
+                design.select_group(group),
+                own,
+                covariance[of_items, of_items],
+                is_unknown[of_items],
+            )
+            if self._slopes is not None:
+                arrays["weights_error"][self._slopes < 0] = 0.0
+            by_group.append(arrays)
+            unknown = np.union1d(unknown, missing)
+        arrays = by_group[0]
+        if self.structure.groups:
+            names = ("weights", "offsets", "level_offsets", "deviations")
+            arrays |= {
+                f"group_{name}_error": np.stack([own[f"{name}_error"] for own in by_group])
+                for name in names
+                if f"{name}_error" in arrays
+            }
+        places = self._place_traits(design)
+        variance = np.append(np.where(is_unknown, np.nan, np.diag(covariance)), 0.0)
+        root = factorize(get_traits(state.params)[1])
+        arrays["trait_mean_error"] = np.sqrt(np.maximum(variance[places.mean], 0.0))
+        arrays["trait_covariance_error"] = compute_covariance_errors(
+            self._trait_design, places, root, covariance, is_unknown
         )
-        arrays["weights_error"][self._slopes < 0] = 0.0
-        mean, correlation = get_traits(state.params)
-        errors = compute_covariance_errors(
-            self._trait_design,
-            self._place_traits(design),
-            factorize(correlation),
-            covariance,
-            is_unknown,
-        )
-        of_traits = {"trait_mean_error": np.zeros_like(mean), "trait_covariance_error": errors}
-        return {**arrays, **of_traits}, unknown
+        return arrays, unknown
+
+    @property
+    def _missing_fit_reason(self) -> str:
+        return NOT_WITH_STRUCTURE if self.structure.groups else super()._missing_fit_reason
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
         state = super().finish_information_pass(state, statistics)
-        found = {**state.diagnostics["fit_statistics"], **describe_traits(state.params)}
+        found = dict(state.diagnostics["fit_statistics"])
+        if self.structure.groups:  # each has its own distribution of the trait
+            found.pop("marginal_reliability", None)
+        else:
+            found |= describe_traits(state.params)
         return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
 
 
@@ -332,22 +566,27 @@ def _check_rating_scale(pattern: LoadingPattern, features: tuple[Feature, ...]) 
             )
 
 
-def _with_correlations(params: LatentTraitParams, correlation: Array) -> LatentTraitParams:
-    """Return the parameters with traits of mean 0 and these correlations, (1, q, q)."""
-    mean, exact = np.zeros((1, correlation.shape[1])), correlation.copy()
-    np.fill_diagonal(exact[0], 1.0)  # without rounding errors
-    return replace(params, trait_mean=mean, trait_covariance=exact)
+def _round_variances(correlation: Array) -> Array:
+    """Return correlations, (n_groups, q, q), with a diagonal without rounding errors."""
+    exact = correlation.copy()
+    places = np.arange(correlation.shape[1])
+    exact[:, places, places] = 1.0
+    return exact
 
 
 def _sum_second_derivatives(design: LevelDesign, places: TraitPlaces, score: Array) -> Array:
-    """Return Σ_k s_k ∂²v_k / ∂φ ∂L, (p, p), given s, (n_forms (q + 1),).
+    """Return Σ_g Σ_k s_gk ∂²v_gk / ∂φ ∂(μ_g, L_g), (p, p), given s_g, (n_groups, n_forms (q + 1)).
 
-    v_ja = Σ_m L_ma a_jm, so its derivative by L_ma is linear in the parameters of a_jm.
+    v_gja = Σ_m L_gma a_jm and v_gj,q+1 = d_j + Σ_m μ_gm a_jm, so the derivatives by L_gma and μ_gm
+    are linear in the parameters of a_jm.
     """
-    total = np.zeros((places.n_parameters,) * 2)
-    width = design.n_components + 1
-    by_form = score.reshape(-1, width)
-    for m, a in zip(*np.nonzero(places.root[0] >= 0), strict=True):
-        own = by_form[:, a] @ design.matrix[m::width]
-        total[: design.n_free, places.root[0, m, a]] = own
+    total, q = np.zeros((places.n_parameters + 1,) * 2), design.n_components
+    for group, own in enumerate(score):
+        matrix, by_form = design.select_group(group).matrix, own.reshape(-1, q + 1)
+        for m in range(q):  # -1, of what is not free, is the last place
+            by_slope = matrix[m :: q + 1]
+            total[: design.n_free, places.mean[group, m]] += by_form[:, q] @ by_slope
+            for a in range(m + 1):
+                total[: design.n_free, places.root[group, m, a]] += by_form[:, a] @ by_slope
+    total = total[:-1, :-1]
     return np.asarray(total + total.T)

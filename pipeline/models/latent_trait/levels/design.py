@@ -26,14 +26,15 @@ scale of the traits change.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.em import ItemKind
-from pipeline.numerics.logistic.categories.curves import iter_alike
+from pipeline.numerics.logistic.categories.curves import count_item_levels, iter_alike
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -52,7 +53,8 @@ class LevelDesign:
     Attributes
     ----------
     matrix, constant
-        J, (n_forms (q + 1), n_free), and v₀, (n_forms (q + 1),).
+        J, (n_forms (q + 1), n_free), and v₀, (n_forms (q + 1),). With groups of rows, the forms of
+        all groups follow each other.
     is_slope
         Which free parameters are slopes, (n_free,).
     n_planes
@@ -61,6 +63,8 @@ class LevelDesign:
         Number of traits, q.
     are_priors_shared
         Whether a slope of several items has one prior, not one per item.
+    n_groups
+        Number of groups; 1 without groups.
     """
 
     matrix: scipy.sparse.csr_array
@@ -69,6 +73,14 @@ class LevelDesign:
     n_planes: Indices
     n_components: int
     are_priors_shared: bool = False
+    n_groups: int = 1
+
+    def select_group(self, group: int) -> LevelDesign:
+        """Return the forms of a group as functions of all free parameters."""
+        size = len(self.constant) // self.n_groups
+        rows = slice(group * size, (group + 1) * size)
+        matrix, constant = self.matrix[rows], self.constant[rows]
+        return replace(self, matrix=matrix, constant=constant, n_groups=1)
 
     @property
     def n_free(self) -> int:
@@ -77,10 +89,11 @@ class LevelDesign:
 
     @property
     def item_of_row(self) -> Indices:
-        """Item of each entry of v, (n_forms (q + 1),)."""
+        """Item of each entry of v, (n_groups n_forms (q + 1),)."""
         items = np.repeat(np.arange(len(self.n_planes)), self.n_planes)
         continuous = np.repeat(np.flatnonzero(self.n_planes == 0), 2)
-        return np.repeat(np.concatenate([items, continuous]), self.n_components + 1)
+        by_form = np.concatenate([items, continuous])
+        return np.tile(np.repeat(by_form, self.n_components + 1), self.n_groups)
 
     @property
     def n_priors(self) -> Array:
@@ -93,7 +106,7 @@ class LevelDesign:
         return np.where(self.is_slope, counts, 0).astype(np.float64)
 
     def fill(self, free: Array) -> Array:
-        """Return weights and offsets of all forms side by side, (n_forms, q + 1)."""
+        """Return weights and offsets of all forms side by side, (n_groups n_forms, q + 1)."""
         v = self.matrix @ free + self.constant
         return np.asarray(v.reshape(-1, self.n_components + 1))
 
@@ -109,6 +122,30 @@ class LevelDesign:
         return np.atleast_1d(np.asarray(free, np.float64))
 
 
+class OwnParameters(NamedTuple):
+    """Which parameters differ by group; all others are equal in all groups.
+
+    Attributes
+    ----------
+    slopes, offsets
+        Whether each item has slopes, or offsets, of its own in each group, (n_features,).
+    steps, deviations
+        Whether the common steps of rating scales, and σ of continuous items, differ by group.
+    """
+
+    slopes: NDArray[np.bool_]
+    offsets: NDArray[np.bool_]
+    steps: bool
+    deviations: bool
+
+    def select(self, item: int, key: Hashable) -> bool:
+        """Return whether a parameter of an item, given its key, differs by group."""
+        kind = key[0] if isinstance(key, tuple) else key
+        if kind in ("step", "deviation"):
+            return self.steps if kind == "step" else self.deviations
+        return bool(self.offsets[item] if kind in ("offset", "location") else self.slopes[item])
+
+
 def make_level_design(
     level_counts: Array,
     n_planes: Indices,
@@ -116,13 +153,15 @@ def make_level_design(
     kind: ItemKind,
     equal_slopes: bool,
     loadings: Indices | None = None,
+    own: OwnParameters | None = None,
 ) -> LevelDesign:
     """Return the design of items of a kind.
 
     Parameters
     ----------
     level_counts
-        Number of rows with each level of each item, one item after the other, (n_levels,).
+        Number of rows with each level of each item, one item after the other, (n_levels,), or in
+        each group, (n_groups, n_levels).
     n_planes
         Number of planes of each item, (n_features,).
     n_components, kind, equal_slopes
@@ -131,7 +170,34 @@ def make_level_design(
     loadings
         Number of each slope, (n_features, n_components), see `LoadingPattern.slopes`; None if all
         items load on all traits. Nominal items have no numbers.
+    own
+        Parameters that differ by group; None without groups.
     """
+    order = np.argsort(n_planes == 0, kind="stable")
+    by_group, pooled = np.atleast_2d(level_counts), np.atleast_2d(level_counts).sum(axis=0)
+    forms = []
+    for group, counts in enumerate(by_group):
+        if own is not None:
+            counts = np.where(np.repeat(own.offsets, count_item_levels(n_planes)), counts, pooled)
+        of_group = _list_forms(counts, n_planes, kind, equal_slopes)
+        forms += [ItemForms(item, group, *of_group[item]) for item in order.tolist()]
+    design = _assemble(forms, n_planes, n_components, loadings, own)
+    return replace(design, n_groups=len(by_group))
+
+
+class ItemForms(NamedTuple):
+    """Weights and offsets of the forms of an item in a group, given the parameters."""
+
+    item: int
+    group: int
+    weights: list[Form]
+    offsets: list[Form]
+
+
+def _list_forms(
+    level_counts: Array, n_planes: Indices, kind: ItemKind, equal_slopes: bool
+) -> list[tuple[list[Form], list[Form]]]:
+    """Return weights and offsets of the forms of all items."""
     forms: list[tuple[list[Form], list[Form]]] = [
         ([{("slope", item): 1.0}, {}], [{("offset", item): 1.0}, {("deviation", item): 1.0}])
         for item in range(len(n_planes))
@@ -156,9 +222,7 @@ def make_level_design(
                 forms[item] = [{slope: 1.0}] * m, _list_thresholds(present, m, item)
             else:
                 forms[item] = _list_baseline_forms(present, m, item, slope, kind == "nominal")
-    order = np.argsort(n_planes == 0, kind="stable")
-    own = None if loadings is None else loadings[order]
-    return _assemble([forms[item] for item in order.tolist()], n_planes, n_components, own)
+    return forms
 
 
 def _pin_item(counts: Array, kind: ItemKind) -> tuple[list[Form], list[Form]]:
@@ -266,26 +330,29 @@ def _combine(
 
 
 def _assemble(
-    forms: Sequence[tuple[list[Form], list[Form]]],
+    forms: Sequence[ItemForms],
     n_planes: Indices,
     n_components: int,
     loadings: Indices | None,
+    own: OwnParameters | None,
 ) -> LevelDesign:
     """Number the parameters in the order in which they occur."""
     width = n_components + 1
     places: dict[Hashable, int] = {}
     is_slope: list[bool] = []
     entries: list[tuple[int, int, float]] = []
-    constant = np.zeros(sum(len(weights) for weights, _ in forms) * width)
+    constant = np.zeros(sum(len(form.weights) for form in forms) * width)
     row = 0
-    for item, (weights, offsets) in enumerate(forms):
+    for item, group, weights, offsets in forms:
         for weight, offset in zip(weights, offsets, strict=True):
             for component in range(n_components):
                 number = None if loadings is None else int(loadings[item, component])
                 if number == -1:
                     continue
                 for key, value in weight.items():
-                    name = (key, component) if number is None else ("loading", number)
+                    name: Hashable = (key, component) if number is None else ("loading", number)
+                    if own is not None and own.select(item, key):
+                        name = (name, group)
                     place = places.setdefault(name, len(places))
                     is_slope += [True] * (place == len(is_slope))
                     entries.append((row + component, place, value))
@@ -293,6 +360,8 @@ def _assemble(
                 if key == _CONSTANT:
                     constant[row + n_components] = value
                     continue
+                if own is not None and own.select(item, key):
+                    key = (key, group)
                 place = places.setdefault(key, len(places))
                 is_slope += [False] * (place == len(is_slope))
                 entries.append((row + n_components, place, value))

@@ -74,7 +74,7 @@ from pipeline.models.latent_trait.levels.params import (
     map_to_thresholds,
     with_forms,
 )
-from pipeline.models.latent_trait.levels.step import take_level_steps
+from pipeline.models.latent_trait.levels.step import ItemGroup, take_level_steps
 from pipeline.models.latent_trait.model import LatentTrait, compute_difficulties
 from pipeline.models.latent_trait.standard_errors import (
     MAX_ITEMS,
@@ -153,7 +153,6 @@ class OrdinalTrait(LatentTrait):
         for name, value in (
             ("covariates", structure.covariates),
             ("items", structure.known_items),
-            ("group", structure.groups or None),
         ):
             if value is not None:
                 raise _refuse(f"{{{name}}}", name)
@@ -284,8 +283,9 @@ class OrdinalTrait(LatentTrait):
             counts, self.n_planes, n_components, self.items, self._has_equal_slopes
         )
 
-    def _get_design(self, state: FitState) -> LevelDesign:
-        return self._make_design(state.auxiliary["level_counts"], state.params.weights.shape[1])
+    def _get_design(self, arrays: Arrays, params: LatentTraitParams) -> LevelDesign:
+        """Return the design, given arrays of the state with the counts of levels."""
+        return self._make_design(arrays["level_counts"], params.weights.shape[1])
 
     def _begin_stage(
         self, state: FitState, weights: Array, held_out: float, estimator: str
@@ -315,17 +315,25 @@ class OrdinalTrait(LatentTrait):
         if self.nodes:
             grid = NodeGrid(self.nodes, state.params.weights.shape[1]).make_working_state()
             return replace(state, working={**state.working, **grid})
-        nodes = make_level_nodes(self._get_items(state.params), stretch)
+        nodes = make_level_nodes(self._find_steepest_items(state.params, stretch), stretch)
         spacing = self._choose_spacing(state.params, stretch)
         own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
         return replace(state, working={**state.working, **nodes._asdict(), **own})
 
-    def _get_items(self, params: LatentTraitParams) -> LevelItems:
+    def _get_items(self, params: LatentTraitParams, group: int = 0) -> LevelItems:
         """Return the items as functions of the standard traits, which the nodes are of."""
-        return params.get_group(0).standardize(params.get_level_items(self.items))
+        return params.get_group(group).standardize(params.get_level_items(self.items, group))
+
+    def _get_block_items(self, params: LatentTraitParams, block: BinaryBlock) -> LevelItems:
+        """Return the items of the group of a block, as functions of the standard traits."""
+        return self._get_items(params)
+
+    def _find_steepest_items(self, params: LatentTraitParams, stretch: float) -> LevelItems:
+        """Return the items that need the finest nodes: those of one of the groups."""
+        return self._get_items(params)
 
     def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
-        return choose_level_lattice(self._get_items(params), stretch).spacing
+        return choose_level_lattice(self._find_steepest_items(params, stretch), stretch).spacing
 
     def _has_coarse_nodes(self, state: FitState, max_ratio: float) -> bool:
         """Return whether the nodes are farther apart than the items allow, by more than a ratio."""
@@ -347,16 +355,20 @@ class OrdinalTrait(LatentTrait):
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
-        params = _move_measurements(params, state.params)
-        forms = params.get_level_items(self.items).to_forms()
-        forms[:, :-1] = forms[:, :-1] @ params.axes.T
-        design = self._make_design(state.auxiliary["level_counts"], params.weights.shape[1])
+        forms, q = self._convert_forms(params, state.params), params.weights.shape[1]
+        design = self._make_design(state.auxiliary["level_counts"], q)
         if design.n_free:
             forms = design.fill(design.collect(forms))
-        own = _replace_weights(params, params.weights @ params.axes.T, params.offsets)
+        own = _replace_weights(state.params, params.weights, params.offsets)
         own = with_forms(own, forms, self.items)
         state = replace(state, params=own, working={"held_out": np.array(0.0)})
-        return self._choose_nodes(state, LAST_STRETCH[params.weights.shape[1]])
+        return self._choose_nodes(state, LAST_STRETCH[q])
+
+    def _convert_forms(self, params: LatentTraitParams, own: LatentTraitParams) -> Array:
+        """Return the forms of an earlier fit on the axes of its last pass, (n_forms, q + 1)."""
+        forms = _move_measurements(params, own).get_level_items(self.items).to_forms()
+        forms[:, :-1] = forms[:, :-1] @ params.axes.T
+        return forms
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -364,7 +376,7 @@ class OrdinalTrait(LatentTrait):
         """Run the E-step on the rows of a block, and score the held-out rows."""
         nodes = nodes_from_working(working)
         assert nodes is not None
-        run = partial(_run_e_step, params, self._get_items(params), nodes)
+        run = partial(_run_e_step, params, self._get_block_items(params, block), nodes)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
@@ -385,7 +397,8 @@ class OrdinalTrait(LatentTrait):
         """Run the M-step; constant features keep their parameters."""
         params, sums, nodes = state.params, statistics.values, nodes_from_working(state.working)
         assert nodes is not None
-        design, items = self._get_design(state), params.get_level_items(self.items)
+        design = self._get_design(state.auxiliary, params)
+        items = params.get_level_items(self.items)
         points = nodes.points
         if not self.nodes or represents_all_scales(params, state.working, statistics):
             penalized = self._get_penalized_weights(params)
@@ -393,8 +406,8 @@ class OrdinalTrait(LatentTrait):
             forms = items.to_forms()
             items = items.with_forms(np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1])))
             points = traits.standardize(points)
-        node_sums = LevelSums(sums["ones"], sums["mass"], sums["squares"])
-        forms = take_level_steps(design, items, points, node_sums, self.prior_precision)
+        group = ItemGroup(items, points, LevelSums(sums["ones"], sums["mass"], sums["squares"]))
+        forms = take_level_steps(design, [group], self.prior_precision)
         return self._finish_update(state, with_forms(params, forms, self.items))
 
     def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
@@ -432,7 +445,9 @@ class OrdinalTrait(LatentTrait):
         if "spacing" in state.working:
             diagnostics["node_spacing"] = float(state.working["spacing"])
         if params.weights.shape[1] == 1 and self.items != "nominal":
-            thresholds = map_to_thresholds(self._get_design(state), self.items)
+            thresholds = map_to_thresholds(
+                self._get_design(state.auxiliary, params).select_group(0), self.items
+            )
             slopes = np.repeat(params.weights[:, 0], self.n_planes)
             offsets = thresholds @ self._stack_forms(params).reshape(-1)
             params = replace(params, level_difficulty=compute_difficulties(slopes, offsets))
@@ -467,12 +482,14 @@ class OrdinalTrait(LatentTrait):
         """Request the sums for standard errors and fit statistics."""
         if self.errors == "none":
             return None
-        n_free, n_rows = self._get_design(state).n_free, int(state.auxiliary["n_rows"])
+        n_free = self._get_design(state.auxiliary, state.params).n_free
+        n_rows = int(state.auxiliary["n_rows"])
         n_products = count_score_products(self.n_planes, n_free, *state.working["points"].shape)
         share = choose_level_row_share(n_rows, n_free, n_products, self._choose_form(state))
         if state.auxiliary["has_sampling_weights"]:  # scores are summed by cluster
             share = 1.0
-        counts = {"level_counts": state.auxiliary["level_counts"]}
+        names = ("level_counts", "group_level_counts")
+        counts = {name: state.auxiliary[name] for name in names if name in state.auxiliary}
         return {**state.working, "share": np.array(share), **counts}
 
     def _choose_form(self, state: FitState) -> str:
@@ -482,18 +499,15 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """MAP: sum the information about the parameters, and the residuals."""
-        items, nodes = self._get_items(params), nodes_from_working(working)
+        items, nodes = self._get_block_items(params, block), nodes_from_working(working)
         assert nodes is not None
         X, observed = unpack_answers(params, block)
         of_all = compute_level_node_posterior(X, observed, items, nodes)
         row_weights = np.ones(len(X)) if block.row_weights is None else block.row_weights
         log_likelihood = float((row_weights * of_all.log_likelihood).sum())
         values: dict[str, NDArray[Any]] = {}
-        if (
-            block.n_features <= MAX_ITEMS
-            and not block.has_sampling_weights
-            and items.gaussians is None
-        ):
+        has_fit = not (self._missing_fit_reason or block.has_sampling_weights)
+        if block.n_features <= MAX_ITEMS and has_fit:
             values |= count_complete_rows(block, block.unpack_values(), observed)
         is_taken = draw_rows(float(working["share"]), block, rng)
         X, row_weights = X[is_taken], row_weights[is_taken]
@@ -501,13 +515,13 @@ class OrdinalTrait(LatentTrait):
         posterior = of_all.take_rows(is_taken)
         values["weight_informing"] = np.array(row_weights.sum())
         values |= sum_level_residuals(X, observed, items, posterior, row_weights)
-        design = self._make_design(working["level_counts"], params.weights.shape[1])
+        design = self._get_design(working, params)
         if design.n_free > MAX_PARAMETERS:
             return Sums.from_block(block, log_likelihood, values)
         clusters, places = None, None
         if block.clusters is not None and block.has_sampling_weights:
             clusters, places = np.unique(block.clusters, return_inverse=True)
-        jacobian = self._differentiate_forms(design, params)
+        jacobian = self._differentiate_block_forms(design, params, block)
         scores = sum_level_scores(X, observed, items, nodes, jacobian, row_weights, places)
         names = ("spread", "products", "curvature", "weighted_products")
         sums = Sums.from_block(
@@ -525,19 +539,30 @@ class OrdinalTrait(LatentTrait):
         """Return the derivatives of the items of u by all parameters, (n_forms (q + 1), p)."""
         return design.matrix
 
+    def _differentiate_block_forms(
+        self, design: LevelDesign, params: LatentTraitParams, block: BinaryBlock
+    ) -> Matrix:
+        """Return these derivatives for the group of a block."""
+        return self._differentiate_forms(design, params)
+
     def _list_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array | None:
         """Return the gradients of what stays 0, (n_constraints, p); None if these are the axes."""
         return None
 
+    @property
+    def _missing_fit_reason(self) -> str:
+        """Why C₂ and S-X² are not defined; empty if they are."""
+        return "some items are continuous" if self._has_continuous else ""
+
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
-        design, params = self._get_design(state), state.params
+        design, params = self._get_design(state.auxiliary, state.params), state.params
         nodes = nodes_from_working(state.working)
         assert nodes is not None
         params = replace(params, **compute_residual_fit(statistics))
         found = self._compute_likelihood_statistics(design, state, statistics)
-        if self._has_continuous:
-            found |= dict.fromkeys(("m2_missing", "s_x2_missing"), "some items are continuous")
+        if reason := self._missing_fit_reason:
+            found |= dict.fromkeys(("m2_missing", "s_x2_missing"), reason)
         else:
             model = LevelModel.from_jacobian(
                 self._differentiate_forms(design, params),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import scipy
 from numpy.typing import NDArray
@@ -29,11 +32,40 @@ _RIDGE = 1e-9  # of the diagonal; gives a solution to items with hardly any curv
 _TOLERATED_LOSS = 1e-12
 
 
+class ItemGroup(NamedTuple):
+    """Items of a group of rows, nodes, (n_nodes, q), and sums over these rows at the nodes."""
+
+    items: LevelItems
+    points: Array
+    sums: LevelSums
+
+    def count_levels(self) -> list[Array]:
+        """Return the expected numbers of levels at the nodes, as `iter_alike` has the items."""
+        return [
+            count_levels_at_nodes(self.sums.ones, self.sums.mass, alike)
+            for alike in iter_alike(self.items.n_planes)
+        ]
+
+    def expect_log_likelihood(self, counts: Sequence[Array]) -> Array:
+        """Return the expected log-likelihood of each item, (n_features,), up to constants.
+
+        `counts` is the result of `count_levels`.
+        """
+        items, eta = self.items, self.items.compute_forms(self.points)
+        by_item = np.zeros(len(items.n_planes))
+        for alike, own in zip(iter_alike(items.n_planes), counts, strict=True):
+            log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
+            nats = np.multiply(own, log_p, where=own > 0, out=np.zeros_like(own))
+            by_item[alike.features] = nats.sum(axis=(1, 2))
+        if items.gaussians is not None:
+            sums = self.sums.select_gaussians(len(eta))
+            by_item[items.n_planes == 0] = expect_log_likelihood(items.gaussians, self.points, sums)
+        return by_item
+
+
 def take_level_steps(
     design: LevelDesign,
-    items: LevelItems,
-    points: Array,
-    sums: LevelSums,
+    groups: Sequence[ItemGroup],
     prior_precision: float,
 ) -> Array:
     """Take up to four steps of Fisher scoring for all free parameters of items.
@@ -45,49 +77,48 @@ def take_level_steps(
     ----------
     design
         How weights and offsets depend on the free parameters.
-    items
-        The items before the steps.
-    points
-        Nodes, (n_nodes, q).
-    sums
-        Sums over rows at these nodes.
+    groups
+        Items and sums of each group of rows; one without groups.
     prior_precision
         Precision of the normal priors of slopes, see `LevelDesign.n_priors`.
 
     Returns
     -------
     ndarray
-        The new weights and offsets of all forms, (n_forms, q + 1).
+        The new weights and offsets of all forms of all groups, (n_groups n_forms, q + 1).
     """
+    forms = np.concatenate([group.items.to_forms() for group in groups])
     if not design.n_free:
-        return items.to_forms()
-    J, free = design.matrix, design.collect(items.to_forms())
+        return forms
+    J, free = design.matrix, design.collect(forms)
     prior = prior_precision * design.n_priors
     n_sets, set_of_item, set_of_parameter = _find_independent_sets(design)
-    counts = [
-        count_levels_at_nodes(sums.ones, sums.mass, alike) for alike in iter_alike(design.n_planes)
-    ]
+    counts = [group.count_levels() for group in groups]
+
+    def move(free: Array) -> list[ItemGroup]:
+        """Return the groups with other parameters of items."""
+        by_group = np.split(design.fill(free), len(groups))
+        return [
+            group._replace(items=group.items.with_forms(own))
+            for group, own in zip(groups, by_group, strict=True)
+        ]
 
     def score(free: Array) -> Array:
         """Return the objective of each set of items."""
-        moved = items.with_forms(design.fill(free))
-        eta = moved.compute_forms(points)
         by_item = np.zeros(len(design.n_planes))
-        for alike, own in zip(iter_alike(design.n_planes), counts, strict=True):
-            log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
-            by_item[alike.features] = np.where(own > 0, own * log_p, 0.0).sum(axis=(1, 2))
-        if moved.gaussians is not None:
-            own_sums = sums.select_gaussians(len(eta))
-            by_item[design.n_planes == 0] = expect_log_likelihood(moved.gaussians, points, own_sums)
+        for group, own in zip(move(free), counts, strict=True):
+            by_item += group.expect_log_likelihood(own)
         of_items = np.bincount(set_of_item, by_item, n_sets)
         penalty = np.bincount(set_of_parameter, 0.5 * prior * free**2, n_sets)
         return np.asarray(of_items - penalty)
 
     best = score(free)
     for _ in range(_MAX_STEPS):
-        current = items.with_forms(design.fill(free))
-        slope = J.T @ sum_form_gradient(current, points, sums) - prior * free
-        hessian = J.T @ sum_form_curvature(current, points, sums, is_expected=True) @ J
+        current = move(free)
+        gradient = np.concatenate([sum_form_gradient(*group) for group in current])
+        curvature = [sum_form_curvature(*group, is_expected=True) for group in current]
+        slope = J.T @ gradient - prior * free
+        hessian = J.T @ scipy.sparse.block_diag(curvature, format="csc") @ J
         ridge = prior + _RIDGE * hessian.diagonal() + np.finfo(float).tiny
         hessian = (hessian + scipy.sparse.diags_array(ridge)).tocsc()
         step = np.atleast_1d(scipy.sparse.linalg.spsolve(hessian, slope))

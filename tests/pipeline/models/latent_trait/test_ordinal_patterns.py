@@ -341,9 +341,3 @@ def test_patterns_that_cannot_be_fitted_are_refused(
 ) -> None:
     with pytest.raises(FitError, match=message):
         fit(simulate(10), entries, **settings)
-
-
-def test_groups_are_refused() -> None:
-    structure = Structure(("a", "b"), FEATURES, pattern=make_pattern(SIMPLE))
-    with pytest.raises(FitError, match="group cannot be combined with pattern for features"):
-        LatentTrait().with_structure(structure)
