@@ -161,6 +161,8 @@ class BLICA(ModelEstimator):
     mixing_interval_: NDArray[np.float64]
     n_levels_: NDArray[np.int64] | None
     level_thresholds_: NDArray[np.float64] | None
+    number_means_: NDArray[np.float64] | None
+    number_scales_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,

@@ -237,3 +237,55 @@ def test_all_features_with_levels_are_compared(plain_cli, people) -> None:
     done = plain_cli(*words, "--details")
     assert done.code == 0, done.err
     assert "randomly chosen features" not in done.out
+
+
+def test_sources_of_measurements(plain_cli, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    period = np.repeat(np.arange(4), 300)
+    sources = rng.standard_normal((1200, 1)) * np.array([0.4, 0.8, 1.6, 3.0])[period, None]
+    y = sources @ [[0.8, 1.0, -0.7, 0.6, 0.9]] + rng.standard_normal((1200, 5))
+    table = pd.DataFrame(
+        {
+            "q0": np.array(LEVELS)[np.searchsorted([-0.7, 0.7], y[:, 0])],
+            "age": 40 + 10 * y[:, 1],
+            "b0": (y[:, 2] > 0).astype(int),
+            "income": 8 + y[:, 3],
+            "b1": (y[:, 4] > 0.4).astype(int),
+            "period": period,
+        }
+    )
+    table.loc[3, "age"] = None
+    table.to_csv(tmp_path / "a.csv", index=False)
+    options = ["--continuous", "age,income", "--levels", "q*:no<perhaps<yes"]
+    own, model = ["--dataset", "d.zarr"], ["--artifact", "a", "--executor", "serial"]
+    settings = ["--components", 1, "--set", "regularization=50", "--output", "a", "--report"]
+    output = {}
+    for words in (
+        ["ingest", "a.csv", *own, *options, "--segment-by", "period"],
+        ["fit", *own, "--model", "blica", *settings],
+        ["transform", *own, *model, "--reconstruct", "expected-levels", "--output", "c.zarr"],
+        ["sample", *model[:2], "--rows", 4000, "--output", "s.zarr"],
+        ["export", *model[:2], "--what", "items", "--output", "i.csv"],
+        ["evaluate", *own, *model, "--json"],
+        ["ingest", "a.csv", *own, "--append"],
+        ["fit", *own, "--model", "blica", *settings, "--json"],
+    ):
+        done = plain_cli(*words)
+        assert done.code == 0, done.err
+        assert "could not be drawn" not in done.err
+        output[words[0]] = done
+    items = pd.read_csv(tmp_path / "i.csv").set_index("feature")
+    assert items.loc["age", "number_scales"] == pytest.approx(10, rel=0.2)
+    assert items.loc["income", "number_means"] == pytest.approx(8, abs=0.5)
+    codes = open_codes(tmp_path / "c.zarr")
+    expected = codes["expected_levels"][:, 1]
+    is_known = table["age"].notna()
+    assert np.corrcoef(expected[is_known], table.loc[is_known, "age"])[0, 1] > 0.7
+    drawn = open_dataset(tmp_path / "s.zarr")
+    numbers = drawn.read_chunk(0).numbers
+    assert numbers is not None
+    assert numbers[0].mean() == pytest.approx(40, abs=2)
+    (scores,) = (m for m in output["evaluate"].json["models"] if m["name"] == "a")
+    assert scores["wrong_levels"] < 0.5
+    assert scores["log_likelihood"] < 0
+    assert output["fit"].json["drift"]["parameters"]["similarity"] == pytest.approx(1, abs=1e-4)

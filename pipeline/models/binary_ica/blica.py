@@ -51,7 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
+from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary, find_continuous
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import LBFGS_MEMORY
@@ -63,7 +63,12 @@ from pipeline.models.binary_ica.moment_matching import (
     estimate_source_means,
     match_moments,
 )
-from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
+from pipeline.models.binary_ica.probit_ica import (
+    PROBIT_SCALE,
+    ContinuousUnits,
+    ProbitICA,
+    SegmentModel,
+)
 from pipeline.models.binary_ica.segment_correlations import (
     MAX_UNDEFINED_SHARE,
     GroupSums,
@@ -84,7 +89,9 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 
 Array = NDArray[np.float64]
 
-_ORDINAL_CLASS = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"  # it imports this file
+# These import this file.
+_ORDINAL_CLASS = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"
+_MIXED_CLASS = "pipeline.models.binary_ica.mixed:MixedBLICA"
 MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18  # pairs whose correlations a thread estimates at once
@@ -119,9 +126,12 @@ class BLICAParams:
     mixing_interval
         Ends of the 95 % bootstrap intervals; empty without a bootstrap.
     n_levels
-        Number of levels of each feature; None if all are binary.
+        Number of levels of each feature, 1 of a continuous one; None if all are binary.
     level_thresholds
         Thresholds of planes; None if all features are binary.
+    number_means, number_scales
+        Mean of each continuous feature, and the standard deviation of its noise; None if there are
+        none.
     """
 
     mixing: Array = array_field("feature", "component")
@@ -144,9 +154,11 @@ class BLICAParams:
     candidate_scores: Array = array_field("candidate")
     mixing_interval: Array = array_field("bound", "feature", "component")
     n_levels: NDArray[np.int64] | None = optional_array_field(
-        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+        "feature", allowed=NumberRange(minimum=1, maximum=MAX_LEVELS)
     )
     level_thresholds: Array | None = optional_array_field("segment", "plane")
+    number_means: Array | None = optional_array_field("continuous")
+    number_scales: Array | None = optional_array_field("continuous", allowed=NumberRange(above=0))
 
     def segment_model(self, index: int) -> SegmentModel:
         """Return the model of a segment; unfitted segments get the mean of the others."""
@@ -154,12 +166,19 @@ class BLICAParams:
         is_used = self.segment_status == SegmentStatus.USED
         weights = is_segment if is_segment.any() else self.segment_rows * is_used
         shares = weights / weights.sum()
-        return SegmentModel(
+        thresholds = self.thresholds if self.level_thresholds is None else self.level_thresholds
+        model = SegmentModel(
             PROBIT_SCALE * self.mixing,
-            shares @ (self.thresholds if self.level_thresholds is None else self.level_thresholds),
+            shares @ thresholds,
             shares @ self.source_means,
             shares @ self.source_variances,
             self.n_levels,
+        )
+        if self.number_means is None or self.number_scales is None:
+            return model
+        shifts = -(shares @ self.thresholds * model.deviations)[model.is_continuous]
+        return model._replace(
+            continuous=ContinuousUnits(shifts, self.number_means, self.number_scales)
         )
 
 
@@ -187,7 +206,7 @@ class BLICA(ProbitICA):
     """
 
     name: ClassVar[str] = "blica"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams
@@ -206,12 +225,19 @@ class BLICA(ProbitICA):
     tol: float = field(default=0.0, init=False)
 
     def with_structure(self, structure: Structure) -> BLICA:
-        """Return the model of ordinal features, or this model if all are binary."""
+        """Return the model of ordinal and continuous features, or this model if all are binary."""
         super().with_structure(structure)
         if are_binary(structure.features):
             return self
-        ordinal: BLICA = add_structure(resolve_name(_ORDINAL_CLASS), self, structure)
-        return ordinal
+        n_continuous = len(find_continuous(structure.features))
+        if n_continuous == len(structure.features):
+            raise FitError(
+                "All features are continuous, but blica needs at least one binary or ordinal "
+                "feature. Cut one in two by {cut=NAME>=VALUE}."
+            )
+        kind = resolve_name(_MIXED_CLASS if n_continuous else _ORDINAL_CLASS)
+        model: BLICA = add_structure(kind, self, structure)
+        return model
 
     @property
     def first_planes(self) -> NDArray[np.int64] | None:
@@ -250,7 +276,7 @@ class BLICA(ProbitICA):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Refuse fewer than 3 usable segments, and features that vary in none of them."""
-        varies = mark_varying_features(first.observed, first.ones, self.first_planes)
+        varies = self._mark_varying(first)
         n_features = varies.shape[1]
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
@@ -271,6 +297,10 @@ class BLICA(ProbitICA):
             "bootstrap": rng.integers(2**63, size=self.bootstrap),
         }
         return FitState(make_empty_params(), auxiliary=seeds)
+
+    def _mark_varying(self, first: FeatureCounts) -> NDArray[np.bool_]:
+        """Mark the features that vary within a segment, (n_segments, n_features)."""
+        return mark_varying_features(first.observed, first.ones, self.first_planes)
 
     def _check_n_segments(
         self, usable: NDArray[np.bool_], segments: NDArray[np.int64], undefined: Sequence[int]

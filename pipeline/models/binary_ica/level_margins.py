@@ -18,6 +18,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.numerics.gaussian.level_bounds import share_between
+
 Array = NDArray[np.float64]
 
 _PRIOR = np.array([0.1, 1.0])  # precisions of m and log s
@@ -91,10 +93,7 @@ def _level_shares(thresholds: Array) -> Array:
     """Return the probability of each level, precise in both tails, (n_segments, n_levels)."""
     edges = np.pad(thresholds, ((0, 0), (1, 1)), constant_values=np.inf)
     edges[:, 0] = -np.inf
-    lower, upper = edges[:, :-1], edges[:, 1:]
-    is_above = lower + upper > 0  # in the upper tail, differences of Φ lose their digits
-    lower, upper = np.where(is_above, -upper, lower), np.where(is_above, -lower, upper)
-    return np.asarray(scipy.special.ndtr(upper) - scipy.special.ndtr(lower))
+    return share_between(edges[:, :-1], edges[:, 1:])
 
 
 def _log_posterior(counts: Array, cuts: Array, places: Array) -> float:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import find_first_planes
+from pipeline.data.features import Feature, find_first_planes, select_with_levels
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.blica import BLICA
@@ -55,9 +55,14 @@ class OrdinalBLICA(BLICA):
         """First plane of each feature, and the number of planes, (n_features + 1,)."""
         return find_first_planes(self.structure.features)
 
+    @property
+    def _ordinal_features(self) -> tuple[Feature, ...]:
+        """The features that have levels."""
+        return select_with_levels(self.structure.features)
+
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the margins, and report levels without rows."""
-        level_rows = count_level_rows(first, self.structure.features)
+        level_rows = count_level_rows(first, self._ordinal_features)
         try:
             state = super().initialize(first, rng)
         except FitError as error:
@@ -65,7 +70,7 @@ class OrdinalBLICA(BLICA):
         consequence = "the fit gives these levels a probability of nearly 0"
         warnings = make_empty_level_warnings(level_rows, consequence)
         state = replace(state, warnings=state.warnings + warnings)
-        return state.with_feature_names(self.structure.feature_names)
+        return state.with_feature_names([feature.name for feature in self._ordinal_features])
 
     def update(
         self,

@@ -1,8 +1,9 @@
-"""The bounds of the levels of features, one after the other."""
+"""The bounds of the levels of features, and the normal probability between two bounds."""
 
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 
@@ -30,3 +31,10 @@ def place_bounds(
     bounds[..., first] = -np.inf
     bounds[..., places] = thresholds
     return first, bounds
+
+
+def share_between(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probability of a standard normal between bounds, precise in both tails."""
+    is_above = lower + upper > 0  # in the upper tail, differences of Φ lose their digits
+    lower, upper = np.where(is_above, -upper, lower), np.where(is_above, -lower, upper)
+    return np.asarray(scipy.special.ndtr(upper) - scipy.special.ndtr(lower))
