@@ -776,6 +776,10 @@ class LatentTrait(WeightedModelEstimator):
     scales_: NDArray[np.float64] | None
     deviations_: NDArray[np.float64] | None
     deviations_error_: NDArray[np.float64] | None
+    group_level_offsets_: NDArray[np.float64] | None
+    group_level_offsets_error_: NDArray[np.float64] | None
+    group_deviations_: NDArray[np.float64] | None
+    group_deviations_error_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,
