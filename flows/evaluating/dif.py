@@ -126,15 +126,6 @@ def check_has_no_asymptotes(models: Sequence[ComparedModel]) -> None:
             )
 
 
-def check_has_binary_items(features: Sequence[Feature], test: str) -> None:
-    """Refuse features with several levels, which the test by fits does not take."""
-    if test == _LIKELIHOOD_RATIO and not are_binary(features):
-        raise FitError(
-            "{dif_test=likelihood-ratio} takes binary features, but some have several levels. Use "
-            "{dif_test=mantel-haenszel}."
-        )
-
-
 def compute_item_bias(
     groups: DifGroups,
     rows: RowSource,
@@ -153,14 +144,14 @@ def compute_item_bias(
     )
     count = partial(count_answering_rows, len(groups.names))
     answering = collect_statistics(count, rows, executor, "answers", progress=progress)
-    fits = GroupFits(rows, groups.names, first, executor, seed, progress)
+    fits = GroupFits(rows, groups.names, tuple(features), first, executor, seed, progress)
     is_by_score, names = groups.test != _LIKELIHOOD_RATIO, tuple(f.name for f in features)
-    if not are_binary(features):
-        found = _compare_level_scores(fits, groups, features)
-    elif is_by_score:
+    if not is_by_score:
+        found = _compare_fits(fits, groups, names)
+    elif are_binary(features):
         found = _compare_scores(fits, names)
     else:
-        found = _compare_fits(fits, groups, names)
+        found = _compare_level_scores(fits, groups)
     return {
         "column": groups.column,
         "test": groups.test,
@@ -172,9 +163,7 @@ def compute_item_bias(
     }
 
 
-def _compare_level_scores(
-    fits: GroupFits, groups: DifGroups, features: Sequence[Feature]
-) -> dict[str, Any]:
+def _compare_level_scores(fits: GroupFits, groups: DifGroups) -> dict[str, Any]:
     """Compare levels by sum score; rows with missing answers are left out."""
     count = partial(count_by_score, None, RowRandom(fits.seed))
     sums = collect_statistics(
@@ -188,9 +177,9 @@ def _compare_level_scores(
                 f"of them; {_MIN_GROUP_ROWS} are needed. Leave out features with many missing "
                 "values, or choose another column."
             )
-    n_planes = np.array([feature.n_planes for feature in features])
+    n_planes = np.array([feature.n_planes for feature in fits.features])
     tests = mantel_haenszel(sums["rows"], sums["ones"], n_planes)
-    names = tuple(feature.name for feature in features)
+    names = tuple(feature.name for feature in fits.features)
     return {
         "rows": n_rows,
         "has_only_complete_rows": not fits.first.is_complete,
@@ -210,7 +199,7 @@ def _compare_scores(fits: GroupFits, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _compare_fits(fits: GroupFits, groups: DifGroups, names: tuple[str, ...]) -> dict[str, Any]:
-    check_group_tests(fits.first, groups.names)
+    check_group_tests(fits.first, groups.names, fits.features)
     found: dict[str, Any] = {}
     if groups.is_purified:
         tests, purification = run_purified_group_tests(fits)
@@ -219,12 +208,14 @@ def _compare_fits(fits: GroupFits, groups: DifGroups, names: tuple[str, ...]) ->
     else:
         tests = run_group_tests(fits)
     traits = zip(tests.trait_mean[1:].tolist(), tests.trait_sd[1:].tolist(), strict=True)
+    columns = tests.items._asdict()
+    if are_binary(fits.features):
+        found["df"] = int(columns.pop("df")[0])  # the same for all items
     return {
-        "df": tests.df,
         "focal_trait": _unpack_only([{"mean": mean, "sd": sd} for mean, sd in traits]),
         **found,
         "unfinished": [names[item] for item in tests.unfinished],
-        "items": _list_items(tests.items._asdict(), names),
+        "items": _list_items(columns, names),
     }
 
 

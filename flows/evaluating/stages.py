@@ -42,7 +42,6 @@ from flows.evaluating.dif import (
     DifGroups,
     DifPurify,
     DifTest,
-    check_has_binary_items,
     check_has_no_asymptotes,
     check_has_no_weights,
     compute_item_bias,
@@ -275,7 +274,6 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
         check_has_no_weights(models)
     if options.dif_test == "likelihood-ratio":
         check_has_no_asymptotes(models)
-        check_has_binary_items(list_features(dataset), options.dif_test)
     groups = find_dif_groups(dataset, split, options.dif, options.dif_test, options.dif_purify)
     if options.outcomes is not None and options.folds is not None:
         raise FitError("{outcomes} cannot be combined with {folds}. Leave out one of them.")

@@ -47,9 +47,9 @@ _BIAS_NAMES = {"odds_ratio": "odds ratio", "p_adjusted": "adjusted p", "grade": 
 _BIAS_NOTES = {
     "mantel-haenszel": "odds ratio: above 1, the item favours the first group among rows of equal "
     "sum scores\nclass: A negligible or not significant, B moderate, C large",
-    "likelihood-ratio": "difference: of the probability of a one between the first and the other "
-    "group, averaged over the other; above 0, the item favours the first\narea: its mean absolute "
-    "value",
+    "likelihood-ratio": "difference: of the probability of a one, or of the expected score as a "
+    "share of the highest, between the first and the other group, averaged over the other; above "
+    "0, the item favours the first\narea: its mean absolute value",
 }
 _LARGEST_NOTE = "group: the group with the largest area, where difference and area are shown"
 _OWN_NOTE = "slopes, offsets: of the item in the first and the other group"
@@ -394,10 +394,11 @@ def _show_largest_area(item: Mapping[str, Any], focal: Sequence[str]) -> dict[st
 
 def _iter_fit_lines(bias: Mapping[str, Any]) -> Iterator[str]:
     """Explain the likelihood-ratio tests: columns, anchors, and fits that did not converge."""
-    if "df" not in bias:
+    if "focal_trait" not in bias:
         return
     yield _LARGEST_NOTE if _has_many_groups(bias) else _OWN_NOTE
-    yield f"chi2: {bias['df']} degrees of freedom"
+    if "df" in bias:
+        yield f"chi2: {bias['df']} degrees of freedom"
     purification = bias.get("purification", {"excluded": []})
     excluded = ", ".join(purification["excluded"])
     yield "anchors: all other items" + (f", without {excluded}" if excluded else "")

@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, iter_blocks
 from pipeline.data.datasets import MemoryChunk
-from pipeline.data.features import make_binary_features
+from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
@@ -65,9 +65,10 @@ from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
+from pipeline.numerics.logistic.categories.curves import compute_plane_probabilities
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite, iter_responsibilities
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, count_group_level_rows
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -88,17 +89,19 @@ class GroupTestResults(NamedTuple):
 
     Attributes
     ----------
-    chi2, p, p_adjusted
-        Test statistic and p-value of each item, and the p-value adjusted for the number of items
-        (Y. Benjamini, Y. Hochberg, JRSS B 57, 1995), (n_features,) each.
+    chi2, df, p, p_adjusted
+        Test statistic, its degrees of freedom and p-value of each item, and the p-value adjusted
+        for the number of items (Y. Benjamini, Y. Hochberg, JRSS B 57, 1995), (n_features,) each.
     difference, area
         Effect sizes in each focal group, (n_features, n_groups − 1); a positive difference favours
-        the reference group.
+        the reference group. They are of expected scores as shares of the highest score.
     slopes, offsets
-        Parameters of each item in each group, (n_features, n_groups).
+        Parameters of each item in each group, (n_features, n_groups). An item with several levels
+        has the mean of its offsets.
     """
 
     chi2: Array
+    df: Counts
     p: Array
     p_adjusted: Array
     difference: Array
@@ -114,8 +117,6 @@ class GroupTests(NamedTuple):
     ----------
     items
         Results for all items.
-    df
-        Degrees of freedom of χ².
     common
         The fit in which all anchors are equal in all groups.
     trait_mean, trait_sd
@@ -125,7 +126,6 @@ class GroupTests(NamedTuple):
     """
 
     items: GroupTestResults
-    df: int
     common: FitState
     trait_mean: Array
     trait_sd: Array
@@ -162,6 +162,8 @@ class GroupFits:
         Rows whose segments are the groups. The first one is the reference group.
     groups
         Names of the groups.
+    features
+        The items. Those with several levels have a graded response model.
     first
         Counts of the rows.
     executor, seed, progress
@@ -170,6 +172,7 @@ class GroupFits:
 
     rows: RowSource
     groups: tuple[str, ...]
+    features: tuple[Feature, ...]
     first: FeatureCounts
     executor: Executor
     seed: int
@@ -212,8 +215,8 @@ class GroupFits:
             tol=_TOL,
         )
         # Names of features may contain commas.
-        features = make_binary_features([*map(str, range(self.rows.n_features))])
-        return model.with_structure(Structure(self.groups, features))
+        features = (feature._replace(name=str(k)) for k, feature in enumerate(self.features))
+        return model.with_structure(Structure(self.groups, tuple(features)))
 
 
 def group_rows(rows: RowSource, column: str, values: tuple[int, ...]) -> RowSource:
@@ -256,7 +259,9 @@ class _GroupReader:
         )
 
 
-def check_group_tests(first: FeatureCounts, groups: tuple[str, ...]) -> None:
+def check_group_tests(
+    first: FeatureCounts, groups: tuple[str, ...], features: Sequence[Feature]
+) -> None:
     """Check that every item can have parameters of its own in each group.
 
     Raises
@@ -264,20 +269,29 @@ def check_group_tests(first: FeatureCounts, groups: tuple[str, ...]) -> None:
     FitError
         If there are fewer than 3 items, or an item is constant or never observed in a group.
     """
-    if (n_features := first.ones.shape[1]) < _MIN_ANCHORS + 1:
+    if (n_features := len(features)) < _MIN_ANCHORS + 1:
         raise FitError(
             f"{{dif_test=likelihood-ratio}} needs at least {_MIN_ANCHORS + 1} features, but the "
             f"dataset has {n_features}. Use {{dif_test=mantel-haenszel}}."
         )
-    is_constant = (first.ones == 0) | (first.ones == first.observed)
-    for group, item in np.argwhere(is_constant).tolist():
-        state = "constant" if first.observed[group, item] else "never observed"
+    n_present = _count_present_levels(count_group_level_rows(first, features), features)
+    for group, item in np.argwhere(n_present < 2).tolist():
+        state = "constant" if n_present[group, item] else "never observed"
         raise FitError(
             f"{{features}} is {state} in the group {groups[group]!r}, so {{dif}} cannot estimate "
             "its slope and offset there. Leave the feature out, or use "
             "{dif_test=mantel-haenszel}.",
-            (item,),
+            (features[item].name,),
         )
+
+
+def _count_present_levels(level_rows: Array, features: Sequence[Feature]) -> Counts:
+    """Return how many levels of each feature have rows, (n_groups, n_features).
+
+    `level_rows` are (n_groups, n_levels).
+    """
+    firsts = np.cumsum([0, *(len(feature.levels) for feature in features[:-1])])
+    return np.add.reduceat((level_rows > 0).astype(np.int64), firsts, axis=1)
 
 
 def run_group_tests(
@@ -287,12 +301,16 @@ def run_group_tests(
 
     The common fit starts from `start`, if given.
     """
-    items, weight = range(fits.rows.n_features), fits.first.weight
+    items, weight = range(len(fits.features)), fits.first.weight
     common = fits.fit(excluded, start)
     others = fits.fit_all([set(excluded) ^ {item} for item in items], common)
     gains = np.array([weight * (other.history[-1] - common.history[-1]) for other in others])
     gains[[*excluded]] *= -1  # in these fits, the item is an anchor
-    chi2, df = np.maximum(2 * gains, 0.0), 2 * (len(fits.groups) - 1)
+    level_rows = count_group_level_rows(fits.first, fits.features)
+    # An item has a slope, and an offset for each of its levels but one.
+    n_own = _count_present_levels(level_rows, fits.features).sum(axis=0)
+    n_common = _count_present_levels(level_rows.sum(axis=0)[None], fits.features)[0]
+    chi2, df = np.maximum(2 * gains, 0.0), n_own - n_common
     p = scipy.stats.chi2.sf(chi2, df)
     own_fits = [(common if k in excluded else others[k]).params for k in items]
     parameters = np.array(
@@ -301,9 +319,10 @@ def run_group_tests(
             for item, params in enumerate(own_fits)
         ]
     )
-    effects = np.array([_compare_curves(*pair) for pair in zip(parameters, own_fits, strict=True)])
+    effects = np.array([_compare_curves(*pair) for pair in enumerate(own_fits)])
     results = GroupTestResults(
         chi2,
+        df,
         p,
         scipy.stats.false_discovery_control(p),
         difference=effects[:, 0],
@@ -314,7 +333,7 @@ def run_group_tests(
     n_passes = [max(len(fit.history), len(common.history)) for fit in others]
     unfinished = tuple(k for k in items if n_passes[k] >= _MAX_ITER)
     mean, variance = common.params.trait_mean[:, 0], common.params.trait_covariance[:, 0, 0]
-    return GroupTests(results, df, common, mean, np.sqrt(variance), unfinished)
+    return GroupTests(results, common, mean, np.sqrt(variance), unfinished)
 
 
 def run_purified_group_tests(fits: GroupFits) -> tuple[GroupTests, Purification]:
@@ -323,7 +342,7 @@ def run_purified_group_tests(fits: GroupFits) -> tuple[GroupTests, Purification]
     tests = run_group_tests(fits)
     while True:
         found = tuple(np.flatnonzero(tests.items.p_adjusted < _SIGNIFICANCE_LEVEL).tolist())
-        if ending := _find_ending(found, seen, fits.rows.n_features):
+        if ending := _find_ending(found, seen, len(fits.features)):
             return tests, Purification(len(seen), seen[-1], ending)
         seen.append(found)
         tests = run_group_tests(fits, found, tests.common)
@@ -341,21 +360,27 @@ def _find_ending(
     return "max-rounds" if len(seen) == MAX_ROUNDS else None
 
 
-def _compare_curves(parameters: Array, params: LatentTraitParams) -> Array:
-    """Return the mean and the mean absolute difference of curves, (2, n_groups − 1).
-
-    `parameters` are the slopes and the offsets of an item in the groups, (2, n_groups).
-    """
+def _compare_curves(item: int, params: LatentTraitParams) -> Array:
+    """Return the mean and the mean absolute difference of an item's curves, (2, n_groups − 1)."""
+    assert params.group_weights is not None
     share = np.exp(_NODES.log_weights)
     effects = []
-    for group in range(1, parameters.shape[1]):
+    for group in range(1, len(params.group_weights)):
         focal = params.get_group(group)
         x = focal.mean + _NODES.points[:, 0] * focal.root[0, 0]
-        reference, own = (
-            scipy.special.expit(parameters[0, g] * x + parameters[1, g]) for g in (0, group)
-        )
+        reference, own = (_expect_score(item, params, g, x) for g in (0, group))
         effects.append((share @ (reference - own), share @ abs(reference - own)))
     return np.array(effects).T
+
+
+def _expect_score(item: int, params: LatentTraitParams, group: int, x: Array) -> Array:
+    """Return the expected score of an item as a share of the highest, at traits x, (n,)."""
+    if params.n_levels is None:
+        own = params.get_group(group)
+        return np.asarray(scipy.special.expit(own.weights[item, 0] * x + own.offsets[item]))
+    planes = np.repeat(np.arange(len(params.n_levels)), params.n_levels - 1) == item
+    P = compute_plane_probabilities(params.get_level_items("graded", group), x[:, None])
+    return np.asarray(P[:, planes].mean(axis=1))
 
 
 class ItemBias(NamedTuple):

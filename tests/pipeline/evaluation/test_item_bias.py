@@ -32,8 +32,11 @@ from pipeline.evaluation.item_bias import (
 )
 from pipeline.executors.base import SerialExecutor
 from pipeline.executors.progress import ignore_progress
+from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
 from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -53,7 +56,8 @@ FIRST_GROUPS = {
 def make_fits(X: NDArray[np.uint8], group: NDArray[Any]) -> GroupFits:
     rows, executor = make_memory_rows(DenseData(X, segments=group)), SerialExecutor()
     first = collect_statistics(FeatureCounts.from_block, rows, executor, "counts")
-    return GroupFits(rows, ("a", "b"), first, executor, 0, ignore_progress)
+    features = make_binary_features([f"item{k}" for k in range(X.shape[1])])
+    return GroupFits(rows, ("a", "b"), features, first, executor, 0, ignore_progress)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +85,37 @@ def test_chi2_agrees_with_mirt(name: str, scheme: str) -> None:
     for column, found, tolerance in (("X2", "chi2", 1e-3), ("p", "p", 1e-4)):
         values = [float(row[column]) for row in expected.values()]
         np.testing.assert_allclose(getattr(tests.items, found)[tested], values, atol=tolerance)
-    assert tests.df == 2
+    assert (tests.items.df == 2).all()
     assert not tests.unfinished
+
+
+def test_items_with_several_levels_are_compared_by_fits() -> None:
+    rng = np.random.default_rng(4)
+    n = 700
+    group = np.arange(n) % 2
+    x = rng.standard_normal(n) + 0.5 * group
+    values = 1.3 * x[:, None] + rng.logistic(size=(n, 4))
+    values[:, BIASED] += 1.0 * group
+    levels = np.digitize(values, [-0.5, 1.0]).astype(np.uint8)
+    levels[:, 0] = np.minimum(levels[:, 0], 1)  # its highest level never occurs
+    features = tuple(Feature(f"q{k}", ("0", "1", "2")) for k in range(4))
+    X = split_levels(levels, features)
+    rows, executor = make_memory_rows(DenseData(X, segments=group)), SerialExecutor()
+    first = collect_statistics(FeatureCounts.from_block, rows, executor, "counts")
+    check_group_tests(first, ("0", "1"), features)
+    fits = GroupFits(rows, ("0", "1"), features, first, executor, 0, ignore_progress)
+    tests = run_group_tests(fits)
+    assert tests.items.df.tolist() == [2, 3, 3, 3]
+    assert tests.items.p.argmin() == BIASED
+    assert tests.items.difference[BIASED, 0] < -0.05
+    found = []
+    for free in ("", f"q{BIASED}"):
+        model = LatentTrait(n_components=1, free=free, tol=1e-8)
+        structured = model.with_structure(Structure(("0", "1"), features))
+        found.append(fit_model(structured, rows, executor).diagnostics["fit_statistics"])
+    gain = 2 * (found[1]["log_likelihood"] - found[0]["log_likelihood"])
+    np.testing.assert_allclose(tests.items.chi2[BIASED], gain, atol=2e-3)
+    assert found[1]["n_parameters"] - found[0]["n_parameters"] == tests.items.df[BIASED]
 
 
 def draw_groups(
@@ -257,8 +290,8 @@ def test_purification_ends(
         tested.append("".join(map(str, excluded)))
         p_adjusted = np.ones(4)
         p_adjusted[[int(item) for item in next(rounds)]] = 0.0
-        results = GroupTestResults(*[p_adjusted] * 7)
-        return GroupTests(results, 2, FitState(None), np.zeros(2), np.ones(2), ())
+        results = GroupTestResults(*[p_adjusted] * 8)
+        return GroupTests(results, FitState(None), np.zeros(2), np.ones(2), ())
 
     monkeypatch.setattr(item_bias, "run_group_tests", find_items)
     _, purification = run_purified_group_tests(make_fits(np.ones((2, 4), np.uint8), np.zeros(2)))
@@ -277,16 +310,17 @@ def test_items_without_parameters_of_their_own_are_refused(
 ) -> None:
     observed, ones = np.full((2, 3), 9), np.full((2, 3), 4)
     counts = FeatureCounts(np.arange(2), np.array([9, 9]), observed, ones)
-    check_group_tests(counts, ("a", "b"))
+    features = make_binary_features(["0", "1", "2"])
+    check_group_tests(counts, ("a", "b"), features)
     observed[1, 2], ones[1, 2] = n_observed, n_ones
-    with pytest.raises(FitError, match=f"2 is {text} in the group 'b'"):
-        check_group_tests(counts, ("a", "b"))
+    with pytest.raises(FitError, match=f"'2' is {text} in the group 'b'"):
+        check_group_tests(counts, ("a", "b"), features)
 
 
 def test_two_items_are_too_few() -> None:
     counts = FeatureCounts(np.arange(2), np.array([9, 9]), np.full((2, 2), 9), np.full((2, 2), 4))
     with pytest.raises(FitError, match="needs at least 3 features"):
-        check_group_tests(counts, ("a", "b"))
+        check_group_tests(counts, ("a", "b"), make_binary_features(["0", "1"]))
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
