@@ -30,6 +30,8 @@ _PLACEHOLDER = re.compile(r"(?<![\w/.'\"-])\{([A-Za-z_]\w*)(?:=([^{}]*))?\}(?![\
 _NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?")
 _LITERALS = {"yes": "True", "no": "False"}
 _MAX_NAMES = 8
+LEAVE_OUT = "Leave them out at ingest by {drop=NAME}"
+"""Advice about features that cannot be used, without a full stop."""
 
 
 def spell_in_python(name: str, value: str | None) -> str:

@@ -56,8 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         few = item.get_closest_marker("few")
         is_repeated = few is not None and seen[name] > few.args[0]
         facts = getattr(getattr(item, "module", None), "FACTS", None)
+        law, parameters = name.rpartition("::")[2], getattr(item, "callspec", None)
+        kind = parameters.params.get("facts") if parameters else None
         is_law = facts is not None and (
-            name.rpartition("::")[2] in facts.slow
+            not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
             or (_is_matrix_run(config) and is_hypothesis_test(item.function))
         )
         if is_repeated or is_law:

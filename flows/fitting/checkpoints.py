@@ -97,8 +97,8 @@ def _describe_state(state: FitState) -> dict[str, Any]:
 
 class _WarningRecord(TypedDict):
     text: str
-    features: list[int]
-    segments: list[int]
+    features: list[int] | list[str]
+    segments: list[int] | list[str]
     parameter: str | None
 
 
@@ -138,7 +138,7 @@ def _rebuild_state(
         history=tuple(record["history"]),
         best=params_from_arrays(model.params, best) if best else None,
         diagnostics=record["diagnostics"],
-        warnings=tuple(_make_warning(**w) for w in record["warnings"]),
+        warnings=tuple(_make_warning(w) for w in record["warnings"]),
         starts=tuple(
             _rebuild_state(model, select_prefix(arrays, f"start{k}-"), d) for k, d in starts
         ),
@@ -146,7 +146,7 @@ def _rebuild_state(
     )
 
 
-def _make_warning(
-    text: str, features: list[int], segments: list[int], parameter: str | None
-) -> FitWarning:
-    return FitWarning(text, tuple(features), tuple(segments), parameter)
+def _make_warning(record: Mapping[str, Any]) -> FitWarning:
+    """Restore a warning, whose features and segments JSON keeps as lists."""
+    features, segments = tuple(record["features"]), tuple(record["segments"])
+    return FitWarning(record["text"], features, segments, record["parameter"])

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pipeline.data.datasets import StoredArtifact
 from pipeline.data.features import (
     Feature,
-    find_first_planes,
     name_planes,
     read_dataset_features,
     read_features,
@@ -144,13 +143,14 @@ def _rebuild_model(kind: type[Model], settings: Mapping[str, Any]) -> Model:
 
 def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
     """Refuse arrays whose sizes differ from the manifest or from each other."""
-    n_planes = int(find_first_planes(read_features(manifest))[-1])
+    n_planes = [feature.n_planes for feature in read_features(manifest)]
     sizes = {
-        "feature": len(manifest["feature_names"]),
-        "plane": n_planes,
+        "feature": len(n_planes),
+        "plane": sum(n_planes),
         "component": manifest["n_components"],
     }
-    for name, (dims, values) in get_named_arrays(params).items():
+    named = get_named_arrays(params)
+    for name, (dims, values) in named.items():
         if values.ndim != len(dims):
             raise FitError(
                 f"The array {name} has {values.ndim} dimensions instead of {len(dims)}. Fit again."
@@ -160,6 +160,8 @@ def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
                 raise FitError(
                     f"The array {name} has {size} {dim}s instead of {expected}. Fit again."
                 )
+    if "n_levels" in named and (named["n_levels"][1] - 1).tolist() != n_planes:
+        raise FitError("The array n_levels contradicts the levels of the features. Fit again.")
     indices, _ = get_fitted_segments(params)
     n_segments = len(manifest["segment_names"])
     if len(indices) and indices.max() >= n_segments:

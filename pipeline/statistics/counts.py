@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import AnnotatedChunk, BinaryBlock, PackedChunk, Tile
 from pipeline.data.features import Feature, find_first_planes
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.numerics.bits import kernels
 from pipeline.statistics.sums import Counts, CountStatistics, sum_by_segment, sum_weighted_rows
 
@@ -110,7 +110,7 @@ def pool_margins(counts: FeatureCounts) -> tuple[NDArray[Any], NDArray[Any]]:
     observed, ones = counts.observed.sum(axis=0), counts.ones.sum(axis=0)
     if (missing := np.flatnonzero(observed == 0)).size:
         raise FitError(
-            "These features have no observed value: {features}. Leave them out.", missing.tolist()
+            f"These features have no observed value: {{features}}. {LEAVE_OUT}.", missing.tolist()
         )
     if counts.weight_unit == 1:
         return observed, ones
@@ -148,7 +148,7 @@ def count_level_rows(
     ]
     if missing:
         raise FitError(
-            "These features have no observed value: {features}. Leave them out.", missing
+            f"These features have no observed value: {{features}}. {LEAVE_OUT}.", missing
         )
     return level_rows
 

@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature, find_continuous
-from pipeline.errors import FitError
+from pipeline.errors import LEAVE_OUT, FitError
 from pipeline.numerics.gaussian.pair_tables import MAX_CORRELATION
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.correlations import (
@@ -57,6 +57,12 @@ class MeasuredCounts(FeatureCounts):
     squares: Array = field(default_factory=_make_empty)
     minima: Array = field(default_factory=_make_empty)
     maxima: Array = field(default_factory=_make_empty)
+
+    @property
+    def is_constant(self) -> NDArray[np.bool_]:
+        """Whether all observed values of a continuous feature are equal, (n_continuous,)."""
+        is_constant: NDArray[np.bool_] = self.minima == self.maxima
+        return is_constant
 
     @classmethod
     def from_block(cls, block: BinaryBlock) -> Self:
@@ -103,15 +109,22 @@ class MeasuredCounts(FeatureCounts):
         )
 
 
-def check_numbers(counts: MeasuredCounts, features: Sequence[Feature]) -> None:
-    """Refuse continuous features without values, with infinite ones, or with a single one."""
+def check_numbers(
+    counts: MeasuredCounts, features: Sequence[Feature], *, accept_constant: bool = False
+) -> None:
+    """Refuse continuous features without values, with infinite ones, or with a single one.
+
+    `accept_constant` accepts features with a single value.
+    """
     texts = {
-        "These features have no observed value: {features}. Leave them out.": (
+        f"These features have no observed value: {{features}}. {LEAVE_OUT}.": (
             counts.number_weights == 0
         ),
-        "These features have infinite values: {features}. Make them missing, or leave the "
-        "features out.": ~(np.isfinite(counts.minima) & np.isfinite(counts.maxima)),
-        "These features are constant: {features}. Leave them out.": counts.minima == counts.maxima,
+        f"These features have infinite values: {{features}}. Make them missing. {LEAVE_OUT}.": ~(
+            np.isfinite(counts.minima) & np.isfinite(counts.maxima)
+        ),
+        f"These features are constant: {{features}}. {LEAVE_OUT}.": counts.is_constant
+        & (not accept_constant),
     }
     continuous = find_continuous(features)
     for text, is_bad in texts.items():

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipeline.data.features import find_continuous, split_levels, sum_planes
 from pipeline.fitting.loop import FitState
 from pipeline.models.capabilities import CanLearnLocally
 from pipeline.params import get_named_arrays, list_nan_names
 from tests.conformance.facts import Facts
-from tests.support.strategies import (
-    Bits,
-)
+from tests.conformance.rows import CENTER, SCALE
+from tests.support.strategies import DenseData
 
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -61,5 +61,25 @@ def assert_params_are_finite(state: FitState) -> None:
     assert_finite({k: values for k, values in params_of(state).items() if k not in may_be_nan})
 
 
-def pair_shares(X: Bits) -> Floats:
-    return X.T.astype(np.float64) @ X / len(X)
+def assert_well_formed(facts: Facts, data: DenseData) -> None:
+    """Rows have levels in the planes, and finite numbers of the continuous features."""
+    levels = sum_planes(data.X, facts.features)
+    np.testing.assert_array_equal(data.X, split_levels(levels, facts.features))
+    assert data.X.dtype == np.uint8
+    if continuous := find_continuous(facts.features):
+        assert data.numbers is not None
+        assert data.numbers.shape == (len(data.X), len(continuous))
+        assert np.isfinite(data.numbers).all()
+
+
+def scale_columns(X: NDArray[Any], numbers: NDArray[Any] | None) -> Floats:
+    """Bits of planes, then continuous features, scaled so that they vary less than bits."""
+    if numbers is None:
+        return X.astype(np.float64)
+    return np.hstack([X, (numbers - CENTER) / (4 * SCALE)])
+
+
+def pair_shares(data: DenseData) -> Floats:
+    """Mean products of all pairs of planes and continuous features: shares of rows, of bits."""
+    columns = scale_columns(data.X, data.numbers)
+    return columns.T @ columns / len(columns)

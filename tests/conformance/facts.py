@@ -1,20 +1,39 @@
-"""What the laws need to know of a single model; its own file says it."""
+"""What the laws need to know of a single model; its own file says it.
+
+A model that takes features with levels, or continuous ones, keeps the laws for them too: see
+`list_facts`.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.features import Feature, FeatureKind, are_binary
+from pipeline.errors import FitError
 from pipeline.models.registry import find_model_class
+from pipeline.models.structure import Structure
 from pipeline.params import get_named_arrays
 
 Floats = NDArray[np.float64]
 Pairs = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+
+N_FEATURES = 6
+KINDS: Mapping[FeatureKind, Sequence[int]] = {
+    "binary": (2,),
+    "ordinal": (2, 3, 3, 2, 4, 2),
+    "continuous": (2, 0, 0, 3, 4, 2),
+}
+"""For each kind of features, `Facts.n_levels` of data that have some of that kind.
+
+The features 1 and 2 are of the kind, since laws make them degenerate.
+"""
 
 
 def normal_codes(n_components: int) -> tuple[Floats, Floats]:
@@ -66,7 +85,7 @@ class Facts:
     rising
         Settings, and by how many nats per row the objective may fall in a pass under them.
     leveled
-        Settings with which the model takes features with several levels.
+        Settings with which the model takes features with several levels, in place of `plain`.
     codes
         Codes, their probabilities and segments, to integrate `reconstruct` over.
     alike
@@ -81,17 +100,22 @@ class Facts:
     errors
         Standard error of the worst entry of what is recovered, times √rows: root mean square of
         20 refits to rows that fits to `varied` sampled.
-    n_varied
-        Rows of `varied` that are fitted and stored.
+    n_rows, n_varied
+        Rows of `probit` that are fitted, and of `varied` that are fitted and stored.
     fit_off
-        How far shares of pairs under a fit may be from those of its data.
+        How far shares of pairs under a fit may be from those of its 4,000 rows.
     n_sampled, shares_off
         Rows that a flexible model samples to be refitted, and how far shares of pairs may be off
         after that: five seeds stay below it.
     single_precision
         Sums over rows that are accumulated in single precision.
     slow
-        Laws that take seconds with this model, and are left to the matrix.
+        Laws that take seconds with this model, and are left to the matrix. `law[ordinal]` is the
+        law for data with that kind of features.
+    n_levels
+        Numbers of levels of the features, in turn; 0 of a continuous one.
+    n_features
+        Number of features.
     """
 
     name: str
@@ -106,12 +130,31 @@ class Facts:
     consistent: Mapping[str, Any] = field(default_factory=dict)
     recovered: Callable[[Any, Any], Pairs] = every_array
     errors: Mapping[str, float] = field(default_factory=dict)
+    n_rows: int = 4000
     n_varied: int = 20_000
     n_sampled: int = 20_000
     shares_off: float = 0.015
     fit_off: float = 0.025
     single_precision: Collection[str] = ()
     slow: Collection[str] = ()
+    n_levels: Sequence[int] = KINDS["binary"]
+    n_features: int = N_FEATURES
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features."""
+        counts = (self.n_levels[i % len(self.n_levels)] for i in range(self.n_features))
+        return tuple(Feature(f"f{i}", tuple("0123"[:k])) for i, k in enumerate(counts))
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether all features are binary."""
+        return are_binary(self.features)
+
+    @property
+    def structure(self) -> Structure:
+        """What fits know of the features."""
+        return Structure(features=self.features)
 
     @property
     def model(self) -> type[Any]:
@@ -119,8 +162,17 @@ class Facts:
         return find_model_class(self.name)
 
     def make(self, **more: Any) -> Any:
-        """The model with 2 components and plain settings."""
-        return self.model(**{"n_components": 2, **self.plain, **more})
+        """The model of the features with 2 components and plain settings."""
+        model = self.model(**{"n_components": 2, **self.plain, **more})
+        return model.with_structure(self.structure)
+
+    def takes(self, settings: Mapping[str, Any]) -> bool:
+        """Whether the model takes the features with these settings."""
+        try:
+            self.make(**settings)
+        except FitError:
+            return False
+        return True
 
     def make_brief(self, max_iter: int, **more: Any) -> Any:
         """The same, that ends after so many passes where a setting says how many."""
@@ -130,6 +182,40 @@ class Facts:
     def make_tolerant(self, **more: Any) -> Any:
         """The same, with settings that accept degenerate columns."""
         return self.make(**{**self.tolerant, **more})
+
+
+@lru_cache
+def list_facts(facts: Facts) -> Mapping[FeatureKind, Facts]:
+    """The facts for data with each kind of features that the model explains.
+
+    A model that takes planes of levels for binary features has only binary ones.
+    """
+    found: dict[FeatureKind, Facts] = {"binary": facts}
+    if facts.model.splits_levels:
+        return found
+    for kind in facts.model.feature_kinds[1:]:
+        own = replace(
+            facts,
+            n_levels=KINDS[kind],
+            plain={**facts.plain, **facts.leveled},
+            # A constant value has no density.
+            tolerant={} if kind == "continuous" else facts.tolerant,
+            n_rows=min(facts.n_rows, 1000),
+            n_varied=min(facts.n_varied, 2000),
+            fit_off=3 * facts.fit_off,
+        )
+        found[kind] = replace(
+            own,
+            variants=[settings for settings in facts.variants if own.takes(settings)],
+            rising=[(settings, slack) for settings, slack in facts.rising if own.takes(settings)],
+        )
+    return found
+
+
+@lru_cache
+def widen(facts: Facts, n_features: int) -> Facts:
+    """The same with another number of features."""
+    return replace(facts, n_features=n_features)
 
 
 def module_of(name: str) -> str:

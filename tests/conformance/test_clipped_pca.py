@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.numerics.metrics import match_columns
-from tests.conformance.facts import Facts, Pairs
+from tests.conformance.facts import N_FEATURES, Facts, Pairs
 from tests.conformance.laws import *  # noqa: F403
-from tests.conformance.rows import N_FEATURES
 
 
 def principal_components(found: Any, truth: Any) -> Pairs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,20 @@ def write_arrays(
     words_per_chunk: int | None = None,
     columns: dict[str, Any] | None = None,
     names: Sequence[str] | None = None,
+    feature_levels: Mapping[str, Sequence[str]] | None = None,
+    numbers: np.ndarray | None = None,
 ) -> BinaryDataset:
     columns = columns or {}
     names = names or [f"f{i}" for i in range(X.shape[1])]
     with create_dataset(
-        path, names, columns=list(columns), words_per_chunk=words_per_chunk
+        path,
+        names,
+        feature_levels=feature_levels,
+        columns=list(columns),
+        words_per_chunk=words_per_chunk,
     ) as writer:
         labels = None if segments is None else np.asarray(segments)
-        writer.add(ArrayBatch(X, observed, columns), labels)
+        writer.add(ArrayBatch(X, observed, columns, numbers), labels)
     return open_dataset(path)
 
 

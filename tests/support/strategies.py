@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks
+from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks, pack_block
 from pipeline.data.weights import WeightKind, measure_weights, weigh_rows
 
 Bits = NDArray[np.uint8]
@@ -35,6 +35,8 @@ class DenseData:
         Rows of the chosen split, (n_samples,), or None.
     weights, clusters
         Weight and cluster of each row, (n_samples,), or None.
+    numbers
+        Values of continuous features, (n_samples, n_continuous), NaN where missing, or None.
     """
 
     X: Bits
@@ -43,6 +45,7 @@ class DenseData:
     keep: NDArray[np.bool_] | None = None
     weights: NDArray[Any] | None = None
     clusters: NDArray[np.int64] | None = None
+    numbers: NDArray[np.float32] | None = None
 
     @property
     def mask(self) -> Bits:
@@ -61,10 +64,18 @@ class DenseData:
 
     def take_rows(self, at: Any) -> DenseData:
         """Some of the rows."""
-        columns = (self.observed, self.segments, self.keep, self.weights, self.clusters)
+        columns = (
+            *(self.observed, self.segments, self.keep),
+            *(self.weights, self.clusters, self.numbers),
+        )
         return DenseData(
             self.X[at], *(None if column is None else column[at] for column in columns)
         )
+
+    def pack(self, segment: int = 0, first_row: int = 0) -> BinaryBlock:
+        """Pack the rows into one block."""
+        numbers = None if self.numbers is None else np.ascontiguousarray(self.numbers.T)
+        return pack_block(self.X, self.observed, segment, first_row, numbers)
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,7 @@ def _make_chunk(data: DenseData, first_row: int) -> StrategyChunk:
             **({} if data.clusters is None else {"cluster": data.clusters[order]}),
         },
         None if data.keep is None else data.keep[order],
+        None if data.numbers is None else np.ascontiguousarray(data.numbers[order].T),
     )
 
 
@@ -204,10 +216,25 @@ def draw_probit_data(
     max_threshold: float = 1.0,
 ) -> tuple[Bits, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Draw x = W y + ε > t: the rows, W, t and y; the rows of W have these squared lengths."""
+    x, loadings, thresholds, y = draw_gaussians(
+        n_samples, n_features, n_factors, rng, communality, max_threshold
+    )
+    return (x > thresholds).astype(np.uint8), loadings, thresholds, y
+
+
+def draw_gaussians(
+    n_samples: int,
+    n_features: int,
+    n_factors: int,
+    rng: np.random.Generator,
+    communality: tuple[float, float],
+    max_threshold: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Draw x, W, t and y of `draw_probit_data`."""
     loadings = rng.standard_normal((n_features, n_factors))
     share = rng.uniform(*communality, n_features)
     loadings *= np.sqrt(share / (loadings**2).sum(axis=1))[:, None]
     thresholds = rng.uniform(-max_threshold, max_threshold, n_features)
     y = rng.standard_normal((n_samples, n_factors))
     noise = np.sqrt(1 - share) * rng.standard_normal((n_samples, n_features))
-    return (y @ loadings.T + noise > thresholds).astype(np.uint8), loadings, thresholds, y
+    return y @ loadings.T + noise, loadings, thresholds, y

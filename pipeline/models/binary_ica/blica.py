@@ -52,7 +52,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary, find_continuous
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import LBFGS_MEMORY
 from pipeline.models.binary_ica.moment_matching import (
@@ -165,6 +165,8 @@ class BLICAParams:
         is_segment = self.segments == index
         is_used = self.segment_status == SegmentStatus.USED
         weights = is_segment if is_segment.any() else self.segment_rows * is_used
+        if not weights.any():
+            raise FitError("The artifact says that no segment was used. Fit again.")
         shares = weights / weights.sum()
         thresholds = self.thresholds if self.level_thresholds is None else self.level_thresholds
         model = SegmentModel(
@@ -374,7 +376,7 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
     """Refuse features that vary in no usable segment."""
     if (constant := np.flatnonzero(~varies[usable].any(axis=0))).size:
         raise FitError(
-            "These features vary within no usable segment: {features}. Leave them out.",
+            f"These features vary within no usable segment: {{features}}. {LEAVE_OUT}.",
             constant.tolist(),
         )
 

@@ -69,6 +69,7 @@ Array = NDArray[np.float64]
 _MAX_PASSES = 100
 _NANOSECONDS_PER_PROBABILITY = 40.0
 _BEYOND = 1e6
+_CONSTANT_SCALE = 1e-7  # of a value; samples then equal it as numbers of 32 bits
 _MIN_VARIANCE = 1e-12  # of standardized values; less is rounding
 
 
@@ -141,14 +142,18 @@ class MixedClippedPCA(OrdinalClippedPCA):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check margins and moments, fix thresholds, means and variances."""
         assert isinstance(first, MeasuredCounts)
-        check_numbers(first, self.structure.features)
+        check_numbers(first, self.structure.features, accept_constant=True)
         state = super().initialize(first, rng)
         n_features = len(self.structure.features)
         n_levels = np.ones(n_features, np.int64)
         n_levels[self.ordinal] = state.params.n_levels
         means, scales = np.zeros(n_features), np.ones(n_features)
         means[self.continuous] = first.means
-        scales[self.continuous] = np.sqrt(first.squares / first.number_weights)
+        scales[self.continuous] = np.where(
+            first.is_constant,
+            _CONSTANT_SCALE * np.maximum(np.abs(first.means), 1.0),
+            np.sqrt(first.squares / first.number_weights),
+        )
         params = replace(
             state.params,
             loadings=np.zeros((n_features, 0)),
@@ -160,13 +165,15 @@ class MixedClippedPCA(OrdinalClippedPCA):
             "number_means": means[self.continuous],
             "number_scales": scales[self.continuous],
         }
-        constant = self.ordinal[state.auxiliary["constant"]]
-        return replace(
-            state,
-            params=params,
-            working={**state.working, **moments},
-            auxiliary={**state.auxiliary, "constant": constant},
-        )
+        return replace(state, params=params, working={**state.working, **moments})
+
+    def _find_constant_features(
+        self, first: FeatureCounts, is_constant: NDArray[np.bool_]
+    ) -> NDArray[np.intp]:
+        """Return the constant features, with levels or continuous."""
+        assert isinstance(first, MeasuredCounts)
+        ordinal = self.ordinal[super()._find_constant_features(first, is_constant)]
+        return np.sort(np.concatenate([ordinal, self.continuous[first.is_constant]]))
 
     def _check_size(self, n_features: int) -> None:
         super()._check_size(len(self.structure.features))

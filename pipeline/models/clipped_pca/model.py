@@ -59,7 +59,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile, unpack_levels
 from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary, find_continuous
 from pipeline.data.weights import WeightKind
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.clipped_pca.standard_errors import MAX_PLANES, add_standard_errors
@@ -248,7 +248,7 @@ class ClippedPCA(Model):
                 "Set {components}.",
                 parameter="components",
             )
-        constant = self._find_constant_features((ones == 0) | (ones == observed))
+        constant = self._find_constant_features(first, (ones == 0) | (ones == observed))
         return FitState(
             params,
             working={
@@ -290,7 +290,9 @@ class ClippedPCA(Model):
         none = np.zeros(0)
         return ClippedPCAParams(np.zeros((len(thresholds), 0)), none, thresholds, none)
 
-    def _find_constant_features(self, is_constant: NDArray[np.bool_]) -> NDArray[np.intp]:
+    def _find_constant_features(
+        self, first: FeatureCounts, is_constant: NDArray[np.bool_]
+    ) -> NDArray[np.intp]:
         """Return the constant features, given whether each plane is constant."""
         return np.flatnonzero(is_constant)
 
@@ -304,7 +306,7 @@ class ClippedPCA(Model):
         features = self._name_features(constant)
         if self.constant_features == "refuse":
             raise FitError(
-                "These features are constant: {features}. Leave them out, "
+                f"These features are constant: {{features}}. {LEAVE_OUT}, "
                 "or keep them with loadings of zero by {constant_features=keep}.",
                 features=features,
             )

@@ -113,13 +113,15 @@ class OrdinalClippedPCA(ClippedPCA):
         loadings = np.zeros((len(n_levels), 0))
         return replace(super()._make_first_params(thresholds), loadings=loadings, n_levels=n_levels)
 
-    def _find_constant_features(self, is_constant: NDArray[np.bool_]) -> NDArray[np.intp]:
+    def _find_constant_features(
+        self, first: FeatureCounts, is_constant: NDArray[np.bool_]
+    ) -> NDArray[np.intp]:
         """Return the features of which all planes are constant."""
         return np.flatnonzero(np.logical_and.reduceat(is_constant, self.first_planes[:-1]))
 
     def _name_features(self, features: NDArray[np.intp]) -> tuple[str, ...]:
         """Return the names of features: an index in a message would stand for a plane."""
-        return tuple(self._ordinal_features[feature].name for feature in features.tolist())
+        return tuple(self.structure.features[feature].name for feature in features.tolist())
 
     def update(
         self,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitWarning
+from pipeline.errors import FitError, FitWarning
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.asymptotes import Asymptotes, join_asymptotes
 from pipeline.numerics.logistic.bifactor import TraitBlocks, bifactor_e_step, find_trait_blocks
@@ -295,6 +295,10 @@ class LatentTraitParams:
         assert self.n_levels is not None
         assert self.level_offsets is not None
         n_planes = self.n_levels - 1
+        items = np.repeat(np.arange(len(n_planes)), n_planes)
+        is_rising = (np.diff(self.level_offsets) >= 0) & (np.diff(items) == 0)
+        if kind == "graded" and is_rising.any():
+            raise FitError("The offsets of graded levels must fall, but some rise. Fit again.")
         weights = self.level_weights
         if weights is None:
             scores = np.ones(int(n_planes.sum())) if kind == "graded" else number_planes(n_planes)

@@ -53,7 +53,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import FeatureKind, are_binary
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
 from pipeline.data.weights import WeightKind
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
@@ -409,7 +409,7 @@ class LatentTrait(Model):
         constant = self._find_constant_features(observed, ones)
         if constant.size and self.constant_features == "refuse":
             raise FitError(
-                "These features are constant: {features}. Leave them out, or use "
+                f"These features are constant: {{features}}. {LEAVE_OUT}, or use "
                 "{constant_features=pin}.",
                 constant.tolist(),
                 parameter="constant_features",

@@ -17,25 +17,27 @@ from pipeline.learning.convergence import find_final_objective
 from pipeline.models.capabilities import CanLearnLocally, CanWarmStart
 from pipeline.params import get_named_arrays
 from tests.conformance.checks import assert_same, offered, params_of
-from tests.conformance.facts import Facts
+from tests.conformance.facts import Facts, widen
 from tests.conformance.rows import (
     SERIAL,
     fitted,
+    in_chunks,
+    masked_probit,
     outcome,
     probit,
     small_tables,
     with_column,
 )
 from tests.support.strategies import (
-    DenseData,
     chunkings,
     make_memory_rows,
 )
 
 
 @settings(settings.get_profile("laws"))
-@given(data=small_tables, draw=st.data())
-def test_chunks_do_not_matter(facts: Facts, data: DenseData, draw: st.DataObject) -> None:
+@given(draw=st.data())
+def test_chunks_do_not_matter(facts: Facts, draw: st.DataObject) -> None:
+    data = draw.draw(small_tables(facts))
     model, sizes = facts.make_tolerant(), draw.draw(chunkings(len(data.X)))
     whole, cut = outcome(model, data), outcome(model, data, sizes)
     if isinstance(whole, FitError) or isinstance(cut, FitError):
@@ -43,11 +45,13 @@ def test_chunks_do_not_matter(facts: Facts, data: DenseData, draw: st.DataObject
     elif whole.iteration <= 1:
         assert_same(params_of(whole), params_of(cut), rtol=1e-9)
     elif not isinstance(model, CanLearnLocally):  # its steps depend on the rows that a task has
-        assert cut.history[-1] == pytest.approx(whole.history[-1], abs=model.tol)
+        # Where levels separate rows, slopes diverge, and passes end earlier or later.
+        within = model.tol if facts.is_binary else 10 * model.tol
+        assert cut.history[-1] == pytest.approx(whole.history[-1], abs=within)
 
 
 def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
-    rows = make_memory_rows(probit(), [200] * 20)
+    rows = in_chunks(facts, 20)
     model = facts.make_brief(5, n_components=None)
     serial, threads = (
         fit_model(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3))
@@ -60,7 +64,7 @@ def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
 def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
     offered(facts, CanWarmStart)
     for settings_ in ({}, *facts.variants):
-        done, rows = fitted(facts, **settings_), make_memory_rows(probit(), [1000] * 4)
+        done, rows = fitted(facts, **settings_), in_chunks(facts, 4)
         model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
         begun = model.warm_start(
             initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0), done.params
@@ -77,16 +81,16 @@ def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
 
 
 def test_the_seed_alone_decides_the_start(facts: Facts) -> None:
-    first = collect_first_statistics(facts.make(), make_memory_rows(probit()), SERIAL, 0)
+    first = collect_first_statistics(facts.make(), make_memory_rows(probit(facts)), SERIAL, 0)
     starts = [initialize_fit(facts.make(), first, seed=5) for _ in "ab"]
     assert_same(params_of(starts[0]), params_of(starts[1]))
     assert_same(starts[0].auxiliary, starts[1].auxiliary)
 
 
 def test_the_objective_never_falls(facts: Facts) -> None:
-    whole = probit(12).take_rows(slice(0, 1000))
-    mask = (np.random.default_rng(5).random(whole.X.shape) < 0.8).astype(np.uint8)
-    for data in (whole, replace(whole, observed=mask)):
+    facts = widen(facts, 12)
+    whole = probit(facts).take_rows(slice(0, 1000))
+    for data in (whole, masked_probit(facts, 1000, seed=5)):
         for settings_, slack in facts.rising:
             history = fit_model(
                 facts.make_brief(100, **settings_), make_memory_rows(data), SERIAL
@@ -97,7 +101,7 @@ def test_the_objective_never_falls(facts: Facts) -> None:
 def test_states_survive_storage(facts: Facts, tmp_path: Path) -> None:
     from flows.fitting.checkpoints import load_state, save_state
 
-    accepted = with_column("ones" if facts.tolerant else "a single one")
+    accepted = with_column(facts, "ones" if facts.tolerant else "a single one")
     for state in (
         fitted(facts),
         fit_model(facts.make_tolerant(), make_memory_rows(accepted), SERIAL),

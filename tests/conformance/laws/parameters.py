@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from latentbits.functions import Fitted
-from pipeline.data.blocks import pack_block
 from pipeline.data.matching import UNKNOWN_SEGMENT, get_fitted_segments, map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.inference.from_artifact import model_from_artifact
@@ -22,8 +21,9 @@ from pipeline.params import get_named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from storage.artifacts.artifacts import Artifact
 from tests.conformance.checks import assert_same, params_of
-from tests.conformance.facts import Facts
+from tests.conformance.facts import Facts, widen
 from tests.conformance.rows import (
+    N_VARIED_FEATURES,
     fitted,
     sampled,
     varied,
@@ -56,13 +56,14 @@ def test_parameters_of_segments_say_of_which(facts: Facts, stored: Artifact) -> 
         assert values.dtype.kind == "i"
         assert values.shape == indices.shape
         assert not lengths or named[key][0] == ("segment",)
-    sizes = Counter(f"s{k}" for k in varied(facts.n_varied).labels)
+    sizes = Counter(f"s{k}" for k in varied(widen(facts, N_VARIED_FEATURES)).labels)
     found = {names[index]: n for index, n in zip(indices, rows, strict=True)}
     assert found == (sizes if lengths else {})
     assert map_fitted_segments(params, names) == {names[index]: index for index in indices}
     by_index = {index: sizes[names[index]] for index in indices}
     if isinstance(facts.make(), CanSample):
-        assert Counter(sampled(artifact, 20_000).labels) == (by_index or {0: 20_000})
+        drawn = sampled(widen(facts, N_VARIED_FEATURES), artifact, facts.n_varied)
+        assert Counter(drawn.labels) == (by_index or {0: facts.n_varied})
 
 
 class ChangedArtifact(dict[str, NDArray[Any]]):
@@ -71,9 +72,12 @@ class ChangedArtifact(dict[str, NDArray[Any]]):
     manifest: Mapping[str, Any]
 
 
-def results(model: Any, params: Any, segments: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def results(
+    facts: Facts, model: Any, params: Any, segments: NDArray[np.int64], n_rows: int = 20
+) -> dict[str, NDArray[Any]]:
     """What a model says of rows and codes of these segments; of the first one, given a block."""
-    block = pack_block(varied().X[:20], segment=int(segments[0]))
+    rows = varied(widen(facts, N_VARIED_FEATURES)).take_rows(slice(n_rows))
+    block = rows.pack(segment=int(segments[0]))
     codes = model.transform(params, block, RowRandom(0))
     grid = np.random.default_rng(0).random((len(segments), codes["mean"].shape[1]))
     found = dict(codes)
@@ -93,7 +97,7 @@ def test_segments_matter_to_models_that_have_some(facts: Facts, stored: Artifact
     model, params, n_rows = fit_.model, fit_.params, 400
     indices, _ = get_fitted_segments(params)
     here = [*indices.tolist(), UNKNOWN_SEGMENT]
-    found = [results(model, params, np.full(n_rows, index)) for index in here]
+    found = [results(facts, model, params, np.full(n_rows, index)) for index in here]
     for key in ("mean", "sample", "reconstruct", "log_likelihood"):
         if key in found[0]:
             n_kinds = len({values[key].tobytes() for values in found})
@@ -101,9 +105,9 @@ def test_segments_matter_to_models_that_have_some(facts: Facts, stored: Artifact
     if "anywhere" in found[-1]:
         np.testing.assert_array_equal(found[-1]["anywhere"], found[-1]["reconstruct"])
     for index in {*range(5), 99} - {*here}:
-        assert_same(results(model, params, np.full(n_rows, index)), found[-1])
+        assert_same(results(facts, model, params, np.full(n_rows, index)), found[-1])
     places = np.arange(n_rows) % len(here)
-    mixed = results(model, params, np.array(here)[places])
+    mixed = results(facts, model, params, np.array(here)[places])
     for key in {"sample", "reconstruct"} & mixed.keys():
         each = np.stack([values[key] for values in found])
         np.testing.assert_allclose(mixed[key], each[places, np.arange(n_rows)], err_msg=key)
@@ -122,7 +126,7 @@ def test_impossible_values_are_refused(facts: Facts, stored: Artifact, how: str)
         with np.errstate(all="ignore"), suppress(FitError):
             loaded = model_from_artifact(artifact)
             model, params = loaded.model, loaded.params
-            found = results(model, params, np.arange(20) % 5 - 1)
+            found = results(facts, model, params, np.arange(20) % 5 - 1, n_rows=3)
             if isinstance(model, CanSample):
                 found["rows"] = model.sample(params, 20, np.random.default_rng(0))
             assert [key for key in found if not np.isfinite(found[key]).all()] == [], name

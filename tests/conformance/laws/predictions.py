@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.data.blocks import pack_block
 from pipeline.models.capabilities import CanPredict
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, offered
@@ -17,7 +16,7 @@ def test_predictions_are_well_formed(facts: Facts) -> None:
     for settings_ in ({}, *facts.variants):
         model, params = facts.make(**settings_), fitted(facts, **settings_).params
         categories = model.categories(params)
-        found = model.predict(params, pack_block(probit().X[:50]), RowRandom(0))
+        found = model.predict(params, probit(facts).take_rows(slice(50)).pack(), RowRandom(0))
         assert_finite({"predicted": found})
         assert found.shape == (50, 1 if categories is None else len(categories))
         if categories is not None:
@@ -29,10 +28,10 @@ def test_predictions_are_well_formed(facts: Facts) -> None:
 def test_predictions_do_not_depend_on_how_rows_are_cut(facts: Facts) -> None:
     offered(facts, CanPredict)
     model, params = facts.make(), fitted(facts).params
-    data = with_column("never observed with another")
+    data = with_column(facts, "never observed with another")
 
     def predicted(at: slice) -> bytes:
-        block = pack_block(data.X[at], data.mask[at], first_row=at.start)
+        block = data.take_rows(at).pack(first_row=at.start)
         return bytes(model.predict(params, block, RowRandom(0)).tobytes())
 
     cuts = [slice(0, 1), slice(1, 64), slice(64, 400)]

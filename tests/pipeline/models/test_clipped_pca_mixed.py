@@ -268,7 +268,6 @@ def test_codes_of_values_alone_are_exact() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (7.0, "These features are constant: 'q3'. Leave them out"),
         (np.inf, "These features have infinite values: 'q3'"),
         (np.nan, "These features have no observed value: 'q3'. Leave them out"),
     ],
@@ -290,15 +289,22 @@ def test_features_and_settings_that_cannot_be_combined_are_refused() -> None:
         fit_rows(make_rows(X), estimator="arcsine")
 
 
-def test_constant_levels_are_named_and_kept_on_request() -> None:
+def test_constant_features_are_named_and_kept_on_request() -> None:
     X, _ = draw_rows(300, 12)
-    X[:, 4] = 1
-    with pytest.raises(FitError, match="These features are constant: 'q4'"):
+    X[:, 3], X[:, 4] = 7.1, 1
+    with pytest.raises(FitError, match="These features are constant: 'q3', 'q4'"):
         fit_rows(make_rows(X), n_components=1)
     state = fit_rows(make_rows(X), n_components=1, constant_features="keep", errors="none")
-    assert_array_equal(state.params.loadings[4], 0)
-    assert_array_equal(state.params.correlation[4], np.arange(8) == 4)
-    assert [warning.features for warning in state.warnings] == [("q4",)]
+    assert_array_equal(state.params.loadings[[3, 4]], 0)
+    assert_array_equal(state.params.correlation[[3, 4]], np.arange(8) == [[3], [4]])
+    assert [warning.features for warning in state.warnings] == [("q3", "q4")]
+    _, numbers = ClippedPCA().sample_numbers(state.params, 50, np.random.default_rng(0))
+    assert_allclose(numbers[:, 1], 7.1, rtol=1e-6)
+    X[:, 3] += 1  # other values of a feature without loadings say nothing
+    codes = ClippedPCA().transform(state.params, make_block(X, COUNTS), RowRandom(0))["mean"]
+    X[:, 3] = np.nan
+    missing = ClippedPCA().transform(state.params, make_block(X, COUNTS), RowRandom(0))["mean"]
+    assert_allclose(codes, missing, atol=1e-12)
 
 
 def test_indefinite_correlations_are_repaired() -> None:

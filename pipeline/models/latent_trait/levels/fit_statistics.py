@@ -105,7 +105,7 @@ class LevelModel(NamedTuple):
 
     def find_informative_planes(self) -> Indices:
         """Return the planes whose level is in the data, without the lowest such of each item."""
-        planes = []
+        planes = [np.zeros(0, np.int64)]
         for alike in iter_alike(self.items.n_planes):
             is_present = self.level_counts[alike.levels] > 0
             has_lower = np.cumsum(is_present, axis=1)[:, :-1] > 0

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import find_first_planes
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
@@ -243,7 +243,7 @@ class OrdinalTrait(LatentTrait):
         constant = np.flatnonzero(n_present == 1)
         if constant.size and self.constant_features == "refuse":
             raise FitError(
-                "These features are constant: {features}. Leave them out, or use "
+                f"These features are constant: {{features}}. {LEAVE_OUT}, or use "
                 "{constant_features=pin}.",
                 self._name_items(constant),
                 parameter="constant_features",
@@ -351,7 +351,7 @@ class OrdinalTrait(LatentTrait):
             return PassCountCriterion(1)
         is_first = float(state.working.get("stretch", 0.0)) == _STRETCH
         tol = max(self.tol, is_first * _STRETCHED_TOL)
-        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary["weight"]))
+        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
@@ -523,7 +523,8 @@ class OrdinalTrait(LatentTrait):
             clusters, places = np.unique(block.clusters, return_inverse=True)
         jacobian = self._differentiate_block_forms(design, params, block)
         scores = sum_level_scores(X, observed, items, nodes, jacobian, row_weights, places)
-        names = ("spread", "products", "curvature", "weighted_products")
+        names = ["spread", "products", "curvature"]
+        names += ["weighted_products"] * block.has_sampling_weights
         sums = Sums.from_block(
             block, log_likelihood, {**values, **{name: getattr(scores, name) for name in names}}
         )
@@ -533,7 +534,7 @@ class OrdinalTrait(LatentTrait):
 
     def _count_parameters(self, design: LevelDesign) -> int:
         """Count the identifiable parameters, that is, without rotations of the traits."""
-        return design.n_free - math.comb(design.n_components, 2)
+        return max(design.n_free - math.comb(design.n_components, 2), 0)
 
     def _differentiate_forms(self, design: LevelDesign, params: LatentTraitParams) -> Matrix:
         """Return the derivatives of the items of u by all parameters, (n_forms (q + 1), p)."""
@@ -646,7 +647,9 @@ class OrdinalTrait(LatentTrait):
             information[places], constraints[:, is_free]
         )
         if form == "sandwich":
-            middle = _compute_scale(statistics) * statistics.values["weighted_products"]
+            sums = statistics.values
+            products = sums.get("weighted_products", sums["products"])
+            middle = _compute_scale(statistics) * products
             if isinstance(statistics, ClusteredSums):
                 middle = statistics.sum_score_products()
             covariance = covariance @ middle @ covariance
@@ -677,7 +680,7 @@ class OrdinalTrait(LatentTrait):
             params.weights[:, b] @ jacobian[a::q] + params.weights[:, a] @ jacobian[b::q]
             for a, b in combinations(range(q), 2)
         ]
-        return np.array(constraints).reshape(-1, design.n_free)
+        return np.reshape(constraints, (len(constraints), design.n_free))
 
     def _collect_errors(
         self,
