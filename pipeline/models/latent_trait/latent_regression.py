@@ -25,6 +25,7 @@ c        covariate_center    (n_covariates,)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -89,22 +90,7 @@ class LatentRegression(ConfirmatoryTrait):
         FitError
             If the settings cannot be combined with it.
         """
-        for name, is_other in (
-            ("pattern", structure.pattern is not None),
-            ("guessing", model.guessing != "none"),
-            ("slipping", model.slipping != "none"),
-        ):
-            if is_other:
-                raise FitError(
-                    f"{{covariates}} cannot be combined with {{{name}}}. Leave out one of them.",
-                    parameter="covariates",
-                )
-        if structure.groups and model.invariance == "configural":
-            raise FitError(
-                "{covariates} cannot be combined with {invariance=configural}, as their "
-                "coefficients need traits of one scale in all groups. Use {invariance=metric}.",
-                parameter="covariates",
-            )
+        check_covariate_settings(model, structure)
         return super().from_model(model, structure)
 
     @property
@@ -118,11 +104,7 @@ class LatentRegression(ConfirmatoryTrait):
 
     def _get_design(self, state: FitState) -> GroupDesign:
         design = super()._get_design(state)
-        if not design.are_axes_shared:
-            raise FitError(
-                "{covariates} need items that all groups share. Name fewer items in {free}.",
-                parameter="covariates",
-            )
+        check_shared_axes(design)
         return design
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -149,11 +131,7 @@ class LatentRegression(ConfirmatoryTrait):
 
     def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression:
         """Return standardized covariates, and the priors of the rows of a block."""
-        assert block.covariates is not None
-        z = (block.covariates - get_coefficients(params)[1]) / self._scale
-        means = params.get_group(self._get_group_index(block)).compute_row_means(block.covariates)
-        assert means is not None
-        return RowRegression(z, means)
+        return make_row_regression(params, self._get_group_index(block), block, self._scale)
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -193,12 +171,7 @@ class LatentRegression(ConfirmatoryTrait):
     ) -> FitState:
         """Run the M-step for items, traits and coefficients."""
         design, values = self._get_design(state), statistics.values
-        if (place := find_unidentified_covariate(design, values["covariate_products"])) is not None:
-            raise FitError(
-                f"{{covariates}}: {self._covariates.names[place]} has hardly any differences "
-                "within groups that other covariates do not explain. Leave it out.",
-                parameter="covariates",
-            )
+        check_covariates(design, values["covariate_products"], self._covariates.names)
         params, coefficients = self._center(design, state.params)
         items = self._update_items(design, replace(state, params=params), statistics)
         regression = Regression(*get_traits(params), coefficients)
@@ -259,30 +232,7 @@ class LatentRegression(ConfirmatoryTrait):
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Choose the axes, and describe the traits over the fitted rows."""
-        state = super().finish(state, statistics)
-        (coefficients, center), (mean, covariance) = (
-            get_coefficients(state.params),
-            get_traits(state.params),
-        )
-        products = statistics.values["covariate_products"]
-        n_rows = products[:, -1:, -1]
-        z_mean = products[:, :-1, -1] / n_rows
-        z_covariance = products[:, :-1, :-1] / n_rows[:, :, None]
-        z_covariance -= z_mean[:, :, None] * z_mean[:, None]
-        own = coefficients * self._scale[:, None]
-        explained = own.T @ z_covariance @ own
-        population = {
-            "population_mean": mean + center @ coefficients + z_mean @ own,
-            "population_covariance": covariance + explained,
-        }
-        shares = n_rows[:, 0] / n_rows.sum()
-        variances = [np.diag(np.tensordot(shares, part, 1)) for part in (explained, covariance)]
-        share = (variances[0] / (variances[0] + variances[1])).tolist()
-        return replace(
-            state,
-            params=replace(state.params, **population),
-            diagnostics={**state.diagnostics, "explained_variance": share},
-        )
+        return add_population(super().finish(state, statistics), statistics, self._scale)
 
     def summarize_information(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -342,6 +292,83 @@ def get_coefficients(params: LatentTraitParams) -> tuple[Array, Array]:
     assert params.coefficients is not None
     assert params.covariate_center is not None
     return params.coefficients, params.covariate_center
+
+
+def check_covariate_settings(model: LatentTrait, structure: Structure) -> None:
+    """Refuse settings and structures that cannot be combined with covariates."""
+    for name, is_other in (
+        ("pattern", structure.pattern is not None),
+        ("guessing", model.guessing != "none"),
+        ("slipping", model.slipping != "none"),
+    ):
+        if is_other:
+            raise FitError(
+                f"{{covariates}} cannot be combined with {{{name}}}. Leave out one of them.",
+                parameter="covariates",
+            )
+    if structure.groups and model.invariance == "configural":
+        raise FitError(
+            "{covariates} cannot be combined with {invariance=configural}, as their "
+            "coefficients need traits of one scale in all groups. Use {invariance=metric}.",
+            parameter="covariates",
+        )
+
+
+def check_shared_axes(design: GroupDesign) -> None:
+    """Refuse groups that have no item in common."""
+    if not design.are_axes_shared:
+        raise FitError(
+            "{covariates} need items that all groups share. Name fewer items in {free}.",
+            parameter="covariates",
+        )
+
+
+def check_covariates(design: GroupDesign, products: Array, names: Sequence[str]) -> None:
+    """Refuse a covariate that groups and other covariates explain, given Σ_n ẑ ẑᵀ of the groups."""
+    if (place := find_unidentified_covariate(design, products)) is not None:
+        raise FitError(
+            f"{{covariates}}: {names[place]} has hardly any differences "
+            "within groups that other covariates do not explain. Leave it out.",
+            parameter="covariates",
+        )
+
+
+def make_row_regression(
+    params: LatentTraitParams, group: int, block: BinaryBlock, scale: Array
+) -> RowRegression:
+    """Return standardized covariates, and the priors of the rows of a block."""
+    assert block.covariates is not None
+    z = (block.covariates - get_coefficients(params)[1]) / scale
+    means = params.get_group(group).compute_row_means(block.covariates)
+    assert means is not None
+    return RowRegression(z, means)
+
+
+def add_population(state: FitState, statistics: Sums, scale: Array) -> FitState:
+    """Describe the traits over the fitted rows; `scale` has the deviations of the covariates."""
+    (coefficients, center), (mean, covariance) = (
+        get_coefficients(state.params),
+        get_traits(state.params),
+    )
+    products = statistics.values["covariate_products"]
+    n_rows = products[:, -1:, -1]
+    z_mean = products[:, :-1, -1] / n_rows
+    z_covariance = products[:, :-1, :-1] / n_rows[:, :, None]
+    z_covariance -= z_mean[:, :, None] * z_mean[:, None]
+    own = coefficients * scale[:, None]
+    explained = own.T @ z_covariance @ own
+    population = {
+        "population_mean": mean + center @ coefficients + z_mean @ own,
+        "population_covariance": covariance + explained,
+    }
+    shares = n_rows[:, 0] / n_rows.sum()
+    variances = [np.diag(np.tensordot(shares, part, 1)) for part in (explained, covariance)]
+    share = (variances[0] / (variances[0] + variances[1])).tolist()
+    return replace(
+        state,
+        params=replace(state.params, **population),
+        diagnostics={**state.diagnostics, "explained_variance": share},
+    )
 
 
 def _keep_all_nodes(state: FitState) -> FitState:

@@ -146,6 +146,7 @@ _ORDINAL_CLASS = "pipeline.models.latent_trait.levels.model:OrdinalTrait"
 _ORDINAL_CONFIRMATORY_CLASS = (
     "pipeline.models.latent_trait.levels.confirmatory:ConfirmatoryOrdinalTrait"
 )
+_ORDINAL_REGRESSION_CLASS = "pipeline.models.latent_trait.levels.regression:OrdinalRegression"
 _REGRESSION_CLASS = "pipeline.models.latent_trait.latent_regression:LatentRegression"
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
@@ -320,6 +321,8 @@ class LatentTrait(Model):
         if not are_binary(structure.features):
             is_confirmatory = has_pattern or structure.groups
             kind = resolve_name(_ORDINAL_CONFIRMATORY_CLASS if is_confirmatory else _ORDINAL_CLASS)
+            if structure.covariates is not None:
+                kind = resolve_name(_ORDINAL_REGRESSION_CLASS)
         elif self.items != "graded":
             raise FitError(
                 f"No feature has more than two levels, so no item is {self.items}. Leave the kind "
@@ -704,7 +707,9 @@ class LatentTrait(Model):
         group = params.get_group(block.segment)
         if params.n_levels is not None:
             level_items = group.standardize(params.get_level_items(self.items, block.segment))
-            posterior: Any = compute_level_posterior(X, observed, level_items)
+            posterior: Any = compute_level_posterior(
+                X, observed, level_items, group.compute_row_means(block.covariates)
+            )
         elif group.asymptotes is not None:
             posterior = posterior_with_asymptotes(X, observed, group.items, group.asymptotes)
         elif params.weights.shape[1] <= MAX_COMPONENTS:
@@ -759,7 +764,9 @@ class LatentTrait(Model):
         items = group.items
         if params.n_levels is not None:
             level_items = group.standardize(params.get_level_items(self.items, block.segment))
-            posterior: Any = compute_level_posterior(X, observed, level_items)
+            posterior: Any = compute_level_posterior(
+                X, observed, level_items, group.compute_row_means(block.covariates)
+            )
         elif params.weights.shape[1] <= MAX_COMPONENTS:
             if group.asymptotes is None:
                 means = group.compute_row_means(block.covariates)

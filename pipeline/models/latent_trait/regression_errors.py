@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.models.latent_trait.group_design import GroupDesign, factorize
 from pipeline.models.latent_trait.group_errors import (
     GroupErrors,
+    TraitPlaces,
     collect_errors,
     differentiate_items,
     invert_group_information,
@@ -37,22 +38,25 @@ def differentiate_regression(
     The parameters are those of items and traits, then Γ row by row.
     """
     places, root = place_traits(design), factorize(regression.covariance)
-    inverse = np.linalg.inv(root)
-    (p, q), n = regression.coefficients.shape, places.n_parameters
-    n_items = items.shape[1] * items.shape[2]
     result = []
-    for group, own in enumerate(inverse):
-        derivatives = np.zeros((n_items + p * q, n + p * q))
-        derivatives[:n_items, :n] = differentiate_items(
-            design, places, items, regression.mean, root, group
-        )
-        derivatives[n_items:, n:] = np.kron(np.eye(p), own)
-        theta = regression.coefficients @ own.T
-        for m, a in _iter_free_roots(places.root[group]):
-            change = -np.outer(theta[:, a], own[:, m])
-            derivatives[n_items:, places.root[group, m, a]] = change.ravel()
-        result.append(derivatives)
+    for group in range(len(root)):
+        of_items = differentiate_items(design, places, items, regression.mean, root, group)
+        of_theta = differentiate_theta(places, regression, group)
+        n_others = of_theta.shape[1] - of_items.shape[1]
+        result.append(np.vstack([np.pad(of_items, ((0, 0), (0, n_others))), of_theta]))
     return result
+
+
+def differentiate_theta(places: TraitPlaces, regression: Regression, group: int) -> Array:
+    """Return the derivatives of Θ_g by all parameters, (p q, n_parameters)."""
+    own = np.linalg.inv(factorize(regression.covariance)[group])
+    (p, q), n = regression.coefficients.shape, places.n_parameters
+    derivatives = np.zeros((p * q, n + p * q))
+    derivatives[:, n:] = np.kron(np.eye(p), own)
+    theta = regression.coefficients @ own.T
+    for m, a in _iter_free_roots(places.root[group]):
+        derivatives[:, places.root[group, m, a]] = -np.outer(theta[:, a], own[:, m]).ravel()
+    return derivatives
 
 
 def _iter_free_roots(places: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -60,9 +64,17 @@ def _iter_free_roots(places: NDArray[np.int64]) -> list[tuple[int, int]]:
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def _sum_regression_derivatives(design: GroupDesign, regression: Regression, score: Array) -> Array:
-    """Return Σ_g Σ_jk s_gjk ∂²Θ_gjk / ∂φ ∂φᵀ, given the scores of Θ_g, (n_groups, p, q)."""
-    places, root = place_traits(design), factorize(regression.covariance)
+def sum_theta_derivatives(
+    places: TraitPlaces, regression: Regression, sums: Mapping[str, NDArray[Any]]
+) -> Array:
+    """Return Σ_g Σ_jk s_gjk ∂²Θ_gjk / ∂φ ∂φᵀ, (n_parameters, n_parameters).
+
+    The scores s_g of Θ_g follow from the sums `covariate_codes` and `covariate_products`.
+    """
+    root = factorize(regression.covariance)
+    p = len(regression.coefficients)
+    theta = regression.coefficients @ np.linalg.inv(root).transpose(0, 2, 1)
+    score = sums["covariate_codes"] - sums["covariate_products"][:, :p, :p] @ theta
     (p, q), n = regression.coefficients.shape, places.n_parameters
     total = np.zeros((n + p * q, n + p * q))
     coefficients = n + np.arange(p * q).reshape(p, q)
@@ -109,9 +121,7 @@ def compute_regression_errors(
     """
     places, root = place_traits(design), factorize(regression.covariance)
     n, (p, q) = places.n_parameters, regression.coefficients.shape
-    theta = regression.coefficients @ np.linalg.inv(root).transpose(0, 2, 1)
-    own_score = sums["covariate_codes"] - sums["covariate_products"][:, :p, :p] @ theta
-    total = -_sum_regression_derivatives(design, regression, own_score)
+    total = -sum_theta_derivatives(places, regression, sums)
     total[:n, :n] -= sum_second_derivatives(design, places, score)
     for own, derivatives in zip(
         information, differentiate_regression(design, items, regression), strict=True

@@ -192,11 +192,8 @@ def sum_node_statistics(
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     padded = _pad_nodes(nodes)
-    coefficients = _design_coefficients(tabulate, padded, observed is not None)
+    coefficients = _design_coefficients(tabulate, padded, observed is not None, row_means)
     codes = np.empty((0, nodes.points.shape[1]) if row_means is None else row_means.shape)
-    if row_means is not None:
-        # The log density of the prior N(m, I) is that of N(0, I) plus m·x − ½ m·m.
-        coefficients = np.insert(coefficients, -1, padded.points.T, axis=0)
     sums, log_likelihood, peak = np.zeros_like(coefficients), 0.0, 0.0
     for batch in _iter_batches(X, observed, coefficients, row_means):
         totals = batch.scores.sum(axis=1)
@@ -251,21 +248,30 @@ def node_posterior(
 
 
 def compute_node_posterior(
-    X: Values, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
+    X: Values,
+    observed: Bits | None,
+    tabulate: CurveTable,
+    nodes: Nodes,
+    row_means: Floats | None = None,
 ) -> NodePosterior:
-    """Compute moments as `node_posterior`, for bits with other curves."""
+    """Compute moments as `node_posterior`, for values with other curves, and rows with priors.
+
+    See `sum_node_statistics` for values and `row_means`.
+    """
     n_samples, n_components = len(X), nodes.points.shape[1]
     mean = np.empty((n_samples, n_components))
     covariance = np.empty((n_samples, n_components, n_components))
     log_likelihood = np.empty(n_samples)
     j, k = np.tril_indices(n_components)
     nodes = _pad_nodes(nodes)
-    coefficients = _design_coefficients(tabulate, nodes, observed is not None)
+    coefficients = _design_coefficients(tabulate, nodes, observed is not None, row_means)
     powers = _design_columns(nodes.points)
-    for batch in _iter_batches(X, observed, coefficients):
+    for batch in _iter_batches(X, observed, coefficients, row_means):
         rows, n_rows = batch.rows, batch.rows.stop - batch.rows.start
         moments = (batch.scores @ powers)[:n_rows]
         log_likelihood[rows] = batch.log_scale[:n_rows] + np.log(moments[:, 0])
+        if row_means is not None:
+            log_likelihood[rows] -= 0.5 * (row_means[rows] ** 2).sum(axis=1)
         moments /= moments[:, :1]
         mean[rows] = moments[:, 1 : n_components + 1]
         products = moments[:, n_components + 1 :][:, : len(j)] - mean[rows, j] * mean[rows, k]
@@ -292,12 +298,16 @@ def iter_responsibilities(
 
 
 def iter_curve_responsibilities(
-    X: Values, observed: Bits | None, tabulate: CurveTable, nodes: Nodes
+    X: Values,
+    observed: Bits | None,
+    tabulate: CurveTable,
+    nodes: Nodes,
+    row_means: Floats | None = None,
 ) -> Iterator[tuple[slice, Floats]]:
-    """Yield R_nl as `iter_responsibilities`, for bits with other curves."""
-    n_nodes = len(nodes.points)
-    coefficients = _design_coefficients(tabulate, _pad_nodes(nodes), observed is not None)
-    for rows, _, scores, _ in _iter_batches(X, observed, coefficients):
+    """Yield R_nl as `iter_responsibilities`, for values with other curves, and rows with priors."""
+    n_nodes, padded = len(nodes.points), _pad_nodes(nodes)
+    coefficients = _design_coefficients(tabulate, padded, observed is not None, row_means)
+    for rows, _, scores, _ in _iter_batches(X, observed, coefficients, row_means):
         scores = scores[: rows.stop - rows.start, :n_nodes]
         yield rows, scores / scores.sum(axis=1, keepdims=True)
 
@@ -335,12 +345,16 @@ def _tabulate_items(
     return NodeCurves(log_one - log_zero, log_zero)
 
 
-def _design_coefficients(tabulate: CurveTable, nodes: Nodes, masked: bool) -> Floats:
+def _design_coefficients(
+    tabulate: CurveTable, nodes: Nodes, masked: bool, row_means: Floats | None
+) -> Floats:
     """Return the coefficient of each design column at each node, (n_columns, n_nodes)."""
     slopes, constants = tabulate(nodes.points)
+    # The log density of the prior N(m, I) is that of N(0, I) plus m·x − ½ m·m.
+    own = [slopes] if row_means is None else [slopes, nodes.points.T]
     if masked:
-        return np.vstack([slopes, constants, nodes.log_weights])
-    return np.vstack([slopes, constants.sum(axis=0) + nodes.log_weights])
+        return np.vstack([slopes, constants, *own[1:], nodes.log_weights])
+    return np.vstack([*own, constants.sum(axis=0) + nodes.log_weights])
 
 
 def _iter_batches(

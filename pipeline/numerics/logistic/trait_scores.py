@@ -81,9 +81,9 @@ class RowRegression(NamedTuple):
     covariates: Floats
     means: Floats
 
-    def take_rows(self, is_taken: NDArray[np.bool_]) -> RowRegression:
-        """Return the rows of a mask, (n_samples,)."""
-        return RowRegression(self.covariates[is_taken], self.means[is_taken])
+    def take_rows(self, rows: NDArray[np.bool_] | slice) -> RowRegression:
+        """Return the rows of a mask, (n_samples,), or a slice."""
+        return RowRegression(self.covariates[rows], self.means[rows])
 
 
 class TraitScores(NamedTuple):
@@ -319,7 +319,7 @@ def _iter_scores(
         mean = mean.reshape(len(mean), -1)
         deviations = deviations.reshape(*deviations.shape[:2], -1)
         if regression is not None:
-            own = _score_regression(centred, share, polynomials, regression.covariates[rows])
+            own = score_regression(centred, share, polynomials, regression.covariates[rows])
             mean = np.concatenate([mean, own[0]], axis=1)
             deviations = np.concatenate([deviations, own[1].astype(np.float32)], axis=2)
         squares = (share[:, :, None, None] * z[:, :, :, None] * z[:, :, None]).reshape(
@@ -335,7 +335,7 @@ def _iter_scores(
         yield _RowScores(mean.astype(np.float32), deviations, curvature)
 
 
-def _score_regression(
+def score_regression(
     centred: Floats, share: Floats, polynomials: Floats | None, covariates: Floats
 ) -> tuple[Floats, Floats]:
     """Return mean and deviations of the scores z (x − Θᵀz)ᵀ of some rows.

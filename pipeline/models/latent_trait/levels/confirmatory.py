@@ -96,7 +96,8 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_BY_GROUP = ("ones", "mass", "squares", "moments")
+_COVARIATE_SUMS = ("covariate_codes", "covariate_products")
+_BY_GROUP = ("ones", "mass", "squares", "moments", *_COVARIATE_SUMS)
 
 
 @dataclass(frozen=True)
@@ -319,7 +320,8 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
     ) -> Sums:
         """Run the E-step of the block's group, and put its sums at the place of the group."""
         sums = super().summarize(params, working, block, rng)
-        return replace(sums, values=self._place_values(sums.values, _BY_GROUP, block))
+        names = [name for name in _BY_GROUP if name in sums.values]
+        return replace(sums, values=self._place_values(sums.values, names, block))
 
     def _place_values(
         self, values: Arrays, names: Sequence[str], block: BinaryBlock
@@ -353,7 +355,19 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
     ) -> FitState:
         """Run the M-step for items and traits; constant features keep their parameters."""
         params, sums = state.params, statistics.values
-        design, points = self._get_design(state.auxiliary, params), state.working["points"]
+        design, (mean, covariance) = self._get_design(state.auxiliary, params), get_traits(params)
+        forms = self._update_forms(design, params, state.working["points"], sums)
+        is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
+        forms, mean, covariance = update_traits(
+            self._trait_design, forms, mean, covariance, sums["moments"], is_resolved
+        )
+        forms = self._apply_design(design, forms)
+        return self._finish_update(state, self._with_groups(params, forms, mean, covariance))
+
+    def _update_forms(
+        self, design: LevelDesign, params: LatentTraitParams, points: Array, sums: Arrays
+    ) -> Array:
+        """Run the M-step for items, given the traits; return (n_groups, n_forms, q + 1)."""
         mean, covariance = get_traits(params)
         root = factorize(covariance)
         groups = [
@@ -364,15 +378,8 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             )
             for group, items in enumerate(self._list_items(params))
         ]
-        forms = np.stack(
-            np.split(take_level_steps(design, groups, self.prior_precision), self.n_groups)
-        )
-        is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
-        forms, mean, covariance = update_traits(
-            self._trait_design, forms, mean, covariance, sums["moments"], is_resolved
-        )
-        forms = self._apply_design(design, forms)
-        return self._finish_update(state, self._with_groups(params, forms, mean, covariance))
+        forms = take_level_steps(design, groups, self.prior_precision)
+        return np.stack(np.split(forms, self.n_groups))
 
     def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Return the state with new parameters, and the features whose slopes diverge."""
@@ -422,6 +429,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         node_sums = LevelSums(*(own[name][group] for name in LevelSums._fields))
         items = self._get_block_items(params, block)
         values = {**sums.values, "score": sum_form_gradient(items, working["points"], node_sums)}
+        values |= {name: own[name] for name in _COVARIATE_SUMS if name in own}
         if self.structure.pattern is not None:
             values |= convert_code_moments(values, params.get_group(group).root)
         return replace(sums, values=self._place_values(values, ["score"], block))
@@ -493,7 +501,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             slope = self._differentiate_forms(design, params).T @ score.ravel()
             multipliers = sum_multipliers(self._list_constraints(design, params), slope)
             information[np.diag_indices_from(information)] += multipliers
-        return information - _sum_second_derivatives(design, self._place_traits(design), score)
+        return information - sum_second_derivatives(design, self._place_traits(design), score)
 
     def _collect_errors(
         self,
@@ -574,7 +582,7 @@ def _round_variances(correlation: Array) -> Array:
     return exact
 
 
-def _sum_second_derivatives(design: LevelDesign, places: TraitPlaces, score: Array) -> Array:
+def sum_second_derivatives(design: LevelDesign, places: TraitPlaces, score: Array) -> Array:
     """Return Σ_g Σ_k s_gk ∂²v_gk / ∂φ ∂(μ_g, L_g), (p, p), given s_g, (n_groups, n_forms (q + 1)).
 
     v_gja = Σ_m L_gma a_jm and v_gj,q+1 = d_j + Σ_m μ_gm a_jm, so the derivatives by L_gma and μ_gm

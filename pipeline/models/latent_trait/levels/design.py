@@ -115,11 +115,13 @@ class LevelDesign:
 
         Forms of improbable levels, which have constants, hardly count.
         """
+        return self.collect_changes((forms.reshape(-1) - self.constant)[:, None])[:, 0]
+
+    def collect_changes(self, changes: Array) -> Array:
+        """Return the changes of the free parameters, (n_free, k), that change v thus, (…, k)."""
         weighted = self.matrix.T * np.where(self.constant == 0, 1.0, _TIED_SHARE)
-        normal = (weighted @ self.matrix).tocsc()
-        change = forms.reshape(-1) - self.constant
-        free = scipy.sparse.linalg.spsolve(normal, weighted @ change)
-        return np.atleast_1d(np.asarray(free, np.float64))
+        solve = scipy.sparse.linalg.factorized((weighted @ self.matrix).tocsc())
+        return np.column_stack([solve(weighted @ change) for change in changes.T])
 
 
 class OwnParameters(NamedTuple):

@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy
@@ -54,6 +54,7 @@ from pipeline.models.latent_trait.em import (
     name_node_sums,
     nodes_from_working,
     represents_all_scales,
+    sum_regression,
     unpack_answers,
 )
 from pipeline.models.latent_trait.fit_statistics import compute_reliability, compute_residual_fit
@@ -109,6 +110,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     sum_node_statistics,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
+from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
@@ -140,6 +142,8 @@ class OrdinalTrait(LatentTrait):
     """
 
     structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+    mean_reach: ClassVar[float] = 0.0
+    """Largest mean of the traits of a row that the nodes must cover, in standard deviations."""
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -150,12 +154,8 @@ class OrdinalTrait(LatentTrait):
         FitError
             If the settings or the structure cannot be combined with such items.
         """
-        for name, value in (
-            ("covariates", structure.covariates),
-            ("items", structure.known_items),
-        ):
-            if value is not None:
-                raise _refuse(f"{{{name}}}", name)
+        if structure.known_items is not None:
+            raise _refuse("{items}", "items")
         for name in ("guessing", "slipping", "estimator"):
             value = getattr(model, name)
             if value not in (getattr(LatentTrait, name), "quadrature"):
@@ -315,7 +315,8 @@ class OrdinalTrait(LatentTrait):
         if self.nodes:
             grid = NodeGrid(self.nodes, state.params.weights.shape[1]).make_working_state()
             return replace(state, working={**state.working, **grid})
-        nodes = make_level_nodes(self._find_steepest_items(state.params, stretch), stretch)
+        items = self._find_steepest_items(state.params, stretch)
+        nodes = make_level_nodes(items, stretch, self.mean_reach)
         spacing = self._choose_spacing(state.params, stretch)
         own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
         return replace(state, working={**state.working, **nodes._asdict(), **own})
@@ -333,7 +334,8 @@ class OrdinalTrait(LatentTrait):
         return self._get_items(params)
 
     def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
-        return choose_level_lattice(self._find_steepest_items(params, stretch), stretch).spacing
+        items = self._find_steepest_items(params, stretch)
+        return choose_level_lattice(items, stretch, self.mean_reach).spacing
 
     def _has_coarse_nodes(self, state: FitState, max_ratio: float) -> bool:
         """Return whether the nodes are farther apart than the items allow, by more than a ratio."""
@@ -376,8 +378,32 @@ class OrdinalTrait(LatentTrait):
         """Run the E-step on the rows of a block, and score the held-out rows."""
         nodes = nodes_from_working(working)
         assert nodes is not None
-        run = partial(_run_e_step, params, self._get_block_items(params, block), nodes)
+        run = partial(self._run_e_step, params, nodes)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
+
+    def _run_e_step(self, params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
+        (X, observed), row_weights = unpack_answers(params, block), block.row_weights
+        items, regression = self._get_block_items(params, block), self._get_rows(params, block)
+        counts = sum_node_statistics(
+            X,
+            observed,
+            partial(tabulate_levels, items),
+            nodes,
+            row_weights,
+            None if regression is None else regression.means,
+        )
+        weights = np.ones(len(X)) if row_weights is None else row_weights
+        common = float(weights @ sum_common_terms(X, observed, items))
+        sums = {
+            **name_node_sums(counts, nodes, block),
+            "squares": weights @ X[:, len(items.offsets) :] ** 2,
+            **sum_regression(regression, counts.codes, row_weights),
+        }
+        return Sums.from_block(block, counts.log_likelihood + common, sums)
+
+    def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression | None:
+        """Return the priors of the rows of a block; None if all are standard normal."""
+        return None
 
     def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
         """Return the weights that have a prior."""
@@ -502,7 +528,9 @@ class OrdinalTrait(LatentTrait):
         items, nodes = self._get_block_items(params, block), nodes_from_working(working)
         assert nodes is not None
         X, observed = unpack_answers(params, block)
-        of_all = compute_level_node_posterior(X, observed, items, nodes)
+        regression = self._get_rows(params, block)
+        row_means = None if regression is None else regression.means
+        of_all = compute_level_node_posterior(X, observed, items, nodes, row_means)
         row_weights = np.ones(len(X)) if block.row_weights is None else block.row_weights
         log_likelihood = float((row_weights * of_all.log_likelihood).sum())
         values: dict[str, NDArray[Any]] = {}
@@ -512,6 +540,7 @@ class OrdinalTrait(LatentTrait):
         is_taken = draw_rows(float(working["share"]), block, rng)
         X, row_weights = X[is_taken], row_weights[is_taken]
         observed = None if observed is None else observed[is_taken]
+        regression = None if regression is None else regression.take_rows(is_taken)
         posterior = of_all.take_rows(is_taken)
         values["weight_informing"] = np.array(row_weights.sum())
         values |= sum_level_residuals(X, observed, items, posterior, row_weights)
@@ -522,7 +551,9 @@ class OrdinalTrait(LatentTrait):
         if block.clusters is not None and block.has_sampling_weights:
             clusters, places = np.unique(block.clusters, return_inverse=True)
         jacobian = self._differentiate_block_forms(design, params, block)
-        scores = sum_level_scores(X, observed, items, nodes, jacobian, row_weights, places)
+        scores = sum_level_scores(
+            X, observed, items, nodes, jacobian, row_weights, places, regression
+        )
         names = ["spread", "products", "curvature"]
         names += ["weighted_products"] * block.has_sampling_weights
         sums = Sums.from_block(
@@ -638,8 +669,11 @@ class OrdinalTrait(LatentTrait):
             constraints = self._list_axis_constraints(design, state.params)
         # Items whose weights diverge have no errors, and must not spoil those of others.
         is_left_out = np.isin(design.item_of_row, self._find_without_errors(state))
-        jacobian = self._differentiate_forms(design, state.params)
-        is_free = np.asarray(abs(jacobian)[~is_left_out].sum(axis=0)) > 0
+        jacobian = abs(self._differentiate_forms(design, state.params))
+        is_bound, is_used = (
+            np.asarray(jacobian[rows].sum(axis=0)) > 0 for rows in (is_left_out, ~is_left_out)
+        )
+        is_free = is_used | ~is_bound
         covariance = np.zeros_like(information)
         is_unknown = np.ones(len(information), np.bool_)
         places = np.ix_(is_free, is_free)
@@ -746,18 +780,6 @@ def _refuse(what: str, parameter: str) -> FitError:
 def _compute_scale(statistics: Sums) -> float:
     """Return the number of rows per row whose scores are summed."""
     return statistics.weight / max(float(statistics.values["weight_informing"]), 1.0)
-
-
-def _run_e_step(
-    params: LatentTraitParams, items: LevelItems, nodes: Nodes, block: BinaryBlock
-) -> Sums:
-    (X, observed), row_weights = unpack_answers(params, block), block.row_weights
-    counts = sum_node_statistics(X, observed, partial(tabulate_levels, items), nodes, row_weights)
-    weights = np.ones(len(X)) if row_weights is None else row_weights
-    log_likelihood = counts.log_likelihood + float(weights @ sum_common_terms(X, observed, items))
-    squares = weights @ X[:, len(items.offsets) :] ** 2
-    sums = {**name_node_sums(counts, nodes, block), "squares": squares}
-    return Sums.from_block(block, log_likelihood, sums)
 
 
 def _replace_weights(params: LatentTraitParams, weights: Array, offsets: Array) -> Any:

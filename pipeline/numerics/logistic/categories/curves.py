@@ -40,7 +40,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     drop_light_nodes,
     gauss_hermite,
 )
-from pipeline.numerics.logistic.lattice_nodes import Lattice, make_lattice
+from pipeline.numerics.logistic.lattice_nodes import Lattice, find_mean_reach, make_lattice
 
 Answers = NDArray[Any]
 """Bits of planes, uint8; with continuous items, float64 with their values next to the bits."""
@@ -289,12 +289,15 @@ def compute_item_information(items: LevelItems, points: Floats) -> Floats:
     return information
 
 
-def choose_level_lattice(items: LevelItems, stretch: float = 1.0) -> Lattice:
+def choose_level_lattice(
+    items: LevelItems, stretch: float = 1.0, mean_reach: float = 0.0
+) -> Lattice:
     """Return a lattice that resolves the posteriors of all rows; `stretch` scales its distances.
 
-    The nodes are farther apart if they would be more than about 8,192.
-    The poles of log P are π / slope away from the axis if the forms are cumulative, and no nearer
-    than that of the difference of two forms if they are baseline.
+    Rows may have priors N(m, I) with means up to `mean_reach` along each axis. The nodes are
+    farther apart if they would be more than about 8,192. The poles of log P are π / slope away from
+    the axis if the forms are cumulative, and no nearer than that of the difference of two forms if
+    they are baseline.
     """
     q = items.weights.shape[1]
     probes = gauss_hermite(_PROBES_PER_AXIS[q], q).points
@@ -309,16 +312,23 @@ def choose_level_lattice(items: LevelItems, stretch: float = 1.0) -> Lattice:
             weights = (highest - lowest)[:, None]
         steepest = max(steepest, float(np.linalg.norm(weights, axis=2).max(initial=0.0)))
     lattice = make_lattice(largest, min(steepest, _MAX_SLOPE), q)
-    n_nodes = _BALL_VOLUME[q] * (_RADIUS / (stretch * lattice.spacing)) ** q
+    lattice = lattice._replace(reach=lattice.reach + math.ceil(mean_reach / lattice.spacing))
+    n_nodes = _BALL_VOLUME[q] * ((_RADIUS + mean_reach) / (stretch * lattice.spacing)) ** q
     return lattice.stretch(stretch * max(1.0, (n_nodes / _MAX_NODES) ** (1 / q)))
 
 
-def make_level_nodes(items: LevelItems, stretch: float = 1.0) -> Nodes:
+def make_level_nodes(items: LevelItems, stretch: float = 1.0, mean_reach: float = 0.0) -> Nodes:
     """Return the nodes of `choose_level_lattice`, without those too light to matter."""
-    points = np.ascontiguousarray(choose_level_lattice(items, stretch).list_points().T)
+    lattice = choose_level_lattice(items, stretch, mean_reach)
+    points = np.ascontiguousarray(lattice.list_points().T)
     log_density = -0.5 * (points**2).sum(axis=1)
     nodes = Nodes(points, log_density - scipy.special.logsumexp(log_density))
-    return nodes if points.shape[1] == 1 else drop_light_nodes(nodes)
+    if points.shape[1] == 1:
+        return nodes
+    if not mean_reach:
+        return drop_light_nodes(nodes)
+    distance = np.linalg.norm(np.maximum(np.abs(points) - mean_reach, 0.0), axis=1)
+    return Nodes(points[distance < _RADIUS], nodes.log_weights[distance < _RADIUS])
 
 
 def sum_common_terms(X: Answers, observed: Bits | None, items: LevelItems) -> Floats:
@@ -331,16 +341,25 @@ def sum_common_terms(X: Answers, observed: Bits | None, items: LevelItems) -> Fl
 
 
 def compute_level_node_posterior(
-    X: Answers, observed: Bits | None, items: LevelItems, nodes: Nodes
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    nodes: Nodes,
+    row_means: Floats | None = None,
 ) -> NodePosterior:
-    """Compute the moments of the traits of each row on nodes, and its log-likelihood."""
+    """Compute the moments of the traits of each row on nodes, and its log-likelihood.
+
+    Row n has the prior N(m_n, I) with `row_means` m_n, (n_samples, q), or N(0, I) if it is None.
+    """
     tabulate = partial(tabulate_levels, items)
-    posterior = compute_node_posterior(X, observed, tabulate, nodes)
+    posterior = compute_node_posterior(X, observed, tabulate, nodes, row_means)
     common = sum_common_terms(X, observed, items)
     return posterior._replace(log_likelihood=posterior.log_likelihood + common)
 
 
-def compute_level_posterior(X: Answers, observed: Bits | None, items: LevelItems) -> RowPosterior:
+def compute_level_posterior(
+    X: Answers, observed: Bits | None, items: LevelItems, row_means: Floats | None = None
+) -> RowPosterior:
     """Integrate over the traits of each row.
 
     The error is estimated by nodes that are farther apart. A row's result depends on that row
@@ -353,10 +372,14 @@ def compute_level_posterior(X: Answers, observed: Bits | None, items: LevelItems
         n_columns); None if all values are observed.
     items
         The items.
+    row_means
+        As for `compute_level_node_posterior`.
     """
-    fine = _FINE[items.weights.shape[1]]
+    fine, reach = _FINE[items.weights.shape[1]], find_mean_reach(row_means)
     posteriors = [
-        compute_level_node_posterior(X, observed, items, make_level_nodes(items, stretch))
+        compute_level_node_posterior(
+            X, observed, items, make_level_nodes(items, stretch, reach), row_means
+        )
         for stretch in (fine, fine * _COARSE)
     ]
     error = np.abs(posteriors[0].log_likelihood - posteriors[1].log_likelihood)

@@ -44,16 +44,20 @@ from pipeline.numerics.logistic.categories.gaussian_items import (
     sum_gaussian_gradient,
 )
 from pipeline.numerics.logistic.latent_nodes import (
+    NodePosterior,
     Nodes,
     gauss_hermite,
     iter_curve_responsibilities,
 )
 from pipeline.numerics.logistic.trait_scores import (
+    HasMoments,
+    RowRegression,
     compute_point_shares,
     evaluate_polynomials,
     list_degrees,
     place_points,
     project_scores,
+    score_regression,
 )
 
 Bits = NDArray[np.uint8]
@@ -281,6 +285,7 @@ def sum_level_scores(
     jacobian: scipy.sparse.csr_array,
     row_weights: Floats | None = None,
     clusters: NDArray[np.intp] | None = None,
+    regression: RowRegression | None = None,
 ) -> LevelScores:
     """Sum scores and information over rows.
 
@@ -291,14 +296,23 @@ def sum_level_scores(
     items, nodes
         The items, and nodes of the prior of the traits.
     jacobian
-        J, (n_forms (q + 1), n_free), with the forms of planes and then of continuous items.
+        J, (n_forms (q + 1), n_free), with the forms of planes and then of continuous items. With a
+        regression, rows of Θ follow, (n_covariates q, n_free).
     row_weights
         Weight of each row in the sums, (n_samples,); None if every weight is 1.
     clusters
         Index of each row's cluster, (n_samples,), counted from 0; None without clusters.
+    regression
+        Priors of the rows, N(Θᵀz_n, I); None if all are N(0, I).
     """
+    n_regression = (
+        0 if regression is None else regression.covariates.shape[1] * items.weights.shape[1]
+    )
+    of_regression = jacobian[jacobian.shape[0] - n_regression :]
+    jacobian = jacobian[: jacobian.shape[0] - n_regression]
     table, n_free = _tabulate_scores(items, nodes, jacobian), jacobian.shape[1]
-    has_own_points = table.shape[0] > _MAX_NODE_LEVELS or items.gaussians is not None
+    is_linear = items.gaussians is None and regression is None  # in the indicators of levels
+    has_own_points = table.shape[0] > _MAX_NODE_LEVELS or not is_linear
     n_planes, width = items.weights.shape[0], items.weights.shape[1] + 1
     own_jacobian = jacobian[n_planes * width :]  # of continuous items
     entries = np.arange(len(table.levels))
@@ -311,7 +325,10 @@ def sum_level_scores(
     counts = np.zeros((table.shape[0], len(nodes.points)))
     values, mass = np.zeros((2, X.shape[1] - n_planes, len(nodes.points)))
     squares = np.zeros(X.shape[1] - n_planes)
-    for rows, shares in _iter_shares(X, observed, items, nodes):
+    n_covariates = 0 if regression is None else regression.covariates.shape[1]
+    z_products = np.zeros((n_covariates, n_covariates))
+    row_means = None if regression is None else regression.means
+    for rows, shares in _iter_shares(X, observed, items, nodes, row_means):
         check_cancelled()
         answers = split_answers(X[rows], None if observed is None else observed[rows], items)
         levels = answers.levels
@@ -321,7 +338,13 @@ def sum_level_scores(
         if items.gaussians is not None:
             of_forms = items.gaussians.score_rows(answers.values, answers.mask, mean, covariance)
             scores += np.asarray((own_jacobian.T @ of_forms.T).T)
+        own_regression = None if regression is None else regression.take_rows(rows)
         weights = np.ones(len(scores)) if row_weights is None else row_weights[rows]
+        if own_regression is not None:
+            z = own_regression.covariates
+            of_theta = z[:, :, None] * (mean - own_regression.means)[:, None]
+            scores += np.asarray((of_regression.T @ of_theta.reshape(len(z), -1).T).T)
+            z_products += (z * weights[:, None]).T @ z
         weighted = scores * weights[:, None]
         products += weighted.T @ scores
         weighted_products += weighted.T @ weighted
@@ -333,7 +356,9 @@ def sum_level_scores(
         mass += answers.mask.T @ shares
         squares += weights @ answers.values**2
         if has_own_points:
-            spread += _sum_covariances(answers, items, jacobian, mean, covariance, weights)
+            posterior = NodePosterior(mean, covariance, np.zeros(0))
+            stacked = scipy.sparse.csr_array(scipy.sparse.vstack([jacobian, of_regression]))
+            spread += _sum_covariances(answers, items, stacked, posterior, weights, own_regression)
             continue
         singles = levels.astype(np.float32)
         for node, share in enumerate(shares.T.astype(np.float32)):
@@ -346,6 +371,9 @@ def sum_level_scores(
     sums = LevelSums(np.vstack([by_plane[0], values]), np.vstack([by_plane[1], mass]), squares)
     curvature = sum_form_curvature(items, nodes.points, sums)
     total = (jacobian.T @ curvature @ jacobian).toarray()
+    if n_regression:
+        z_curvature = np.kron(z_products, np.eye(items.weights.shape[1]))
+        total += np.asarray(of_regression.T @ (of_regression.T @ z_curvature.T).T)
     return LevelScores(spread, products, total, weighted_products, cluster_scores)
 
 
@@ -370,11 +398,12 @@ def _sum_covariances(
     answers: RowAnswers,
     items: LevelItems,
     jacobian: scipy.sparse.csr_array,
-    mean: Floats,
-    covariance: Floats,
+    posterior: HasMoments,
     row_weights: Floats,
+    regression: RowRegression | None,
 ) -> Floats:
     """Sum Cov[s | t_n] of rows times their weights on points of their posteriors."""
+    mean = posterior.mean
     n_items, (n_planes, q) = len(items.n_planes), items.weights.shape
     rule = gauss_hermite(_POINTS_PER_AXIS[q], q)
     polynomials = evaluate_polynomials(rule.points)
@@ -384,16 +413,22 @@ def _sum_covariances(
     for start in range(0, len(mean), n_rows):
         check_cancelled()
         rows = slice(start, start + n_rows)
-        x = place_points(rule, mean[rows], covariance[rows])
+        x = place_points(rule, mean[rows], posterior.covariance[rows])
         residual, log_joint = _differentiate_rows(answers.levels[rows], items, x)
         if items.gaussians is not None:
             values, mask = answers.values[rows], answers.mask[rows]
             own, log_p = items.gaussians.differentiate_rows(values, mask, x)
             residual, log_joint = np.concatenate([residual, own], axis=1), log_joint + log_p
-        share = compute_point_shares(log_joint, x, rule)
+        centred = x if regression is None else x - regression.means[rows, None]
+        share = compute_point_shares(log_joint, centred, rule)
         z = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
         deviations = project_scores(residual, z, share, polynomials)
-        deviations *= np.sqrt(row_weights[rows]).astype(np.float32)[:, None, None, None]
+        deviations = deviations.reshape(*deviations.shape[:2], -1)
+        if regression is not None:
+            covariates = regression.covariates[rows]
+            _, own = score_regression(centred, share, polynomials, covariates)
+            deviations = np.concatenate([deviations, own.astype(np.float32)], axis=2)
+        deviations *= np.sqrt(row_weights[rows]).astype(np.float32)[:, None, None]
         flat = jacobian.T @ deviations.reshape(-1, jacobian.shape[0]).T
         total += flat @ flat.T
     return total
@@ -420,13 +455,17 @@ def _differentiate_rows(levels: Floats, items: LevelItems, x: Floats) -> tuple[F
 
 
 def _iter_shares(
-    X: Answers, observed: Bits | None, items: LevelItems, nodes: Nodes
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    nodes: Nodes,
+    row_means: Floats | None,
 ) -> Iterator[tuple[slice, Floats]]:
     """Yield rows and their responsibilities, many rows at a time."""
     parts: list[Floats] = []
     start, n_rows = 0, min(_MAX_ROWS, _MAX_SHARES // len(nodes.points))
     tabulate = partial(tabulate_levels, items)
-    for rows, shares in iter_curve_responsibilities(X, observed, tabulate, nodes):
+    for rows, shares in iter_curve_responsibilities(X, observed, tabulate, nodes, row_means):
         parts.append(shares)
         if rows.stop - start >= n_rows or rows.stop == len(X):
             yield slice(start, rows.stop), np.concatenate(parts)
