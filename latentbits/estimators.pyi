@@ -426,7 +426,7 @@ class ClippedPCA(WeightedModelEstimator):
         sufficient τ.
     errors
         `model` computes standard errors under the fitted Gaussians, for unrepaired
-        tetrachoric or polychoric correlations of up to 1,000 planes, unless rows have
+        correlations of up to 1,000 planes that are not arcsine estimates, unless rows have
         sampling weights; `none` omits them.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.

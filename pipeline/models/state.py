@@ -61,6 +61,10 @@ class FitState:
         """Return the state with names in place of the indices of features in its warnings."""
         return replace(self, warnings=tuple(w.with_names(names) for w in self.warnings))
 
+    def with_warning(self, text: str) -> FitState:
+        """Return the state with one more warning."""
+        return replace(self, warnings=(*self.warnings, FitWarning(text)))
+
     @property
     def running_states(self) -> tuple[FitState, ...]:
         """The states that the next pass updates: the running starts, or this state."""

@@ -11,7 +11,7 @@ further one is a step of Newton's method for all polyserial correlations at once
 Cost per block: as of `ordinal` in the second pass; n_continuous · n_ordinal · n_samples
 probabilities in each further one.
 Codes: given the values of continuous features, y is exactly Gaussian; expectation propagation adds
-the levels. There are no standard errors.
+the levels. Standard errors: see `mixed_errors`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile, unpack_levels
 from pipeline.data.features import Feature, find_continuous
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
+from pipeline.models.clipped_pca.mixed_errors import MixedCounts, add_mixed_errors
 from pipeline.models.clipped_pca.model import (
     MAX_SQUARE_FEATURES,
     N_LEADING,
@@ -36,6 +37,10 @@ from pipeline.models.clipped_pca.model import (
     ClippedPCAParams,
 )
 from pipeline.models.clipped_pca.ordinal import OrdinalClippedPCA
+from pipeline.models.clipped_pca.standard_errors import (
+    compute_level_influence,
+    compute_threshold_errors,
+)
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.gaussian.pair_tables import PairStatus
@@ -235,9 +240,12 @@ class MixedClippedPCA(OrdinalClippedPCA):
         correlation[np.ix_(self.ordinal, self.continuous)] = polyserial.T
         quantiles = state.auxiliary["null_quantiles"]
         fitted = self._fit_correlation(state, correlation, status, quantiles)
-        if self.errors == "model":
-            warning = FitWarning("there are no standard errors for fits with continuous features")
-            fitted = replace(fitted, warnings=(*fitted.warnings, warning))
+        if self._has_errors(state):
+            counts = MixedCounts(**{n: state.auxiliary[n] for n in MixedCounts._fields})
+            pairs = _get_pairs(state.working)
+            # Rounding may decide how many passes there are, so that `rng` is not used.
+            own_rng = np.random.default_rng(state.auxiliary["null_seeds"])
+            fitted = add_mixed_errors(fitted, counts, pairs, self.continuous, own_rng)
         return fitted.with_feature_names(self.structure.feature_names)
 
     def next_stage(self, state: FitState, statistics: Any) -> FitState | None:
@@ -266,17 +274,32 @@ class MixedClippedPCA(OrdinalClippedPCA):
         status[np.ix_(ordinal, continuous)] = polyserial_status.T
         bound = np.full(polyserial.z.shape, MAX_Z)
         rows = sums["rows"][:, np.concatenate([np.arange(n), n + firsts[:-1]])]
-        return replace(
-            state,
-            working={**state.working, **polyserial._asdict()},
-            auxiliary={
-                **state.auxiliary,
-                **NewtonBounds(-bound, bound)._asdict(),
-                "correlation": correlation,
-                "status": status,
-                "null_quantiles": self._find_null_quantiles(state, pairs, rows, map_items),
-            },
+        auxiliary = {
+            **state.auxiliary,
+            **NewtonBounds(-bound, bound)._asdict(),
+            "correlation": correlation,
+            "status": status,
+            "null_quantiles": self._find_null_quantiles(state, pairs, rows, map_items),
+        }
+        if self._has_errors(state):
+            auxiliary |= self._collect_counts(pairs, own, rows, state.params.n_levels)._asdict()
+            thresholds_error = compute_threshold_errors(*(a[0] for a in pairs.margins()))
+            state = replace(state, params=replace(state.params, thresholds_error=thresholds_error))
+        working = {**state.working, **polyserial._asdict()}
+        return replace(state, working=working, auxiliary=auxiliary)
+
+    def _collect_counts(
+        self, pairs: PairCounts, own: Array, rows: Array, n_levels: NDArray[np.int64]
+    ) -> MixedCounts:
+        """Keep what standard errors need; `own` are the correlations of features with levels."""
+        continuous, ordinal = self.continuous, self.ordinal
+        influence, errors = compute_level_influence(
+            own, n_levels[ordinal], pairs.table(0), pairs.weight, self.empty_cells
         )
+        shares = np.empty(len(n_levels))
+        shares[continuous] = rows[:, : len(continuous)].diagonal()
+        shares[ordinal] = pairs.margins()[0][0][self.first_planes[:-1]]
+        return MixedCounts(np.array(pairs.weight), rows, shares / pairs.weight, *influence, errors)
 
     def _find_null_quantiles(
         self, state: FitState, pairs: PairCounts, rows: Array, map_items: MapFunction

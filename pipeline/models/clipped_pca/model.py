@@ -183,9 +183,9 @@ class ClippedPCA(Model):
         Treatment of indefinite correlations before the eigenvectors are computed: `nearest` uses
         the nearest correlation matrix, `shrink` uses (1 − τ) C + τ I with the least sufficient τ.
     errors
-        `model` computes standard errors under the fitted Gaussians, for unrepaired tetrachoric
-        or polychoric correlations of up to 1,000 planes, unless rows have sampling weights; `none`
-        omits them.
+        `model` computes standard errors under the fitted Gaussians, for unrepaired correlations
+        of up to 1,000 planes that are not arcsine estimates, unless rows have sampling weights;
+        `none` omits them.
     null_draws
         Number of null spectra for the parallel analysis, at least 20.
     """
@@ -346,13 +346,17 @@ class ClippedPCA(Model):
         )
         null_quantiles = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         fitted = self._fit_correlation(state, correlation, status, null_quantiles)
+        if self._has_errors(state):
+            return add_standard_errors(fitted, statistics, self.empty_cells, rng)
+        return fitted
+
+    def _has_errors(self, state: FitState) -> bool:
+        """Return whether the fit gets standard errors, given its settings, planes and weights."""
+        return self._needs_errors(state) and not state.auxiliary["has_sampling_weights"]
+
+    def _needs_errors(self, state: FitState) -> bool:
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
-        if self.errors == "none" or not is_plain or len(state.params.thresholds) > MAX_PLANES:
-            return fitted
-        if state.auxiliary["has_sampling_weights"]:
-            warning = FitWarning("there are no standard errors for sampling weights")
-            return replace(fitted, warnings=(*fitted.warnings, warning))
-        return add_standard_errors(fitted, statistics, self.empty_cells, rng)
+        return self.errors != "none" and is_plain and len(state.params.thresholds) <= MAX_PLANES
 
     def _fit_correlation(
         self, state: FitState, correlation: Array, status: NDArray[np.uint8], null_quantiles: Array
@@ -379,7 +383,10 @@ class ClippedPCA(Model):
             "repair_distance": repair_distance,
             "shrinkage": shrinkage,
         }
-        return replace(fitted, diagnostics=diagnostics)
+        fitted = replace(fitted, diagnostics=diagnostics)
+        if self._needs_errors(state) and state.auxiliary["has_sampling_weights"]:
+            return fitted.with_warning("there are no standard errors for sampling weights")
+        return fitted
 
     def _repair(self, correlation: Array) -> tuple[Array, float, float]:
         """Return the repaired correlations, their shrinkage τ, and the distance of the repair."""

@@ -17,6 +17,7 @@ over rows drawn from the fitted Gaussians, so that no row of the data is read ag
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +32,8 @@ from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
 Planes = NDArray[np.int64]
+SumOverRows = Callable[[Array, NDArray[np.uint8] | None, Array], Array]
+"""Sums (D v)(D v)ᵀ over rows, given Gaussians, their mask and eigenvectors."""
 
 MAX_PLANES = 1000
 """Maximum number of planes with standard errors."""
@@ -61,7 +64,9 @@ def add_standard_errors(
         errors = correlation_standard_errors(influence, n, ones_i, ones_j, both, weight)
     else:
         firsts = np.cumsum(params.n_levels - 1) - (params.n_levels - 1)
-        influence, errors = _compute_level_influence(params, counts.table(0), weight, empty_cells)
+        influence, errors = compute_level_influence(
+            params.correlation, params.n_levels, counts.table(0), weight, empty_cells
+        )
     observed, ones = (margin[0] for margin in counts.margins())
     params = replace(
         params,
@@ -70,16 +75,25 @@ def add_standard_errors(
     )
     shares = (observed if firsts is None else observed[firsts]) / weight
     constant = state.auxiliary["constant"]
-    loadings_error = _estimate_loading_errors(params, influence, shares, constant, rng)
+
+    def sum_over_rows(x: Array, mask: NDArray[np.uint8] | None, vectors: Array) -> Array:
+        X = cut_gaussians(x, params.thresholds, params.n_levels)
+        return sum_influence_products(X, mask, influence, vectors, params.n_levels)
+
+    loadings_error = estimate_loading_errors(params, shares, constant, rng, sum_over_rows)
     return replace(state, params=replace(params, loadings_error=loadings_error / np.sqrt(weight)))
 
 
-def _compute_level_influence(
-    params: Any, table: PairTable, weight: float, empty_cells: Literal["half", "none"]
+def compute_level_influence(
+    correlation: Array,
+    n_levels: Planes,
+    table: PairTable,
+    weight: float,
+    empty_cells: Literal["half", "none"],
 ) -> tuple[CorrelationInfluence, Array]:
     """Return the influence of bits of planes on correlations, and the correlations' errors."""
-    first = np.concatenate([[0], np.cumsum(params.n_levels - 1)])
-    influence = polychoric_influence(*table, params.correlation, first, empty_cells=empty_cells)
+    first = np.concatenate([[0], np.cumsum(n_levels - 1)])
+    influence = polychoric_influence(*table, correlation, first, empty_cells=empty_cells)
     n = np.broadcast_to(table.n, influence.joint.shape)
     scale = weight / np.maximum(n, 1)
     firsts = first[:-1]
@@ -91,17 +105,22 @@ def _compute_level_influence(
     return scaled, influence.error
 
 
-def _estimate_loading_errors(
+def estimate_loading_errors(
     params: Any,
-    influence: CorrelationInfluence,
     observed: Array,
     constant: NDArray[np.int64],
     rng: np.random.Generator,
+    sum_over_rows: SumOverRows,
 ) -> Array:
-    """Return the standard errors of loadings for one row."""
+    """Return the standard errors of loadings for one row.
+
+    `observed` are shares of rows, (n_features,); `constant` are the constant features.
+    """
     n_planes, q = len(params.thresholds), params.loadings.shape[1]
+    if params.means is not None:
+        n_planes += len(params.n_levels)
     n_rows = int(np.clip(_MAX_WORK / (n_planes**2 * max(q, 1)), _MIN_ROWS, _MAX_ROWS))
-    X = _draw_rows(params, n_rows, rng)
+    x = _draw_gaussians(params, n_rows, rng)
     mask = None
     if (observed < 1).any():
         mask = (rng.random((n_rows, len(observed))) < observed).astype(np.uint8)
@@ -110,19 +129,27 @@ def _estimate_loading_errors(
     vectors = params.loadings * scale
     varying = params.correlation.copy()
     varying[constant, constant] = 0.0
-    moments = sum_influence_products(X, mask, influence, vectors, params.n_levels) / n_rows
+    moments = sum_over_rows(x, mask, vectors) / n_rows
     errors = loading_standard_errors(varying, values, vectors, moments)
     errors[constant] = np.nan
     return errors
 
 
-def _draw_rows(params: Any, n_rows: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw bits of Gaussians, (n_rows, n_planes); negative eigenvalues are set to 0."""
+def _draw_gaussians(params: Any, n_rows: int, rng: np.random.Generator) -> Array:
+    """Draw Gaussians, (n_rows, n_features); negative eigenvalues are set to 0."""
     values, vectors = scipy.linalg.eigh(params.correlation)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
+    if params.means is not None:  # rounding may change signs of eigenvectors, but not this root
+        root = root @ vectors.T
     root /= np.linalg.norm(root, axis=1)[:, None]
-    x = rng.standard_normal((n_rows, len(values))) @ root.T
-    is_above: NDArray[np.bool_] = params.repeat_for_planes(x) > params.thresholds
+    x: Array = rng.standard_normal((n_rows, len(values))) @ root.T
+    return x
+
+
+def cut_gaussians(x: Array, thresholds: Array, n_levels: Planes | None) -> NDArray[np.uint8]:
+    """Return bits of planes, (n_rows, n_planes); `n_levels` is None if all are binary."""
+    by_plane = x if n_levels is None else np.repeat(x, n_levels - 1, axis=-1)
+    is_above: NDArray[np.bool_] = by_plane > thresholds
     return is_above.astype(np.uint8)
 
 
@@ -206,28 +233,55 @@ def sum_influence_products(
     Return the sums for each eigenvector in `vectors` (n_features, n_components), as an array of
     shape (n_components, n_features, n_features).
     """
-    n_features, q = vectors.shape
-    n_planes = np.ones(n_features, np.int64) if n_levels is None else n_levels - 1
-    firsts = np.cumsum(n_planes) - n_planes
-    products, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
-    height = max(1, _BATCH_ENTRIES // X.shape[1])
-    for start in range(0, len(X), height):
-        check_cancelled()
-        x = X[start : start + height].astype(np.float64)
+
+    def iter_moves(rows: slice) -> Iterator[Array]:
+        x = X[rows].astype(np.float64)
         # Without missing values, the terms that depend on the mask are the same in every row.
-        m = np.ones((1, n_features))
+        m = np.ones((1, len(vectors)))
         if observed is not None:
-            m = observed[start : start + height].astype(np.float64)
-            x *= np.repeat(m, n_planes, axis=1)
-        for k, v in enumerate(vectors.T):
-            xv, mv = x * np.repeat(v, n_planes), m * v
-            moves = x * (xv @ influence.joint - mv @ influence.single.T)
-            if n_levels is not None:
-                moves = np.add.reduceat(moves, firsts, axis=1)
-            moves -= m * (xv @ influence.single + mv @ influence.constant)
+            m = observed[rows].astype(np.float64)
+            x *= m if n_levels is None else np.repeat(m, n_levels - 1, axis=1)
+        for v in vectors.T:
+            yield compute_moves(x, m, v, influence, n_levels)
+
+    return sum_products(len(X), X.shape[1], vectors, iter_moves)
+
+
+def compute_moves(
+    x: Array, m: Array, v: Array, influence: CorrelationInfluence, n_levels: Planes | None
+) -> Array:
+    """Compute D v of rows, (n_samples, n_features), given bits that are 0 where missing.
+
+    `m` is the mask of features, (n_samples, n_features) or (1, n_features).
+    """
+    if n_levels is None:
+        n_levels = np.full(len(v), 2)
+    n_planes = n_levels - 1
+    xv, mv = x * np.repeat(v, n_planes), m * v
+    moves: Array = x * (xv @ influence.joint - mv @ influence.single.T)
+    if n_planes.max(initial=1) > 1:
+        moves = np.add.reduceat(moves, np.cumsum(n_planes) - n_planes, axis=1)
+    moves -= m * (xv @ influence.single + mv @ influence.constant)
+    return moves
+
+
+def sum_products(
+    n_rows: int, row_size: int, vectors: Array, iter_moves: Callable[[slice], Iterator[Array]]
+) -> Array:
+    """Sum (D v)(D v)ᵀ over rows, minus the contribution of their mean.
+
+    `iter_moves` yields D v of some rows for each of `vectors`; `row_size` is the number of entries
+    that it computes per row.
+    """
+    n_features, q = vectors.shape
+    products, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
+    height = max(1, _BATCH_ENTRIES // row_size)
+    for start in range(0, n_rows, height):
+        check_cancelled()
+        for k, moves in enumerate(iter_moves(slice(start, start + height))):
             products[k] += moves.T @ moves
             sums[k] += moves.sum(axis=0)
-    return np.asarray(products - sums[:, :, None] * sums[:, None] / max(len(X), 1))
+    return np.asarray(products - sums[:, :, None] * sums[:, None] / max(n_rows, 1))
 
 
 def loading_standard_errors(

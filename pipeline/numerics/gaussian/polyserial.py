@@ -116,6 +116,29 @@ def _add_derivatives(
             sums[2, c, f] += squares
 
 
+@_kernel
+def fill_scores(
+    x: _Floats,
+    levels: npt.NDArray[np.uint8],
+    first: npt.NDArray[np.int64],
+    bounds: _Floats,
+    z: _Floats,
+    scores: _Floats,
+) -> None:
+    """Fill in the derivatives of log P by z, (n_rows, n_features), of one continuous feature.
+
+    `x` is standardized, (n_rows,), `levels` are (n_rows, n_features); `first` and `bounds` are the
+    results of `place_bounds`, and `z` is (n_features,).
+    """
+    for f in range(levels.shape[1]):
+        cosh, sinh = math.cosh(z[f]), math.sinh(z[f])
+        for row in range(len(x)):
+            place = first[f] + levels[row, f]
+            scores[row, f], _ = _level_derivatives(
+                bounds[place], bounds[place + 1], x[row], cosh, sinh
+            )
+
+
 class PolyserialPairs(NamedTuple):
     """Pairs of continuous features with features of levels, (n_continuous, n_features).
 

@@ -203,11 +203,61 @@ def test_loadings_and_their_number_are_those_of_the_factors() -> None:
     X, _ = draw_rows(3000, 4)
     state = fit_rows(make_rows(X))
     assert state.params.loadings.shape == (8, 2)
-    (warning,) = state.warnings
-    assert warning.render() == "there are no standard errors for fits with continuous features"
-    assert fit_rows(make_rows(X), errors="none").warnings == ()
+    assert state.warnings == ()
     independent = rng.permuted(X, axis=0)
     assert fit_rows(make_rows(independent)).params.loadings.shape == (8, 0)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.2])
+def test_standard_errors_are_the_spread_over_samples(missing: float) -> None:
+    n_rows, n_samples = 600, 60
+    X, _ = draw_rows(n_rows * n_samples, 18, missing)
+    whole = fit_rows(make_rows(X), n_components=2).params
+    parts = [
+        fit_rows(make_rows(part), n_components=2, errors="none").params
+        for part in X.reshape(n_samples, n_rows, -1)
+    ]
+    correlations = np.std([part.correlation for part in parts], axis=0)
+    loadings = np.std(
+        [p.loadings * np.sign((p.loadings * whole.loadings).sum(axis=0)) for p in parts], axis=0
+    )
+    scale = np.sqrt(n_samples)
+    off = ~np.eye(len(COUNTS), dtype=bool)
+    ratio = correlations[off] / (scale * whole.correlation_error[off])
+    # A standard deviation of 60 values is off by 9 %.
+    assert_allclose(ratio, 1, atol=0.36)
+    assert np.median(ratio) == pytest.approx(1, abs=0.06)
+    ratio = loadings / (scale * whole.loadings_error)
+    assert_allclose(ratio, 1, atol=0.36)
+    assert np.median(ratio) == pytest.approx(1, abs=0.08)
+
+
+def test_standard_errors_of_levels_are_those_of_fits_without_numbers() -> None:
+    X, _ = draw_rows(500, 19, missing=0.1)
+    own = np.array(COUNTS) > 0
+    counts = [k for k in COUNTS if k]
+    mixed = fit_rows(make_rows(X), n_components=1).params
+    block = make_block(X, COUNTS)
+    model = ClippedPCA(n_components=1).with_structure(Structure(features=make_features(counts)))
+    chunk = AnnotatedChunk(
+        block.words, block.observed_words, np.array([[0, 0, len(X)]]), block.rows, {}, None
+    )
+    rows = RowSource([chunk].__getitem__, [len(X)], len(block.words), 1)
+    levels = fit_model(model, rows, SerialExecutor()).params
+    assert_allclose(mixed.correlation_error[np.ix_(own, own)], levels.correlation_error, rtol=1e-12)
+    assert_allclose(mixed.thresholds_error, levels.thresholds_error, rtol=1e-12)
+
+
+def test_features_without_information_have_no_standard_errors() -> None:
+    X, _ = draw_rows(300, 20)
+    X[:, 3], X[:, 4] = 7.1, 1
+    X[:150, 0], X[150:, 1] = np.nan, np.nan
+    params = fit_rows(make_rows(X), n_components=1, constant_features="keep").params
+    is_unknown = np.isnan(params.correlation_error)
+    assert is_unknown[3].sum() == is_unknown[4].sum() == 7
+    assert is_unknown[0, 1]
+    assert not is_unknown[0, [2, 5, 6, 7]].any()
+    assert_array_equal(np.isnan(params.loadings_error[:, 0]), np.isin(np.arange(8), [3, 4]))
 
 
 def test_null_spectra_are_those_of_permuted_rows() -> None:
