@@ -162,6 +162,7 @@ class BLICA(ModelEstimator):
     n_levels_: NDArray[np.int64] | None
     level_thresholds_: NDArray[np.float64] | None
     number_means_: NDArray[np.float64] | None
+    number_deviations_: NDArray[np.float64] | None
     number_scales_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
@@ -311,6 +312,10 @@ class BinaryICALikelihood(ModelEstimator):
     n_levels_: NDArray[np.int64] | None
     level_offsets_: NDArray[np.float64] | None
     level_offsets_error_: NDArray[np.float64] | None
+    number_means_: NDArray[np.float64] | None
+    number_deviations_: NDArray[np.float64] | None
+    number_scales_: NDArray[np.float64] | None
+    number_scales_error_: NDArray[np.float64] | None
     components_: NDArray[np.float64]
     def __init__(
         self,

@@ -240,7 +240,11 @@ def test_all_features_with_levels_are_compared(plain_cli, people) -> None:
     assert "randomly chosen features" not in done.out
 
 
-def test_sources_of_measurements(plain_cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_name", "setting"),
+    [("blica", "regularization=50"), ("binary-ica-likelihood", "likelihood=ep")],
+)
+def test_sources_of_measurements(plain_cli, tmp_path: Path, model_name: str, setting: str) -> None:
     rng = np.random.default_rng(1)
     period = np.repeat(np.arange(4), 300)
     sources = rng.standard_normal((1200, 1)) * np.array([0.4, 0.8, 1.6, 3.0])[period, None]
@@ -259,17 +263,17 @@ def test_sources_of_measurements(plain_cli, tmp_path: Path) -> None:
     table.to_csv(tmp_path / "a.csv", index=False)
     options = ["--continuous", "age,income", "--levels", "q*:no<perhaps<yes"]
     own, model = ["--dataset", "d.zarr"], ["--artifact", "a", "--executor", "serial"]
-    settings = ["--components", 1, "--set", "regularization=50", "--output", "a", "--report"]
+    settings = ["--components", 1, "--set", setting, "--output", "a", "--report"]
     output = {}
     for words in (
         ["ingest", "a.csv", *own, *options, "--segment-by", "period"],
-        ["fit", *own, "--model", "blica", *settings],
+        ["fit", *own, "--model", model_name, *settings],
         ["transform", *own, *model, "--reconstruct", "expected-levels", "--output", "c.zarr"],
         ["sample", *model[:2], "--rows", 4000, "--output", "s.zarr"],
         ["export", *model[:2], "--what", "items", "--output", "i.csv"],
         ["evaluate", *own, *model, "--json"],
         ["ingest", "a.csv", *own, "--append"],
-        ["fit", *own, "--model", "blica", *settings, "--json"],
+        ["fit", *own, "--model", model_name, *settings, "--json"],
     ):
         done = plain_cli(*words)
         assert done.code == 0, done.err

@@ -44,14 +44,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from pkgutil import resolve_name
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary, find_continuous
+from pipeline.data.features import MAX_LEVELS, FeatureKind
 from pipeline.errors import LEAVE_OUT, FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.gaussian_likelihood import LBFGS_MEMORY
@@ -80,7 +79,6 @@ from pipeline.models.binary_ica.segment_correlations import (
 from pipeline.models.binary_ica.selection import MAX_PAIRS, MAX_SPLITS, RIDGE_GRID
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import NumberRange, array_field, optional_array_field
@@ -88,10 +86,8 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 
 Array = NDArray[np.float64]
+ParamsT = TypeVar("ParamsT")
 
-# These import this file.
-_ORDINAL_CLASS = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"
-_MIXED_CLASS = "pipeline.models.binary_ica.mixed:MixedBLICA"
 MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18  # pairs whose correlations a thread estimates at once
@@ -129,9 +125,9 @@ class BLICAParams:
         Number of levels of each feature, 1 of a continuous one; None if all are binary.
     level_thresholds
         Thresholds of planes; None if all features are binary.
-    number_means, number_scales
-        Mean of each continuous feature, and the standard deviation of its noise; None if there are
-        none.
+    number_means, number_deviations, number_scales
+        Mean and standard deviation of each continuous feature, and the standard deviation of its
+        noise; None if there are none.
     """
 
     mixing: Array = array_field("feature", "component")
@@ -158,6 +154,9 @@ class BLICAParams:
     )
     level_thresholds: Array | None = optional_array_field("segment", "plane")
     number_means: Array | None = optional_array_field("continuous")
+    number_deviations: Array | None = optional_array_field(
+        "continuous", allowed=NumberRange(above=0)
+    )
     number_scales: Array | None = optional_array_field("continuous", allowed=NumberRange(above=0))
 
     def segment_model(self, index: int) -> SegmentModel:
@@ -208,6 +207,8 @@ class BLICA(ProbitICA):
     """
 
     name: ClassVar[str] = "blica"
+    ordinal_class: ClassVar[str] = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"
+    mixed_class: ClassVar[str] = "pipeline.models.binary_ica.mixed:MixedBLICA"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
@@ -225,21 +226,6 @@ class BLICA(ProbitICA):
     bootstrap: int = setting(0, minimum=20, or_zero=True)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def with_structure(self, structure: Structure) -> BLICA:
-        """Return the model of ordinal and continuous features, or this model if all are binary."""
-        super().with_structure(structure)
-        if are_binary(structure.features):
-            return self
-        n_continuous = len(find_continuous(structure.features))
-        if n_continuous == len(structure.features):
-            raise FitError(
-                "All features are continuous, but blica needs at least one binary or ordinal "
-                "feature. Cut one in two by {cut=NAME>=VALUE}."
-            )
-        kind = resolve_name(_MIXED_CLASS if n_continuous else _ORDINAL_CLASS)
-        model: BLICA = add_structure(kind, self, structure)
-        return model
 
     @property
     def first_planes(self) -> NDArray[np.int64] | None:
@@ -298,7 +284,7 @@ class BLICA(ProbitICA):
             "starts": rng.integers(2**63, size=self.starts),
             "bootstrap": rng.integers(2**63, size=self.bootstrap),
         }
-        return FitState(make_empty_params(), auxiliary=seeds)
+        return FitState(make_empty_params(BLICAParams), auxiliary=seeds)
 
     def _mark_varying(self, first: FeatureCounts) -> NDArray[np.bool_]:
         """Mark the features that vary within a segment, (n_segments, n_features)."""
@@ -381,13 +367,13 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
         )
 
 
-def make_empty_params() -> BLICAParams:
+def make_empty_params(kind: type[ParamsT]) -> ParamsT:
     """Return empty parameters for the state before the fit, which is sent to tasks."""
-    declared = fields(BLICAParams)
+    declared = fields(kind)  # type: ignore[arg-type]
     empty: dict[str, Any] = {
         f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared if f.default is MISSING
     }
-    return BLICAParams(**empty)
+    return kind(**empty)
 
 
 def params_from_match(

@@ -39,14 +39,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pkgutil import resolve_name
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import FeatureKind, are_binary
+from pipeline.data.features import FeatureKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
@@ -64,12 +63,12 @@ from pipeline.models.binary_ica.scoring_steps import (
     log_prior,
     make_empty_path,
     make_initial_priors,
+    number_scale_errors,
     standard_errors,
     update_priors,
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.probit.orthant import MAX_FEATURES
 from pipeline.numerics.probit.probit_scores import (
     MAX_COMPONENTS,
@@ -85,10 +84,9 @@ from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
-ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
+ScoreFunction = Callable[..., ProbitScores]
 ScoreMethod = Literal["ep", "quadrature", "orthant"]
 
-_ORDINAL_CLASS = "pipeline.models.binary_ica.ordinal_likelihood:OrdinalBinaryICALikelihood"
 _SCORE_FUNCTIONS: Mapping[ScoreMethod, ScoreFunction] = {
     "ep": ep_scores,
     "quadrature": quadrature_scores,
@@ -125,7 +123,13 @@ class BinaryICALikelihood(ProbitICA):
     """
 
     name: ClassVar[str] = "binary-ica-likelihood"
-    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
+    ordinal_class: ClassVar[str] = (
+        "pipeline.models.binary_ica.ordinal_likelihood:OrdinalBinaryICALikelihood"
+    )
+    mixed_class: ClassVar[str] = (
+        "pipeline.models.binary_ica.mixed_likelihood:MixedBinaryICALikelihood"
+    )
     first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
@@ -137,14 +141,6 @@ class BinaryICALikelihood(ProbitICA):
     min_rows: int = setting(20, minimum=1)
     max_iter: int = setting(300, minimum=1)
     tol: float = setting(0.01, above=0)
-
-    def with_structure(self, structure: Structure) -> BinaryICALikelihood:
-        """Return the model of ordinal features, or this model if all are binary."""
-        super().with_structure(structure)
-        if are_binary(structure.features):
-            return self
-        ordinal: BinaryICALikelihood = add_structure(resolve_name(_ORDINAL_CLASS), self, structure)
-        return ordinal
 
     def _make_start_model(self) -> BLICA:
         """Return the model whose fit is the starting point."""
@@ -175,11 +171,15 @@ class BinaryICALikelihood(ProbitICA):
         n_segments, q = params.source_means.shape
         n_parameters = params.mixing.size + n_features + 2 * q
         nanoseconds = len(params.mixing) * self._estimate_nanoseconds(*params.mixing.shape)
-        n_distinct = n_segments * 2 ** (0.75 * min(n_features, 64))
+        n_distinct = self._estimate_distinct(n_features, n_segments)
         nanoseconds += 0.07 * n_parameters**2
         return WorkEstimate(
             nanoseconds * min(1.0, n_distinct / max(n_rows, 1)), 8 * n_parameters**2
         )
+
+    def _estimate_distinct(self, n_features: int, n_segments: int) -> float:
+        """Return the estimated number of distinct rows."""
+        return float(n_segments * 2 ** (0.75 * min(n_features, 64)))
 
     def _estimate_nanoseconds(self, n_features: int, n_components: int) -> float:
         """Return the time to score a row, per feature."""
@@ -208,29 +208,31 @@ class BinaryICALikelihood(ProbitICA):
         n_groups = blica.count_groups(first.n_features)
         margins = _sum_groups(first, n_groups)
         start = blica.initialize(margins, rng)
-        fitted = blica.update(start, first, map_items, rng)
-        point = _point_from_blica(fitted.params)
+        return self._start_from(blica.update(start, first, map_items, rng).params, start)
+
+    def _start_from(self, start: BLICAParams, state: FitState) -> FitState:
+        """Return the state of the first pass of scores, given a BLICA fit, with the warnings."""
+        point = _point_from_blica(start)
         self._check_exact(*point.mixing.shape)
-        n_levels = fitted.params.n_levels
         params = BinaryICALikelihoodParams(
             *point[:3],
             np.exp(point.log_variances),
             np.zeros_like(point.mixing),
             np.zeros_like(point.offsets),
             np.zeros_like(point.means),
-            margins.segments,
-            margins.rows,
-            n_levels,
-            level_offsets_error=None if n_levels is None else np.zeros(first.n_features),
+            start.segments,
+            start.segment_rows,
+            start.n_levels,
+            number_means=start.number_means,
+            number_deviations=start.number_deviations,
         ).with_point(point)
         auxiliary = {
             "priors": np.array(make_initial_priors(point)),
-            "reached": np.array(-np.inf),
             "start_point": point.to_vector(),
             "widenings": np.array(0),
             **make_empty_path(point)._asdict(),
         }
-        return FitState(params, auxiliary=auxiliary, warnings=start.warnings)
+        return replace(state, params=params, auxiliary=auxiliary)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
         if self._choose_method(n_features, n_components) is None:
@@ -277,7 +279,7 @@ class BinaryICALikelihood(ProbitICA):
         """Step towards the maximum, or half as far as before if the last step overshot it."""
         previous, point = state.auxiliary, state.params.point
         priors = PriorVariances(*previous["priors"].tolist())
-        if _log_posterior(statistics, point, priors) < previous["reached"] - self.tol:
+        if _log_posterior(statistics, point, priors) < previous.get("reached", -np.inf) - self.tol:
             return _shorten_step(state, statistics.variance)
         path = SearchPath(previous["points"], previous["scores"]).add_point(point, statistics)
         if previous["widenings"] == 0:
@@ -307,6 +309,7 @@ class BinaryICALikelihood(ProbitICA):
             offsets_error=offsets,
             log_variances_error=log_variances,
             level_offsets_error=level_offset_errors(state.params, maximum),
+            number_scales_error=number_scale_errors(state.params, maximum),
         )
         return _take_step(replace(state, params=params), auxiliary, 1.0)
 
@@ -357,16 +360,21 @@ def _point_from_blica(params: BLICAParams) -> ParameterPoint:
         [model.offsets - model.repeat_for_planes(model.weights @ model.means) for model in models]
     )
     offsets = params.segment_rows @ by_segment / params.segment_rows.sum()
-    log_gaps = np.zeros(0)
-    if params.n_levels is not None:
-        offsets, log_gaps = split_level_offsets(offsets, params.n_levels)
-    return ParameterPoint(
+    point = ParameterPoint(
         params.mixing * lengths,
         offsets,
         params.source_means / lengths,
         np.clip(logs - centre, -_MAX_LOG_VARIANCE, _MAX_LOG_VARIANCE),
-        log_gaps,
     )
+    if params.n_levels is None:
+        return point
+    own, of_features = params.n_levels == 1, np.zeros(len(params.mixing))
+    of_features[~own], log_gaps = split_level_offsets(offsets, params.n_levels)
+    point = point._replace(offsets=of_features, log_gaps=log_gaps)
+    if params.number_scales is None or params.number_deviations is None:
+        return point
+    # The c of continuous features are 0 at first: their values are centred.
+    return point._replace(log_scales=np.log(params.number_scales / params.number_deviations))
 
 
 def _log_posterior(statistics: ScoreSums, point: ParameterPoint, priors: PriorVariances) -> float:
@@ -392,11 +400,10 @@ def _restart_with_wider_priors(state: FitState) -> FitState:
 
     The fit converged below the likelihood of the start, so the priors pull too hard.
     """
+    start = _return_to_start(state.auxiliary)
     auxiliary = {
-        **_return_to_start(state.auxiliary),
+        **{name: array for name, array in start.items() if name not in ("reached", "gain")},
         "priors": _WIDENING * state.auxiliary["priors"],
-        "reached": np.array(-np.inf),
-        "gain": np.array(np.inf),
         "widenings": state.auxiliary["widenings"] + 1,
     }
     return replace(_take_step(state, auxiliary, 0.0), auxiliary=auxiliary)
@@ -430,21 +437,35 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
 
 
 class RowPatterns(NamedTuple):
-    """Distinct rows, their mask, (n_patterns, n_features), and their counts, (n_patterns,)."""
+    """Distinct rows, their mask, (n_patterns, n_features), and their counts, (n_patterns,).
+
+    With continuous features, `numbers` are their values, (n_patterns, n_continuous), and every row
+    counts as distinct.
+    """
 
     X: Bits
     observed: Bits
     times: NDArray[np.int64]
+    numbers: Array
+
+    def take(self, rows: slice) -> RowPatterns:
+        """Return some patterns."""
+        X, observed, times, numbers = self
+        return RowPatterns(X[rows], observed[rows], times[rows], numbers[rows])
 
 
 def find_patterns(block: BinaryBlock) -> RowPatterns:
     """Find the distinct rows of a block."""
-    rows = block.to_packed_rows()
-    keys = np.hstack([rows.words.T, rows.mask.T])
-    _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
-    patterns = block.take_rows(first)
-    X, observed = patterns.unpack_values(), patterns.unpack_mask()
-    return RowPatterns(X, np.ones_like(X) if observed is None else observed, times)
+    times, numbers = np.ones(block.n_samples, np.int64), block.numbers
+    if numbers is None:
+        rows = block.to_packed_rows()
+        keys = np.hstack([rows.words.T, rows.mask.T])
+        _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
+        block = block.take_rows(first)
+        numbers = np.zeros((0, len(first)), np.float32)
+    X, observed = block.unpack_values(), block.unpack_mask()
+    mask = np.ones_like(X) if observed is None else observed
+    return RowPatterns(X, mask, times, numbers.T.astype(np.float64))
 
 
 def sum_scores(
@@ -457,12 +478,12 @@ def sum_scores(
     """
     model, patterns = params.segment_model(block.segment), find_patterns(block)
     gap_slopes, n_own = params.gap_slopes, 2 * len(model.variances)
-    n_shared = model.weights.size + len(model.thresholds)
+    n_shared = params.point.n_shared
     totals, variance = np.zeros(3), 0.0
     gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
     for part in _iter_pattern_parts(patterns, n_shared + n_own):
         part_scores = _score_patterns(model, part, score_rows)
-        scores = _apply_chain_rule(part_scores, model, gap_slopes)
+        scores = _apply_chain_rule(part_scores, model, part, gap_slopes)
         weighted = scores * np.sqrt(part.times)[:, None]
         totals += part.times @ np.stack(
             [part_scores.log_likelihood, part_scores.error, ~part_scores.settled], axis=1
@@ -490,22 +511,30 @@ def _iter_pattern_parts(patterns: RowPatterns, n_parameters: int) -> Iterator[Ro
     """Split patterns so that their scores stay small."""
     height = max(1, _CELLS_PER_PART // n_parameters)
     for first in range(0, len(patterns.X), height):
-        X, observed, times = patterns
-        rows = slice(first, first + height)
-        yield RowPatterns(X[rows], observed[rows], times[rows])
+        yield patterns.take(slice(first, first + height))
 
 
 def _score_patterns(
     model: SegmentModel, patterns: RowPatterns, score_rows: ScoreFunction
 ) -> ProbitScores:
-    deviations = np.sqrt(model.variances)
-    return score_rows(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
+    weights = model.weights * np.sqrt(model.variances)
+    arguments = patterns.X, weights, model.offsets, patterns.observed
+    if model.continuous is None:
+        return score_rows(*arguments)
+    scores = score_rows(*arguments, model.continuous.standardize(patterns.numbers))
+    is_known = ~np.isnan(patterns.numbers)
+    log_density = scores.log_likelihood - is_known @ np.log(model.continuous.scales)
+    return scores._replace(log_likelihood=log_density)
 
 
-def _apply_chain_rule(scores: ProbitScores, model: SegmentModel, gap_slopes: Array | None) -> Array:
-    """Return scores by A, c, gaps, μ and log σ², side by side: (n_patterns, n_shared + n_own).
+def _apply_chain_rule(
+    scores: ProbitScores, model: SegmentModel, patterns: RowPatterns, gap_slopes: Array | None
+) -> Array:
+    """Return scores by all parameters, (n_patterns, n_shared + n_own).
 
-    Weights of standard normal sources are √(π/8) A σ, and offsets c + √(π/8) A μ.
+    The order is A, c, log gaps, log scales, μ and log σ². Weights of standard normal sources are
+    √(π/8) A σ, and offsets c + √(π/8) A μ. A value has the density of v, its value in units of the
+    noise, over the scale; the derivative of v by the log scale is −v.
     """
     deviations = np.sqrt(model.variances)
     by_offset, by_weight = model.sum_planes(scores.offsets), scores.weights * deviations
@@ -513,5 +542,10 @@ def _apply_chain_rule(scores: ProbitScores, model: SegmentModel, gap_slopes: Arr
     by_mean = by_offset @ model.weights
     by_log_variance = 0.5 * np.einsum("nik,ik->nk", by_weight, model.weights)
     shared = by_mixing.reshape(len(by_mixing), -1)
-    by_gap = [] if gap_slopes is None else [scores.offsets @ gap_slopes]
-    return np.hstack([shared, by_offset, *by_gap, by_mean, by_log_variance])
+    n_planes = len(model.thresholds)
+    further = [] if gap_slopes is None else [scores.offsets[:, :n_planes] @ gap_slopes]
+    if model.continuous is not None:
+        values = model.continuous.standardize(patterns.numbers) + model.continuous.shifts
+        by_log_scale = scores.offsets[:, n_planes:] * values - 1
+        further.append(np.where(np.isnan(values), 0.0, by_log_scale))
+    return np.hstack([shared, by_offset, *further, by_mean, by_log_variance])

@@ -94,7 +94,7 @@ class MixedBLICA(OrdinalBLICA):
         state = super().initialize(first, rng)
         working = {
             "number_means": first.means,
-            "number_scales": np.sqrt(first.squares / first.number_weights),
+            "number_deviations": np.sqrt(first.squares / first.number_weights),
             "segments": first.segments,
         }
         return replace(state, working=working)
@@ -111,7 +111,7 @@ class MixedBLICA(OrdinalBLICA):
         self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> MixedStatistics:
         """Count the pairs of a block with cut features, and sum its values."""
-        z = standardize_numbers(block, working["number_means"], working["number_scales"])
+        z = standardize_numbers(block, working["number_means"], working["number_deviations"])
         pairs = super().summarize(params, working, self._cut_numbers(block, z), rng)
         return MixedStatistics(Sums.from_block(block, 0.0, _sum_values(block, z, working)), pairs)
 
@@ -180,7 +180,8 @@ class MixedBLICA(OrdinalBLICA):
             n_levels=n_levels,
             level_thresholds=params.level_thresholds[:, ~is_cut],
             number_means=state.working["number_means"],
-            number_scales=state.working["number_scales"] * scales,
+            number_deviations=state.working["number_deviations"],
+            number_scales=state.working["number_deviations"] * scales,
         )
 
 

@@ -21,7 +21,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import find_first_planes
 from pipeline.errors import FitError
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.likelihood import (
@@ -56,7 +55,8 @@ class OrdinalBinaryICALikelihood(BinaryICALikelihood):
     structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
 
     def _make_start_model(self) -> BLICA:
-        return super()._make_start_model().with_structure(self.structure)
+        model: BLICA = super()._make_start_model().with_structure(self.structure)
+        return model
 
     def _count_features(self, n_planes: int) -> int:
         return len(self.structure.features)
@@ -73,8 +73,8 @@ class OrdinalBinaryICALikelihood(BinaryICALikelihood):
     def _check_exact(self, n_features: int, n_components: int) -> None:
         if self._choose_method(n_features, n_components) is None:
             raise FitError(
-                f"{{likelihood=exact}} takes at most {MAX_COMPONENTS} components if features have "
-                f"several levels, but there are {n_components}. Use {{likelihood=ep}}, or fewer "
+                f"{{likelihood=exact}} takes at most {MAX_COMPONENTS} components if some features "
+                f"are not binary, but there are {n_components}. Use {{likelihood=ep}}, or fewer "
                 "components.",
                 parameter="likelihood",
             )
@@ -82,7 +82,8 @@ class OrdinalBinaryICALikelihood(BinaryICALikelihood):
     def _find_score_function(self, params: BinaryICALikelihoodParams) -> ScoreFunction:
         is_ep = self._choose_method(*params.mixing.shape) == "ep"
         score_levels = interval_ep_scores if is_ep else interval_quadrature_scores
-        return partial(score_planes, score_levels, find_first_planes(self.structure.features))
+        n_planes = np.array([feature.n_planes for feature in self.structure.features])
+        return partial(score_planes, score_levels, n_planes)
 
     def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
         """Finish the fit, and name the features of warnings."""
@@ -92,16 +93,23 @@ class OrdinalBinaryICALikelihood(BinaryICALikelihood):
 
 def score_planes(
     score_levels: Callable[..., ProbitScores],
-    first_planes: NDArray[np.int64],
+    n_planes: NDArray[np.int64],
     X: Bits,
     weights: Array,
     offsets: Array,
     observed: Bits,
+    values: Array | None = None,
 ) -> ProbitScores:
     """Score rows of planes, (n_samples, n_planes), by a function of levels.
 
-    `first_planes` are the first plane of each feature, and the number of planes.
+    `n_planes` are the numbers of planes of the features, 0 of continuous ones, (n_features,), and
+    `values` those of the continuous features, see `interval_codes`.
     """
-    firsts, n_levels = first_planes[:-1], np.diff(first_planes) + 1
+    has_levels = n_planes > 0
+    own = n_planes[has_levels]
+    firsts, order = np.cumsum(own) - own, np.argsort(~has_levels, kind="stable")
     levels = np.add.reduceat(X, firsts, axis=1, dtype=np.uint8)
-    return score_levels(levels, weights, offsets, n_levels, observed[:, firsts])
+    scores = score_levels(levels, weights[order], offsets, own + 1, observed[:, firsts], values)
+    by_weight = np.empty_like(scores.weights)
+    by_weight[:, order] = scores.weights
+    return scores._replace(weights=by_weight)

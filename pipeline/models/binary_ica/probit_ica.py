@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -16,9 +17,12 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, unpack_levels
+from pipeline.data.features import are_binary, find_continuous
 from pipeline.data.matching import UNKNOWN_SEGMENT, draw_segments
+from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.gaussian.level_bounds import place_bounds, share_between
 from pipeline.numerics.gaussian.pair_tables import log_cells
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
@@ -47,10 +51,9 @@ class ContinuousUnits(NamedTuple):
     means: Array
     scales: Array
 
-    def standardize(self, block: BinaryBlock) -> Array:
-        """Return w·(z − source means) + noise, (n_samples, n_continuous), NaN where missing."""
-        assert block.numbers is not None
-        values: Array = (block.numbers.T - self.means) / self.scales - self.shifts
+    def standardize(self, numbers: NDArray[np.floating[Any]]) -> Array:
+        """Return w·(z − source means) + noise of values, (n_samples, n_continuous)."""
+        values: Array = (numbers - self.means) / self.scales - self.shifts
         return values
 
 
@@ -96,11 +99,18 @@ class SegmentModel(NamedTuple):
         return np.asarray(means + scales * (latents[:, self.is_continuous] + shifts))
 
     def sum_planes(self, values: Array) -> Array:
-        """Sum values of planes, (..., n_planes), over the planes of each feature."""
+        """Sum values over the planes of each feature, (..., n_features).
+
+        `values` are of planes, then of continuous features, (..., n_planes + n_continuous).
+        """
         if self.n_levels is None:
             return values
-        n_planes = self.n_levels - 1
-        sums: Array = np.add.reduceat(values, np.cumsum(n_planes) - n_planes, axis=-1)
+        own = self.is_continuous
+        n_planes = self.n_levels[~own] - 1
+        of_planes, of_numbers = np.split(values, [n_planes.sum()], axis=-1)
+        sums = np.empty((*values.shape[:-1], len(own)))
+        sums[..., ~own] = np.add.reduceat(of_planes, np.cumsum(n_planes) - n_planes, axis=-1)
+        sums[..., own] = of_numbers
         return sums
 
     def correlation(self) -> Array:
@@ -164,6 +174,24 @@ class ProbitICA(Model):
         "variance": ("component",),
         "converged": (),
     }
+    # Classes of the same model with the structure of features: paths of modules and names, because
+    # these import the class of binary features.
+    ordinal_class: ClassVar[str]
+    mixed_class: ClassVar[str]
+
+    def with_structure(self, structure: Structure) -> Any:
+        """Return the model of ordinal and continuous features, or this model if all are binary."""
+        super().with_structure(structure)
+        if are_binary(structure.features):
+            return self
+        n_continuous = len(find_continuous(structure.features))
+        if n_continuous == len(structure.features):
+            raise FitError(
+                f"All features are continuous, but {self.name} needs at least one binary or "
+                "ordinal feature. Cut one in two by {cut=NAME>=VALUE}."
+            )
+        kind = resolve_name(self.mixed_class if n_continuous else self.ordinal_class)
+        return add_structure(kind, self, structure)
 
     def transform(
         self, params: ProbitICAParams, block: BinaryBlock, rng: RowRandom
@@ -294,7 +322,10 @@ def _interval_arguments(model: SegmentModel, block: BinaryBlock) -> tuple[Any, .
     own = model.is_continuous
     n_levels, weights = model.n_levels[~own], model.weights * np.sqrt(model.variances)
     levels, observed = unpack_levels(block, n_levels - 1)
-    values = None if model.continuous is None else model.continuous.standardize(block)
+    values = None
+    if model.continuous is not None:
+        assert block.numbers is not None
+        values = model.continuous.standardize(block.numbers.T)
     weights = np.concatenate([weights[~own], weights[own]])
     return levels, weights, model.offsets, n_levels, observed, values
 

@@ -25,14 +25,15 @@ from pipeline.models.binary_ica.level_gaps import (
     make_gap_matrix,
     split_level_offsets,
 )
-from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ContinuousUnits, SegmentModel
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field, optional_array_field
 from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
 _PRIOR_WEIGHT = 12.0  # of the prior of norms, per norm that the data leave open
-_GAP_VARIANCE = 4.0  # of the prior of log gaps, which matters only for levels without rows
+# Of the priors of log gaps and log scales; that of gaps matters only for levels without rows.
+_GAP_VARIANCE = _SCALE_VARIANCE = 4.0
 _MAX_PATH_POINTS = 8
 _MAX_STEP = 1.0  # change of a log variance
 _MAX_MIXING_STEP = 0.9  # change of A by its largest entry; at 1, it could become 0
@@ -49,6 +50,9 @@ class ParameterPoint(NamedTuple):
         Means and log variances of the sources, (n_segments, n_components).
     log_gaps
         Log gaps between the offsets of levels, (n_gaps,); none if all features are binary.
+    log_scales
+        Log standard deviations of the noise of continuous features, in units of the deviations of
+        their values, (n_continuous,).
     """
 
     mixing: Array
@@ -56,25 +60,35 @@ class ParameterPoint(NamedTuple):
     means: Array
     log_variances: Array
     log_gaps: Array = np.zeros(0)
+    log_scales: Array = np.zeros(0)
+
+    @property
+    def n_shared(self) -> int:
+        """Number of values that all segments share."""
+        return self.mixing.size + self.offsets.size + self.log_gaps.size + self.log_scales.size
 
     def to_vector(self) -> Array:
-        """Return all values in one vector: A, c, gaps, then μ and log σ² segment by segment."""
+        """Return all values in one vector.
+
+        A, c, log gaps and log scales are followed by μ and log σ², segment by segment.
+        """
         segments = np.hstack([self.means, self.log_variances])
-        shared = self.mixing.ravel(), self.offsets, self.log_gaps
+        shared = self.mixing.ravel(), self.offsets, self.log_gaps, self.log_scales
         return np.concatenate([*shared, segments.ravel()])
 
     def from_vector(self, flat: Array) -> ParameterPoint:
         """Invert `to_vector` for a point of the same shapes."""
         n_entries, n_components = self.mixing.size, self.mixing.shape[1]
         n_offsets = n_entries + self.offsets.size
-        n_shared = n_offsets + self.log_gaps.size
-        segments = flat[n_shared:].reshape(-1, 2 * n_components)
+        n_gaps = n_offsets + self.log_gaps.size
+        segments = flat[self.n_shared :].reshape(-1, 2 * n_components)
         return ParameterPoint(
             flat[:n_entries].reshape(self.mixing.shape),
             flat[n_entries:n_offsets],
             segments[:, :n_components],
             segments[:, n_components:],
-            flat[n_offsets:n_shared],
+            flat[n_offsets:n_gaps],
+            flat[n_gaps : self.n_shared],
         )
 
 
@@ -89,10 +103,15 @@ class BinaryICALikelihoodParams:
     log_variances_error
         Standard errors of log σ².
     n_levels
-        Number of levels of each feature; None if all are binary.
+        Number of levels of each feature, 1 of a continuous one; None if all are binary.
     level_offsets, level_offsets_error
         The c of planes, whose mean is the c of their feature, and standard errors; None if all
         features are binary.
+    number_means, number_deviations
+        Mean and standard deviation of the values of each continuous feature; None, as all arrays
+        of continuous features, if there are none.
+    number_scales, number_scales_error
+        Standard deviation of the noise of each continuous feature, and its standard error.
     """
 
     mixing: Array = array_field("feature", "component")
@@ -105,10 +124,16 @@ class BinaryICALikelihoodParams:
     segments: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=0))
     segment_rows: NDArray[np.int64] = array_field("segment", allowed=NumberRange(minimum=1))
     n_levels: NDArray[np.int64] | None = optional_array_field(
-        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+        "feature", allowed=NumberRange(minimum=1, maximum=MAX_LEVELS)
     )
     level_offsets: Array | None = optional_array_field("plane")
     level_offsets_error: Array | None = optional_array_field("plane")
+    number_means: Array | None = optional_array_field("continuous")
+    number_deviations: Array | None = optional_array_field(
+        "continuous", allowed=NumberRange(above=0)
+    )
+    number_scales: Array | None = optional_array_field("continuous", allowed=NumberRange(above=0))
+    number_scales_error: Array | None = optional_array_field("continuous")
 
     @property
     def point(self) -> ParameterPoint:
@@ -116,9 +141,12 @@ class BinaryICALikelihoodParams:
         point = ParameterPoint(
             self.mixing, self.offsets, self.source_means, np.log(self.source_variances)
         )
-        if self.level_offsets is None or self.n_levels is None:
-            return point
-        return point._replace(log_gaps=split_level_offsets(self.level_offsets, self.n_levels)[1])
+        if self.level_offsets is not None and self.n_levels is not None:
+            _, log_gaps = split_level_offsets(self.level_offsets, self.n_levels)
+            point = point._replace(log_gaps=log_gaps)
+        if self.number_scales is not None and self.number_deviations is not None:
+            point = point._replace(log_scales=np.log(self.number_scales / self.number_deviations))
+        return point
 
     @property
     def gap_slopes(self) -> Array | None:
@@ -129,9 +157,11 @@ class BinaryICALikelihoodParams:
 
     def with_point(self, point: ParameterPoint) -> BinaryICALikelihoodParams:
         """Return parameters with the values of a point."""
-        level_offsets = None
+        level_offsets = scales = None
         if self.n_levels is not None:
             level_offsets = join_level_offsets(point.offsets, point.log_gaps, self.n_levels)
+        if self.number_deviations is not None:
+            scales = self.number_deviations * np.exp(point.log_scales)
         return replace(
             self,
             mixing=point.mixing,
@@ -139,6 +169,7 @@ class BinaryICALikelihoodParams:
             source_means=point.means,
             source_variances=np.exp(point.log_variances),
             level_offsets=level_offsets,
+            number_scales=scales,
         )
 
     def segment_model(self, index: int) -> SegmentModel:
@@ -154,7 +185,13 @@ class BinaryICALikelihoodParams:
             model.repeat_for_planes(values)
             for values in (slopes @ means, np.sqrt(1 + slopes**2 @ variances))
         )
-        return model._replace(thresholds=-(offsets + shifts) / deviations)
+        model = model._replace(thresholds=-(offsets + shifts) / deviations)
+        if self.number_means is None or self.number_scales is None:
+            return model
+        latents = (self.offsets + slopes @ means)[model.is_continuous]
+        return model._replace(
+            continuous=ContinuousUnits(latents, self.number_means, self.number_scales)
+        )
 
     def normalize_columns(self) -> BinaryICALikelihoodParams:
         """Normalise columns to length 1, sign and order. Errors refer to that length already."""
@@ -206,7 +243,7 @@ class PosteriorMaximum(NamedTuple):
     step, gain
         Step to the maximum, and expected gain of the log posterior in nats.
     covariance
-        Covariance of A, c and the log gaps, (n_shared, n_shared).
+        Covariance of the values that all segments share, (n_shared, n_shared).
     own_covariance, mixed_covariance
         Covariance of μ and log σ² in each segment, (n_segments, n_own, n_own), and their covariance
         with the former, (n_segments, n_own, n_shared).
@@ -259,7 +296,8 @@ def log_prior(point: ParameterPoint, priors: PriorVariances) -> float:
         for value, variance in zip(_split_by_prior(point), priors, strict=True)
     )
     gaps = (point.log_gaps**2).sum() / _GAP_VARIANCE
-    return float(-0.5 * (sum(logs) + gaps))
+    scales = (point.log_scales**2).sum() / _SCALE_VARIANCE
+    return float(-0.5 * (sum(logs) + gaps + scales))
 
 
 def _split_by_prior(point: ParameterPoint) -> tuple[Array, ...]:
@@ -347,14 +385,14 @@ def _lbfgs_step(gradient: Array, inverse: _InverseInformation, moves: Array, fal
 def _prior_gradient(point: ParameterPoint, priors: PriorVariances) -> ParameterPoint:
     norms, *variances = priors
     pull = -_log_norms(point.mixing)[:, None] * _log_norm_gradient(point.mixing) / norms
-    variances.append(_GAP_VARIANCE)
+    variances += [_GAP_VARIANCE, _SCALE_VARIANCE]
     return ParameterPoint(
         pull, *(-value / v for value, v in zip(point[1:], variances, strict=True))
     )
 
 
 def _prior_precisions(point: ParameterPoint, priors: PriorVariances) -> tuple[Array, Array]:
-    """Return the prior precision of A, c and gaps, and of μ and log σ² of each segment."""
+    """Return the prior precision of shared values, and of μ and log σ² of each segment."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
     # The effect of a row's norm on the mean over rows is neglected.
     slopes = _log_norm_gradient(point.mixing)
@@ -362,6 +400,7 @@ def _prior_precisions(point: ParameterPoint, priors: PriorVariances) -> tuple[Ar
         [
             np.full_like(point.offsets, 1 / priors.offsets),
             np.full_like(point.log_gaps, 1 / _GAP_VARIANCE),
+            np.full_like(point.log_scales, 1 / _SCALE_VARIANCE),
         ]
     )
     precision = np.zeros((n_entries + len(precisions),) * 2)
@@ -456,6 +495,7 @@ def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
     longest = max(
         float(np.abs(step.log_variances).max()),
         float(np.abs(step.log_gaps).max(initial=0.0)),
+        float(np.abs(step.log_scales).max(initial=0.0)),
         float(np.abs(step.mixing).max() / (_MAX_MIXING_STEP * np.abs(point.mixing).max())),
         _MAX_STEP,
     )
@@ -492,8 +532,19 @@ def level_offset_errors(
         return None
     by_mean = np.repeat(np.eye(len(params.n_levels)), params.n_levels - 1, axis=0)
     slopes = np.hstack([by_mean, params.gap_slopes])
-    covariance = maximum.covariance[params.mixing.size :, params.mixing.size :]
+    places = slice(params.mixing.size, params.mixing.size + slopes.shape[1])
+    covariance = maximum.covariance[places, places]
     return _safe_sqrt(np.einsum("pi,ij,pj->p", slopes, covariance, slopes))
+
+
+def number_scale_errors(
+    params: BinaryICALikelihoodParams, maximum: PosteriorMaximum
+) -> Array | None:
+    """Return standard errors of the noise of continuous features; None if there are none."""
+    if params.number_scales is None:
+        return None
+    last = np.diag(maximum.covariance)[-len(params.number_scales) :]
+    return params.number_scales * _safe_sqrt(last)
 
 
 def _safe_sqrt(variances: Array) -> Array:

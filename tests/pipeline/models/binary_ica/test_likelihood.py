@@ -110,7 +110,7 @@ def test_fit_stopped_early_returns_best_scored_point():
     assert "stopped before converging, after 2 passes; raise {max_iter}" in state.warnings[0].text
     # The fit sorts the columns of A at its end. Their order rotates the quadrature lattice, which
     # changes the result by its error of about 2e-7.
-    A, offsets, means, log_variances, _ = state.params.point
+    A, offsets, means, log_variances, *_ = state.params.point
     likelihoods = [
         compute_log_likelihood(state.params.with_point(ParameterPoint(*point)), X) / len(X)
         for order in ([0, 1], [1, 0])
@@ -284,6 +284,7 @@ def test_fit_converging_below_its_start_is_repeated_with_wider_priors():
         state = model.update(state, lower, executor.map, rng)
         np.testing.assert_array_equal(state.params.point.to_vector(), start)
         np.testing.assert_allclose(state.auxiliary["priors"], 4.0**n * priors)
+        assert all(np.isfinite(array).all() for array in state.auxiliary.values())  # as in storage
         assert not is_stage_over(model.get_convergence_criterion(state), [-1.0])
         state = model.update(state, sums, executor.map, rng)
         np.testing.assert_allclose(state.auxiliary["priors"], 4.0**n * priors)
