@@ -369,7 +369,10 @@ def make_parameter_table(
 
     `correlations` have shape (n_features, n_components).
     """
-    columns, title = _select_columns(read_parameter_columns(artifact, "feature")), "Parameters"
+    columns = _select_columns(
+        [*_iter_distinct_columns(read_parameter_columns(artifact, "feature"))]
+    )
+    title = "Parameters"
     if not columns and correlations is not None:
         columns = [
             ParameterColumn("correlation", f"_{k}", values)
@@ -380,7 +383,10 @@ def make_parameter_table(
 
 
 def _select_columns(columns: Sequence[ParameterColumn]) -> list[ParameterColumn]:
-    """Leave out the parameters that thresholds or probabilities of levels replace."""
+    """Leave out the parameters that thresholds or probabilities of levels replace.
+
+    Columns must be distinct, or else a parameter that is left out may be there as that of a group.
+    """
     arrays = {column.array for column in columns}
     found = (names for key, names in _REPLACED_BY_LEVELS.items() if key in arrays)
     replaced = {*chain.from_iterable(found)}
