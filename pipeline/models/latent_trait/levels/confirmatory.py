@@ -48,11 +48,7 @@ from pipeline.models.latent_trait.confirmatory import (
     find_free_items,
     get_traits,
 )
-from pipeline.models.latent_trait.em import (
-    MAX_SLOPE,
-    LatentTraitParams,
-    represents_all_scales,
-)
+from pipeline.models.latent_trait.em import LatentTraitParams, represents_all_scales
 from pipeline.models.latent_trait.group_design import (
     GroupDesign,
     compose_covariances,
@@ -381,12 +377,11 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         forms = take_level_steps(design, groups, self.prior_precision)
         return np.stack(np.split(forms, self.n_groups))
 
-    def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
-        """Return the state with new parameters, and the features whose slopes diverge."""
+    def _measure_slopes(self, params: LatentTraitParams) -> Array:
+        """Return the length of each item's slopes, (n_features,), the largest of all groups."""
         groups = [params.get_group(group) for group in range(self.n_groups)]
-        slopes = np.linalg.norm([group.items.weights for group in groups], axis=2).max(axis=0)
-        auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(slopes > MAX_SLOPE)}
-        return replace(state, params=params, auxiliary=auxiliary)
+        slopes = np.linalg.norm([group.items.weights for group in groups], axis=2)
+        return np.asarray(slopes.max(axis=0))
 
     def pack_params(self, params: LatentTraitParams) -> Array:
         """Return forms of items, means and Cholesky factors of all groups as a vector."""

@@ -319,7 +319,11 @@ class OrdinalTrait(LatentTrait):
         nodes = make_level_nodes(items, stretch, self.mean_reach)
         spacing = self._choose_spacing(state.params, stretch)
         own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
-        return replace(state, working={**state.working, **nodes._asdict(), **own})
+        return replace(
+            state,
+            working={**state.working, **nodes._asdict(), **own},
+            auxiliary={**state.auxiliary, "needed_spacing": np.array(spacing)},
+        )
 
     def _get_items(self, params: LatentTraitParams, group: int = 0) -> LevelItems:
         """Return the items as functions of the standard traits, which the nodes are of."""
@@ -341,8 +345,8 @@ class OrdinalTrait(LatentTrait):
         """Return whether the nodes are farther apart than the items allow, by more than a ratio."""
         if "spacing" not in state.working:
             return False
-        spacing = self._choose_spacing(state.params, float(state.working["stretch"]))
-        return float(state.working["spacing"]) > max_ratio * spacing
+        needed = float(state.auxiliary["needed_spacing"])
+        return float(state.working["spacing"]) > max_ratio * needed
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, or at once if items are too steep for the nodes.
@@ -438,9 +442,16 @@ class OrdinalTrait(LatentTrait):
 
     def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Return the state with new parameters, and the features whose slopes diverge."""
-        slopes = np.linalg.norm(params.get_group(0).items.weights, axis=1)
-        auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(slopes > MAX_SLOPE)}
+        diverging = np.flatnonzero(self._measure_slopes(params) > MAX_SLOPE)
+        auxiliary = {**state.auxiliary, "diverging": diverging}
+        if "spacing" in state.working:
+            spacing = self._choose_spacing(params, float(state.working["stretch"]))
+            auxiliary["needed_spacing"] = np.array(spacing)
         return replace(state, params=params, auxiliary=auxiliary)
+
+    def _measure_slopes(self, params: LatentTraitParams) -> Array:
+        """Return the length of each item's slopes, (n_features,)."""
+        return np.asarray(np.linalg.norm(params.get_group(0).items.weights, axis=1))
 
     def pack_params(self, params: LatentTraitParams) -> Array:
         """Return weights and offsets of all forms side by side, (n_forms, n_components + 1)."""
