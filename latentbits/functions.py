@@ -54,6 +54,7 @@ from pipeline.evaluation.class_outcomes import (
 )
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
+    check_has_levels,
     evaluate_rows,
     find_likelihood_measure,
     match_segments,
@@ -614,6 +615,7 @@ def evaluate(
     """
     executor = executor or make_executor(n_jobs)
     dataset = adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split)
+    check_has_levels(dataset)
     if label is not None:
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
     with _translate_errors(dataset), show_progress(progress) as show:

@@ -87,6 +87,7 @@ from pipeline.evaluation.evaluate import (
     LikelihoodMeasure,
     ModelScores,
     RowFold,
+    check_has_levels,
     describe_differences,
     describe_scores,
     find_likelihood_measure,
@@ -259,6 +260,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
     models, dataset = load_compared_models(options.artifacts, dataset)
+    check_has_levels(dataset)
     if dataset.covariates is not None:
         check_row_covariates(dataset, split, dataset.covariates)
     if options.folds is not None:

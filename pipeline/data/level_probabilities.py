@@ -57,7 +57,7 @@ def find_level_probabilities(planes: Array, n_levels: Counts) -> Array:
         own = np.pad(planes[:, first : first + n], ((0, 0), (1, 0)), constant_values=1.0)
         parts.append(-np.diff(np.pad(own, ((0, 0), (0, 1))), axis=1))
         first += n
-    return np.hstack(parts)
+    return np.hstack([np.empty((len(planes), 0)), *parts])
 
 
 def find_likely_levels(levels: Array, features: Sequence[Feature]) -> NDArray[np.uint8]:

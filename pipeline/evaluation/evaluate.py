@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
-from pipeline.data.features import Feature
+from pipeline.data.features import Feature, HasFeatures, list_features, select_with_levels
 from pipeline.data.matching import find_segment_indices, make_empty_rows
 from pipeline.errors import FitError
 from pipeline.evaluation.level_scores import compute_level_losses, describe_level_losses
@@ -111,6 +111,15 @@ class LikelihoodMeasure(NamedTuple):
 
     name: str | None
     refusals: tuple[str, ...] = ()
+
+
+def check_has_levels(dataset: HasFeatures) -> None:
+    """Refuse a dataset of continuous features only: there is nothing to compare."""
+    if not select_with_levels(list_features(dataset)):
+        raise FitError(
+            "All features are continuous, but only features with levels are evaluated. Compare the "
+            "expected values that `transform` writes by {reconstruct=expected-levels}."
+        )
 
 
 def make_baseline_models(n_rows: int, features: Sequence[Feature]) -> dict[str, BernoulliMixture]:

@@ -85,7 +85,7 @@ def iter_sampling_tasks(
     model's indices of the segments, empty if it has none.
     """
     edges = np.concatenate([[0], np.cumsum(n_rows)])
-    size = max(64, _CELLS_AT_ONCE // n_features)
+    size = max(64, _CELLS_AT_ONCE // max(n_features, 1))
     for key, start in enumerate(range(0, int(edges[-1]), size)):
         counts = np.diff(np.clip(edges, start, start + size))
         occupied = np.flatnonzero(counts)

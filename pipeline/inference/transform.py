@@ -219,7 +219,7 @@ def compute_likelihoods(
 
 def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:
     """Cut rows into portions that take at most a few seconds to transform."""
-    size = max(_MIN_PORTION, _CELLS_AT_ONCE // n_features)
+    size = max(_MIN_PORTION, _CELLS_AT_ONCE // max(n_features, 1))
     for start in range(0, n_rows, size):
         yield slice(start, start + size)
 

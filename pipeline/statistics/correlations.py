@@ -71,8 +71,8 @@ def draw_independent_levels(table: PairTable, first_planes: Counts, scores: Arra
     )
     joint, heights = np.zeros((n_planes, n_planes)), np.diff(first_planes)
     i, j = np.triu_indices(len(heights), 1)
-    for c in range(heights.max()):
-        for d in range(heights.max()):
+    for c in range(heights.max(initial=0)):
+        for d in range(heights.max(initial=0)):
             has_both = (heights[i] > c) & (heights[j] > d)
             p, q = firsts[i[has_both]] + c, firsts[j[has_both]] + d
             # Rows that reach both planes, and those among them with a 1 in plane c, or in d.
@@ -307,6 +307,8 @@ def _draw_null_spectrum(
 
 def _iter_parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of segments and of rows, so that all tasks estimate about as many pairs."""
+    if not n_features:
+        return
     n_together = max(1, _PAIRS_PER_TASK // n_features**2)
     height = max(1, min(n_features, _PAIRS_PER_TASK // n_features))
     for segment in range(0, n_segments, n_together):

@@ -178,6 +178,23 @@ def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path:
         assert "These features are constant: 'age'. Leave them out at ingest by --drop" in error
 
 
+@pytest.mark.parametrize("model", ["clipped-pca", "bernoulli-mixture"])
+def test_measurements_alone(plain_cli, people, tmp_path: Path, model: str) -> None:
+    people[["age", "income"]].to_csv(tmp_path / "a.csv", index=False)
+    assert plain_cli("ingest", "a.csv", "--dataset", "a.zarr", "--continuous", "*").code == 0
+    words = ["fit", "--dataset", "a.zarr", "--model", model, "--components", "1", "--output", "m"]
+    done = plain_cli(*words, "--executor", "serial", "--json")
+    assert done.code == 0, done.err
+    assert "warning" not in done.err
+    assert (Path(done.json["artifact"]) / "report.html").exists()
+    words = ["--artifact", "m", "--dataset", "a.zarr"]
+    done = plain_cli("transform", *words, "--reconstruct", "expected-levels", "--output", "c")
+    assert done.code == 0, done.err
+    assert plain_cli("sample", "--artifact", "m", "--rows", "9", "--output", "s.zarr").code == 0
+    error = plain_cli("evaluate", *words).check_refused()
+    assert "All features are continuous" in error
+
+
 def test_latent_classes_of_measurements(plain_cli, people, tmp_path: Path) -> None:
     words = ["fit", "--dataset", "d.zarr", "--model", "bernoulli-mixture", "--components", "2"]
     done = plain_cli(*words, "--output", "m", "--executor", "serial", "--json")

@@ -70,7 +70,7 @@ def plot_latent_space(
         yield plot_strip(coded, labels)
     elif n_components > 1:
         yield plot_plane(coded, labels)
-    if not isinstance(fitted.model, CanReconstruct):
+    if not isinstance(fitted.model, CanReconstruct) or not fitted.plane_names:
         return
     if n_components == 1:
         z, P = _reconstruct_over_component(fitted, coded)

@@ -98,6 +98,8 @@ def plot_component_levels(artifact: Artifact) -> Iterator[Figure]:
     if name not in artifact or artifact.dims(name) != ("component", "level"):
         return
     values, features = artifact[name], select_with_levels(read_features(artifact.manifest))
+    if not features:
+        return
     rows = _select_rows(values, features)
     ends = np.cumsum(count_levels(features))
     for k, levels in enumerate(values[:_MAX_COMPONENTS]):

@@ -138,7 +138,7 @@ def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetS
     if not coded:
         raise DataError(f"{dataset.path} has no rows of the fitted split.")
     observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
-    if not isinstance(fitted.model, CanSample):
+    if not len(planes) or not isinstance(fitted.model, CanSample):
         return DatasetSample(rows, None, names, observed.n_rows, 0)
     implied = _count_drawn_pairs(fitted, segment_rows, indices, planes)
     pairs = compare_pairs(observed, implied, features)
@@ -150,10 +150,10 @@ def _choose_paired_planes(
 ) -> tuple[NDArray[np.intp], tuple[Feature, ...]]:
     """Choose features to pair: their planes, and the features unless all are binary."""
     firsts = find_first_planes(features)
-    max_chosen = max(2, _MAX_PAIRED_FEATURES * len(features) // int(firsts[-1]))
+    max_chosen = max(2, _MAX_PAIRED_FEATURES * len(features) // max(int(firsts[-1]), 1))
     chosen = _choose_evenly(len(features), max_chosen).tolist()
     if are_binary(features):
-        return np.array(chosen), ()
+        return np.array(chosen, np.intp), ()
     planes = np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in chosen])
     return planes, tuple(features[i] for i in chosen)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.features import are_binary, find_continuous, select_with_levels
 from pipeline.data.level_probabilities import count_levels
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitWarning
 from pipeline.models.bernoulli_mixture.gaussians import MIN_DEVIATION, find_bounded
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import Arrays, FitState
@@ -41,19 +41,7 @@ class StructuredMixture(BernoulliMixture):
 
     @classmethod
     def from_model(cls, model: BernoulliMixture, structure: Structure) -> Self:
-        """Add a structure to a model.
-
-        Raises
-        ------
-        FitError
-            If all features are continuous.
-        """
-        if structure.features and not select_with_levels(structure.features):
-            raise FitError(
-                f"All features are continuous, but {model.name} needs at least one binary or "
-                "ordinal feature. Cut one in two by {cut=NAME>=VALUE}, or use an ordinary Gaussian "
-                "mixture."
-            )
+        """Add a structure to a model."""
         return add_structure(cls, model, structure)
 
     @property

@@ -95,14 +95,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
             If the settings or the features cannot be combined with continuous features.
         """
         mixed = super().from_model(model, structure)
-        n_planes = int(mixed.first_planes[-1])
-        if n_planes == 0:
-            raise FitError(
-                "All features are continuous, but clipped-pca needs at least one binary or ordinal "
-                "feature. Cut one in two by {cut=NAME>=VALUE}, or use an ordinary principal "
-                "component analysis."
-            )
-        n_columns = n_planes + len(mixed.continuous)
+        n_columns = int(mixed.first_planes[-1]) + len(mixed.continuous)
         if n_columns > MAX_SQUARE_FEATURES:
             raise FitError(
                 f"There are {n_columns:,} levels above the lowest ones and continuous features. "

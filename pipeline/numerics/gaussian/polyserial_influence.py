@@ -160,7 +160,8 @@ def evaluate_influence(
     moves: _Floats = influence.score[continuous] * scores + influence.constant[continuous]
     moves += x[:, None] * influence.value[continuous]
     moves += x[:, None] ** 2 * influence.square[continuous]
-    edges = np.cumsum(n_levels - 1)[:-1]
-    for f, own in enumerate(np.split(influence.bits[continuous], edges)):
+    firsts = np.cumsum(n_levels - 1) - (n_levels - 1)
+    for f, first_plane in enumerate(firsts.tolist()):
+        own = influence.bits[continuous, first_plane : first_plane + n_levels[f] - 1]
         moves[:, f] += np.concatenate([[0.0], np.cumsum(own)])[levels[:, f]]
     return moves

@@ -329,10 +329,22 @@ def test_values_that_cannot_be_used_are_refused_by_name(values: float, message: 
         fit_rows(make_rows(X), n_components=1, constant_features="keep")
 
 
+def test_continuous_features_alone_have_ordinary_components() -> None:
+    X, _ = draw_rows(500, 21)
+    X = X[:, np.array(COUNTS) == 0]
+    params = fit_rows(make_rows(X, [0] * 3), [0] * 3, n_components=1).params
+    expected = np.corrcoef(X.T)
+    assert_allclose(params.correlation, expected, atol=1e-6)
+    assert_allclose(params.correlation_error, (1 - expected**2) / np.sqrt(500), atol=1e-6)
+    values, vectors = np.linalg.eigh(expected)
+    loadings = vectors[:, -1] * np.sqrt(values[-1])
+    assert_allclose(np.abs(params.loadings[:, 0]), np.abs(loadings), atol=1e-6)
+    assert np.isfinite(params.loadings_error).all()
+    assert fit_rows(make_rows(X, [0] * 3), [0] * 3).params.loadings.shape == (3, 1)
+
+
 def test_features_and_settings_that_cannot_be_combined_are_refused() -> None:
     X, _ = draw_rows(100, 11)
-    with pytest.raises(FitError, match="All features are continuous"):
-        ClippedPCA().with_structure(Structure(features=make_features([0, 0])))
     with pytest.raises(FitError, match="takes at most 2,000 if some features are continuous"):
         ClippedPCA().with_structure(Structure(features=make_features([0, *[2] * 2000])))
     with pytest.raises(FitError, match="takes binary features only"):

@@ -273,10 +273,28 @@ def two_parties() -> Parties:
     return X, is_red, partial(lb.fit, data, "bernoulli-mixture", **settings)
 
 
-def test_some_features_must_have_levels() -> None:
-    structure = Structure(features=(Feature("a", ()), Feature("b", ())))
-    with pytest.raises(FitError, match="All features are continuous"):
-        BernoulliMixture().with_structure(structure)
+def test_continuous_features_alone_have_a_gaussian_mixture() -> None:
+    X, _ = draw(600)
+    X = X[:, IS_CONTINUOUS]
+    data = lb.from_numpy(X, ["a", "b", "c"], continuous=["a", "b", "c"])
+    settings = {"components": 2, "smoothing": 1e-6, "tol": 1e-12, "max_iter": 2000}
+    fitted = lb.fit(data, "bernoulli-mixture", **settings)
+    params = fitted.params
+    other = GaussianMixture(
+        2,
+        covariance_type="diag",
+        tol=1e-12,
+        max_iter=2000,
+        reg_covar=0,
+        weights_init=params.weights,
+        means_init=params.means,
+        precisions_init=params.deviations**-2.0,
+    ).fit(X)
+    assert_allclose(params.means, other.means_, rtol=1e-4)
+    assert_allclose(params.deviations**2, other.covariances_, rtol=1e-4)
+    assert_allclose(lb.transform(fitted, data)["mean"], other.predict_proba(X), atol=1e-4)
+    assert fitted.manifest["objective"] == pytest.approx(other.score(X), abs=1e-6)
+    assert np.isfinite(params.means_error).all()
 
 
 def test_groups_share_the_kinds(two_parties: Parties) -> None:
