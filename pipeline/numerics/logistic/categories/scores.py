@@ -44,7 +44,6 @@ from pipeline.numerics.logistic.categories.gaussian_items import (
     sum_gaussian_gradient,
 )
 from pipeline.numerics.logistic.latent_nodes import (
-    NodePosterior,
     Nodes,
     gauss_hermite,
     iter_curve_responsibilities,
@@ -305,46 +304,24 @@ def sum_level_scores(
     regression
         Priors of the rows, N(Θᵀz_n, I); None if all are N(0, I).
     """
-    n_regression = (
-        0 if regression is None else regression.covariates.shape[1] * items.weights.shape[1]
-    )
-    of_regression = jacobian[jacobian.shape[0] - n_regression :]
-    jacobian = jacobian[: jacobian.shape[0] - n_regression]
-    table, n_free = _tabulate_scores(items, nodes, jacobian), jacobian.shape[1]
+    parts, q = _split_jacobian(jacobian, items), items.weights.shape[1]
+    table, n_free = _tabulate_scores(items, nodes, parts.planes), jacobian.shape[1]
     is_linear = items.gaussians is None and regression is None  # in the indicators of levels
     has_own_points = table.shape[0] > _MAX_NODE_LEVELS or not is_linear
-    n_planes, width = items.weights.shape[0], items.weights.shape[1] + 1
-    own_jacobian = jacobian[n_planes * width :]  # of continuous items
-    entries = np.arange(len(table.levels))
-    ones_by_entry = scipy.sparse.csr_array(
-        (np.ones(len(entries)), (table.parameters, entries)), shape=(n_free, len(entries))
-    )
     spread, products, weighted_products = np.zeros((3, n_free, n_free))
     n_clusters = 0 if clusters is None else int(clusters.max(initial=-1)) + 1
     cluster_scores = np.zeros((n_clusters, n_free))
     counts = np.zeros((table.shape[0], len(nodes.points)))
-    values, mass = np.zeros((2, X.shape[1] - n_planes, len(nodes.points)))
-    squares = np.zeros(X.shape[1] - n_planes)
-    n_covariates = 0 if regression is None else regression.covariates.shape[1]
-    z_products = np.zeros((n_covariates, n_covariates))
+    values, mass = np.zeros((2, X.shape[1] - len(items.offsets), len(nodes.points)))
+    squares, z_products = np.zeros(len(values)), np.zeros((parts.theta.shape[0] // q,) * 2)
     row_means = None if regression is None else regression.means
     for rows, shares in _iter_shares(X, observed, items, nodes, row_means):
         check_cancelled()
         answers = split_answers(X[rows], None if observed is None else observed[rows], items)
-        levels = answers.levels
-        by_entry = (shares @ table.values) * levels[:, table.levels]
-        scores = np.asarray((ones_by_entry @ by_entry.T).T)
-        mean, covariance = _compute_moments(shares, nodes.points)
-        if items.gaussians is not None:
-            of_forms = items.gaussians.score_rows(answers.values, answers.mask, mean, covariance)
-            scores += np.asarray((own_jacobian.T @ of_forms.T).T)
-        own_regression = None if regression is None else regression.take_rows(rows)
+        levels, posterior = answers.levels, _compute_moments(shares, nodes.points)
+        own = None if regression is None else regression.take_rows(rows)
+        scores = _score_rows(answers, items, table, shares, posterior, parts, own)
         weights = np.ones(len(scores)) if row_weights is None else row_weights[rows]
-        if own_regression is not None:
-            z = own_regression.covariates
-            of_theta = z[:, :, None] * (mean - own_regression.means)[:, None]
-            scores += np.asarray((of_regression.T @ of_theta.reshape(len(z), -1).T).T)
-            z_products += (z * weights[:, None]).T @ z
         weighted = scores * weights[:, None]
         products += weighted.T @ scores
         weighted_products += weighted.T @ weighted
@@ -355,26 +332,68 @@ def sum_level_scores(
         values += answers.values.T @ shares
         mass += answers.mask.T @ shares
         squares += weights @ answers.values**2
+        if own is not None:
+            z_products += (own.covariates * weights[:, None]).T @ own.covariates
         if has_own_points:
-            posterior = NodePosterior(mean, covariance, np.zeros(0))
-            stacked = scipy.sparse.csr_array(scipy.sparse.vstack([jacobian, of_regression]))
-            spread += _sum_covariances(answers, items, stacked, posterior, weights, own_regression)
+            spread += _sum_covariances(answers, items, jacobian, posterior, weights, own)
             continue
         singles = levels.astype(np.float32)
         for node, share in enumerate(shares.T.astype(np.float32)):
-            own = table.get_node(node)
+            own_table = table.get_node(node)
             pairs = (singles * share[:, None]).T @ singles
-            spread += own.T @ (own.T @ pairs.T).T
+            spread += own_table.T @ (own_table.T @ pairs.T).T
     if has_own_points:
         spread += products
     by_plane = _accumulate_levels(counts, items.n_planes)
     sums = LevelSums(np.vstack([by_plane[0], values]), np.vstack([by_plane[1], mass]), squares)
-    curvature = sum_form_curvature(items, nodes.points, sums)
+    of_forms = sum_form_curvature(items, nodes.points, sums)
+    of_theta = scipy.sparse.csc_array(np.kron(z_products, np.eye(q)))
+    curvature = scipy.sparse.block_diag([of_forms, of_theta], format="csc")
     total = (jacobian.T @ curvature @ jacobian).toarray()
-    if n_regression:
-        z_curvature = np.kron(z_products, np.eye(items.weights.shape[1]))
-        total += np.asarray(of_regression.T @ (of_regression.T @ z_curvature.T).T)
     return LevelScores(spread, products, total, weighted_products, cluster_scores)
+
+
+class _JacobianParts(NamedTuple):
+    """Rows of J: forms of planes, forms of continuous items, and Θ."""
+
+    planes: scipy.sparse.csr_array
+    continuous: scipy.sparse.csr_array
+    theta: scipy.sparse.csr_array
+
+
+def _split_jacobian(jacobian: scipy.sparse.csr_array, items: LevelItems) -> _JacobianParts:
+    n_planes, q = items.weights.shape
+    n_forms = n_planes + 2 * int(np.count_nonzero(items.n_planes == 0))
+    ends = n_planes * (q + 1), n_forms * (q + 1)
+    return _JacobianParts(jacobian[: ends[0]], jacobian[ends[0] : ends[1]], jacobian[ends[1] :])
+
+
+def _score_rows(
+    answers: RowAnswers,
+    items: LevelItems,
+    table: _ScoreTable,
+    shares: Floats,
+    posterior: HasMoments,
+    jacobian: _JacobianParts,
+    regression: RowRegression | None,
+) -> Floats:
+    """Return E[s | t_n] of rows, (n_rows, n_free), given their responsibilities and moments."""
+    entries = np.arange(len(table.levels))
+    ones_by_entry = scipy.sparse.csr_array(
+        (np.ones(len(entries)), (table.parameters, entries)), shape=(table.shape[1], len(entries))
+    )
+    by_entry = (shares @ table.values) * answers.levels[:, table.levels]
+    scores = ones_by_entry @ by_entry.T
+    if items.gaussians is not None:
+        of_forms = items.gaussians.score_rows(
+            answers.values, answers.mask, posterior.mean, posterior.covariance
+        )
+        scores += jacobian.continuous.T @ of_forms.T
+    if regression is not None:
+        deviations = posterior.mean - regression.means
+        of_theta = regression.covariates[:, :, None] * deviations[:, None]
+        scores += jacobian.theta.T @ of_theta.reshape(len(deviations), -1).T
+    return np.asarray(scores.T)
 
 
 def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -> int:
@@ -386,12 +405,18 @@ def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -
     return len(list_degrees(q)) * n_free**2 + _PRODUCTS_PER_PROBABILITY * n_probabilities
 
 
-def _compute_moments(shares: Floats, points: Floats) -> tuple[Floats, Floats]:
-    """Return mean and covariance of the posterior of each row, (n_rows, q) and (n_rows, q, q)."""
+class _Moments(NamedTuple):
+    """Mean, (n_rows, q), and covariance, (n_rows, q, q), of the posterior of each row."""
+
+    mean: Floats
+    covariance: Floats
+
+
+def _compute_moments(shares: Floats, points: Floats) -> _Moments:
     q = points.shape[1]
     mean = shares @ points
     squares = shares @ (points[:, :, None] * points[:, None]).reshape(len(points), -1)
-    return mean, squares.reshape(-1, q, q) - mean[:, :, None] * mean[:, None]
+    return _Moments(mean, squares.reshape(-1, q, q) - mean[:, :, None] * mean[:, None])
 
 
 def _sum_covariances(
