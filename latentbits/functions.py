@@ -69,7 +69,7 @@ from pipeline.evaluation.neighbourhoods import (
 )
 from pipeline.evaluation.prediction import find_target_labels
 from pipeline.evaluation.records import describe_outcome, describe_provenance
-from pipeline.executors.base import Executor, make_executor
+from pipeline.executors.base import Executor, choose_executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.fitting.loop import (
     collect_first_statistics,
@@ -145,7 +145,7 @@ def fit(
     covariates: Sequence[str] | None = None,
     seed: int = 0,
     n_jobs: int = -1,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Fitted:
@@ -201,7 +201,7 @@ def fit(
     n_jobs
         Number of threads, -1 for all CPUs; results do not depend on it.
     executor
-        Executor to use instead of threads.
+        Executor to use instead of threads, or "serial" or "threads".
     progress
         Receives the progress; None shows a line in a terminal or notebook.
     **settings
@@ -233,7 +233,7 @@ def fit(
         pattern=pattern,
         covariates=covariates,
         seed=seed,
-        executor=executor or make_executor(n_jobs),
+        executor=choose_executor(executor, n_jobs),
         progress=progress,
         settings=settings,
     )
@@ -429,7 +429,7 @@ def transform(
     reconstruct: Reconstruction | None = None,
     seed: int = 0,
     n_jobs: int = -1,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> LatentCodes:
     """Compute the latent codes of all rows, in their original order.
@@ -466,7 +466,7 @@ def transform(
         split=split,
         reconstruct=reconstruct,
         seed=seed,
-        executor=executor or make_executor(n_jobs),
+        executor=choose_executor(executor, n_jobs),
         progress=progress,
     )
 
@@ -574,7 +574,7 @@ def evaluate(
     correction: Correction = "bch",
     seed: int = 0,
     n_jobs: int = -1,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Evaluate how well a fitted model describes rows; `flows.evaluate` compares several models.
@@ -613,7 +613,7 @@ def evaluate(
     FitError
         If the features differ, or no row has a label to predict.
     """
-    executor = executor or make_executor(n_jobs)
+    executor = choose_executor(executor, n_jobs)
     dataset = adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split)
     check_has_levels(dataset)
     if label is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -731,7 +732,27 @@ def _convert_xarray(
     columns = {name: per_row[name] for name in keep}
     segments = None if segment is None else per_row[segment]
     options: dict[str, Any] = {"levels": levels, "continuous": continuous}
+    stored = json.loads(data.attrs.get("feature_levels", "{}"))
+    if stored and features is not None and levels is None and rule is None and not continuous:
+        X = _name_stored_levels(X, features, stored)
+        own = {name: stored[name] for name in map(str, features) if name in stored}
+        options["levels"] = {name: names for name, names in own.items() if names}
+        options["continuous"] = [name for name, names in own.items() if not names]
     return make_tables(open_array(X), features, segments, columns, rule, **options)
+
+
+def _name_stored_levels(
+    X: NDArray[Any], features: Sequence[Any], levels: Mapping[str, Sequence[str]]
+) -> NDArray[Any]:
+    """Return the names of levels that `to_xarray` of a dataset counts from 0."""
+    named = X.astype(object)
+    for index, name in enumerate(map(str, features)):
+        if names := levels.get(name):
+            own = np.ma.masked_array(np.ma.getdata(X)[:, index], np.ma.getmaskarray(X)[:, index])
+            named[:, index] = np.array(names, object)[own.filled(0).astype(np.int64)]
+    if np.ma.isMaskedArray(X):
+        named = np.ma.masked_array(np.ma.getdata(named), np.ma.getmaskarray(X))
+    return named
 
 
 def _check_columns(segment: str | None, keep: Sequence[str], columns: Sequence[str]) -> list[str]:

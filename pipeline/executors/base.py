@@ -80,6 +80,18 @@ class ThreadsExecutor:
                 end.set()  # cancel running items; leaving the pool waits for them
 
 
+def choose_executor(executor: Executor | str | None, n_jobs: int | None) -> Executor:
+    """Return the executor; without one, or with the name of a kind, make it as `make_executor`."""
+    if isinstance(executor, str):
+        if executor not in ("serial", "threads"):
+            raise FitError(
+                f"{{executor}} is {executor!r}. Pass serial, threads or an executor object.",
+                parameter="executor",
+            )
+        return make_executor(1 if executor == "serial" else n_jobs or -1)
+    return executor or make_executor(n_jobs)
+
+
 def make_executor(n_jobs: int | None) -> Executor:
     """Return an executor with `n_jobs` threads, as in scikit-learn: None is 1, -1 is all CPUs."""
     if n_jobs == 0:

@@ -467,6 +467,8 @@ class BinaryDataset(StorageReprMixin):
         columns = {name: self.column(name) for name in self.column_names}
         names = {"feature": self.feature_names}
         about = {"path": str(self.path), "digest": self.digest}
+        if self.feature_levels:  # `values` are levels counted from 0, and numbers
+            about["feature_levels"] = json.dumps(dict(self.feature_levels))
         return build_xarray(build_row_variables(bits, self.segments(), columns), names, about)
 
     def segment_by(self, column: str) -> BinaryDataset:

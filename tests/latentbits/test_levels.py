@@ -15,6 +15,7 @@ import pytest
 import latentbits as lb
 from pipeline.data.features import split_levels
 from pipeline.errors import FitError
+from tests.support.data import write_arrays
 
 LEVELS = ("no", "perhaps", "yes")
 NAMES = ("q0", "q1", "q2", "q3")
@@ -217,3 +218,21 @@ def test_estimators_refuse_levels_that_the_fit_lacks(codes: np.ndarray) -> None:
     for X in (codes * 8, codes + 0.5, codes - 1):
         with pytest.raises(FitError, match=r"the value is .*, not 0, 1, .* Use binarize=T"):
             make_rbm().fit(X)
+
+
+def test_a_dataset_survives_xarray(tmp_path: Path) -> None:
+    levels = {"q": ("no", "maybe", "yes"), "age": ()}
+    X, age = np.array([[2, 1, 0], [0, 0, 0], [1, 1, 0]], np.uint8), [0.5, np.nan, -3.25]
+    observed = np.array([[1, 1, 1], [1, 0, 1], [0, 1, 1]], np.uint8)
+    numbers = np.array(age, np.float32)[:, None]
+    stored = write_arrays(
+        tmp_path / "d", X, observed, names=["q", "b", "age"], feature_levels=levels, numbers=numbers
+    )
+    again = lb.from_dataframe(stored.to_xarray())
+    assert again.feature_levels == levels
+    (table,) = again.iter_tables()
+    np.testing.assert_array_equal(table.X * table.observed, X * observed)
+    np.testing.assert_array_equal(table.observed[:, :2], observed[:, :2])
+    np.testing.assert_array_equal(table.numbers, numbers)
+    some = lb.from_dataframe(stored.to_xarray().sel(feature=["b", "q"]))
+    assert some.feature_levels == {"q": ("no", "maybe", "yes")}

@@ -21,7 +21,13 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
-from pipeline.executors.base import SerialExecutor, ThreadsExecutor, limit_blas_threads
+from pipeline.errors import FitError
+from pipeline.executors.base import (
+    SerialExecutor,
+    ThreadsExecutor,
+    choose_executor,
+    limit_blas_threads,
+)
 from pipeline.executors.dask import DaskExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.clipped_pca import ClippedPCA
@@ -322,3 +328,13 @@ def _limited_threads() -> set[int]:
 def _blas_threads() -> set[int]:
     libraries = ThreadpoolController().select(user_api="blas").info()
     return {library["num_threads"] for library in libraries}
+
+
+def test_executors_have_names() -> None:
+    assert isinstance(choose_executor("serial", 4), SerialExecutor)
+    assert isinstance(choose_executor("threads", 4), ThreadsExecutor)
+    given = SerialExecutor()
+    assert choose_executor(given, 4) is given
+    assert isinstance(choose_executor(None, 2), ThreadsExecutor)
+    with pytest.raises(FitError, match=r"executor is 'dask'\. Pass serial, threads"):
+        choose_executor("dask", 1)
