@@ -477,6 +477,7 @@ def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
         "warnings": [
             *warnings,
             *_warn_about_empty_levels(dataset),
+            *_warn_about_constant_numbers(dataset),
             *_warn_about_single_row_segments(dataset),
             *_warn_about_duplicate_names(dataset),
         ],
@@ -509,6 +510,23 @@ def _warn_about_empty_levels(dataset: BinaryDataset) -> list[str]:
     ]
     listed = join_names([repr(name) for name in names], _MAX_NAMES)
     return [f"no row has these levels, but some rows have higher ones: {listed}"] * bool(names)
+
+
+def _warn_about_constant_numbers(dataset: BinaryDataset) -> list[str]:
+    """Warn about continuous features with at most one value; chunks are read until all have two."""
+    features = np.array(dataset.continuous_features)
+    least, largest = np.full(len(features), np.inf), np.full(len(features), -np.inf)
+    for key in range(dataset.n_chunks):
+        if (least < largest).all():
+            return []
+        numbers = dataset.read_chunk(key).numbers
+        assert numbers is not None
+        np.fmin(least, np.fmin.reduce(numbers, axis=1, initial=np.inf), out=least)
+        np.fmax(largest, np.fmax.reduce(numbers, axis=1, initial=-np.inf), out=largest)
+    names = features[least >= largest].tolist()
+    listed = join_names([repr(name) for name in names], _MAX_NAMES)
+    text = f"models cannot use measurements with a single value or none: {listed}; "
+    return [text + "--drop-constant leaves them out"] * bool(names)
 
 
 def _warn_about_single_row_segments(dataset: BinaryDataset) -> list[str]:

@@ -170,9 +170,13 @@ def test_arrays_have_the_features_of_the_fit(people) -> None:
 
 
 def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path: Path) -> None:
+    people.to_csv(tmp_path / "a.csv", index=False)
     people.assign(age=7.0).to_csv(tmp_path / "b.csv", index=False)
     options = ["--continuous", "age,income", "--levels", "q*:no<perhaps<yes"]
-    assert plain_cli("ingest", "b.csv", "--dataset", "b.zarr", *options).code == 0
+    done = plain_cli("ingest", "b.csv", "--dataset", "b.zarr", *options)
+    assert done.code == 0
+    assert "measurements with a single value or none: 'age'; --drop-constant" in done.out
+    assert "single value" not in plain_cli("ingest", "a.csv", "--dataset", "a.zarr", *options).out
     for model in ("clipped-pca", "bernoulli-mixture"):
         error = plain_cli("fit", "--dataset", "b.zarr", "--model", model).check_refused()
         assert "These features are constant: 'age'. Leave them out at ingest by --drop" in error
