@@ -3,20 +3,20 @@
 Model: as in `ordinal`, and a continuous feature is m_i + s_i (√(π/8) a_i·z + ε), with ε ~ N(0, 1).
 All segments share s_i, but not the mean of the feature, as the thresholds of other features.
 
-The fit counts the pairs of continuous features like those of others. For this, it cuts each at 21
-points, 0.3 standard deviations of all rows apart. The correlations are thus polychoric, and the
-resampling, the held-out rows and the scales of the segments are those of `ordinal`. In a segment
-with the variance of all rows, cut values have 98 % of the information about a correlation of 0,
-93 % at 0.8 and 76 % at 0.95. Nothing was lost in the mixing: Pearson correlations of the values
-instead, with 4 of 6 or 6 of 10 features continuous, gave the same 1 − mean cosine similarity
-(0.0082 instead of 0.0081, mean of six data sets, and 0.0017 twice, mean of three). Codes,
-likelihoods and the means of segments use the values themselves.
+To count pairs, the fit cuts each continuous feature at 21 points, 0.3 standard deviations of all
+rows apart. The correlations are thus polychoric, and resampling, held-out rows and scales of the
+segments need no other code than in `ordinal`. In a segment with the variance of all rows, cut
+values have 98 % of the information about a correlation of 0, 93 % at 0.8 and 76 % at 0.95. Nothing
+was lost in the mixing: Pearson correlations of the values instead, with 4 of 6 or 6 of 10 features
+continuous, gave the same 1 − mean cosine similarity (0.0082 instead of 0.0081, mean of six data
+sets, and 0.0017 twice, mean of three). Codes, likelihoods and the means of segments use the values
+themselves.
 
 s_i is the mean over segments, on a log scale, of the standard deviation of the values over the
 model's for s_i = 1.
 
 Passes: one counts levels and sums means and variances; one counts pairs.
-Cost per block: that of `ordinal`, with 21 planes for a continuous feature.
+Cost per block: as of `ordinal`, with 21 planes for a continuous feature.
 """
 
 from __future__ import annotations

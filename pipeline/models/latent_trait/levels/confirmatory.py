@@ -11,8 +11,8 @@ E-step: with Σ_g = L_g L_gᵀ, x = μ_g + L_g u and u ~ N(0, I), the forms are
 
 so each group has the E-step of the model without groups, at other slopes and offsets, on nodes.
 
-M-step: that of the model without groups for all slopes and offsets, at the points μ_g + L_g u_l,
-and the moments of x for μ_g and Σ_g. `latent_trait.confirmatory` explains the parameter expansion.
+M-step: as without groups for all slopes and offsets, at the points μ_g + L_g u_l, and the moments
+of x for μ_g and Σ_g. `latent_trait.confirmatory` explains the parameter expansion.
 
 Standard errors: as in `group_errors`, with the free slopes and offsets φ and the entries of μ_g and
 L_g as parameters. With v_g the slopes and offsets of forms as functions of u, and s_g the score in

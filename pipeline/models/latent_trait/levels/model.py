@@ -126,7 +126,11 @@ Indices = NDArray[np.int64]
 
 _START_SLOPE, _START_SCALE = 1.0, 1.15  # of offsets, because a slope makes margins less extreme
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the nodes of the first stage
-LAST_STRETCH = {1: 0.85, 2: 0.75, 3: 0.75}  # of those of the last; flat optima need fine nodes
+LAST_STRETCH = {
+    1: 0.85,
+    2: 0.75,
+    3: 0.75,
+}  # of the nodes of the last stage; flat optima need fine ones
 _MAX_SPACING_RATIO = 1.2  # of the nodes before a stage with new ones
 _STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has converged
 
@@ -143,7 +147,7 @@ class OrdinalTrait(LatentTrait):
 
     structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
     mean_reach: ClassVar[float] = 0.0
-    """Largest mean of the traits of a row that the nodes must cover, in standard deviations."""
+    """How much farther the nodes reach because rows have means of their own, in deviations."""
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -334,7 +338,7 @@ class OrdinalTrait(LatentTrait):
         return self._get_items(params)
 
     def _find_steepest_items(self, params: LatentTraitParams, stretch: float) -> LevelItems:
-        """Return the items that need the finest nodes: those of one of the groups."""
+        """Return the items of the group that needs the finest nodes."""
         return self._get_items(params)
 
     def _choose_spacing(self, params: LatentTraitParams, stretch: float) -> float:
@@ -794,7 +798,7 @@ def _compute_scale(statistics: Sums) -> float:
 
 
 def _replace_weights(params: LatentTraitParams, weights: Array, offsets: Array) -> Any:
-    """Return unrotated parameters with these weights and offsets; those of levels are unknown."""
+    """Return unrotated parameters with these weights and offsets, without offsets of levels."""
     names = ("n_levels", "means", "scales", "deviations")
     return replace(make_params(weights, offsets), **{name: getattr(params, name) for name in names})
 

@@ -58,8 +58,7 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_MARGIN = 4.0  # of nodes beyond the mean of a row's prior, in standard deviations
-_REACH = 6.0  # of the nodes without covariates
+_MAX_MEAN = 6.0  # of a row's prior, in standard deviations; nodes reach at least 4 beyond it
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,13 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
 
     def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression:
         rows = make_row_regression(params, self._get_group_index(block), block, self._scale)
-        limit = _REACH + self.mean_reach - _MARGIN
-        if (is_far := (np.abs(rows.means) > limit).any(axis=1)).any():
+        if (is_far := (np.abs(rows.means) > _MAX_MEAN).any(axis=1)).any():
             row = int(is_far.argmax())
             name = self._covariates.names[int(np.abs(rows.covariates[row]).argmax())]
             raise FitError(
                 f"{{covariates}}: the expected trait of row {block.rows[row]} is more than "
-                f"{limit:g} standard deviations from the mean, above all because of {name}. Check "
-                "its values for outliers, or transform it.",
+                f"{_MAX_MEAN:g} standard deviations from the mean, above all because of {name}. "
+                "Check its values for outliers, or transform it.",
                 parameter="covariates",
             )
         return rows

@@ -153,7 +153,7 @@ def sum_gaussian_curvature(
 ) -> Floats:
     """Return minus the second derivatives in the forms of each item, (n, 2 (q + 1), 2 (q + 1)).
 
-    They are those of the expected log-likelihood, or their mean given x if `is_expected`.
+    With `is_expected`, they are replaced by their mean given x, the Fisher information.
     """
     precision = items.deviations**-2
     extended = np.column_stack([points, np.ones(len(points))])
