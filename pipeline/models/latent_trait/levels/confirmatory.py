@@ -110,12 +110,13 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             If the settings or the structure cannot be combined with it, or the pattern does not
             identify the slopes.
         """
-        what = "{group}" if structure.pattern is None else "{pattern}"
         if model.items == "nominal":
+            name = "covariates" if structure.covariates is not None else "group"
+            name = name if structure.pattern is None else "pattern"
             raise FitError(
-                f"Nominal items have a slope per level, which {what} cannot describe. Leave it "
+                f"Nominal items have a slope per level, which {{{name}}} cannot describe. Leave it "
                 "out, or choose graded or partial-credit items.",
-                parameter="items",
+                parameter=name,
             )
         if not structure.groups:
             model.check_unused_settings("invariance", "free")
