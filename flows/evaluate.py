@@ -24,7 +24,7 @@ models, best first, and two simple baselines:
 - log-likelihood per row: exact, estimated or a lower bound
 - its difference from the best model, with the standard error of row-wise differences; a star marks
   more than two standard errors
-- how well bits are reconstructed from the codes of their own row
+- how well bits and measurements are reconstructed from the codes of their own row
 - how well labels are predicted, if the model predicts labels
 - how the shares of ones and of joint ones differ between the data and rows
   drawn from the model; `--details` lists the largest differences

@@ -32,7 +32,6 @@ from pipeline.data.features import (
     count_planes,
     list_features,
     list_features_to_reconstruct,
-    list_features_with_levels,
     list_plane_names,
 )
 from pipeline.data.matching import (
@@ -603,10 +602,12 @@ def evaluate(
     Evaluation
         If the model provides them: `kind`, mean likelihood per row in nats and its standard error;
         `wrong_bits` and `nll_per_bit` of reconstructions, and for features with several levels
-        `wrong_levels`, `rank_correlation` and, by feature, `levels`; `prediction` of labels. Unless
-        all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With outcomes:
-        `classification`, P(assigned class | class), and `outcomes` with the estimates and standard
-        errors of each class and a Wald test that all are equal.
+        `wrong_levels`, `rank_correlation` and, by feature, `levels`; for continuous features the
+        mean `r2` and `correlation` of values and reconstructions and, by feature, `continuous`,
+        with `rmse`; `prediction` of labels. Unless all codes are equal: `neighbourhoods` and, with
+        a label, `neighbour_labels`. With outcomes: `classification`, P(assigned class | class), and
+        `outcomes` with the estimates and standard errors of each class and a Wald test that all are
+        equal.
 
     Raises
     ------
@@ -615,8 +616,8 @@ def evaluate(
     """
     executor = choose_executor(executor, n_jobs)
     dataset = adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split)
-    check_has_levels(dataset)
     if label is not None:
+        check_has_levels(dataset, "label")
         dataset = adapt_to_fit(dataset, fitted, fitted_split)
     with _translate_errors(dataset), show_progress(progress) as show:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
@@ -752,7 +753,7 @@ def _make_subject(fitted: Fitted, dataset: Dataset, n_callers: int = 1) -> Evalu
         fitted.params,
         fitted_segments,
         dataset.segment_names,
-        features=list_features_with_levels(dataset),
+        features=list_features_to_reconstruct(dataset),
     )
 
 

@@ -19,7 +19,7 @@ from flows.data.datasets import (
 )
 from flows.fitting.provenance import TrainingRows, find_training_rows
 from pipeline.data.covariates import have_same_columns, read_covariates
-from pipeline.data.features import list_features_with_levels
+from pipeline.data.features import list_features_to_reconstruct
 from pipeline.data.matching import describe_unknown_segments
 from pipeline.data.plane_views import view_as_fitted
 from pipeline.errors import FitError
@@ -161,7 +161,7 @@ def _make_compared_model(path: str, fitted: LoadedModel, dataset: BinaryDataset)
             segments,
             names,
             labels,
-            list_features_with_levels(dataset),
+            list_features_to_reconstruct(dataset),
         ),
         manifest["n_components"],
         find_training_rows(fitted.artifact, dataset),

@@ -13,9 +13,8 @@ from flows.running.flow import StageRunner
 from pipeline.data.blocks import RowSource
 from pipeline.data.features import (
     list_features,
-    list_features_with_levels,
+    list_features_to_reconstruct,
     list_plane_names,
-    select_with_levels,
 )
 from pipeline.data.matching import map_fitted_segments
 from pipeline.errors import FitError
@@ -119,8 +118,7 @@ def cross_validate(
     baselines = {}
     if with_baselines:
         n_training = n_rows - -(-n_rows // n_folds)
-        features = select_with_levels(list_features(rows.dataset))
-        baselines = make_baseline_models(n_training, features)
+        baselines = make_baseline_models(n_training, list_features(rows.dataset))
     models = [*models, *(ModelToRefit(name, m, rows.seed) for name, m in baselines.items())]
     refits: list[dict[str, _Refit]] = []
     scores: list[ModelScores] = []
@@ -171,7 +169,7 @@ def _fit_without_fold(
             state.params,
             segments,
             dataset.segment_names,
-            features=list_features_with_levels(dataset),
+            features=list_features_to_reconstruct(dataset),
         )
         measure = find_likelihood_measure(subject, dataset.n_planes)
     except FitError as error:

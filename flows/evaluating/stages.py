@@ -66,7 +66,7 @@ from pipeline.data.features import (
     Feature,
     find_continuous,
     list_features,
-    list_features_with_levels,
+    list_features_to_reconstruct,
     list_plane_names,
     select_with_levels,
 )
@@ -260,7 +260,9 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     split = resolve_split(dataset, options.split, TEST if options.folds is None else TRAIN)
     check_label(dataset, options.label)
     models, dataset = load_compared_models(options.artifacts, dataset)
-    check_has_levels(dataset)
+    for option in ("label", "dif"):
+        if getattr(options, option) is not None:
+            check_has_levels(dataset, f"{{{option}}}")
     if dataset.covariates is not None:
         check_row_covariates(dataset, split, dataset.covariates)
     if options.folds is not None:
@@ -405,7 +407,7 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
             error = error.with_names(job.plane_names, job.dataset.segment_names)
             warnings.append(format_error(error.with_prefix(name)))
         else:
-            own = list_features_with_levels(job.dataset)
+            own = list_features_to_reconstruct(job.dataset)
             subject = match_segments(model, state.params, {}, (), features=own)
             n_components = state.diagnostics["n_components"]
             baselines.append(ComparedModel(name, None, subject, n_components, training))
@@ -418,7 +420,7 @@ def _fit_baseline(
     """Fit a baseline to all rows; if they are many, start from a fit to a sample in memory."""
     executor, seed, progress = job.executor, job.options.seed, job.progress
     state = initialize_fit(model, first, seed)
-    n_start = min(_MAX_START_ROWS, _MAX_START_VALUES // rows.n_features)
+    n_start = min(_MAX_START_ROWS, _MAX_START_VALUES // len(job.dataset.feature_names))
     if first.n_rows >= 2 * n_start and model.n_components != 1:
         block = draw_dataset_rows(rows, n_start, executor, seed, progress).block
         table = _make_table(block, job.plane_names, job.dataset.continuous_features)
@@ -537,7 +539,7 @@ def _compare_with_samples(
 ) -> dict[str, Any]:
     """Compare marginals and pairs in the data and in rows drawn from the model, if it can."""
     subject = model.subject
-    if not isinstance(subject.model, CanSample):
+    if not isinstance(subject.model, CanSample) or not job.features:
         return {}
     n_features, seed = job.dataset.n_planes, job.options.seed
     planes, features = job.planes_and_features
@@ -586,7 +588,10 @@ def _warn_about_codes(
 ) -> list[str]:
     """Warn if codes are not compared, or not with codes of the fitted rows."""
     if "neighbourhoods" not in codes:
-        return ["neighbours are not compared: all codes are equal, or there are fewer than 11 rows"]
+        reason = "all codes are equal, or there are fewer than 11 rows"
+        if not job.features:
+            reason = "all features are continuous"
+        return [f"neighbours are not compared: {reason}"]
     if model.training_rows is None and job.options.label is not None:
         path = job.training_rows.dataset.path
         return [f"the fitted rows no longer exist, so neighbours come from {path}"]

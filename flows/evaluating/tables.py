@@ -39,6 +39,15 @@ _SAMPLE_MARKS = {
     "some": " (partly in-sample)",
     "unknown": " (perhaps in-sample)",
 }
+_LOSS_COLUMNS = {
+    "wrong bits": "wrong_bits",
+    "wrong levels": "wrong_levels",
+    "rank correlation": "rank_correlation",
+    "nats per bit": "nll_per_bit",
+    "R²": "r2",
+    "correlation": "correlation",
+}
+"""Columns of reconstruction losses, which are left out if no model has them."""
 _MARK = "*"
 ModelSummary = Mapping[str, Any]
 _NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
@@ -146,11 +155,11 @@ def rank_models(models: Sequence[ModelSummary]) -> list[ModelSummary]:
 
     def rank(model: ModelSummary) -> tuple[float, ...]:
         likelihood, loss = get_likelihood(model), model.get("nll_per_bit", float("inf"))
-        accuracy = model.get("prediction", {}).get("accuracy", 0.0)
+        explained, accuracy = model.get("r2"), model.get("prediction", {}).get("accuracy", 0.0)
         is_in_sample_baseline = model["artifact"] is None and model["rows_fitted"] != "none"
         order = _KIND_ORDER[model["kind"]]
         nats = 0.0 if likelihood is None else -likelihood
-        return is_in_sample_baseline, order, nats, loss, -accuracy
+        return is_in_sample_baseline, order, nats, loss, -(explained or 0.0), -accuracy
 
     return sorted(models, key=rank)
 
@@ -199,14 +208,13 @@ def _format_mark(difference: Mapping[str, Any] | None) -> str:
 
 def _make_comparison_table(models: Sequence[ModelSummary], differences: Differences) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = ["model", "components", "nats per row", "bits per row", "kind", "wrong bits"]
+    columns = ["model", "components", "nats per row", "bits per row", "kind"]
     if any("nats_per_row" in difference for difference in differences.values()):
         columns.insert(3, "difference")
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
-    if any("wrong_levels" in model for model in models):
-        columns += ["wrong levels", "rank correlation"]
-    columns += ["nats per bit", *labels, *pairs]
+    columns += [n for n, key in _LOSS_COLUMNS.items() if any(key in model for model in models)]
+    columns += [*labels, *pairs]
     for name in columns:
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
@@ -220,8 +228,10 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
             "kind": model["kind"],
             "wrong bits": _format_errors("wrong_bits", models, model, differences),
             "wrong levels": _format_errors("wrong_levels", models, model, differences),
-            "rank correlation": _format_rank_correlation(model),
+            "rank correlation": _format_mean(model, "rank_correlation"),
             "nats per bit": f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
+            "R²": _format_mean(model, "r2"),
+            "correlation": _format_mean(model, "correlation"),
             "labels": _format_prediction(model.get("prediction", {})),
             "pairs rmse (by chance)": _format_pair_rmse(model),
         }
@@ -249,9 +259,9 @@ def _format_errors(
     return f"{model[measure]:.2%} {mark}"
 
 
-def _format_rank_correlation(model: ModelSummary) -> str:
-    correlation = model.get("rank_correlation")
-    return "" if correlation is None else f"{correlation:.3f}"
+def _format_mean(model: ModelSummary, name: str) -> str:
+    value = model.get(name)
+    return "" if value is None else f"{value:.3f}"
 
 
 def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) -> Iterator[str]:
@@ -266,6 +276,11 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
         yield (
             "rank correlation: Spearman's, between the expected and the true level, mean over "
             "features"
+        )
+    if any("r2" in model for model in models):
+        yield (
+            "R², correlation: between measurements and their expected values given the codes, mean "
+            "over features"
         )
     kinds = {model["kind"] for model in models}
     for kind, text in _KIND_TEXTS.items():
@@ -319,6 +334,10 @@ def _iter_share_lines(model: ModelSummary) -> Iterator[str]:
         correlation = own["rank_correlation"]
         rank = "" if correlation is None else f", rank correlation {correlation:.3f}"
         yield f"levels: {own['feature']}: wrong {own['wrong_levels']:.2%}{rank}"
+    for own in model.get("continuous", ()):
+        values = {"rmse": own["rmse"], "R²": own["r2"], "correlation": own["correlation"]}
+        texts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+        yield f"measurements: {own['feature']}: {', '.join(texts) or 'not observed'}"
     for kind in ("marginals", "pairs"):
         for gap in model.get(kind, {}).get("largest", ()):
             names = ", ".join(gap["features"])

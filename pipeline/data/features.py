@@ -73,12 +73,6 @@ def select_with_levels(features: Sequence[Feature]) -> tuple[Feature, ...]:
     return tuple(feature for feature in features if feature.levels)
 
 
-def list_features_with_levels(dataset: HasFeatures) -> tuple[Feature, ...]:
-    """Return the features of a dataset that have levels; none if all of these are binary."""
-    features = select_with_levels(list_features(dataset))
-    return () if are_binary(features) else features
-
-
 def list_features_to_reconstruct(dataset: HasFeatures) -> tuple[Feature, ...]:
     """Return the features of a dataset; none if all are binary."""
     features = list_features(dataset)

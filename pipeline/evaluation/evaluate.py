@@ -16,10 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
-from pipeline.data.features import Feature, HasFeatures, list_features, select_with_levels
+from pipeline.data.features import (
+    Feature,
+    HasFeatures,
+    are_binary,
+    find_continuous,
+    list_features,
+    select_with_levels,
+)
 from pipeline.data.matching import find_segment_indices, make_empty_rows
 from pipeline.errors import FitError
 from pipeline.evaluation.level_scores import compute_level_losses, describe_level_losses
+from pipeline.evaluation.number_scores import (
+    ReconstructionSums,
+    compute_number_losses,
+    describe_number_losses,
+)
 from pipeline.evaluation.prediction import TargetLabels, describe_prediction, summarize_predictions
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
@@ -28,6 +40,7 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     CanReconstruct,
     HasCompositeLikelihood,
+    HasContinuousFeatures,
     HasLogLikelihood,
     HasLowerBound,
     HasPseudoLikelihood,
@@ -68,7 +81,7 @@ class EvaluatedModel:
     labels
         The labels that the model predicts, as the dataset encodes them, if any.
     features
-        The features of the dataset with levels; empty if all of these are binary.
+        The features of the dataset; empty if all are binary.
     """
 
     model: Model
@@ -76,6 +89,17 @@ class EvaluatedModel:
     segments: Counts
     labels: TargetLabels | None = None
     features: tuple[Feature, ...] = ()
+
+    @property
+    def features_with_levels(self) -> tuple[Feature, ...]:
+        """The features with levels; empty if all of these are binary."""
+        features = select_with_levels(self.features)
+        return () if are_binary(features) else features
+
+    @property
+    def continuous_features(self) -> list[str]:
+        """Names of the continuous features."""
+        return [self.features[index].name for index in find_continuous(self.features)]
 
 
 def match_segments(
@@ -89,7 +113,7 @@ def match_segments(
     """Match the segments of a fitted model with those of a dataset, by name.
 
     `fitted_segments` maps the names of segments with their own parameters to their indices.
-    `features` are those of the dataset with levels; empty if all of these are binary.
+    `features` are the features of the dataset; empty if all are binary.
     """
     names = segment_names if fitted_segments else ()
     segments = find_segment_indices(fitted_segments, names)
@@ -113,12 +137,12 @@ class LikelihoodMeasure(NamedTuple):
     refusals: tuple[str, ...] = ()
 
 
-def check_has_levels(dataset: HasFeatures) -> None:
-    """Refuse a dataset of continuous features only: there is nothing to compare."""
+def check_has_levels(dataset: HasFeatures, option: str) -> None:
+    """Refuse an option that compares features with levels if all are continuous."""
     if not select_with_levels(list_features(dataset)):
         raise FitError(
-            "All features are continuous, but only features with levels are evaluated. Compare the "
-            "expected values that `transform` writes by {reconstruct=expected-levels}."
+            f"{option} compares features with levels, but all features are continuous. "
+            "Leave it out."
         )
 
 
@@ -228,7 +252,8 @@ def _score_block(subjects: SubjectsByName, rng: RowRandom, block: BinaryBlock) -
 
 def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
     """Cut a block into parts whose dense matrices of floats stay small."""
-    size = 64 * max(1, _CELLS_AT_ONCE // (64 * block.n_features))
+    n_columns = block.n_features + (0 if block.numbers is None else len(block.numbers))
+    size = 64 * max(1, _CELLS_AT_ONCE // (64 * n_columns))
     for start in range(0, block.n_samples, size):
         yield block.take_rows(np.arange(start, min(start + size, block.n_samples)))
 
@@ -279,7 +304,7 @@ def _score_rows(
         **losses,
         **predicted,
     }
-    sums = Sums(n, n, float(scores.nats.sum()), values)
+    sums = ReconstructionSums(n, n, float(scores.nats.sum()), values)
     return sums, _RowScores(scores.nats, errors)
 
 
@@ -310,7 +335,25 @@ def _compute_losses(
         return {}, {}
     codes = subject.model.transform(subject.params, block, rng)["mean"]
     segments = np.full(block.n_samples, block.segment)
-    probabilities = subject.model.reconstruct(subject.params, codes, segments)
+    losses: dict[str, NDArray[Any]] = {}
+    errors: dict[str, tuple[Counts, Counts]] = {}
+    if block.n_features:
+        probabilities = subject.model.reconstruct(subject.params, codes, segments)
+        losses, errors["bits"] = _compute_bit_losses(block, probabilities)
+        if features := subject.features_with_levels:
+            levels = compute_level_losses(block, probabilities, features)
+            losses |= levels.values
+            errors["levels"] = levels.wrong_levels, levels.n_observed
+    if subject.continuous_features and isinstance(subject.model, HasContinuousFeatures):
+        numbers = subject.model.reconstruct_numbers(subject.params, codes, segments)
+        losses |= compute_number_losses(block, numbers)
+    return losses, errors
+
+
+def _compute_bit_losses(
+    block: BinaryBlock, probabilities: Array
+) -> tuple[dict[str, NDArray[Any]], tuple[Counts, Counts]]:
+    """Return the sums and errors of bits, given the probability that each is 1."""
     wrong, nats = compute_bit_losses(block.unpack_values(), probabilities)
     n_observed = np.full(block.n_samples, block.n_features)
     if (mask := block.unpack_mask()) is not None:
@@ -322,13 +365,7 @@ def _compute_losses(
         "nll_per_bit": nats.sum(),
         "observed": n_observed.sum(),
     }
-    losses = {name: np.asarray(value) for name, value in sums.items()}
-    errors = {"bits": (wrong_bits, n_observed)}
-    if subject.features:
-        levels = compute_level_losses(block, probabilities, subject.features)
-        losses |= levels.values
-        errors["levels"] = levels.wrong_levels, levels.n_observed
-    return losses, errors
+    return {name: np.asarray(value) for name, value in sums.items()}, (wrong_bits, n_observed)
 
 
 def describe_scores(
@@ -337,7 +374,7 @@ def describe_scores(
     """Combine `describe_likelihood`, `describe_reconstruction` and `describe_prediction`."""
     return {
         **describe_likelihood(measure, sums),
-        **describe_reconstruction(sums, subject.features),
+        **describe_reconstruction(sums, subject),
         **describe_prediction(subject.labels, sums.values),
     }
 
@@ -371,16 +408,22 @@ def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any
     }
 
 
-def describe_reconstruction(sums: Sums, features: Sequence[Feature] = ()) -> dict[str, Any]:
+def describe_reconstruction(sums: Sums, subject: EvaluatedModel | None = None) -> dict[str, Any]:
     """Return the mean reconstruction losses per observed value; empty without reconstruction.
 
-    Features with several levels also have the losses of `describe_level_losses`.
+    Features of a `subject` with several levels also have the losses of `describe_level_losses`, and
+    continuous ones those of `describe_number_losses`.
     """
-    if "observed" not in sums.values:
-        return {}
-    n_observed = max(int(sums.values["observed"]), 1)
-    losses = {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}
-    return {**losses, **(describe_level_losses(sums.values, features) if features else {})}
+    found: dict[str, Any] = {}
+    if "observed" in sums.values:
+        n_observed = max(int(sums.values["observed"]), 1)
+        for name in ("wrong_bits", "nll_per_bit"):
+            found[name] = float(sums.values[name]) / n_observed
+    if subject is not None and "level_table" in sums.values:
+        found |= describe_level_losses(sums.values, subject.features_with_levels)
+    if subject is not None and "number_means" in sums.values:
+        found |= describe_number_losses(sums.values, subject.continuous_features)
+    return found
 
 
 def describe_differences(

@@ -304,10 +304,10 @@ def describe_neighbourhoods(sample: SampledRows, codes: Array) -> dict[str, Any]
         `n_neighbors`; the number of `rows` in the sample and the number `of` rows it was drawn
         from; `trustworthiness`, 1 if all neighbours in code space are also neighbours in the bits,
         0.5 by chance; `continuity`, the same with codes and bits exchanged. Empty if all codes are
-        equal or there are fewer than 11 rows.
+        equal, there are fewer than 11 rows, or all features are continuous.
     """
     n = sample.block.n_samples
-    if n <= 2 * N_NEIGHBORS or not has_distinct_codes(codes):
+    if n <= 2 * N_NEIGHBORS or not sample.block.n_features or not has_distinct_codes(codes):
         return {}
     bits = sample.block.to_packed_rows()
     by_bits = compute_squared_distances(bits, bits)

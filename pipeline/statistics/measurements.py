@@ -1,7 +1,7 @@
 """Sums over rows of continuous features, alone and with the planes of other features.
 
-Means and variances come from one pass: those of a block are exact, and blocks are merged by the
-formula of Chan, Golub & LeVeque (1983), so that a large mean costs no digits. Later passes sum
+Means and variances come from one pass: those of a block are exact, and blocks are merged by
+`pipeline.statistics.sums.merge_means`, so that a large mean costs no digits. Later passes sum
 standardized values.
 """
 
@@ -27,7 +27,7 @@ from pipeline.statistics.correlations import (
     mirror_upper_triangle,
 )
 from pipeline.statistics.counts import FeatureCounts, PairCounts, PairTable
-from pipeline.statistics.sums import Array, Counts, Sums, UntiledStatistics
+from pipeline.statistics.sums import Array, Counts, Sums, UntiledStatistics, merge_means
 
 FIRST_KEY = "first-with-numbers"
 """Key of the results of `MeasuredCounts`."""
@@ -93,16 +93,14 @@ class MeasuredCounts(FeatureCounts):
 
     def merge(self, other: Self) -> Self:
         """Add further rows."""
-        total = self.number_weights + other.number_weights
-        share = np.divide(other.number_weights, total, out=np.zeros_like(total), where=total > 0)
+        own, others = (self.number_weights, self.means), (other.number_weights, other.means)
+        merged = merge_means(*own, *others)
         with np.errstate(invalid="ignore"):
-            difference = other.means - self.means
-            means = self.means + share * difference
-            between = self.number_weights * share * difference**2
+            between = merged.factor * merged.difference**2
         return replace(
             super().merge(other),
-            number_weights=total,
-            means=means,
+            number_weights=merged.weights,
+            means=merged.means,
             squares=self.squares + other.squares + between,
             minima=np.minimum(self.minima, other.minima),
             maxima=np.maximum(self.maxima, other.maxima),

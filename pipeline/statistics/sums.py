@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,40 @@ class CountStatistics(UntiledStatistics):
     def objective(self) -> float:
         """Return 0: counts have no objective."""
         return 0.0
+
+
+class MergedMeans(NamedTuple):
+    """Means over two sets of rows together, and what their separate squares leave out.
+
+    Attributes
+    ----------
+    weights, means
+        Weights and weighted means of both sets together.
+    difference
+        Mean of the second set minus mean of the first.
+    factor
+        Σ w (x − x̄)(y − ȳ) over both sets is the sum over each, and `factor` times the product of
+        the differences of x and of y.
+    """
+
+    weights: Array
+    means: Array
+    difference: Array
+    factor: Array
+
+
+def merge_means(
+    weights: NDArray[Any], means: Array, other_weights: NDArray[Any], other_means: Array
+) -> MergedMeans:
+    """Merge means by the formula of Chan, Golub & LeVeque (1983), which loses no digits.
+
+    All arrays have shapes that broadcast with each other; sets without rows have mean 0.
+    """
+    total = weights + other_weights
+    share = np.divide(other_weights, total, out=np.zeros(total.shape), where=total > 0)
+    with np.errstate(invalid="ignore"):  # infinite values; they are refused by their extremes
+        difference = other_means - means
+        return MergedMeans(total, means + share * difference, difference, weights * share)
 
 
 def sum_by_segment(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:

@@ -116,7 +116,20 @@ def test_expected_values_are_in_the_units_of_the_data(plain_cli, people, tmp_pat
     assert "Feature 'age' is continuous, so it has no levels to reconstruct" in error
 
 
-def test_features_with_levels_are_evaluated(plain_cli, people) -> None:
+def check_continuous_scores(model: dict, codes: Path, people: pd.DataFrame) -> None:
+    """Compare the scores of measurements with those of the expected values of `transform`."""
+    expected = pd.read_csv(codes).filter(like="expected_levels")
+    for own in model["continuous"]:
+        name = own["feature"]
+        table = people.assign(guess=expected[f"expected_levels_{name}"]).dropna(subset=name)
+        errors = table[name] - table["guess"]
+        assert own["rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
+        assert own["r2"] == pytest.approx(1 - (errors**2).mean() / table[name].var(ddof=0), 1e-4)
+        assert own["correlation"] == pytest.approx(table[name].corr(table["guess"]), rel=1e-4)
+    assert model["r2"] == pytest.approx(np.mean([own["r2"] for own in model["continuous"]]))
+
+
+def test_all_kinds_of_features_are_evaluated(plain_cli, people, tmp_path: Path) -> None:
     fit(plain_cli, "--components", "1", "--no-report", "--set", "errors=none")
     words = ["evaluate", "--dataset", "d.zarr", "--artifact", "a", "--executor", "serial", "--json"]
     done = plain_cli(*words)
@@ -124,11 +137,25 @@ def test_features_with_levels_are_evaluated(plain_cli, people) -> None:
     (model,) = (m for m in done.json["models"] if m["name"] == "a")
     assert [row["feature"] for row in model["levels"]] == ["q0", "b0", "q1", "b1"]
     assert model["rank_correlation"] > 0.5
+    assert [row["feature"] for row in model["continuous"]] == ["age", "income"]
+    transform = ["transform", *words[1:5], "--reconstruct", "expected-levels", "--output", "c.csv"]
+    assert plain_cli(*transform).code == 0
+    check_continuous_scores(model, tmp_path / "c.csv", people)
+    shown = plain_cli(*words[:-1], "--details", "--no-baselines").out
+    (line,) = (line for line in shown.splitlines() if "measurements: age" in line)
+    assert f"R² {model['continuous'][0]['r2']:.4g}" in line
     folds = plain_cli(*words, "--folds", 2)
     assert folds.code == 0, folds.err
+    scores = {one["name"]: one for one in folds.json["models"]}
+    assert scores["a"]["r2"] > 0.3 > scores["independent features"]["r2"]
+    in_sample = {one["name"]: one for one in done.json["models"]}["independent features"]
+    assert scores["independent features"]["log_likelihood"] == pytest.approx(
+        in_sample["log_likelihood"], abs=0.3
+    )
     data = lb.from_dataframe(people, continuous=["age", "income"], levels=ANSWERS)
     own = lb.evaluate(lb.fit(data, "clipped-pca", components=1, errors="none"), data)
-    assert own["wrong_levels"] == pytest.approx(model["wrong_levels"])
+    for name in ("wrong_levels", "r2", "correlation"):
+        assert own[name] == pytest.approx(model[name])
 
 
 def test_a_scorer_reads_measurements(people) -> None:
@@ -195,8 +222,16 @@ def test_measurements_alone(plain_cli, people, tmp_path: Path, model: str) -> No
     done = plain_cli("transform", *words, "--reconstruct", "expected-levels", "--output", "c")
     assert done.code == 0, done.err
     assert plain_cli("sample", "--artifact", "m", "--rows", "9", "--output", "s.zarr").code == 0
-    error = plain_cli("evaluate", *words).check_refused()
-    assert "All features are continuous" in error
+    done = plain_cli("evaluate", *words, "--executor", "serial", "--json")
+    assert done.code == 0, done.err
+    (scores,) = (one for one in done.json["models"] if one["name"] == "m")
+    assert 0 < scores["r2"] < 1 if model == "clipped-pca" else scores["r2"] == pytest.approx(0)
+    assert "wrong_bits" not in scores
+    assert "pairs" not in scores
+    warnings = ["neighbours are not compared: all features are continuous"]
+    assert scores["warnings"] == warnings
+    error = plain_cli("evaluate", *words, "--label", "segment").check_refused()
+    assert "--label compares features with levels, but all features are continuous" in error
 
 
 def test_latent_classes_of_measurements(plain_cli, people, tmp_path: Path) -> None:
