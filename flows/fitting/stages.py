@@ -235,6 +235,8 @@ def _find_earlier_strips(
         return None
     model: Any = job.model
     names = tuple(name for name in model.pair_counts if name in arrays)
+    if not names:
+        return None
     try:
         latest = load_artifact(job.run_folder.output.resolve())  # for workers elsewhere
         pairs, manifest = latest.pairs, latest.manifest

@@ -22,7 +22,11 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import CanCompareRows, CanTabulatePairs
 from pipeline.models.state import FitState
 from pipeline.params import convert_to_c_order
-from pipeline.passes.feature_strips import FeaturePairJob, choose_strip_height
+from pipeline.passes.feature_strips import (
+    FeaturePairJob,
+    choose_strip_height,
+    count_strip_features,
+)
 from pipeline.passes.row_ranges import (
     ROW,
     ArrayDescriptions,
@@ -129,8 +133,10 @@ def make_pair_job(
     """
     if isinstance(model, CanCompareRows):
         return RowPairJob(partial(model.compare, state.params, state.working), rows, rows)
-    height = choose_strip_height(rows.n_features, count_cpus(), spare)
-    return FeaturePairJob(partial(model.tabulate, state.params, state.working), rows, height)
+    columns = model.count_columns(rows.n_features)
+    height = choose_strip_height(int(columns.sum()), count_cpus(), spare)
+    tabulate = partial(model.tabulate, state.params, state.working)
+    return FeaturePairJob(tabulate, rows, len(columns), count_strip_features(columns, height))
 
 
 def run_in_memory(

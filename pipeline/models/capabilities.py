@@ -373,6 +373,9 @@ class CanTabulatePairs(Protocol):
     pair_counts: tuple[str, ...]
     """Names of the arrays that are sums over rows, if `tabulate` returns them."""
 
+    def count_columns(self, n_planes: int) -> NDArray[np.int64]:
+        """Return how many columns each feature takes in tables of pairs, (n_features,)."""
+
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether data with this number of features are counted in strips."""
 

@@ -42,13 +42,15 @@ class FeaturePairJob:
     """The job that all tasks share, small enough to send with each task.
 
     `tabulate` computes the arrays of a strip from its features, the chunks, and the counts of
-    earlier chunks (see `CanTabulatePairs.tabulate`). `rows` are the rows to count, `height` is the
-    number of features per strip, and `earlier` has the counts of leading chunks if they are known.
+    earlier chunks (see `CanTabulatePairs.tabulate`). `rows` are the rows to count, `n_features` is
+    the number of features and `height` that of each strip, and `earlier` has the counts of leading
+    chunks if they are known.
     """
 
     label: ClassVar[str] = "pair tables"
     tabulate: Callable[[slice, Iterator[PackedChunk], Arrays | None], Arrays]
     rows: RowSource
+    n_features: int
     height: int
     earlier: EarlierStrips | None = None
 
@@ -68,13 +70,13 @@ class FeaturePairJob:
 
     def describe_arrays(self) -> ArrayDescriptions:
         """Describe the stored arrays of a strip, by tabulating a strip without features."""
-        n = self.rows.n_features
+        n = self.n_features
         arrays = self.tabulate(slice(n, n), iter(()), None)
         return {name: (("feature_j",), (n,), str(a.dtype)) for name, a in arrays.items()}
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
         """Return the number of features as that of a single chunk: ranges consist of features."""
-        return [self.rows.n_features]
+        return [self.n_features]
 
     def choose_range_length(self, total: int) -> int:
         """Return the number of features per strip."""
@@ -85,31 +87,43 @@ class FeaturePairJob:
         return 0
 
 
-def choose_strip_height(n_features: int, n_threads: int, spare: int | None) -> int:
-    """Choose the number of features per strip, from `n_features` alone unless memory is short.
+def choose_strip_height(n_columns: int, n_threads: int, spare: int | None) -> int:
+    """Choose the number of columns per strip, from `n_columns` alone unless memory is short.
 
     A strip is high enough that reading a chunk takes little time compared to counting it, and low
     enough that the sums stay small. `n_threads` tasks run at the same time. Together they may use
     `spare` bytes more than with strips of `MIN_STRIP_HEIGHT`; None for no limit.
     """
-    height = max(_MAX_STRIP_HEIGHT // 2, min(_MAX_STRIP_HEIGHT, _STRIP_CELLS // n_features))
-    minimum = estimate_strip_memory(MIN_STRIP_HEIGHT, n_features)
+    height = max(_MAX_STRIP_HEIGHT // 2, min(_MAX_STRIP_HEIGHT, _STRIP_CELLS // n_columns))
+    minimum = estimate_strip_memory(MIN_STRIP_HEIGHT, n_columns)
     while spare is not None and height > MIN_STRIP_HEIGHT:
-        if n_threads * (estimate_strip_memory(height, n_features) - minimum) <= spare:
+        if n_threads * (estimate_strip_memory(height, n_columns) - minimum) <= spare:
             break
         height //= 2
     return height
 
 
-def estimate_strip_memory(height: int, n_features: int) -> int:
-    """Return the bytes that a task needs for a strip."""
-    return _CELL_BYTES * height * n_features + _CONCATENATED_BYTES
+def count_strip_features(columns: NDArray[np.int64], height: int) -> int:
+    """Return the most features per strip with which no strip has more than `height` columns.
+
+    `columns` are the columns of each feature, (n_features,). A strip has at least one feature.
+    """
+    edges = np.concatenate([[0], np.cumsum(columns)])
+    for n_features in range(height, 1, -1):
+        starts = edges[:-1:n_features]
+        if np.diff(starts, append=edges[-1]).max() <= height:
+            return n_features
+    return 1
+
+
+def estimate_strip_memory(height: int, n_columns: int) -> int:
+    """Return the bytes that a task needs for a strip of `height` columns."""
+    return _CELL_BYTES * height * n_columns + _CONCATENATED_BYTES
 
 
 def make_square_rows(job: FeaturePairJob, strip: RowRange) -> dict[str, NDArray[Any]]:
     """Compute a strip as rows of square arrays, 0 at pairs that belong to other strips."""
-    n_features = job.rows.n_features
-    return {name: _widen_strip(values, n_features) for name, values in job(strip).items()}
+    return {name: _widen_strip(values, job.n_features) for name, values in job(strip).items()}
 
 
 def _widen_strip(strip: NDArray[Any], n_features: int) -> NDArray[Any]:

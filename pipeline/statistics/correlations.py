@@ -62,15 +62,13 @@ def draw_independent_levels(table: PairTable, first_planes: Counts, scores: Arra
     Scores are coupled alike, as if plane c, where it is reached, were a feature of its own.
 
     `table` is that of `draw_independent_pairs`, for planes, and `scores` are those of
-    `draw_scores`, (n_planes, n_planes). The result has the pairs of planes of features i < j; other
-    joint counts are 0.
+    `draw_scores`, (n_planes, n_planes). Both may also have only the planes of the first features as
+    rows. The result has the pairs of planes of features i < j; other joint counts are 0.
     """
-    n_planes, firsts = int(first_planes[-1]), first_planes[:-1]
-    n, ones_i, ones_j = (
-        np.broadcast_to(a, (n_planes, n_planes)).astype(np.float64) for a in table[:3]
-    )
-    joint, heights = np.zeros((n_planes, n_planes)), np.diff(first_planes)
-    i, j = np.triu_indices(len(heights), 1)
+    shape, firsts, heights = scores.shape, first_planes[:-1], np.diff(first_planes)
+    n, ones_i, ones_j = (np.broadcast_to(a, shape).astype(np.float64) for a in table[:3])
+    joint = np.zeros(shape)
+    i, j = np.triu_indices(int(np.searchsorted(firsts, shape[0])), 1, len(heights))
     for c in range(heights.max(initial=0)):
         for d in range(heights.max(initial=0)):
             has_both = (heights[i] > c) & (heights[j] > d)

@@ -70,10 +70,17 @@ def estimate_null_quantiles(
     if n_varying < 2:
         return np.ones(k)
     noise = make_grouped_noise(n_rows, observed[varying], ones[varying], estimate, rng)
+    return find_null_quantiles(noise, n_varying, k, rng, quantile)
+
+
+def find_null_quantiles(
+    noise: GroupedNoise, n_features: int, k: int, rng: np.random.Generator, quantile: float
+) -> Array:
+    """Return a quantile of each of the k leading eigenvalues of noise with so many features."""
     if not noise.variance().any():
         return np.full(k, noise.diagonal_without_mean.max())
     edge = find_edge(noise)
-    values = noise_eigenvalues(noise, edge, draw_edge_points(n_varying, k, _DRAWS, rng))
+    values = noise_eigenvalues(noise, edge, draw_edge_points(n_features, k, _DRAWS, rng))
     positions, deviations = find_spikes(noise, edge)
     spikes = positions + deviations * rng.standard_normal((_DRAWS, len(positions)))
     leading = np.sort(np.hstack([spikes, values]), axis=1)[:, ::-1][:, :k]
@@ -92,9 +99,8 @@ def make_grouped_noise(
 
     Parameters are as for `estimate_null_quantiles`; no feature may be constant.
     """
-    groups = _group_features(np.array([scipy.special.ndtri(ones / observed), np.log(observed)]))
-    shares = (np.arange(_TABLES_PER_GROUP) + 0.5) / _TABLES_PER_GROUP
-    members = np.array([group[(shares * len(group)).astype(np.intp)] for group in groups])
+    groups = group_features(np.array([scipy.special.ndtri(ones / observed), np.log(observed)]))
+    members = select_members(groups)
     moments = np.zeros((3, len(groups), len(groups)))
     for a, left in enumerate(members):
         right = rng.permuted(members[a:], axis=1)
@@ -108,7 +114,7 @@ def make_grouped_noise(
     return GroupedNoise(sizes, mean, np.maximum(linear, 0.0), spread, n_rows - 1)
 
 
-def _group_features(coordinates: Array) -> list[NDArray[np.intp]]:
+def group_features(coordinates: Array) -> list[NDArray[np.intp]]:
     """Halve groups of features, the widest and largest first, along their widest coordinate."""
 
     def make_entry(features: NDArray[np.intp]) -> tuple[float, int, int, NDArray[np.intp]]:
@@ -126,6 +132,12 @@ def _group_features(coordinates: Array) -> list[NDArray[np.intp]]:
     return [features for *_, features in heap]
 
 
+def select_members(groups: list[NDArray[np.intp]]) -> NDArray[np.intp]:
+    """Select features of each group, evenly spaced, (n_groups, _TABLES_PER_GROUP)."""
+    shares = (np.arange(_TABLES_PER_GROUP) + 0.5) / _TABLES_PER_GROUP
+    return np.array([group[(shares * len(group)).astype(np.intp)] for group in groups])
+
+
 def _draw_margins(
     n_rows: int,
     observed: Counts,
@@ -135,15 +147,15 @@ def _draw_margins(
     rng: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
     """Draw rows and ones of tables of features i and j, whose values are missing independently."""
-    n = _draw_overlaps(np.full(i.shape, n_rows), observed[i], observed[j], rng)
+    n = draw_overlaps(np.full(i.shape, n_rows), observed[i], observed[j], rng)
     return (
         n,
-        _draw_overlaps(observed[i], ones[i], n, rng),
-        _draw_overlaps(observed[j], ones[j], n, rng),
+        draw_overlaps(observed[i], ones[i], n, rng),
+        draw_overlaps(observed[j], ones[j], n, rng),
     )
 
 
-def _draw_overlaps(
+def draw_overlaps(
     n: NDArray[Any], left: Counts, right: NDArray[Any], rng: np.random.Generator
 ) -> Array:
     """Draw the number of common rows of two random sets of `left` and `right` of n rows."""

@@ -23,8 +23,9 @@ An ordinal feature with k levels has k − 1 thresholds, one per plane: s_i ≥ 
 correlations are then polychoric; see `ordinal`. A continuous feature shows x_i itself, up to mean
 and scale; see `mixed`.
 
-Wide data, of more than 2,000 features: correlations are computed in strips of features, and their
-spectrum by products with the strips. No task and no central step holds a square of all features.
+Wide data, of more than 2,000 features or 8,000 planes: correlations are computed in strips of
+features, and their spectrum by products with the strips. No task and no central step holds a square
+of all features.
 Correlations are stored as float32: this rounds them by at most 3e-8, far below their sampling
 errors, and changes leading eigenvalues by less than a relative 1e-8.
 
@@ -234,7 +235,8 @@ class ClippedPCA(Model):
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of 18 square matrices in the central step and 7 per null draw."""
         if self.has_pair_tables(n_features):
-            return estimate_strips_memory(n_features, self.n_components or N_LEADING, n_threads)
+            columns, n_leading = self.count_columns(n_features), self.n_components or N_LEADING
+            return estimate_strips_memory(len(columns), int(columns.sum()), n_leading, n_threads)
         return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -277,12 +279,16 @@ class ClippedPCA(Model):
                 parameter="components",
             )
         if is_wide and self.repair == "nearest":
+            limit_text, size_text = self._describe_size(n_features)
             raise FitError(
-                f"{{repair=nearest}} takes at most {MAX_SQUARE_FEATURES} features, because it "
-                f"computes all eigenvectors many times, but there are {n_features}. "
-                "Use {repair=shrink}.",
+                f"{{repair=nearest}} takes at most {limit_text}, because it computes all "
+                f"eigenvectors many times, but there are {size_text}. Use {{repair=shrink}}.",
                 parameter="repair",
             )
+
+    def _describe_size(self, n_features: int) -> tuple[str, str]:
+        """Return the largest size of data that are not wide, and the size of these data."""
+        return f"{MAX_SQUARE_FEATURES} features", str(n_features)
 
     def _make_first_params(self, thresholds: Array) -> ClippedPCAParams:
         if self.estimator == "arcsine":
@@ -430,6 +436,10 @@ class ClippedPCA(Model):
         repair = "shrink" if self.has_pair_tables(n_features) else "nearest"
         return f"consider {{repair={repair}}}"
 
+    def count_columns(self, n_planes: int) -> NDArray[np.int64]:
+        """Return the number of planes of each feature, (n_features,)."""
+        return np.ones(n_planes, np.int64)
+
     def has_pair_tables(self, n_features: int) -> bool:
         """Return whether data are so wide that pairs are counted in strips."""
         return n_features > MAX_SQUARE_FEATURES
@@ -443,7 +453,11 @@ class ClippedPCA(Model):
         counts: Arrays | None,
     ) -> Mapping[str, NDArray[Any]]:
         """Count and estimate the pairs of a strip of features."""
-        return estimate_strip(self._estimator_function, working, features, chunks, counts)
+        correlation, status, sums = estimate_strip(
+            self._estimator_function, self.first_planes, working, features, chunks, counts
+        )
+        stored = {name: sums[name] for name in self.pair_counts if name in sums}
+        return {"correlation": correlation, "status": status, **stored}
 
     def update_from_pairs(
         self,
@@ -453,8 +467,8 @@ class ClippedPCA(Model):
         rng: np.random.Generator,
     ) -> FitState:
         """Compute the spectrum of the strips by products, and the loadings."""
-        constant, n_leading = state.auxiliary["constant"], self.n_components or N_LEADING
-        n_features = len(state.params.thresholds)
+        constant, n_features = state.auxiliary["constant"], len(state.params.loadings)
+        n_leading = self.n_components or min(N_LEADING, max_leading_pairs(n_features))
         spectrum = find_strip_spectrum(results, constant, n_features, n_leading, map_items)
         shrinkage = 0.0
         if self.repair == "shrink":
@@ -463,10 +477,7 @@ class ClippedPCA(Model):
             )
         null_quantiles = np.zeros(0)
         if self.n_components is None:
-            total, observed, ones = (state.working[k] for k in ("total", "observed", "ones"))
-            null_quantiles = estimate_null_quantiles(
-                int(total), observed, ones, self._estimator_function, n_leading, rng
-            )
+            null_quantiles = self._estimate_null_quantiles(state.working, n_leading, map_items, rng)
         values = shrink_eigenvalues(spectrum.values, shrinkage)
         params = replace(
             state.params,
@@ -491,6 +502,15 @@ class ClippedPCA(Model):
         if self.estimator == "arcsine":
             return estimate_arcsine
         return partial(estimate_tetrachoric, self.empty_cells)
+
+    def _estimate_null_quantiles(
+        self, working: Arrays, n_leading: int, map_items: MapFunction, rng: np.random.Generator
+    ) -> Array:
+        """Compute the 95 % quantile of each leading eigenvalue from the margins alone."""
+        total, observed, ones = (working[name] for name in ("total", "observed", "ones"))
+        return estimate_null_quantiles(
+            int(total), observed, ones, self._estimator_function, n_leading, rng
+        )
 
     def _null_quantiles(self, counts: PairCounts, seeds: Any, map_items: MapFunction) -> Array:
         """Compute the 95 % quantile of each leading eigenvalue for independent features."""
@@ -672,39 +692,53 @@ def warn_about_noise(communalities: Array) -> FitWarnings:
     return (FitWarning(text, tuple(floored.tolist())),)
 
 
-def estimate_strips_memory(n_features: int, n_leading: int, n_threads: int) -> int:
+def estimate_strips_memory(n_features: int, n_columns: int, n_leading: int, n_threads: int) -> int:
     """Return the bytes of the basis, its products, and the smallest strips of all threads."""
-    columns = 2 * max_basis_columns(n_features, n_leading) + 8 * n_leading
-    return 8 * n_features * columns + n_threads * estimate_strip_memory(
-        MIN_STRIP_HEIGHT, n_features
+    n_vectors = 2 * max_basis_columns(n_features, n_leading) + 8 * n_leading
+    return 8 * n_features * n_vectors + n_threads * estimate_strip_memory(
+        MIN_STRIP_HEIGHT, n_columns
     )
 
 
 def estimate_strip(
     estimate: CorrelationEstimator,
+    first_planes: NDArray[np.int64] | None,
     margins: Arrays,
     features: slice,
     chunks: Iterable[PackedChunk],
     earlier: StripCounts | None = None,
-) -> Mapping[str, NDArray[Any]]:
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], StripCounts]:
     """Count and estimate the pairs of a strip with all features from its first one on.
 
-    `earlier` are the counts of rows that are not in `chunks`. Return `correlation` (float32),
-    `status`, and the counts, each (n_strip, n_features − first).
+    `first_planes` is None if all features are binary. `earlier` are the counts of rows that are not
+    in `chunks`.
+
+    Returns
+    -------
+    correlation, status
+        Of the pairs of features, (n_strip, n_features − first).
+    counts
+        Of the pairs of their planes.
     """
     total, unit, ones = int(margins["total"]), float(margins["weight_unit"]), margins["ones"]
     masked = bool((margins["observed"] < total).any())
-    counts = count_strip(features, len(ones), total, masked, chunks, earlier)
-    shape = counts["joint"].shape
+    firsts = np.arange(len(ones) + 1) if first_planes is None else first_planes
+    strip = slice(*firsts[[features.start, features.stop]].tolist())
+    counts = count_strip(strip, len(ones), total, masked, chunks, earlier)
+    n_strip = features.stop - features.start
+    shape = n_strip, len(firsts) - 1 - features.start
     correlation, status = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
-    for first in range(0, shape[0], _ROWS_AT_ONCE):
-        pairs = slice(first, first + _ROWS_AT_ONCE), slice(first, None)
-        rows = slice(features.start + first, min(features.start + pairs[0].stop, features.stop))
-        part = {name: values[pairs] for name, values in counts.items()}
-        table = make_strip_table(part, rows, total, ones).scale(unit)
+    n_at_once = max(1, _ROWS_AT_ONCE // int(np.diff(firsts).max(initial=1)))
+    for first in range(0, n_strip, n_at_once):
+        pairs = slice(first, first + n_at_once), slice(first, None)
+        own = features.start + first, min(features.start + pairs[0].stop, features.stop)
+        planes = slice(*firsts[[*own]].tolist())
+        places = slice(planes.start - strip.start, planes.stop - strip.start)
+        part = {name: values[places, places.start :] for name, values in counts.items()}
+        table = make_strip_table(part, planes, total, ones).scale(unit)
         correlation[pairs], status[pairs] = estimate(table)
-    mirror_upper_triangle(correlation[:, : shape[0]], status[:, : shape[0]])
-    return {"correlation": correlation, "status": status, **counts}
+    mirror_upper_triangle(correlation[:, :n_strip], status[:, :n_strip])
+    return correlation, status, counts
 
 
 def find_strip_spectrum(

@@ -8,6 +8,9 @@ Correlations are two-step estimates (Olsson 1979): thresholds from the margins o
 observe both features, then maximum likelihood, see `numerics.gaussian.polychoric`. All that follows
 is as for binary features. A level without rows has no table entries; its two thresholds are equal.
 
+Wide data are computed in strips, as binary ones, and strips have whole features. Only correlations
+and statuses are stored, but no counts of pairs of planes.
+
 Cost per block: n_planes² / 2 · n_samples / 64 word operations. One pass.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +27,9 @@ from pipeline.data.features import Feature, find_first_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.model import ClippedPCA, ClippedPCAParams
-from pipeline.models.state import FitState
+from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
+from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.correlations import CorrelationEstimator, estimate_polychoric
 from pipeline.statistics.counts import (
     FeatureCounts,
@@ -33,11 +37,12 @@ from pipeline.statistics.counts import (
     count_level_rows,
     make_empty_level_warnings,
 )
+from pipeline.statistics.level_null_spectrum import PlaneMargins, estimate_level_null_quantiles
 
 Array = NDArray[np.float64]
 
 MAX_PLANES = 8000
-"""Maximum number of planes, whose pairs are counted in one square."""
+"""Maximum number of planes of one square of counts; wider data use strips."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class OrdinalClippedPCA(ClippedPCA):
         The features.
     """
 
+    pair_counts: ClassVar[tuple[str, ...]] = ()  # they would have a row per plane
     structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
 
     @classmethod
@@ -59,20 +65,13 @@ class OrdinalClippedPCA(ClippedPCA):
         Raises
         ------
         FitError
-            If the settings or the number of levels cannot be combined with several levels.
+            If the settings cannot be combined with several levels.
         """
         if model.estimator == "arcsine":
             raise FitError(
                 "{estimator=arcsine} takes binary features only. Leave it out, or cut the features "
                 "in two by {cut=NAME>=VALUE}.",
                 parameter="estimator",
-            )
-        n_planes = int(find_first_planes(structure.features)[-1])
-        if n_planes > MAX_PLANES:
-            raise FitError(
-                f"The features have {n_planes:,} levels above their lowest ones, but clipped-pca "
-                f"takes at most {MAX_PLANES:,}. Leave out features, or cut them in two by "
-                "{cut=NAME>=VALUE}."
             )
         return add_structure(cls, model, structure)
 
@@ -90,12 +89,30 @@ class OrdinalClippedPCA(ClippedPCA):
     def _estimator_function(self) -> CorrelationEstimator:
         return partial(estimate_polychoric, self.empty_cells, self.first_planes)
 
+    def count_columns(self, n_planes: int) -> NDArray[np.int64]:
+        """Return the number of planes of each feature, (n_features,)."""
+        return np.array([feature.n_planes for feature in self.structure.features], np.int64)
+
     def has_pair_tables(self, n_features: int) -> bool:
-        """Return that pairs are counted in one square."""
-        return False
+        """Return whether there are too many features or planes for one square."""
+        return super().has_pair_tables(len(self.structure.features)) or self._n_planes > MAX_PLANES
+
+    @property
+    def _n_planes(self) -> int:
+        return int(self.first_planes[-1])
+
+    def _describe_size(self, n_features: int) -> tuple[str, str]:
+        limit, size = super()._describe_size(n_features)
+        levels = "levels above the lowest ones"
+        return (
+            f"{limit} with {MAX_PLANES} {levels}",
+            f"{size} features with {self._n_planes} {levels}",
+        )
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of squares of planes and of features, given the number of planes."""
+        if self.has_pair_tables(n_features):
+            return super().estimate_memory(n_features, n_segments, n_threads)
         pairs = 8 * n_features**2 * (6 + 5 * n_threads)
         return pairs + super().estimate_memory(len(self.structure.features), n_segments, n_threads)
 
@@ -133,3 +150,23 @@ class OrdinalClippedPCA(ClippedPCA):
         """Compute the correlations, their spectrum, and the loadings."""
         state = super().update(state, statistics, map_items, rng)
         return state.with_feature_names(self.structure.feature_names)
+
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Compute the spectrum of the strips by products, and the loadings."""
+        state = super().update_from_pairs(state, results, map_items, rng)
+        return state.with_feature_names(self.structure.feature_names)
+
+    def _estimate_null_quantiles(
+        self, working: Arrays, n_leading: int, map_items: MapFunction, rng: np.random.Generator
+    ) -> Array:
+        """Compute the 95 % quantile of each leading eigenvalue from the margins alone."""
+        margins = PlaneMargins(
+            int(working["total"]), working["observed"], working["ones"], self.first_planes
+        )
+        return estimate_level_null_quantiles(margins, self.empty_cells, n_leading, map_items, rng)

@@ -20,7 +20,7 @@ from pipeline.fitting import pair_work as pairs
 from pipeline.models.clipped_pca import ClippedPCA, model
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import open_dataset
-from storage.dataset.writer import append_dataset
+from storage.dataset.writer import append_dataset, create_dataset
 from storage.errors import DataError
 from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays
 from tests.support.faults import flip_middle_bit
@@ -511,3 +511,37 @@ class FirstFeature(NamedTuple):
 
     observed = property(lambda self: self.X)
     missing = property(lambda self: np.zeros_like(self.X))
+
+
+def test_wide_levels_are_fitted_exported_and_fitted_again(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"q{i}" for i in range(N_FEATURES)]
+    X = sum(draw_probit_rows(500, N_FEATURES, 2, seed=seed)[0] for seed in (1, 1, 2))
+    levels = dict.fromkeys(names[::2], ("never", "once", "twice", "often"))
+    X[:, 1::2] = X[:, 1::2] > 1
+    with create_dataset(tmp_path / "l.zarr", names, feature_levels=levels) as writer:
+        writer.add(ArrayBatch(X[:400]))
+
+    def fit(*options: Any) -> dict[str, bytes]:
+        done = cli("fit", "--dataset", "l.zarr", "--components", 2, "--json", *options)
+        assert done.code == 0, done.err
+        return list_bytes(done.json["artifact"])
+
+    before = fit("--report")
+    with append_dataset("l.zarr", names) as writer:
+        writer.add(ArrayBatch(X[400:]))
+    after = fit("--no-report")
+    assert before.keys() == after.keys() >= {"correlation", "status", "n_levels"}
+    assert before["correlation"] != after["correlation"]
+    assert after == fit("--no-report", "--output", "alone", "--executor", "threads")
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", N_FEATURES)
+    done = cli("fit", "--dataset", "l.zarr", "--components", 2, "--output", "square")
+    assert done.code == 0, done.err
+    for path in ("alone", "square"):
+        given = ("--artifact", path, "--what", "correlations", "--output", f"{path}.csv")
+        assert cli("export", *given).code == 0
+    one, other = (pyarrow.csv.read_csv(f"{path}.csv").to_pydict() for path in ("alone", "square"))
+    for name in ("feature_1", "feature_2", "status"):
+        assert one[name] == other[name]
+    np.testing.assert_allclose(one["correlation"], other["correlation"], atol=1e-7)
