@@ -20,7 +20,6 @@ from storage.sources.base import (
     Source,
     SourceBatch,
     SourceUpdates,
-    make_no_numbers_error,
     translate_read_errors,
 )
 from storage.sources.baskets import find_basket_items, open_baskets
@@ -191,8 +190,6 @@ def open_long_tables(
     """
     from storage.sources import long_tables  # importing Arrow is slow
 
-    if options.has_continuous:
-        raise make_no_numbers_error(paths[0])
     columns = long_tables.parse_long_columns(long)
     to = long_tables.LongTableTarget(**target) if target else None
     return long_tables.open_tables(paths, columns, options, duplicates, to)

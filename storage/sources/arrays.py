@@ -23,6 +23,7 @@ from storage.sources.value_codes import (
     check_numeric,
     encode_features,
     encode_numbers,
+    store_numbers,
 )
 
 _SPLIT_LABELS = ("train", "valid", "test")
@@ -110,6 +111,7 @@ class NpySource(Source):
     """A `.npy` matrix."""
 
     is_streaming = True
+    can_be_continuous = True
 
     def _read_batches(self) -> Generator[SourceBatch]:
         """Read the rows of the memory-mapped array."""
@@ -137,6 +139,7 @@ class NpzSource(Source):
     """
 
     is_streaming = True
+    can_be_continuous = True
 
     array: str
     packed: bool
@@ -201,7 +204,18 @@ def make_number_batch(
     def texts(rows: slice, feature: int) -> list[str]:
         return [str(value) for value in values[rows, feature]]
 
-    return source.make_batch(codes, first_row, texts, columns)
+    def read(feature: int) -> NDArray[np.float32]:
+        own = values[:, feature].astype(np.float64)
+        if observed is not None:
+            own[observed[:, feature] == 0] = np.nan
+        return store_numbers(
+            own,
+            source.options,
+            lambda row: str(values[row, feature]),
+            lambda row: source.format_place(first_row + row, feature),
+        )
+
+    return source.make_batch(codes, first_row, texts, columns, source.stack_numbers(read))
 
 
 def make_dimensions_error(path: str, n_dimensions: int) -> DataError:

@@ -25,7 +25,7 @@ from storage.sources.value_codes import (
     encode_numbers,
     parse_float,
     parse_number,
-    suggest_remedy,
+    store_numbers,
 )
 
 
@@ -98,24 +98,15 @@ def encode_table(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOpti
 
 
 def read_numbers(
-    source: Source, name: str, column: pa.Array, first_row: int, options: ReadOptions
+    column: pa.Array, options: ReadOptions, format_place: Callable[[int], str]
 ) -> NDArray[np.float32]:
     """Return the values of a continuous feature, (n_rows,), NaN where missing.
 
-    Raises `DataError` if a value is not a finite number.
+    `format_place` describes the place of a row. Raises `DataError` if a value is not a finite
+    number.
     """
     values = _parse_numbers(column, options)
-    with np.errstate(over="ignore"):
-        numbers = values.astype(np.float32)
-    if (is_wrong := np.isinf(numbers)).any():
-        row = int(is_wrong.argmax())
-        text = str(column[row].as_py())
-        place = source.format_place(first_row + row, source.feature_names.index(name))
-        is_number = parse_float(text) is not None
-        problem = "infinite, or too large for 32 bits" if is_number else "not a number"
-        remedy = suggest_remedy(name, [text], options, options.find_map(name))
-        raise DataError(f"{place}: the value {text!r:.62} is {problem}. {remedy}")
-    return numbers
+    return store_numbers(values, options, lambda row: str(column[row].as_py()), format_place)
 
 
 def _parse_numbers(column: pa.Array, options: ReadOptions) -> NDArray[np.float64]:
@@ -133,9 +124,7 @@ def _parse_numbers(column: pa.Array, options: ReadOptions) -> NDArray[np.float64
             texts = ("nan" if text is None else text for text in plain.to_pylist())
             numbers = (parse_float(text) for text in texts)
             return np.array([np.inf if number is None else number for number in numbers])
-    values: NDArray[np.float64] = column.cast(pa.float64()).fill_null(np.nan).to_numpy().copy()
-    for number in options.missing_numbers:
-        values[values == number] = np.nan
+    values: NDArray[np.float64] = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
     return values
 
 
@@ -292,8 +281,9 @@ def make_table_batch(
         name: convert_row_column(source, name, rows.column(name), first_row)
         for name in source.column_names
     }
-    continuous = [name for name in source.feature_names if options.is_continuous(name)]
-    numbers = [read_numbers(source, n, rows.column(n), first_row, options) for n in continuous]
-    return source.make_batch(
-        codes, first_row, texts, columns, np.column_stack(numbers) if numbers else None
-    )
+
+    def read(feature: int) -> NDArray[np.float32]:
+        column = features[source.feature_names[feature]]
+        return read_numbers(column, options, lambda k: source.format_place(first_row + k, feature))
+
+    return source.make_batch(codes, first_row, texts, columns, source.stack_numbers(read))

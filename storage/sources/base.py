@@ -110,7 +110,7 @@ class Source(ABC):
     can_select_columns: ClassVar[bool] = False
     """Whether columns that the options leave out are never read."""
     can_be_continuous: ClassVar[bool] = False
-    """Whether the format has columns that can be continuous features."""
+    """Whether features of the format can be continuous."""
     duplicate_remedy: ClassVar[str] = "Sum or remove duplicate entries first."
     """Advice for a cell with two values."""
 
@@ -132,7 +132,10 @@ class Source(ABC):
                 raise DataError(self._format_unknown_column(name))
         if self.options.has_continuous:
             if not self.can_be_continuous:
-                raise make_no_numbers_error(self.path)
+                raise DataError(
+                    f"{self.path}: {{continuous}} needs a table, such as a .csv or .parquet file, "
+                    "or a dense array. Write one."
+                )
             check_continuous_patterns(self.path, self.feature_names, self.options)
         check_level_patterns(self.path, self.feature_names, self.options)
 
@@ -195,6 +198,28 @@ class Source(ABC):
             if value_map is not None
             and (value_map.is_continuous or value_map.levels not in ((), BINARY_LEVELS))
         }
+
+    @cached_property
+    def continuous_features(self) -> list[int]:
+        """Indices of the continuous features that the options select."""
+        if not self.options.has_continuous:
+            return []
+        is_selected = [True] * self.n_features if self.can_select_columns else self.feature_mask
+        return [
+            k
+            for k, name in enumerate(self.feature_names)
+            if is_selected[k] and self.options.is_continuous(name)
+        ]
+
+    def stack_numbers(
+        self, read: Callable[[int], NDArray[np.float32]]
+    ) -> NDArray[np.float32] | None:
+        """Return the values of the continuous features, given a function that reads a feature.
+
+        They are (n_rows, n_continuous); None if no feature is continuous.
+        """
+        numbers = [read(feature) for feature in self.continuous_features]
+        return np.column_stack(numbers) if numbers else None
 
     @property
     def n_features(self) -> int:
@@ -397,14 +422,6 @@ def check_continuous_patterns(path: str, names: Sequence[str], options: ReadOpti
                     f"{path}: column {name!r} is in both {{continuous}} and {option}. Name it in "
                     "one of them."
                 )
-
-
-def make_no_numbers_error(place: str) -> DataError:
-    """Return the error about a source without columns that can be continuous."""
-    return DataError(
-        f"{place}: {{continuous}} needs a table with a column per feature, such as a .csv or "
-        ".parquet file. Write one."
-    )
 
 
 def _suggest_column(name: str, columns: Sequence[str]) -> str:

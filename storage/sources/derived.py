@@ -43,12 +43,14 @@ class _DerivedSource(Source):
 class SelectedSource(_DerivedSource):
     """Some features of another source."""
 
+    can_be_continuous = True
+
     def _read_batches(self) -> Generator[SourceBatch]:
         """Read all features and drop the unselected ones."""
         selected = np.flatnonzero(self.source.feature_mask)
         for batch in self.source.iter_batches():
             observed = None if batch.observed is None else batch.observed[:, selected]
-            yield SourceBatch(np.ascontiguousarray(batch.X[:, selected]), observed, batch.columns)
+            yield replace(batch, X=np.ascontiguousarray(batch.X[:, selected]), observed=observed)
 
 
 def select_features(source: Source) -> Source:

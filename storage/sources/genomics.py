@@ -38,6 +38,7 @@ class AnnDataSource(Source):
     """
 
     is_streaming = True
+    can_be_continuous = True  # sparse matrices are refused when they are opened
 
     n_rows: int
     encoding: str

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from storage.sources.arrow_columns import (
     is_feature_type,
     is_text,
     make_csv_word_options,
+    read_numbers,
 )
 from storage.sources.base import (
     LONG_SUFFIXES,
@@ -47,6 +49,7 @@ from storage.sources.spool import (
     EntryFile,
     count_row_cells,
     spool_codes,
+    spool_numbers,
     spool_updates,
 )
 from storage.sources.text import iter_line_blocks, open_text
@@ -390,6 +393,7 @@ class LongTableSource(Source):
         Rows of the dataset that lines refer to, in increasing order.
     """
 
+    can_be_continuous = True
     duplicate_remedy = "Remove one of the lines, or use {duplicates=last} or {duplicates=any}."
 
     n_rows: int
@@ -420,12 +424,16 @@ class LongTableSource(Source):
     def _read_batches(self) -> Generator[SourceBatch]:
         """Write the values of new rows to their places on disk, then read the rows."""
         absent, first = 0 if self.columns.value is None else MISSING, 0
-        entries = self.entries.iter_cells(range(self.n_rows), count_row_cells(self))
-        for batch in spool_codes(self, self.n_rows, entries, absent, self.duplicates):
-            rows = slice(first, first + len(batch.X))
-            first = rows.stop
-            columns = {name: values[rows] for name, values in self.row_values.items()}
-            yield SourceBatch(batch.X, batch.observed, columns)
+        part, continuous = (range(self.n_rows), count_row_cells(self)), self.continuous_features
+        entries = self.entries.iter_cells(*part)
+        numbers = self.entries.iter_numbers(*part) if continuous else ()
+        with spool_numbers(self, self.n_rows, numbers, self.duplicates) as spooled:
+            for batch in spool_codes(self, self.n_rows, entries, absent, self.duplicates):
+                rows = slice(first, first + len(batch.X))
+                first = rows.stop
+                columns = {name: values[rows] for name, values in self.row_values.items()}
+                own = spooled[rows].copy() if continuous else None
+                yield SourceBatch(batch.X, batch.observed, columns, numbers=own)
 
     def iter_updates(self) -> Iterator[SourceUpdates]:
         """Do the same for rows of the dataset."""
@@ -610,10 +618,15 @@ def open_tables(
                 f"{path}: {{long}} needs a file with the suffix {', '.join(LONG_SUFFIXES)}. "
                 "Save the table as one of these."
             )
-    if columns.value is None and any(value_map.levels for value_map in options.maps):
+    if columns.value is None and any(m.levels or m.is_continuous for m in options.maps):
         raise DataError(
-            "{levels} and {ordinal} need the column with the values: {long=row=COLUMN,feature="
-            "COLUMN,value=COLUMN}."
+            "{levels}, {ordinal} and {continuous} need the column with the values: "
+            "{long=row=COLUMN,feature=COLUMN,value=COLUMN}."
+        )
+    if target is not None and target.can_update and options.has_continuous:
+        raise DataError(
+            "{merge_by} cannot be used, because the dataset has continuous features. Ingest all "
+            "rows again with {overwrite}."
         )
     options = _add_ordered_dictionary(paths[0], columns, options)
     row_columns = tuple(name for name in options.row_columns if name not in columns.row)
@@ -633,8 +646,8 @@ def open_tables(
             for name, texts in row_texts.items():
                 texts.update(lines, name, row_numbers[numbers], len(rows))
         feature_numbers = features.encode(lines, columns.feature)
-        codes = _encode_values(lines, columns, options)
-        entries.add(lines.path, lines.first, numbers, feature_numbers, codes)
+        values = _encode_values(lines, columns, options)
+        entries.add((lines.path, lines.first), numbers, feature_numbers, *values)
         if rows.is_due:
             entries.row_numbers.add(rows.number_waiting())
         if features.is_due:
@@ -735,17 +748,29 @@ def _find_known_rows(
     return rows
 
 
-def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions) -> ValueCodes:
+class _LineValues(NamedTuple):
+    """Values of lines, (n_lines,) each.
+
+    `codes` are 0 for numbers of continuous features. `numbers` are NaN for all other values; they
+    are empty if there are no continuous features.
+    """
+
+    codes: ValueCodes
+    numbers: NDArray[np.float32]
+
+
+def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions) -> _LineValues:
+    numbers = np.empty(0, np.float32)
     if columns.value is None:
-        return np.ones(lines.table.num_rows, np.uint8)
+        return _LineValues(np.ones(lines.table.num_rows, np.uint8), numbers)
     column = lines.column(columns.value)
-    if pa.types.is_boolean(column.type):  # the map is already applied
-        return encode_column(column, ReadOptions())
     is_common, common_map = options.find_common_map(())
-    if is_common:
-        codes = encode_column(column, options, common_map)
+    if pa.types.is_boolean(column.type):  # the map is already applied
+        codes = encode_column(column, ReadOptions())
+    elif options.has_continuous or not is_common:
+        codes, numbers = _encode_by_feature(lines, column, columns, options)
     else:
-        codes = _encode_by_feature(column, lines.column(columns.feature), options)
+        codes = encode_column(column, options, common_map)
     if codes.max(initial=0) == INVALID:
         line = int((codes == INVALID).argmax())
         value_map = options.find_map(lines.column(columns.feature)[line].as_py())
@@ -755,23 +780,40 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
             f"{lines.format_place(line)}, column {columns.value!r}: {problem} "
             f"{suggest_remedy(columns.value, nearby, options, value_map)}"
         )
-    return codes
+    return _LineValues(codes, numbers)
 
 
 def _encode_by_feature(
-    column: pa.Array, features: pa.DictionaryArray, options: ReadOptions
-) -> ValueCodes:
-    """Encode values, each with the map for the feature in its line."""
+    lines: LineBatch, column: pa.Array, columns: LongColumns, options: ReadOptions
+) -> _LineValues:
+    """Encode the values in a column, each with the map for the feature in its line."""
+    features = lines.column(columns.feature)
     maps = [options.find_map(name) for name in features.dictionary.to_pylist()]
     numbers = {value_map: number for number, value_map in enumerate(dict.fromkeys(maps))}
     number_by_line = np.array([numbers[value_map] for value_map in maps])[
         features.indices.to_numpy()
     ]
     codes = np.empty(len(column), np.uint8)
+    measured = np.full(len(column) if options.has_continuous else 0, np.nan, np.float32)
     for value_map, number in numbers.items():
-        own = number_by_line == number
-        codes[own] = encode_column(column.filter(pa.array(own)), options, value_map)
-    return codes
+        own = np.flatnonzero(number_by_line == number)
+        values = column.take(pa.array(own))
+        if value_map is not None and value_map.is_continuous:
+            format_place = partial(_format_value_place, lines, columns, own)
+            measured[own] = read_numbers(values, options, format_place)
+            codes[own] = np.where(np.isnan(measured[own]), MISSING, 0)
+        else:
+            codes[own] = encode_column(values, options, value_map)
+    return _LineValues(codes, measured)
+
+
+def _format_value_place(
+    lines: LineBatch, columns: LongColumns, own: NDArray[np.int64], place: int
+) -> str:
+    """Describe the position of a value, given its place among the lines `own`."""
+    line = int(own[place])
+    feature = lines.column(columns.feature)[line].as_py()
+    return f"{lines.format_place(line)}, column {columns.value!r}, feature {feature!r}"
 
 
 def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +29,8 @@ Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 # Cells and valid codes of some entries, (n_entries,) each. Cells are numbered row by row, with
 # `count_row_cells` per row.
 CellCodes = tuple[NDArray[np.int64], ValueCodes]
+# Cells of some entries, and the values of those of continuous features, (n_entries,) each.
+CellNumbers = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -219,13 +222,45 @@ def _spool(
 ) -> Iterator[tuple[_BitPlanes, int]]:
     """Spool value codes; yield the planes and the number of bytes per row."""
     n_cells = count_row_cells(source)
-    n_planes = _count_planes(max(map(len, source.feature_levels.values()), default=2) - 1)
-    with _open_temporary_planes(source.path, n_rows * n_cells // 8, n_planes) as planes:
+    n_planes = _count_planes(max([2, *map(len, source.feature_levels.values())]) - 1)
+    n_bytes = n_rows * n_cells // 8
+    with _open_temporary_arrays(source.path, n_bytes, n_planes) as arrays:
+        planes = _BitPlanes(arrays)
         for cells, codes in read_ahead(entries):
             twice = planes.add(cells, codes, duplicates) if len(cells) else None
             if twice is not None:
                 raise DataError(format_duplicate(source, *divmod(twice, n_cells)))
         yield planes, n_cells // 8
+
+
+@contextmanager
+def spool_numbers(
+    source: Source,
+    n_rows: int,
+    entries: Iterable[CellNumbers],
+    duplicates: DuplicateRule | None,
+) -> Iterator[NDArray[np.float32]]:
+    """Spool the values of continuous features; yield them as an array on disk.
+
+    The array is (n_rows, n_continuous), and NaN where there is no entry. The parameters are as for
+    `spool_codes`, which finds duplicates; of several entries, the last or the highest counts.
+    """
+    n_cells, continuous = count_row_cells(source), source.continuous_features
+    shape = n_rows, len(continuous)
+    places = np.full(n_cells, -1)
+    places[continuous] = np.arange(len(continuous))
+    with _open_temporary_arrays(source.path, 4 * n_rows * len(continuous), 1) as (array,):
+        numbers = array[: 4 * n_rows * len(continuous)].view(np.float32)
+        numbers[:] = np.nan
+        for cells, values in read_ahead(entries):
+            rows, columns = np.divmod(cells, n_cells)
+            own = places[columns] >= 0
+            cells, values = rows[own] * len(continuous) + places[columns[own]], values[own]
+            if duplicates == "any":
+                np.fmax.at(numbers, cells, values)
+            else:
+                numbers[cells] = values  # of equal cells, the last counts
+        yield numbers.reshape(shape)
 
 
 def format_duplicate(source: Source, row: int, column: int) -> str:
@@ -255,8 +290,10 @@ def _encode_entries(
 
 
 @contextmanager
-def _open_temporary_planes(path: str, n_bytes: int, n_planes: int) -> Iterator[_BitPlanes]:
-    parent, needed = tempfile.gettempdir(), n_planes * n_bytes
+def _open_temporary_arrays(
+    path: str, n_bytes: int, n_arrays: int
+) -> Iterator[tuple[NDArray[np.uint8], ...]]:
+    parent, needed = tempfile.gettempdir(), n_arrays * n_bytes
     free = shutil.disk_usage(parent).free
     # A full disk would kill the process at the next write to the mapped file.
     if free < needed:
@@ -265,11 +302,11 @@ def _open_temporary_planes(path: str, n_bytes: int, n_planes: int) -> Iterator[_
             f"{free / 1e9:.1f} GB are free. Set TMPDIR to a larger disk."
         )
     with TemporaryFolder() as folder:
-        planes = (
-            np.memmap(Path(folder) / f"plane {k}", np.uint8, mode="w+", shape=(max(1, n_bytes),))
-            for k in range(n_planes)
+        arrays = (
+            np.memmap(Path(folder) / f"array {k}", np.uint8, mode="w+", shape=(max(1, n_bytes),))
+            for k in range(n_arrays)
         )
-        yield _BitPlanes(tuple(plane.view(np.ndarray) for plane in planes))
+        yield tuple(array.view(np.ndarray) for array in arrays)
 
 
 class _ArrayFile:
@@ -308,13 +345,31 @@ class _ArrayFile:
 class _Portion(NamedTuple):
     """Consecutive lines of a file: the file and the first line, and their entries.
 
-    Rows and columns of the entries are places in `row_numbers` and `column_numbers`.
+    Rows and columns of the entries are places in `row_numbers` and `column_numbers`. They have
+    codes, and numbers if a feature is continuous; else `numbers` is empty.
     """
 
     place: tuple[str, int]
     row_numbers: NDArray[Any]
     column_numbers: NDArray[Any]
-    entries: tuple[NDArray[Any], NDArray[Any], ValueCodes]
+    rows: NDArray[Any]
+    columns: NDArray[Any]
+    codes: ValueCodes
+    numbers: NDArray[np.float32]
+
+    def locate(
+        self, rows: range, row_cells: int
+    ) -> tuple[NDArray[np.int64], slice | NDArray[np.bool_]]:
+        """Return the cells of the entries in a range of rows, and which entries these are."""
+        is_own = (self.row_numbers >= rows.start) & (self.row_numbers < rows.stop)
+        is_used = self.column_numbers >= 0
+        own: slice | NDArray[np.bool_] = slice(None)
+        if not (is_own.all() and is_used.all()):
+            own = is_own[self.rows] & is_used[self.columns]
+        first_cells = (self.row_numbers.astype(np.int64) - rows.start) * row_cells
+        cells = np.take(first_cells, self.rows[own])  # indexing by narrow integers is slower
+        cells += np.take(self.column_numbers, self.columns[own])
+        return cells, own
 
 
 class EntryFile:
@@ -339,47 +394,51 @@ class EntryFile:
         self._portions: list[tuple[str, int]] = []
 
     def add(
-        self, path: str, first: int, rows: NDArray[Any], columns: NDArray[Any], codes: ValueCodes
+        self,
+        place: tuple[str, int],
+        rows: NDArray[Any],
+        columns: NDArray[Any],
+        codes: ValueCodes,
+        numbers: NDArray[np.float32],
     ) -> None:
-        """Add rows, columns and codes of the lines of a file from `first` on, (n_lines,) each.
+        """Add rows, columns and values of lines, (n_lines,) each; see `_Portion`.
 
-        Rows and columns are places in the next arrays of `row_numbers` and `column_numbers`.
+        `place` has the file and the first line. Rows and columns are places in the next arrays of
+        `row_numbers` and `column_numbers`.
         """
         narrow = (
             numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
             for numbers in (rows, columns)
         )
-        self._entries.add((*narrow, codes))
-        self._portions.append((path, first))
+        self._entries.add((*narrow, codes, numbers))
+        self._portions.append(place)
 
     def iter_cells(self, rows: range, row_cells: int) -> Iterator[CellCodes]:
         """Yield the entries of a range of rows, which are numbered from 0, in order.
 
         A row has `row_cells` cells.
         """
-        for _, row_numbers, column_numbers, (own_rows, own_columns, codes) in self._iter_portions():
-            is_own = (row_numbers >= rows.start) & (row_numbers < rows.stop)
-            is_used = column_numbers >= 0
-            if not (is_own.all() and is_used.all()):
-                own = is_own[own_rows] & is_used[own_columns]
-                own_rows, own_columns, codes = own_rows[own], own_columns[own], codes[own]
-            first_cells = (row_numbers.astype(np.int64) - rows.start) * row_cells
-            cells = np.take(first_cells, own_rows)  # indexing by narrow integers is slower
-            cells += np.take(column_numbers, own_columns)
-            yield cells, codes
+        for portion in self._iter_portions():
+            cells, own = portion.locate(rows, row_cells)
+            yield cells, portion.codes[own]
+
+    def iter_numbers(self, rows: range, row_cells: int) -> Iterator[CellNumbers]:
+        """Yield the same entries with their numbers, which features must have."""
+        for portion in self._iter_portions():
+            cells, own = portion.locate(rows, row_cells)
+            yield cells, portion.numbers[own]
 
     def find_line(
         self, row: int | None = None, column: int | None = None, code: int | None = None
     ) -> str:
         """Describe the position of the first line with these values; None is any."""
-        for (path, first), row_numbers, column_numbers, (
-            rows,
-            columns,
-            codes,
-        ) in self._iter_portions():
-            pairs = ((row_numbers[rows], row), (column_numbers[columns], column), (codes, code))
+        for portion in self._iter_portions():
+            rows = portion.row_numbers[portion.rows]
+            columns = portion.column_numbers[portion.columns]
+            pairs = ((rows, row), (columns, column), (portion.codes, code))
             matches = [values == value for values, value in pairs if value is not None]
             if (is_match := np.logical_and.reduce(matches)).any():
+                path, first = portion.place
                 return f"{path}: row {first + is_match.argmax() + 1} (data rows counted from 1)"
         raise ValueError(f"There is no entry in row {row}, column {column}.")
 
@@ -389,7 +448,7 @@ class EntryFile:
         numbers = zip(self.row_numbers, self.column_numbers, strict=True)
         for place, (rows, columns) in zip(self._portions, numbers, strict=True):
             renumbered = _renumber(rows, self.rows), _renumber(columns, self.columns)
-            yield _Portion(place, *renumbered, (next(entries), next(entries), next(entries)))
+            yield _Portion(place, *renumbered, *islice(entries, 4))
 
 
 def _renumber(numbers: NDArray[Any], renumbered: NDArray[np.int64] | None) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -32,6 +32,8 @@ _MAX_LONG_COLUMNS = 6  # columns of a table that may be a long one
 _LONG_ROLES = ("row", "feature", "value")
 _MAX_NAMED = 5
 _MAX_VALUE_LENGTH = 60
+_USE_DECIMAL_POINT = "Write numbers with a decimal point, not a comma."
+_LEAVE_OUT_NUMBER = "Use {missing=VALUE}, or leave the feature out of {continuous}."
 _DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
 MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
 """Words that mean missing; compared without regard to case."""
@@ -302,8 +304,13 @@ class ReadOptions:
 def encode_numbers(
     values: NDArray[Any], options: ReadOptions, value_map: ValueMap | None = None
 ) -> ValueCodes:
-    """Encode booleans, integers or floats as levels, MISSING or INVALID, in the same shape."""
+    """Encode booleans, integers or floats as levels, MISSING or INVALID, in the same shape.
+
+    Continuous features have code 0.
+    """
     values = np.asarray(values)
+    if value_map is not None and value_map.is_continuous:
+        return np.zeros(values.shape, np.uint8)
     if values.dtype.kind == "b":
         values = values.view(np.uint8)
     if value_map is not None:
@@ -349,6 +356,44 @@ def encode_features(
     return codes
 
 
+def store_numbers(
+    values: NDArray[Any],
+    options: ReadOptions,
+    get_text: Callable[[int], str],
+    format_place: Callable[[int], str],
+) -> NDArray[np.float32]:
+    """Return the values of a continuous feature as they are stored, (n_rows,), NaN where missing.
+
+    Parameters
+    ----------
+    values
+        Numbers; NaN if missing, and infinite if a text is no number.
+    options
+        The numbers that mean missing.
+    get_text, format_place
+        Return the value of a row as it was read, and describe its position, for messages.
+
+    Raises
+    ------
+    DataError
+        If a value is not a finite number.
+    """
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    for number in options.missing_numbers:
+        numbers[values == number] = np.nan
+    if (is_wrong := np.isinf(numbers)).any():
+        row = int(is_wrong.argmax())
+        text = get_text(row)
+        is_number = parse_float(text) is not None
+        problem = "infinite, or too large for 32 bits" if is_number else "not a number"
+        raise DataError(
+            f"{format_place(row)}: the value {text!r:.62} is {problem}. "
+            f"{_USE_DECIMAL_POINT if _DECIMAL_COMMA.fullmatch(text) else _LEAVE_OUT_NUMBER}"
+        )
+    return numbers
+
+
 def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
     """Raise `DataError` for dtypes that `encode_numbers` does not accept."""
     if dtype.kind not in "biuf":
@@ -358,7 +403,8 @@ def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
 def check_implicit_zeros(path: str, options: ReadOptions) -> None:
     """Raise `DataError` if the options would not read a sparse format's implicit zeros as 0."""
     if options.maps or options.feature_maps:
-        option = "{map}" if all(not m.levels for m in options.maps) else "{levels}"
+        option = "{levels}" if any(m.levels for m in options.maps) else "{map}"
+        option = "{continuous}" if options.has_continuous else option
         raise DataError(
             f"{path}: {option} needs a dense format, because a sparse file leaves out its zeros."
         )
@@ -401,11 +447,9 @@ def suggest_remedy(
     are all columns of a table, or empty for arrays.
     """
     if any(_DECIMAL_COMMA.fullmatch(value) for value in values):
-        return "Write numbers with a decimal point, not a comma."
+        return _USE_DECIMAL_POINT
     if options.threshold is not None and value_map is None:
         return "Use {missing=TOKEN}."
-    if value_map is not None and value_map.is_continuous:
-        return "Use {missing=VALUE}, or leave the feature out of {continuous}."
     words = ((value, value.strip("'\"").strip().lower()) for value in values)
     counts = Counter(value for value, word in words if word not in MISSING_TOKENS)
     if value_map is not None:

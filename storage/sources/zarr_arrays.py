@@ -27,6 +27,7 @@ class ZarrSource(Source):
     """A Zarr matrix, (n_samples, n_features); `array` is its path inside the store."""
 
     is_streaming = True
+    can_be_continuous = True
 
     array: str
 

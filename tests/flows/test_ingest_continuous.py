@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy
+import zarr
 
 from pipeline.data.features import list_features
 from pipeline.errors import FitError
@@ -79,7 +81,7 @@ def test_measurements_of_tables_are_stored(plain_cli, people, tmp_path):
         ("a,b\n1,2\n0,3", ["--continuous", "b", "--threshold", "2"], "cannot be combined"),
         ("a,b\n1,2\n0,3", ["--continuous", "b", "--collapse"], "cannot be combined"),
         ("a,b\n1,2\n0,3", ["--continuous", "b", "--long", "row=a,feature=b"],
-         "a.csv: --continuous needs a table with a column per feature"),
+         "--continuous need the column with the values"),
     ],
 )  # fmt: skip
 def test_what_is_no_measurement_is_refused(plain_cli, tmp_path, table, options, message):
@@ -89,10 +91,99 @@ def test_what_is_no_measurement_is_refused(plain_cli, tmp_path, table, options, 
     assert not (tmp_path / "d.zarr").exists()
 
 
-def test_formats_without_columns_have_no_measurements(plain_cli, tmp_path):
-    np.save(tmp_path / "a.npy", np.eye(3))
-    words = ["ingest", "a.npy", "--dataset", "d.zarr", "--continuous", "f1"]
-    assert "a.npy: --continuous needs a table" in plain_cli(*words).check_refused()
+def test_measurements_of_arrays_are_stored(plain_cli, tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 2, (70, 5)).astype(float)
+    X[:, [1, 3]] = rng.normal(size=(70, 2))
+    X[4, [0, 1]], X[6, 3] = np.nan, -9
+    np.save(tmp_path / "a.npy", X)
+    np.save(tmp_path / "f.npy", np.asfortranarray(X))
+    np.savez(tmp_path / "a.npz", X=X, cols=["f0", "f1", "f2", "f3", "f4"])
+    zarr.create_array(tmp_path / "z.zarr", data=X)
+    numbers = X[:, [1, 3]].astype(np.float32)
+    numbers[6, 1] = np.nan
+    for name in ("a.npy", "f.npy", "a.npz", "z.zarr"):
+        words = ["ingest", name, "--dataset", "d.zarr", "--overwrite", "--missing", "-9"]
+        done = plain_cli(*words, "--continuous", "f1,f3", "--drop", "f4")
+        assert done.code == 0, done.err
+        dataset = open_dataset(tmp_path / "d.zarr")
+        assert dataset.feature_names == ("f0", "f1", "f2", "f3")
+        np.testing.assert_array_equal(read(tmp_path / "d.zarr"), numbers)
+        values, observed = dataset.dense(0)
+        np.testing.assert_array_equal(observed == 0, np.isnan(X[:, :4]) | (X[:, :4] == -9))
+        np.testing.assert_array_equal(values[:, 2], X[:, 2])
+    X[66, 3] = np.inf
+    np.save(tmp_path / "a.npy", X)
+    words = ["ingest", "a.npy", "--dataset", "e.zarr", "--continuous", "f1,f3"]
+    error = plain_cli(*words).check_refused()
+    assert "a.npy: row 67 (data rows counted from 1), column 'f3': the value 'inf' is inf" in error
+    assert plain_cli(*words, "--drop", "f3").code == 0  # values that are left out are not checked
+
+
+def test_sparse_formats_have_no_measurements(plain_cli, tmp_path):
+    scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.csr_array(np.eye(3)))
+    words = ["ingest", "a.npz", "--dataset", "d.zarr", "--continuous", "f1"]
+    error = plain_cli(*words).check_refused()
+    assert "a.npz: --continuous needs a dense format" in error
+
+
+def melt(people, seed=0):
+    """Return the table as a long one, with the lines in random order."""
+    table = people.assign(person=[f"p{k}" for k in range(N_ROWS)])
+    lines = table.melt("person", var_name="item", value_name="value")
+    return lines.sample(frac=1, random_state=seed).reset_index(drop=True)
+
+
+LONG = ["--long", "row=person,feature=item,value=value"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_measurements_of_long_tables_are_stored(plain_cli, people, tmp_path, suffix):
+    lines = melt(people).dropna()
+    lines["value"] = lines["value"].astype(str)
+    halves = lines[:100], lines[100:]
+    for name, half in zip("mn", halves, strict=True):
+        write = getattr(half, f"to_{suffix}")
+        write(tmp_path / f"{name}.{suffix}", index=False)
+    files = [f"m.{suffix}", f"n.{suffix}"]
+    done = plain_cli("ingest", *files, "--dataset", "d.zarr", *OPTIONS, *LONG)
+    assert done.code == 0, done.err
+    dataset = open_dataset(tmp_path / "d.zarr")
+    assert dataset.feature_names == ("age", "b", "income", "q")
+    order = [int(name[1:]) for name in lines["person"].drop_duplicates()]
+    numbers = people[["age", "income"]].to_numpy(np.float32)[order]
+    np.testing.assert_array_equal(read(tmp_path / "d.zarr"), numbers)
+    np.testing.assert_array_equal(dataset.dense(0)[0][:, 1], people["b"].to_numpy()[order])
+    # New rows are read as the dataset is, but measurements of its rows stay as they are.
+    added = pd.DataFrame([("new", "age", "31.5"), ("new", "q", "yes")], columns=lines.columns)
+    getattr(added, f"to_{suffix}")(tmp_path / f"o.{suffix}", index=False)
+    words = ["ingest", f"o.{suffix}", "--dataset", "d.zarr", "--append"]
+    assert "--merge-by cannot be used" in plain_cli(*words, "--merge-by", "person").check_refused()
+    assert plain_cli(*words).code == 0
+    np.testing.assert_array_equal(read(tmp_path / "d.zarr")[-1], [31.5, np.nan])
+
+
+def test_duplicate_measurements_follow_the_rule(plain_cli, tmp_path):
+    lines = ["p,a,1.5", "p,b,1", "q,a,2", "q,b,0", "p,a,-4", "q,a,", "p,a,0.5"]
+    (tmp_path / "a.csv").write_text("\n".join(["person,item,value", *lines]))
+    words = ["ingest", "a.csv", "--dataset", "d.zarr", "--continuous", "a", *LONG]
+    error = plain_cli(*words).check_refused()
+    assert "a.csv: row 'p', column 'a': there are two entries" in error
+    for rule, expected in (("last", [[0.5], [np.nan]]), ("any", [[1.5], [2.0]])):
+        assert plain_cli(*words, "--duplicates", rule, "--overwrite").code == 0
+        np.testing.assert_array_equal(read(tmp_path / "d.zarr"), expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [("x", "'x' is not a number"), ("inf", "'inf' is infinite"), ("1e99", "too large for 32 bits")],
+)
+def test_lines_without_a_number_are_refused(plain_cli, tmp_path, value, problem):
+    (tmp_path / "a.csv").write_text(f"person,item,value\np,a,1.5\np,b,1\nq,a,{value}\nq,b,0\n")
+    words = ["ingest", "a.csv", "--dataset", "d.zarr", "--continuous", "a", *LONG]
+    error = plain_cli(*words).check_refused()
+    assert "a.csv: row 3 (data rows counted from 1), column 'value', feature 'a': the" in error
+    assert problem in error
 
 
 def test_constant_measurements_can_be_dropped(plain_cli, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, base, open_source, parse_map
+from storage.sources import ReadOptions, base, open_source, parse_continuous, parse_map
 
 from .test_sources import read
 
@@ -257,6 +257,18 @@ def test_cells(tmp_path, counts, kind):
     assert source.feature_names == ("g0", "g1", "g2", "g3", "g4")
     columns = {"donor": DONORS, "year": YEARS.tolist(), "obs_names": PERSONS}
     same(source, (counts > 0).astype(float), columns)
+
+
+@pytest.mark.filterwarnings("ignore:The 'future")
+def test_measured_cells(tmp_path, counts):
+    path = str(tmp_path / "a.h5ad")
+    write_cells(path, np.log1p(counts))
+    options = ReadOptions(maps=tuple(parse_continuous("*")))
+    batches = [*open_source(path, options).iter_batches()]
+    np.testing.assert_array_equal(np.vstack([b.numbers for b in batches]), np.log1p(counts))
+    write_cells(path, scipy.sparse.csr_matrix(counts))
+    with pytest.raises(DataError, match="continuous needs a dense format"):
+        open_source(path, options)
 
 
 def replace_array(group, name, values):
