@@ -92,7 +92,7 @@ from pipeline.models.feature_kinds import (
 from pipeline.models.known_items import (
     KnownItems,
     check_can_have_known_items,
-    match_components,
+    match_items,
 )
 from pipeline.models.latent_trait.em import ItemKind
 from pipeline.models.loading_pattern import (
@@ -183,7 +183,8 @@ def fit(
     items
         Known slopes and offsets of some items, for latent-trait: a data frame or a dictionary with
         the columns `feature`, `slope` (or `weights_1`, `weights_2`, …) and `offset` (or `offsets`),
-        the path of such a table, a fitted model, or the path of one. Values that are missing are
+        the path of such a table, a fitted model, or the path of one. Tables of items with several
+        levels, or continuous, have the columns of an export of items. Values that are missing are
         estimated. The mean and covariance of the traits are estimated too. Or the curves of items
         with several levels, a setting of latent-trait: `"graded"`, `"partial-credit"`,
         `"rating-scale"` or `"nominal"`.
@@ -290,8 +291,8 @@ def fit_with_argument_names(
         if items is not None:
             check_can_have_known_items(built)
             known_items = read_items(items)
-            built = match_components(built, known_items, components is not None)
-            known = known_items.align(dataset.feature_names, "the dataset")
+            built = match_items(built, known_items, components is not None)
+            known = known_items.align(features, built.items, "the dataset")
         loadings = None
         if pattern is not None:
             loadings = _read_pattern(pattern, dataset.feature_names)

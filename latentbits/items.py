@@ -26,7 +26,7 @@ def read_items(items: Any) -> KnownItems:
     """
     if isinstance(items, Fitted):
         digest = items.manifest.get("manifest_digest")
-        return get_fitted_items(items.params, items.feature_names, "the fit", digest)
+        return get_fitted_items(items.model, items.params, items.feature_names, "the fit", digest)
     if isinstance(items, str | Path):
         from flows.data.known_items import read_known_items  # imports what reads files
 
@@ -83,7 +83,7 @@ def link_items(new: Fitted, old: Fitted) -> LinkedItems:
         If a fit is of another model or has several components, or fewer than two items are common.
     """
     items = [
-        get_fitted_items(fitted.params, fitted.feature_names, source)
+        get_fitted_items(fitted.model, fitted.params, fitted.feature_names, source)
         for fitted, source in ((new, "The new fit"), (old, "the old fit"))
     ]
     return LinkedItems(new.feature_names, compute_link(*items))

@@ -31,7 +31,10 @@ OPTIONS = frozenset(
         *("worker_memory", "worker_timeout", "workers", "yes"),
     )
 )
-"""Parameters with an option of their own; all others are settings of models."""
+"""Parameters with an option of their own; all others are settings of models.
+
+`items` is both: a kind of items, which has a value in messages, is a setting.
+"""
 _OTHER_NAMES = {"segment": "segment_by"}
 """Python's names of parameters whose option has another name."""
 _SEGMENT_OPTIONS = "ingest --segment-by COLUMN or --segments N"
@@ -42,7 +45,7 @@ def spell_option(name: str, value: str | None) -> str:
     if name == "segment" and value is None:
         return _SEGMENT_OPTIONS
     name = _OTHER_NAMES.get(name, name)
-    if name not in OPTIONS:
+    if name not in OPTIONS or (name == "items" and value is not None):
         return f"--set {name}" if value is None else f"--set {name}={shlex.quote(value)}"
     option = f"--{name.replace('_', '-')}"
     return option if value is None else f"{option} {shlex.quote(value)}"

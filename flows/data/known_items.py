@@ -36,7 +36,8 @@ def read_known_items(name: str) -> KnownItems:
     if not name.endswith(_TABLES) and (is_url(name) or Path(name).is_dir()):
         fitted = load_fitted_model(parse_path(name))
         source = str(fitted.artifact.path.resolve())
-        return get_fitted_items(fitted.params, fitted.feature_names, source, fitted.digest)
+        names = fitted.feature_names
+        return get_fitted_items(fitted.model, fitted.params, names, source, fitted.digest)
     path = parse_local_path(name)
     table = _read_table(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -272,12 +272,14 @@ def _has_nested_asymptotes(small: Mapping[str, Any], large: Mapping[str, Any]) -
 
 def _has_nested_items(small: ComparedModel, large: ComparedModel) -> bool:
     """Return whether the smaller fit knows all that the larger one knows about its items."""
-    a, b = (find_known_values(model.subject.params) for model in (small, large))
+    a, b = (find_known_values(own.subject.model, own.subject.params) for own in (small, large))
     if b is None:
         return True
     traits = [model.manifest["hyperparameters"]["traits"] for model in (small, large)]
-    is_same = a is not None and a.shape == b.shape and bool(((a == b) | np.isnan(b)).all())
-    return is_same and (traits[0] == traits[1] or traits[1] == "free")
+    if a is None or a.shape != b.shape:
+        return False
+    is_same = np.isclose(a, b, rtol=1e-12, atol=0) | np.isnan(b)
+    return bool(is_same.all()) and (traits[0] == traits[1] or traits[1] == "free")
 
 
 def _get_fit_statistics(model: ComparedModel) -> Mapping[str, Any]:

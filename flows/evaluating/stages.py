@@ -369,7 +369,8 @@ def _cross_validate_models(job: EvaluationJob, stages: StageRunner) -> dict[str,
 
 def _adapt_to_rows(model: ComparedModel, job: EvaluationJob) -> Model:
     """Return the model to refit, with what the fit knew of its rows and items."""
-    kind, known = model.subject.model, find_known_values(model.subject.params)
+    kind = model.subject.model
+    known = find_known_values(kind, model.subject.params)
     pattern, covariates = read_loading_pattern(model.manifest), read_covariates(model.manifest)
     groups = list_groups(job.dataset, job.split, None) if "group" in model.manifest else ()
     features = list_features(job.dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,20 @@ def make_item_table(artifact: Artifact) -> BatchedTable:
             f"{artifact.path}: {artifact.manifest['model']} has no parameters of features. "
             "Export codes instead."
         )
-    return _make_parameter_table("feature", artifact.manifest["feature_names"], columns)
+    names = artifact.manifest["feature_names"]
+    return _make_parameter_table("feature", names, columns, _list_curves(artifact))
+
+
+def _list_curves(artifact: Artifact) -> dict[str, pa.Array]:
+    """Return a column with the curves of latent-trait items with several levels, if there are any.
+
+    Thresholds of graded and other items are numbers alike, so `fit --items` needs it.
+    """
+    n_levels = artifact.get("n_levels", np.zeros(0, np.int64))
+    kind = artifact.manifest["hyperparameters"].get("items")
+    if kind is None or not (n_levels > 2).any():
+        return {}
+    return {"curves": pa.array([kind if n > 2 else None for n in n_levels.tolist()], pa.string())}
 
 
 def make_group_table(artifact: Artifact) -> BatchedTable:
@@ -83,7 +97,10 @@ def make_coefficient_table(artifact: Artifact) -> BatchedTable:
 
 
 def _make_parameter_table(
-    kind: str, names: Sequence[str], columns: Sequence[ParameterColumn]
+    kind: str,
+    names: Sequence[str],
+    columns: Sequence[ParameterColumn],
+    texts: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> BatchedTable:
     # Unknown values, such as some standard errors, become empty cells.
     arrays = {
@@ -91,7 +108,7 @@ def _make_parameter_table(
         for column in columns
         for name, values in column.iter_arrays()
     }
-    return make_table({kind: pa.array(names, pa.string()), **arrays})
+    return make_table({kind: pa.array(names, pa.string()), **texts, **arrays})
 
 
 def make_correlation_table(artifact: Artifact) -> BatchedTable:

@@ -17,7 +17,9 @@ def link_fits(new: LoadedModel, old: LoadedModel) -> ItemLink:
     """Put the items of a fit on the scale of an old one."""
     return compute_link(
         *(
-            get_fitted_items(fitted.params, fitted.feature_names, str(fitted.artifact.path))
+            get_fitted_items(
+                fitted.model, fitted.params, fitted.feature_names, str(fitted.artifact.path)
+            )
             for fitted in (new, old)
         )
     )

@@ -48,7 +48,7 @@ from pipeline.models.feature_kinds import (
     find_split_levels,
     split_levels_for,
 )
-from pipeline.models.known_items import check_can_have_known_items, match_components
+from pipeline.models.known_items import check_can_have_known_items, match_items
 from pipeline.models.loading_pattern import make_loading_pattern, match_traits
 from pipeline.models.registry import find_models
 from pipeline.models.row_covariates import measure_row_covariates
@@ -183,15 +183,14 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         components = options.components if pattern is None else model.n_components
         start = find_warm_start(model, components, dataset, runs, options.group)
         model, initial_fit = start
-    items, known = None, None
+    items, known, features = None, None, list_features(dataset)
     if options.items is not None:
         check_can_have_known_items(model)
         items = read_known_items(options.items)
         are_components_set = options.components is not None or options.warm_start
-        model = match_components(model, items, are_components_set)
-        known = items.align(dataset.feature_names, str(dataset.path))
+        model = match_items(model, items, are_components_set)
+        known = items.align(features, model.items, str(dataset.path))
     groups = () if options.group is None else list_groups(dataset, split, weights)
-    features = list_features(dataset)
     check_can_have_features(model, features)
     model = model.with_structure(Structure(groups, features, known, pattern, covariates))
     provenance = {

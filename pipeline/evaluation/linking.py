@@ -72,6 +72,7 @@ def compute_link(new: KnownItems, old: KnownItems) -> ItemLink:
                 "Fit again with {components=1}."
             )
         items.check_has_no_asymptotes("a link")
+        items.check_is_binary("a link")
     common = tuple(name for name in new.features if name in set(old.features))
     if len(common) < _MIN_COMMON:
         names = f", {common[0]!r}" if common else ""

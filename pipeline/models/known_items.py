@@ -1,4 +1,4 @@
-"""Known items: slopes and offsets of a test that was calibrated elsewhere."""
+"""Known items: parameters of a test that was calibrated elsewhere."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.models.base import Model
+from pipeline.models.known_levels import KnownLevels, find_different_levels, measure_forms
 from pipeline.models.registry import find_models
 from pipeline.numerics.logistic.asymptotes import Asymptotes
 
@@ -22,13 +25,13 @@ _MAX_NAMES = 5
 _MAX_VALUE = 1e4  # a curve this steep is a step
 _REMEDY = (
     "A table of items has the columns feature, slope (or weights_1, weights_2, …) and offset (or "
-    "offsets), as an export with {what=items} writes it."
+    "offsets, or level_offsets_1, level_offsets_2, …), as an export with {what=items} writes it."
 )
 
 
 @dataclass(frozen=True)
 class KnownItems:
-    """Items by name: P(item = 1 | x) = g + (1 − s − g) σ(w·x + b).
+    """Items by name: P(item = 1 | x) = g + (1 − s − g) σ(w·x + b), if they are binary.
 
     NaN stands for a slope or offset that is not known.
 
@@ -42,6 +45,8 @@ class KnownItems:
         w, (n_items, q), and b, (n_items,).
     asymptotes
         Guessing g and slipping s of items with one component; None if all are 0.
+    levels
+        What is known of items that are not binary; None if all are binary.
     """
 
     source: str
@@ -50,19 +55,34 @@ class KnownItems:
     weights: Array
     offsets: Array
     asymptotes: Asymptotes | None = None
+    levels: KnownLevels | None = None
 
-    def align(self, features: Sequence[str], dataset: str) -> Array:
-        """Return slopes and offsets of the features of a dataset, (n_features, q + 1).
+    def align(self, features: Sequence[Feature], kind: str, dataset: str) -> Array:
+        """Return weights and offsets of the forms of all features, see `Structure.known_items`.
 
-        They are NaN for features that are no known items.
+        They are NaN for features that are no known items. `kind` is the setting `items` of the
+        model.
 
         Raises
         ------
         FitError
-            If an item is no feature of the dataset, or has guessing or slipping.
+            If an item is no feature of the dataset, has other levels, lacks some of its thresholds,
+            or has guessing or slipping.
         """
         self.check_has_no_asymptotes("a fit")
-        return self._align(features, dataset)
+        names = [feature.name for feature in features]
+        values = self._align(names, dataset)
+        levels = self.levels or KnownLevels.make_unknown(len(self.features))
+        places = {name: place for place, name in enumerate(self.features)}
+        by_feature = [
+            np.full((feature.n_planes or 2, values.shape[1]), np.nan)
+            if feature.name not in places
+            else levels.list_forms(places[feature.name], own, feature, kind, self.source, dataset)
+            for own, feature in zip(values, features, strict=True)
+        ]
+        # Continuous features follow all others.
+        order = sorted(range(len(features)), key=lambda place: features[place].n_planes == 0)
+        return np.concatenate([by_feature[place] for place in order])
 
     def check_has_no_asymptotes(self, user: str) -> None:
         """Refuse items with guessing or slipping for a user that needs slopes and offsets only."""
@@ -70,6 +90,14 @@ class KnownItems:
             raise FitError(
                 f"{self.source} has items with guessing or slipping, but {user} takes only known "
                 "slopes and offsets. Give items without."
+            )
+
+    def check_is_binary(self, user: str) -> None:
+        """Refuse items with several levels, or continuous ones, for a user of binary items."""
+        if self.levels is not None and not self.levels.are_binary:
+            raise FitError(
+                f"{self.source} has items with several levels or continuous ones, but {user} takes "
+                "only binary items. Leave them out."
             )
 
     def _align(self, features: Sequence[str], dataset: str) -> Array:
@@ -91,8 +119,9 @@ class KnownItems:
         Raises
         ------
         FitError
-            If items and features differ, or a value is not known.
+            If items and features differ, an item is not binary, or a value is not known.
         """
+        self.check_is_binary("{items} of a transform")
         if missing := [name for name in features if name not in set(self.features)]:
             raise FitError(
                 f"{{items}}: {self.source} lacks items of {dataset}: {_join_names(missing)}. "
@@ -115,8 +144,10 @@ class KnownItems:
 
     def describe(self) -> dict[str, Any]:
         """Describe the items as a manifest records them."""
-        n_items = int((~np.isnan(self._stack_values())).any(axis=1).sum())
-        return {"path": self.source, "digest": self.digest, "n_items": n_items}
+        is_known = ~np.isnan(self._stack_values()).all(axis=1)
+        if self.levels is not None:
+            is_known |= self.levels.are_items_known
+        return {"path": self.source, "digest": self.digest, "n_items": int(is_known.sum())}
 
     def _stack_values(self) -> Array:
         return np.column_stack([self.weights, self.offsets])
@@ -131,8 +162,11 @@ def parse_known_items(
     ----------
     table
         Columns by name: `feature`, `slope` or `weights_1`, `weights_2`, …, `offset` or `offsets`,
-        and `guessing` and `slipping` if items have them; others are ignored. None and NaN stand for
-        values that are not known, and for guessing and slipping of 0.
+        and `guessing` and `slipping` if items have them. Of items that are not binary, see
+        `KnownLevels`: `n_levels`, `curves` (the kind), `level_offsets_1`, `level_offsets_2`, …,
+        `level_weights_1_1`, `level_weights_2_1`, …, `means`, `scales` and `deviations`. Others are
+        ignored. None and NaN stand for values that are not known, and for guessing and slipping
+        of 0.
     source, digest
         See `KnownItems`. None is the digest of names and values.
 
@@ -141,9 +175,14 @@ def parse_known_items(
     FitError
         If a column is missing, an item occurs twice, or a value is not a finite number.
     """
-    slopes = ["slope"] if "slope" in table else _list_weight_columns(table)
+    slopes = ["slope"] if "slope" in table else _list_numbered(table, "weights_{}")
     offset = "offset" if "offset" in table else "offsets"
-    for name in ("feature", *(slopes or ["slope"]), offset):
+    level_columns = {
+        name: _list_numbered(table, f"{name}{suffix}")
+        for name, suffix in (("level_offsets", "_{}"), ("level_weights", "_{}_1"))
+    }
+    needed_offset = level_columns["level_offsets"] or [offset]
+    for name in ("feature", *(slopes or ["slope"]), *needed_offset):
         if name not in table:
             raise FitError(f"{{items}}: {source} has no column {name!r}. {_REMEDY}")
     features = tuple(str(name) for name in table["feature"])
@@ -158,14 +197,25 @@ def parse_known_items(
         raise FitError(
             f"{{items}}: {source} has guessing or slipping with several slopes per item."
         )
-    columns = [_parse_numbers(source, table, name, features) for name in (*slopes, offset)]
-    weights = np.column_stack(columns[:-1])
-    items = KnownItems(source, digest or "", features, weights, columns[-1], asymptotes)
+    weights, offsets = (
+        _parse_columns(source, table, names, features) for names in (slopes, [offset])
+    )
+    values = {
+        name: _parse_columns(source, table, names, features)
+        for name, names in level_columns.items()
+    }
+    values |= {
+        name: _parse_columns(source, table, [name], features, limit=np.inf)[:, 0]
+        for name in ("n_levels", "means", "scales", "deviations")
+    }
+    kinds = {str(kind) for kind in table.get("curves", ()) if kind}
+    levels = KnownLevels.parse(values, kinds, features, source)
+    items = KnownItems(source, digest or "", features, weights, offsets[:, 0], asymptotes, levels)
     return items if digest else replace(items, digest=_digest_values(items))
 
 
 def get_fitted_items(
-    params: Any, features: Sequence[str], source: str, digest: str | None = None
+    model: Any, params: Any, features: Sequence[str], source: str, digest: str | None = None
 ) -> KnownItems:
     """Return the items of a fitted latent-trait model, for other fits.
 
@@ -181,6 +231,7 @@ def get_fitted_items(
         columns = [part[..., None] for part in parts if part is not None]
         by_group = np.concatenate([params.group_weights, *columns], axis=2)
         differs = (by_group != by_group[0]).any(axis=(0, 2))
+        differs |= find_different_levels(params)
         if differs.any():
             names = [features[item] for item in np.flatnonzero(differs).tolist()]
             raise FitError(
@@ -188,19 +239,25 @@ def get_fitted_items(
                 f"{_join_names(names)}. Give a table with the items of one group."
             )
     parts = (params.weights, params.offsets, params.asymptotes)
-    items = KnownItems(source, digest or "", tuple(features), *parts)
+    levels = None if params.n_levels is None else KnownLevels.from_fit(params, model.items)
+    items = KnownItems(source, digest or "", tuple(features), *parts, levels)
     return items if digest else replace(items, digest=_digest_values(items))
 
 
-def find_known_values(params: Any) -> Array | None:
-    """Return the slopes and offsets that a fit knew, (n_features, q + 1), or None if it knew none.
+def find_known_values(model: Any, params: Any) -> Array | None:
+    """Return what a fit knew, see `Structure.known_items`, or None if it knew nothing.
 
-    They are NaN where the fit estimated them.
+    Values are NaN where the fit estimated them.
     """
     is_known = getattr(params, "is_known", None)
     if is_known is None:
         return None
-    return np.where(is_known, np.column_stack([params.weights, params.offsets]), np.nan)
+    if params.n_levels is None:
+        forms = np.column_stack([params.weights, params.offsets])
+    else:
+        forms = params.get_level_items(model.items).to_forms()
+        forms = measure_forms(forms, params.means, params.scales)
+    return np.where(is_known, forms, np.nan)
 
 
 def check_can_have_known_items(model: Model) -> None:
@@ -213,14 +270,26 @@ def check_can_have_known_items(model: Model) -> None:
         )
 
 
-def match_components(model: Any, items: KnownItems, are_components_set: bool) -> Any:
-    """Return the model with as many components as the items have slopes.
+def match_items(model: Any, items: KnownItems, are_components_set: bool) -> Any:
+    """Return the model with as many components as the items have slopes, and items of their kind.
 
     Raises
     ------
     FitError
-        If the user set another number of components.
+        If the user set another number of components, or another kind.
     """
+    kind = None if items.levels is None else items.levels.kind
+    if kind not in (None, model.items):
+        if model.items != type(model).items:
+            raise FitError(
+                f"{{items}}: {items.source} has {kind} items, but {{items={model.items}}} is set. "
+                "Leave it out.",
+                parameter="items",
+            )
+        try:
+            model = replace(model, items=kind)
+        except FitError as error:
+            raise error.with_prefix(f"{items.source}, column curves") from None
     q, n = items.weights.shape[1], model.n_components
     if n is None or n == q:
         return model
@@ -253,16 +322,35 @@ def _parse_asymptotes(
     return asymptotes if np.any(parts) else None
 
 
-def _list_weight_columns(table: Mapping[str, Any]) -> list[str]:
-    """Return weights_1, weights_2, … as far as they go."""
-    n = 0
-    while f"weights_{n + 1}" in table:
-        n += 1
-    return [f"weights_{k + 1}" for k in range(n)]
+def _list_numbered(table: Mapping[str, Any], pattern: str) -> list[str]:
+    """Return the columns that a pattern such as `weights_{}` names, numbered 1, 2, …."""
+    names = map(pattern.format, count(1))
+    return [*takewhile(lambda name: name in table, names)]
+
+
+def _parse_columns(
+    source: str,
+    table: Mapping[str, Sequence[Any]],
+    names: Sequence[str],
+    features: Sequence[str],
+    limit: float = _MAX_VALUE,
+) -> Array:
+    """Return columns of numbers side by side, (n_items, n_columns), NaN if there is no column."""
+    columns = [
+        _parse_numbers(source, table, name, features, limit)
+        if name in table
+        else np.full(len(features), np.nan)
+        for name in names
+    ]
+    return np.column_stack([np.empty((len(features), 0)), *columns])
 
 
 def _parse_numbers(
-    source: str, table: Mapping[str, Sequence[Any]], column: str, features: Sequence[str]
+    source: str,
+    table: Mapping[str, Sequence[Any]],
+    column: str,
+    features: Sequence[str],
+    limit: float = _MAX_VALUE,
 ) -> Array:
     if len(table[column]) != len(features):
         raise FitError(
@@ -278,10 +366,11 @@ def _parse_numbers(
                 f"{{items}}: {source}: {column} of {features[k]} is {str(value)[:20]!r}, which is "
                 "not a number."
             ) from None
-        if abs(values[k]) > _MAX_VALUE:
+        if abs(values[k]) > limit or np.isinf(values[k]):
+            largest = f"number up to {limit:,.0f}" if np.isfinite(limit) else "finite number"
             raise FitError(
-                f"{{items}}: {source}: {column} of {features[k]} is {values[k]:g}. Give a number "
-                f"up to {_MAX_VALUE:,.0f}, or leave the cell empty."
+                f"{{items}}: {source}: {column} of {features[k]} is {values[k]:g}. Give a "
+                f"{largest}, or leave the cell empty."
             )
     return values
 
@@ -291,6 +380,8 @@ def _digest_values(items: KnownItems) -> str:
     digest.update(np.ascontiguousarray(items._stack_values()).tobytes())
     if items.asymptotes is not None:
         digest.update(np.stack(items.asymptotes).tobytes())
+    if items.levels is not None:
+        digest.update(items.levels.to_bytes())
     return digest.hexdigest()
 
 

@@ -168,7 +168,7 @@ class ConfirmatoryTrait(LatentTrait):
             )
         if structure.known_items is not None:
             check_known_slopes(structure.known_items)
-            check_free_items(model.free, structure)
+            check_free_items(model.free, structure.feature_names, structure.known_items)
         # `quadrature` is for up to 3 components, and a pattern may have more.
         model = replace(model, estimator="auto" if is_reduced else "quadrature")
         return add_structure(cls, model, structure)

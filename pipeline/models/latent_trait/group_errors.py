@@ -277,4 +277,4 @@ def list_variance_constraints(design: GroupDesign, places: TraitPlaces, root: Ar
             gradient = np.zeros(places.n_parameters)
             gradient[place[place >= 0]] = row[place >= 0]
             constraints.append(gradient)
-    return np.array(constraints)
+    return np.reshape(constraints, (len(constraints), places.n_parameters))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.models.structure import Structure
+from pipeline.models.latent_trait.em import MAX_PARAMETER
+from pipeline.numerics.logistic.categories.curves import compute_log_probabilities, iter_alike
+from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 _TRAIT = np.linspace(-40.0, 40.0, 161)
 _LOG_PRIOR = -0.5 * _TRAIT**2 - scipy.special.logsumexp(-0.5 * _TRAIT**2)
@@ -32,11 +36,13 @@ def check_known_slopes(known_items: Array) -> None:
         )
 
 
-def check_free_items(free: str, structure: Structure) -> None:
-    """Refuse items that are known and should differ by group; `free` names them."""
-    assert structure.known_items is not None
-    is_known = ~np.isnan(structure.known_items).any(axis=1)
-    known = {structure.feature_names[item] for item in np.flatnonzero(is_known)}
+def check_free_items(free: str, names: Sequence[str], known_items: Array) -> None:
+    """Refuse items that are known and should differ by group; `free` names them.
+
+    `names` are those of all features, and `known_items` is as for `check_known_slopes`.
+    """
+    is_known = ~np.isnan(known_items).any(axis=1)
+    known = {names[item] for item in np.flatnonzero(is_known).tolist()}
     for name in (name.strip() for name in free.split(",")):
         if name in known:
             raise FitError(
@@ -58,10 +64,7 @@ def check_known_answers(known_items: Array, observed: NDArray[Any], ones: NDArra
     spread = np.linalg.norm(known_items[:, :-1], axis=1)
     logits = known_items[:, -1:] + spread[:, None] * _TRAIT
     for answer, sign, n_rows in ((1, 1, ones), (0, -1, observed - ones)):
-        log_share = scipy.special.logsumexp(
-            scipy.special.log_expit(sign * logits) + _LOG_PRIOR, axis=1
-        )
-        impossible = np.flatnonzero((log_share < _IMPOSSIBLE) & (n_rows > 0))
+        impossible = _find_impossible(scipy.special.log_expit(sign * logits), n_rows)
         if impossible.size:
             raise FitError(
                 f"{{items}}: the known slopes and offsets give the answer {answer} to {{features}} "
@@ -69,3 +72,67 @@ def check_known_answers(known_items: Array, observed: NDArray[Any], ones: NDArra
                 impossible.tolist(),
                 parameter="items",
             )
+
+
+def check_known_levels(
+    known_items: Array,
+    n_planes: Indices,
+    is_cumulative: bool,
+    level_counts: Array,
+    names: Sequence[str],
+) -> None:
+    """Refuse items with several levels, or continuous, whose known values do not fit the data.
+
+    Parameters
+    ----------
+    known_items
+        Known weights and offsets of forms of standardized values, (n_forms, q + 1), NaN where they
+        are estimated.
+    n_planes
+        Number of planes of each item, (n_features,), 0 of a continuous one.
+    is_cumulative
+        Whether the items are graded.
+    level_counts
+        Number of rows with each level of each item, (n_levels,).
+    names
+        Names of the features.
+    """
+    n = int(n_planes.sum())
+    for alike in iter_alike(n_planes):
+        forms = known_items[alike.planes]
+        # Weights of an item's planes differ only in length.
+        last = forms[:, -1, :-1]
+        length = np.linalg.norm(last, axis=1, keepdims=True)
+        slopes = np.einsum("ijq,iq->ij", forms[:, :, :-1], last / np.maximum(length, 1e-300))
+        eta = forms[:, :, -1:] + slopes[:, :, None] * _TRAIT
+        log_p = compute_log_probabilities(eta, is_cumulative)
+        for level in range(log_p.shape[1]):
+            rows = level_counts[alike.levels[:, level]]
+            impossible = _find_impossible(log_p[:, level], rows)
+            if impossible.size:
+                raise FitError(
+                    f"{{items}}: the known slopes and offsets give level {level + 1} of "
+                    "{features} the probability 0, but it is in the data. Correct them, or leave "
+                    "them empty.",
+                    [names[item] for item in alike.features[impossible].tolist()],
+                    parameter="items",
+                )
+    curves, spreads = known_items[n::2], known_items[n + 1 :: 2, -1]
+    is_far = (np.abs(curves) > MAX_PARAMETER).any(axis=1) | (spreads < np.log(MIN_DEVIATION))
+    if is_far.any():
+        raise FitError(
+            "{items}: the known slope, offset or deviation of {features} does not fit the data. "
+            "Give it in the units of the data, or leave it empty.",
+            [names[item] for item in np.flatnonzero(n_planes == 0)[is_far].tolist()],
+            parameter="items",
+        )
+
+
+def _find_impossible(log_p: Array, n_rows: NDArray[Any]) -> Indices:
+    """Return the items with an answer of probability 0 that some rows have.
+
+    `log_p` is its log-probability at the traits, (n_items, n_traits), and `n_rows` are the rows
+    that have it, (n_items,).
+    """
+    log_share = scipy.special.logsumexp(log_p + _LOG_PRIOR, axis=1)
+    return np.flatnonzero((log_share < _IMPOSSIBLE) & (n_rows > 0))

@@ -319,7 +319,7 @@ class LatentTrait(Model):
             self.check_unused_settings("invariance", "free", "traits")
         kind: Any = None
         if not are_binary(structure.features):
-            is_confirmatory = has_pattern or structure.groups
+            is_confirmatory = has_pattern or has_items or structure.groups
             kind = resolve_name(_ORDINAL_CONFIRMATORY_CLASS if is_confirmatory else _ORDINAL_CLASS)
             if structure.covariates is not None:
                 kind = resolve_name(_ORDINAL_REGRESSION_CLASS)

@@ -241,3 +241,67 @@ def test_items_that_differ_by_group_have_no_single_value(cli, folder) -> None:
     assert cli("fit", "--dataset", "d.zarr", *mixture, "--no-report").code == 0
     refused = cli("fit", "--dataset", "d.zarr", *MODEL, "--items", "mixture").check_refused()
     assert "is not of latent-trait, so it has no slopes and offsets" in refused
+
+
+LEVELS = ("--levels", "q*:low<mid<high", "--continuous", "score")
+
+
+@pytest.fixture
+def survey(cli, tmp_path: Path) -> Path:
+    """Rows of items with three levels, a binary one and a measurement."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal(300)
+    levels = (x[:, None] + rng.logistic(size=(300, 3)))[:, :, None] > np.array([-0.5, 0.8])
+    lines = ["q1,q2,q3,b,score"]
+    for words, y in zip(np.array(["low", "mid", "high"])[levels.sum(axis=2)], x, strict=True):
+        lines.append(",".join([*words, str(int(y + rng.logistic() > 0)), f"{50 + 9 * y:.3f}"]))
+    Path("survey.csv").write_text("\n".join(lines))
+    assert cli("ingest", "survey.csv", "--dataset", "d.zarr", *LEVELS).code == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["graded", "partial-credit", "nominal"])
+def test_exported_items_with_levels_are_known(cli, survey, kind: str) -> None:
+    settings = ("--components", 1, "--set", f"items={kind}", "--set", "tol=1e-9")
+    first = fit(cli, *settings, "--output", "first")
+    export = ("export", "--artifact", "first", "--what", "items", "--output", "bank.csv")
+    assert cli(*export).code == 0
+    with Path("bank.csv").open() as file:
+        curves = [row["curves"] for row in csv.DictReader(file)]
+    assert curves == [kind] * 3 + [""] * 2
+    by_table = fit(cli, "--items", "bank.csv", "--set", "tol=1e-9")
+    by_artifact = fit(cli, "--items", "first", "--set", "tol=1e-9")
+    assert get_arrays(by_table) == get_arrays(by_artifact)
+    assert by_table.manifest["known_items"]["n_items"] == 5
+    assert by_table.manifest["hyperparameters"]["items"] == kind
+    for name in ("weights", "level_offsets", "deviations"):
+        np.testing.assert_allclose(by_table[name], first[name], rtol=1e-12)
+    np.testing.assert_allclose(by_table["trait_mean"], 0.0, atol=1e-3)
+    np.testing.assert_allclose(by_table["trait_covariance"], 1.0, atol=2e-3)
+
+
+def test_folds_and_nested_fits_keep_known_levels(cli, survey) -> None:
+    Path("bank.csv").write_text(
+        "feature,curves,slope,level_offsets_1,level_offsets_2\n"
+        "q1,partial-credit,0.9,0.7,-0.4\nq2,partial-credit,0.8,,\n"
+    )
+    fit(cli, "--items", "bank.csv", "--output", "known")
+    fit(cli, "--components", 1, "--set", "items=partial-credit", "--output", "free")
+    line = ("evaluate", "--dataset", "d.zarr", "--executor", "serial", "--json", "--artifact")
+    line = (*line, "known", "--artifact", "free")
+    (test,) = cli(*line, "--likelihood-ratio").json["likelihood_ratio_tests"]
+    assert test["df"] == 4 - 2
+    folds = cli(*line, "--folds", 2, "--no-baselines").json
+    known, free = (model["log_likelihood"] for model in folds["models"])
+    assert 0 < abs(known - free) < 0.1
+
+
+def test_uses_of_known_levels_that_are_refused(cli, survey) -> None:
+    fit(cli, "--components", 1, "--output", "first")
+    line = ("transform", "--dataset", "d.zarr", "--items", "first", "--output", "z.csv")
+    assert "takes only binary items" in cli(*line).check_refused()
+    line = ("export", "--artifact", "first", "--what", "linked-items", "--link-to", "first")
+    assert "takes only binary items" in cli(*line, "--output", "l.csv").check_refused()
+    settings = ("--items", "first", "--set", "items=nominal")
+    refused = cli("fit", "--dataset", "d.zarr", *MODEL, *settings).check_refused()
+    assert "has graded items, but --set items=nominal is set" in refused

@@ -1,9 +1,9 @@
-"""The latent-trait model with groups of rows or a loading pattern, and items of several levels.
+"""The latent-trait model with groups, known items or a pattern, and items of several levels.
 
 Model: that of `levels.model`, but in group g, x ~ N(μ_g, Σ_g), as in
 `latent_trait.confirmatory`. Slopes and offsets may be equal in all groups. A pattern sets slopes to
 0, or equal, and so fixes the axes. The first group has μ = 0 and Σ = I, or with a pattern,
-correlations that are estimated.
+correlations that are estimated; with known items, μ and Σ of all groups may be estimated.
 
 E-step: with Σ_g = L_g L_gᵀ, x = μ_g + L_g u and u ~ N(0, I), the forms are
 
@@ -37,6 +37,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
+from pipeline.models.known_levels import standardize_forms
 from pipeline.models.latent_trait.confirmatory import (
     NOT_WITH_STRUCTURE,
     START_SLOPE,
@@ -66,6 +67,11 @@ from pipeline.models.latent_trait.group_errors import (
     sum_multipliers,
 )
 from pipeline.models.latent_trait.identification import check_identification
+from pipeline.models.latent_trait.known_values import (
+    check_free_items,
+    check_known_levels,
+    check_known_slopes,
+)
 from pipeline.models.latent_trait.levels.design import (
     LevelDesign,
     OwnParameters,
@@ -98,7 +104,7 @@ _BY_GROUP = ("ones", "mass", "squares", "moments", *_COVARIATE_SUMS)
 
 @dataclass(frozen=True)
 class ConfirmatoryOrdinalTrait(OrdinalTrait):
-    """The latent-trait model of items with levels, or continuous, with groups or a pattern."""
+    """The latent-trait model of items with levels, or continuous, and groups or other structure."""
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -110,9 +116,13 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             If the settings or the structure cannot be combined with it, or the pattern does not
             identify the slopes.
         """
-        if model.items == "nominal":
-            name = "covariates" if structure.covariates is not None else "group"
-            name = name if structure.pattern is None else "pattern"
+        others = {
+            "pattern": structure.pattern,
+            "covariates": structure.covariates,
+            "group": structure.groups or None,
+        }
+        name = next((name for name, value in others.items() if value is not None), "items")
+        if model.items == "nominal" and name != "items":
             raise FitError(
                 f"Nominal items have a slope per level, which {{{name}}} cannot describe. Leave it "
                 "out, or choose graded or partial-credit items.",
@@ -133,10 +143,14 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
                 _check_rating_scale(pattern, structure.features)
         if model.n_components is None:
             raise FitError(
-                f"{{group}} needs 1 to {MAX_COMPONENTS} components. Set {{components=1}}.",
+                f"{{{name}}} needs 1 to {MAX_COMPONENTS} components. Set {{components=1}}.",
                 parameter="components",
             )
-        return super().from_model(model, structure)
+        adapted = super().from_model(model, structure)
+        if structure.known_items is not None:
+            check_known_slopes(adapted._known_values)
+            check_free_items(model.free, structure.feature_names, adapted._known_values)
+        return adapted
 
     @property
     def n_groups(self) -> int:
@@ -149,13 +163,23 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         pattern = self.structure.pattern
         return None if pattern is None else pattern.slopes
 
+    @property
+    def _known_values(self) -> Array:
+        """Slopes and offset of the last form of each item, (n_features, q + 1), NaN if unknown."""
+        n_planes, known = self.n_planes, self.structure.known_items
+        if known is None:
+            return np.full((len(n_planes), (self.n_components or 1) + 1), np.nan)
+        last = np.cumsum(n_planes) - 1
+        is_continuous = n_planes == 0
+        last[is_continuous] = n_planes.sum() + 2 * np.arange(np.count_nonzero(is_continuous))
+        return known[last]
+
     @cached_property
     def _trait_design(self) -> GroupDesign:
         """What is estimated of the distribution of the traits."""
-        n_features = len(self.structure.features)
         return make_group_design(
             self.n_groups,
-            np.full((n_features, (self.n_components or 1) + 1), np.nan),
+            self._known_values,
             find_free_items(self.free, self.structure),
             self.invariance,
             self.traits,
@@ -176,7 +200,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         has_own_offsets = self.invariance in ("configural", "metric")
         return OwnParameters(
             has_slopes | (self.invariance == "configural"),
-            is_free | has_own_offsets,
+            (is_free | has_own_offsets) & np.isnan(self._known_values[:, -1]),
             has_own_offsets,
             self.invariance != "strict",
         )
@@ -185,26 +209,38 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         """Return the bytes of the tables over nodes of all tasks, and sums of all groups."""
         return self.n_groups * super().estimate_memory(n_features, n_segments, n_threads)
 
-    def _make_design(self, counts: Array, n_components: int) -> LevelDesign:
-        """Return the design without groups."""
+    def _make_design(
+        self, counts: Array, params: LatentTraitParams, own: OwnParameters | None = None
+    ) -> LevelDesign:
+        """Return the design without groups, or given which parameters differ by group."""
+        known = self.structure.known_items
         return make_level_design(
-            counts, self.n_planes, n_components, self.items, self._has_equal_slopes, self._slopes
-        )
-
-    def _get_design(self, arrays: Arrays, params: LatentTraitParams) -> LevelDesign:
-        return make_level_design(
-            arrays["group_level_counts"],
+            counts,
             self.n_planes,
             params.weights.shape[1],
             self.items,
             self._has_equal_slopes,
             self._slopes,
-            self._own_parameters,
+            own,
+            None if known is None else standardize_forms(known, params.means, params.scales),
         )
+
+    def _get_design(self, arrays: Arrays, params: LatentTraitParams) -> LevelDesign:
+        return self._make_design(arrays["group_level_counts"], params, self._own_parameters)
+
+    @property
+    def _are_items_known(self) -> NDArray[np.bool_]:
+        return np.asarray(~np.isnan(self._known_values).any(axis=1))
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the levels, also within groups, and that the varying items identify the slopes."""
         state = super().initialize(first, rng)
+        if (known := self.structure.known_items) is not None:
+            items = standardize_forms(known, state.params.means, state.params.scales)
+            counts = state.auxiliary["level_counts"]
+            is_graded, names = self.items == "graded", self.structure.feature_names
+            check_known_levels(items, self.n_planes, is_graded, counts, names)
+            state = replace(state, params=replace(state.params, is_known=~np.isnan(known)))
         if (constant := state.auxiliary["constant"]).size and self.structure.pattern is not None:
             varying = self.structure.pattern.without_loadings(constant)
             check_identification(varying, self.structure.feature_names, self.correlations == "free")
@@ -275,8 +311,6 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
 
     def _apply_design(self, design: LevelDesign, forms: Array) -> Array:
         """Return the forms, (n_groups, n_forms, q + 1), that the design allows."""
-        if not design.n_free:
-            return forms
         return design.fill(design.collect(forms)).reshape(forms.shape)
 
     def _with_groups(
@@ -287,7 +321,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             with_forms(params.select_items(group), own, self.items)
             for group, own in enumerate(forms)
         ]
-        names = ("weights", "offsets", "level_offsets", "deviations")
+        names = ("weights", "offsets", "level_offsets", "level_weights", "deviations")
         first = {name: getattr(groups[0], name) for name in names}
         covariance = covariance.copy()
         if self.structure.pattern is not None:
@@ -332,7 +366,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
 
     def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
         """Return the slopes that have a prior: equal ones have one together."""
-        if self.structure.groups:
+        if self.structure.groups or self.structure.known_items is not None:
             none = np.ones((self.n_groups, int(count_item_levels(self.n_planes).sum())))
             design = self._get_design({"group_level_counts": none}, params)
             forms = np.stack([own.to_forms() for own in self._list_items(params)])
@@ -476,8 +510,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         traits, places = self._trait_design, self._place_traits(design)
         if not traits.is_rotatable:
             root = factorize(get_traits(params)[1])
-            constraints = list_variance_constraints(traits, places, root)
-            return constraints.reshape(-1, places.n_parameters)
+            return list_variance_constraints(traits, places, root)
         n_trait_parameters = places.n_parameters - design.n_free
         parts = [
             self._list_axis_constraints(design.select_group(group), params.select_items(group))
@@ -540,15 +573,17 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
 
     @property
     def _missing_fit_reason(self) -> str:
-        return NOT_WITH_STRUCTURE if self.structure.groups else super()._missing_fit_reason
+        if self.structure.groups or self.structure.known_items is not None:
+            return NOT_WITH_STRUCTURE
+        return super()._missing_fit_reason
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, likelihood and fit statistics."""
         state = super().finish_information_pass(state, statistics)
         found = dict(state.diagnostics["fit_statistics"])
-        if self.structure.groups:  # each has its own distribution of the trait
-            found.pop("marginal_reliability", None)
-        else:
+        if self.structure.groups or self.structure.known_items is not None:
+            found.pop("marginal_reliability", None)  # it is for standard normal traits
+        if not self.structure.groups:
             found |= describe_traits(state.params)
         return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
 

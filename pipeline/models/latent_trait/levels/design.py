@@ -21,6 +21,8 @@ A level that no row has leaves its parameters without an estimate. They are tied
 neighbours so that the level is improbable: as near as `_GAP` to the next threshold of a graded
 item, and `_LOG_ODDS` nats below its neighbours in other items. All ties stay true if the mean and
 scale of the traits change.
+
+Known weights and offsets are constants, in v₀.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ class LevelDesign:
         Whether a slope of several items has one prior, not one per item.
     n_groups
         Number of groups; 1 without groups.
+    is_known
+        Which entries of v are known, (n_groups n_forms (q + 1),).
     """
 
     matrix: scipy.sparse.csr_array
@@ -72,15 +76,16 @@ class LevelDesign:
     is_slope: NDArray[np.bool_]
     n_planes: Indices
     n_components: int
-    are_priors_shared: bool = False
-    n_groups: int = 1
+    are_priors_shared: bool
+    n_groups: int
+    is_known: NDArray[np.bool_]
 
     def select_group(self, group: int) -> LevelDesign:
         """Return the forms of a group as functions of all free parameters."""
         size = len(self.constant) // self.n_groups
         rows = slice(group * size, (group + 1) * size)
-        matrix, constant = self.matrix[rows], self.constant[rows]
-        return replace(self, matrix=matrix, constant=constant, n_groups=1)
+        arrays = {name: getattr(self, name)[rows] for name in ("matrix", "constant", "is_known")}
+        return replace(self, **arrays, n_groups=1)
 
     @property
     def n_free(self) -> int:
@@ -119,6 +124,8 @@ class LevelDesign:
 
     def collect_changes(self, changes: Array) -> Array:
         """Return the changes of the free parameters, (n_free, k), that change v thus, (…, k)."""
+        if not self.n_free:
+            return np.zeros((0, changes.shape[1]))
         weighted = self.matrix.T * np.where(self.constant == 0, 1.0, _TIED_SHARE)
         solve = scipy.sparse.linalg.factorized((weighted @ self.matrix).tocsc())
         return np.column_stack([solve(weighted @ change) for change in changes.T])
@@ -156,6 +163,7 @@ def make_level_design(
     equal_slopes: bool,
     loadings: Indices | None = None,
     own: OwnParameters | None = None,
+    known: Array | None = None,
 ) -> LevelDesign:
     """Return the design of items of a kind.
 
@@ -174,6 +182,9 @@ def make_level_design(
         items load on all traits. Nominal items have no numbers.
     own
         Parameters that differ by group; None without groups.
+    known
+        Known weights and offsets, (n_forms, n_components + 1), NaN where they are estimated; None
+        if all are. Pinned items count as known only if all of theirs are.
     """
     order = np.argsort(n_planes == 0, kind="stable")
     by_group, pooled = np.atleast_2d(level_counts), np.atleast_2d(level_counts).sum(axis=0)
@@ -183,8 +194,24 @@ def make_level_design(
             counts = np.where(np.repeat(own.offsets, count_item_levels(n_planes)), counts, pooled)
         of_group = _list_forms(counts, n_planes, kind, equal_slopes)
         forms += [ItemForms(item, group, *of_group[item]) for item in order.tolist()]
-    design = _assemble(forms, n_planes, n_components, loadings, own)
-    return replace(design, n_groups=len(by_group))
+    is_plain = loadings is None and own is None and known is None
+    if known is not None:
+        known = _leave_out_pinned(known, pooled, n_planes)
+    design = _assemble(forms, n_planes, n_components, loadings, own, known)
+    return replace(design, are_priors_shared=not is_plain, n_groups=len(by_group))
+
+
+def _leave_out_pinned(known: Array, level_counts: Array, n_planes: Indices) -> Array:
+    """Return the known values without those of items that have to be pinned."""
+    items, n = np.arange(len(n_planes)), int(n_planes.sum())
+    owners = np.repeat(items, n_planes)
+    n_present = np.bincount(
+        np.repeat(items, count_item_levels(n_planes)), level_counts > 0, len(items)
+    )
+    n_unknown = np.bincount(owners, np.isnan(known[:n]).any(axis=1), len(items))
+    left = known.copy()
+    left[:n][((n_present == 1) & (n_unknown > 0))[owners]] = np.nan
+    return left
 
 
 class ItemForms(NamedTuple):
@@ -337,6 +364,7 @@ def _assemble(
     n_components: int,
     loadings: Indices | None,
     own: OwnParameters | None,
+    known: Array | None,
 ) -> LevelDesign:
     """Number the parameters in the order in which they occur."""
     width = n_components + 1
@@ -344,12 +372,17 @@ def _assemble(
     is_slope: list[bool] = []
     entries: list[tuple[int, int, float]] = []
     constant = np.zeros(sum(len(form.weights) for form in forms) * width)
+    is_known = np.zeros(len(constant), np.bool_)
+    if known is not None:
+        values = np.tile(known.ravel(), len(constant) // known.size)
+        is_known = ~np.isnan(values)
+        constant[is_known] = values[is_known]
     row = 0
     for item, group, weights, offsets in forms:
         for weight, offset in zip(weights, offsets, strict=True):
             for component in range(n_components):
                 number = None if loadings is None else int(loadings[item, component])
-                if number == -1:
+                if number == -1 or is_known[row + component]:
                     continue
                 for key, value in weight.items():
                     name: Hashable = (key, component) if number is None else ("loading", number)
@@ -359,6 +392,8 @@ def _assemble(
                     is_slope += [True] * (place == len(is_slope))
                     entries.append((row + component, place, value))
             for key, value in offset.items():
+                if is_known[row + n_components]:
+                    break
                 if key == _CONSTANT:
                     constant[row + n_components] = value
                     continue
@@ -368,8 +403,8 @@ def _assemble(
                 is_slope += [False] * (place == len(is_slope))
                 entries.append((row + n_components, place, value))
             row += width
-    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+    rows, columns, factors = zip(*entries, strict=True) if entries else ((), (), ())
     shape = (len(constant), len(places))
-    matrix = scipy.sparse.coo_array((np.array(values), (rows, columns)), shape=shape).tocsr()
-    slopes, are_shared = np.array(is_slope, np.bool_), loadings is not None
-    return LevelDesign(matrix, constant, slopes, n_planes, n_components, are_shared)
+    matrix = scipy.sparse.coo_array((np.array(factors), (rows, columns)), shape=shape).tocsr()
+    slopes = np.array(is_slope, np.bool_)
+    return LevelDesign(matrix, constant, slopes, n_planes, n_components, False, 1, is_known)

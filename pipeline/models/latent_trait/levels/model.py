@@ -158,8 +158,6 @@ class OrdinalTrait(LatentTrait):
         FitError
             If the settings or the structure cannot be combined with such items.
         """
-        if structure.known_items is not None:
-            raise _refuse("{items}", "items")
         for name in ("guessing", "slipping", "estimator"):
             value = getattr(model, name)
             if value not in (getattr(LatentTrait, name), "quadrature"):
@@ -244,7 +242,7 @@ class OrdinalTrait(LatentTrait):
             )
         level_rows = count_level_rows(first, self.structure.features)
         n_present = np.array([np.count_nonzero(rows) for rows in level_rows])
-        constant = np.flatnonzero(n_present == 1)
+        constant = np.flatnonzero((n_present == 1) & ~self._are_items_known)
         if constant.size and self.constant_features == "refuse":
             raise FitError(
                 f"These features are constant: {{features}}. {LEAVE_OUT}, or use "
@@ -273,7 +271,11 @@ class OrdinalTrait(LatentTrait):
             "is_complete": np.array(first.is_complete),
             "has_sampling_weights": np.array(first.has_sampling_weights),
         }
-        warnings = make_empty_level_warnings(level_rows, "these levels count as improbable")
+        estimated = [
+            np.ones(len(rows)) if is_known else rows
+            for rows, is_known in zip(level_rows, self._are_items_known, strict=True)
+        ]
+        warnings = make_empty_level_warnings(estimated, "these levels count as improbable")
         if constant.size:
             text = "constant features, pinned at their margins: {features}"
             warnings = (FitWarning(text, tuple(constant.tolist())), *warnings)
@@ -282,14 +284,18 @@ class OrdinalTrait(LatentTrait):
         held_out = HELD_OUT_SHARE if self.n_components is None else 0.0
         return self._begin_stage(state, weights, held_out, "quadrature")
 
-    def _make_design(self, counts: Array, n_components: int) -> LevelDesign:
-        return make_level_design(
-            counts, self.n_planes, n_components, self.items, self._has_equal_slopes
-        )
+    @property
+    def _are_items_known(self) -> NDArray[np.bool_]:
+        """Which items have no free weights and offsets, (n_features,)."""
+        return np.zeros(len(self.structure.features), np.bool_)
+
+    def _make_design(self, counts: Array, params: LatentTraitParams) -> LevelDesign:
+        q = params.weights.shape[1]
+        return make_level_design(counts, self.n_planes, q, self.items, self._has_equal_slopes)
 
     def _get_design(self, arrays: Arrays, params: LatentTraitParams) -> LevelDesign:
         """Return the design, given arrays of the state with the counts of levels."""
-        return self._make_design(arrays["level_counts"], params.weights.shape[1])
+        return self._make_design(arrays["level_counts"], params)
 
     def _begin_stage(
         self, state: FitState, weights: Array, held_out: float, estimator: str
@@ -306,10 +312,8 @@ class OrdinalTrait(LatentTrait):
             items = levels.get_level_items("partial-credit")
         else:
             items = levels.get_level_items(self.items)
-        design = self._make_design(state.auxiliary["level_counts"], weights.shape[1])
-        forms = items.to_forms()
-        if design.n_free:
-            forms = design.fill(design.collect(forms))
+        design = self._make_design(state.auxiliary["level_counts"], params)
+        forms = design.fill(design.collect(items.to_forms()))
         params = with_forms(params, forms, self.items)
         working = {"held_out": np.array(held_out)}
         return self._choose_nodes(replace(state, params=params, working=working), _STRETCH)
@@ -366,11 +370,9 @@ class OrdinalTrait(LatentTrait):
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, on the axes of its last pass."""
         forms, q = self._convert_forms(params, state.params), params.weights.shape[1]
-        design = self._make_design(state.auxiliary["level_counts"], q)
-        if design.n_free:
-            forms = design.fill(design.collect(forms))
         own = _replace_weights(state.params, params.weights, params.offsets)
-        own = with_forms(own, forms, self.items)
+        design = self._make_design(state.auxiliary["level_counts"], own)
+        own = with_forms(own, design.fill(design.collect(forms)), self.items)
         state = replace(state, params=own, working={"held_out": np.array(0.0)})
         return self._choose_nodes(state, LAST_STRETCH[q])
 
@@ -744,19 +746,21 @@ class OrdinalTrait(LatentTrait):
         to_weights, to_offsets = map_to_items(n_planes, q, self.items)
         is_left_out = np.isin(np.arange(n_features), self._find_without_errors(state))
 
-        def compute_errors(linear: Any, items: Indices) -> Array:
-            """Return the standard errors of linear functions of the free parameters."""
-            dense = linear.toarray()
+        def compute_errors(linear: Matrix, items: Indices) -> Array:
+            """Return the standard errors of linear functions of weights and offsets of forms."""
+            dense = (linear @ J).toarray()
             variance = np.einsum("ij,jk,ik->i", dense, covariance, dense, optimize=True)
             is_fixed = ~dense.any(axis=1) | ((dense != 0) @ is_unknown) | is_left_out[items]
-            return np.where(is_fixed, np.nan, np.sqrt(np.maximum(variance, 0.0)))
+            errors = np.where(is_fixed, np.nan, np.sqrt(np.maximum(variance, 0.0)))
+            return np.where(abs(linear) @ ~design.is_known, errors, 0.0)
 
         items = np.arange(n_features)
         of_planes = np.repeat(items, n_planes)
-        by_form = compute_errors(J, design.item_of_row).reshape(-1, q + 1)
+        all_entries = scipy.sparse.eye_array(J.shape[0], format="csr")
+        by_form = compute_errors(all_entries, design.item_of_row).reshape(-1, q + 1)
         arrays = {
-            "weights_error": compute_errors(to_weights @ J, np.repeat(items, q)).reshape(-1, q),
-            "offsets_error": compute_errors(to_offsets @ J, items),
+            "weights_error": compute_errors(to_weights, np.repeat(items, q)).reshape(-1, q),
+            "offsets_error": compute_errors(to_offsets, items),
             "level_offsets_error": by_form[: len(of_planes), -1],
         }
         if self.items == "nominal":
@@ -771,7 +775,7 @@ class OrdinalTrait(LatentTrait):
             def differentiate_ratio(to_form: Any, owners: Indices) -> Any:
                 w = scipy.sparse.diags_array(1 / slopes[owners])
                 ratio = scipy.sparse.diags_array((to_form @ flat) / slopes[owners])
-                return w @ (ratio @ to_weights[owners] - to_form) @ J
+                return w @ (ratio @ to_weights[owners] - to_form)
 
             own = differentiate_ratio(to_offsets, items)
             arrays["difficulty_error"] = np.where(n_planes > 0, compute_errors(own, items), np.nan)

@@ -43,6 +43,7 @@ from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.latent_trait.regression_design import (
     Regression,
     estimate_regression,
+    find_origin,
     move_origin,
 )
 from pipeline.models.latent_trait.regression_errors import (
@@ -93,6 +94,8 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the levels, and start from equal groups and coefficients of 0."""
         state, center = super().initialize(first, rng), np.array(self._covariates.means)
+        if find_origin(self._trait_design) is None:
+            center[:] = 0.0
         coefficients = np.zeros((len(center), state.params.weights.shape[1]))
         params = replace(state.params, coefficients=coefficients, covariate_center=center)
         return replace(state, params=params)
@@ -255,6 +258,11 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
         )
         width, moved = design.n_components + 1, np.eye(n + coefficients.size)
         moved[n:, n:] = np.kron(np.diag(1 / self._scale), np.eye(design.n_components))
+        if find_origin(self._trait_design) == "means":
+            by_trait = n + np.arange(coefficients.size).reshape(coefficients.shape).T
+            for place in self._place_traits(design).mean:
+                moved[place[:, None], by_trait] = -center / self._scale
+            return moved
         # d_j without covariates is d_j + a_j·shift minus a_j·shift.
         rows, shift = (
             design.matrix.toarray().reshape(-1, width, design.n_free),

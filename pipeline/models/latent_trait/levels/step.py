@@ -89,7 +89,7 @@ def take_level_steps(
     """
     forms = np.concatenate([group.items.to_forms() for group in groups])
     if not design.n_free:
-        return forms
+        return design.fill(np.zeros(0))
     J, free = design.matrix, design.collect(forms)
     prior = prior_precision * design.n_priors
     n_sets, set_of_item, set_of_parameter = _find_independent_sets(design)
