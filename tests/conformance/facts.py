@@ -80,6 +80,9 @@ class Facts:
         Settings with which results do not depend on how rows are cut.
     tolerant
         Settings that accept degenerate columns where the defaults refuse them.
+    finite
+        Settings that keep parameters finite where rows separate. Without them, passes that end
+        sooner or later end elsewhere.
     variants
         Settings that the degenerate columns are tried with, besides the defaults.
     rising
@@ -121,6 +124,7 @@ class Facts:
     name: str
     plain: Mapping[str, Any] = field(default_factory=dict)
     tolerant: Mapping[str, Any] = field(default_factory=dict)
+    finite: Mapping[str, Any] = field(default_factory=dict)
     variants: Sequence[Mapping[str, Any]] = ()
     rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
     leveled: Mapping[str, Any] = field(default_factory=dict)

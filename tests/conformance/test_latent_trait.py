@@ -24,6 +24,7 @@ FACTS = Facts(
     leveled={"estimator": "auto", "nodes": 15, "tol": 1e-5},
     flexible={"nodes": 41},  # with 15, samples of steep items have other shares
     tolerant={"constant_features": "pin"},
+    finite={"prior_precision": 1.0},
     variants=(
         {"estimator": "auto", "nodes": 9, "tol": 1e-5},
         {"estimator": "quadrature", "prior_precision": 0.1},
