@@ -178,7 +178,7 @@ class Facts:
             return False
         return True
 
-    def make_brief(self, max_iter: int, **more: Any) -> Any:
+    def make_brief(self, max_iter: int, /, **more: Any) -> Any:
         """The same, that ends after so many passes where a setting says how many."""
         capped = {field.name for field in fields(self.model) if field.init} & {"max_iter"}
         return self.make(**{**dict.fromkeys(capped, max_iter), **more})

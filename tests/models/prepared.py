@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import FeatureKind
 from pipeline.data.weights import WeightKind
 from pipeline.executors.base import MapFunction
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
@@ -43,6 +44,7 @@ class PreparedMixture(BernoulliMixture):
     name: ClassVar[str] = "prepared-mixture"
     first_statistics: ClassVar[type[Any]] = RowSample
     params: ClassVar[type[Any]] = PreparedParams
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary",)
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ()  # rows are drawn one by one
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
