@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -21,13 +21,14 @@ from flows.cli.options import (
     Resume,
     WholeNumber,
 )
-from flows.cli.summary import print_summary
+from flows.cli.summary import join_names, print_summary
 from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.fitting.provenance import compute_fingerprint
 from flows.running.executors import compute_row_memory, prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
-from pipeline.data.matching import check_same_features
+from pipeline.data.features import list_features
+from pipeline.data.matching import check_same_features, check_same_levels
 from pipeline.errors import FitError
 from pipeline.evaluation.neighbourhoods import NearestRowSearch
 from pipeline.executors.base import Executor
@@ -52,7 +53,8 @@ Distances: `--metric hamming` is the number of differing features, which equals 
 Euclidean distance. If values are missing, it is the share of differing features among those
 observed in both rows, times the number of features. `--metric jaccard` is 1 - |both 1| / |any 1|
 over the features observed in both rows, and 0 if neither row has a 1. Rows without common observed
-features are infinitely far apart.
+features are infinitely far apart. An ordered feature counts as a binary one for each level but the
+lowest: whether the value is at least this level. Continuous features are left out.
 
 `--queries` finds neighbours for the rows of another dataset with the same features.
 """
@@ -131,6 +133,11 @@ def prepare_neighbours(options: NeighboursOptions) -> NeighboursJob:
     output = parse_path(options.output)
     check_target_folder(output, CODES_FORMAT, options.overwrite)
     dataset = open_dataset_or_example(options.dataset)
+    if not dataset.n_planes:
+        raise DataError(
+            f"{dataset.path}: all features are continuous, but distances are between binary or "
+            "ordered features. Ingest the features with {threshold}, or compare codes of a fit."
+        )
     queries = None if options.queries is None else open_dataset_or_example(options.queries)
     if queries is not None:
         _check_queries(dataset, queries)
@@ -148,6 +155,7 @@ def _check_queries(dataset: BinaryDataset, queries: BinaryDataset) -> None:
     names = (dataset.feature_names, queries.feature_names)
     try:
         check_same_features(*names, str(dataset.path), remedy)
+        check_same_levels(list_features(dataset), list_features(queries), str(dataset.path))
     except FitError as error:
         raise DataError(f"{queries.path}: {error}") from None
 
@@ -206,7 +214,12 @@ def _publish_neighbours(
         "k": job.options.k,
         "n_rows": codes.n_rows,
         "n_chunks": codes.n_chunks,
+        "warnings": _warn_about_continuous(job.dataset.continuous_features),
     }
+
+
+def _warn_about_continuous(names: Sequence[str]) -> list[str]:
+    return [f"distances leave out continuous features: {join_names(names)}"] if names else []
 
 
 @app.default
@@ -223,7 +236,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         ("neighbours per row", f"{summary['k']:,}"),
         ("seconds", f"{summary['seconds']:.2f}"),
     ]
-    print_summary(rows, {"neighbours": summary["neighbours"]})
+    print_summary(rows, {"neighbours": summary["neighbours"]}, summary["warnings"])
 
 
 if __name__ == "__main__":

@@ -168,9 +168,9 @@ def format_drift(drift: Mapping[str, Any]) -> str:
     if "similarity" in drift["parameters"]:
         parts.append(f"similarity {drift['parameters']['similarity']:.3f}")
     if "rms" in (shift := drift.get("correlations", {})):
-        parts.append(
-            f"correlations moved {shift['rms']:.3f} ({shift['rms_by_chance']:.3f} by chance)"
-        )
+        others = f", without {join_names(shift['left_out'])}" if "left_out" in shift else ""
+        moved = f"{shift['rms']:.3f} ({shift['rms_by_chance']:.3f} by chance{others})"
+        parts.append(f"correlations moved {moved}")
     if "now" in (scores := drift.get("likelihood", {})):
         before, now = (f"{scores[key]:.4g}".replace("-", "−") for key in ("before", "now"))
         parts.append(f"new rows {before} → {now} {scores['unit']}")

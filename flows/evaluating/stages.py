@@ -304,7 +304,7 @@ def run_evaluation_stages(
         "split": plan.split,
         "folds": plan.options.folds,
         "n_features": plan.dataset.n_features,
-        "n_continuous_features": len(plan.dataset.continuous_features),
+        "continuous_features": list(plan.dataset.continuous_features),
         **comparison,
         "likelihood_ratio_tests": list(plan.likelihood_ratio_tests),
         "item_bias": item_bias,

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.summary import format_row_count
+from flows.cli.summary import format_row_count, join_names
 from flows.evaluating.outcomes import print_outcomes
 
 _CONSOLE_WIDTH = 400  # wide enough not to break lines of the table
@@ -86,12 +86,16 @@ def print_evaluation(summary: Mapping[str, Any], details: bool = False) -> None:
     for line in _iter_footnotes(models, differences):
         console.print(line, markup=False)
     print_code_quality(models, console)
+    if names := summary["continuous_features"]:
+        text = "neighbours by bits, marginals and pairs leave out continuous features"
+        text += f": {join_names(names)}"
+        console.print(text, markup=False)
     for model in models:
         for line in _iter_model_lines(model, details):
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
         n_compared = summary["n_features_judged"]
-        n_features = summary["n_features"] - summary["n_continuous_features"]
+        n_features = summary["n_features"] - len(summary["continuous_features"])
         some = f", for {n_compared:,} randomly chosen features" if n_compared < n_features else ""
         if details:
             drawn = f"{summary['n_drawn']:,} rows drawn from the model"
@@ -114,6 +118,9 @@ def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
             console.print("rows with missing answers are left out", markup=False)
         if bias["has_drawn_answers"]:
             text = "sum scores include draws of missing answers from a latent-trait fit"
+            console.print(text, markup=False)
+        if names := summary["continuous_features"]:
+            text = f"sum scores leave out continuous features: {join_names(names)}"
             console.print(text, markup=False)
     for test in summary["likelihood_ratio_tests"]:
         p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"

@@ -164,7 +164,9 @@ def _measure_correlation_shift(
     job: FitJob, first: int, statistics: Statistics | None
 ) -> dict[str, Any]:
     """Compare the correlations of the chunks from `first` on with those of earlier chunks."""
-    names = list_plane_names(job.dataset)
+    names, continuous = list_plane_names(job.dataset), job.dataset.continuous_features
+    if not names:
+        return {"note": "left out: all features are continuous"}
     if len(names) > _MAX_FEATURES:
         return {"note": f"left out: more than {_MAX_FEATURES:,} features"}
     if job.weights is not None and job.weights.kind == "sampling":
@@ -179,6 +181,7 @@ def _measure_correlation_shift(
         "pairs": len(shift.z),
         "rms": shift.rmse,
         "rms_by_chance": shift.chance_rmse,
+        **({"left_out": list(continuous)} if continuous else {}),
         "chance": _CHANCE_METHOD,
         "largest": shift.describe_largest(names, observed="new", implied="before"),
     }

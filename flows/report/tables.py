@@ -183,6 +183,8 @@ def _describe_correlation_shift(drift: Manifest) -> FactRows:
         return []
     rms, chance = format_number(shift["rms"], 3), format_number(shift["rms_by_chance"], 3)
     text = f"{rms} root mean square, {chance} by chance, of {shift['pairs']:,} pairs"
+    if "left_out" in shift:
+        text += f", without the continuous features {join_names(shift['left_out'], _MAX_NAMES)}"
     pairs = (
         f"{', '.join(pair['features'])}: {_format_change(pair['before'], pair['new'])}, "
         f"z = {format_number(pair['z'], 2)}"

@@ -16,6 +16,7 @@ from storage.dataset.dataset import open_dataset
 
 N_ROWS = 400
 LEVELS = ("no", "perhaps", "yes")
+LEVEL_OPTION = "q*:no<perhaps<yes"
 ANSWERS = {"q0": LEVELS, "q1": LEVELS}
 
 
@@ -36,7 +37,7 @@ def people(plain_cli, tmp_path: Path) -> pd.DataFrame:
     )
     table.loc[3, "age"] = None
     table.to_csv(tmp_path / "a.csv", index=False)
-    options = ["--continuous", "age,income", "--levels", "q*:no<perhaps<yes"]
+    options = ["--continuous", "age,income", "--levels", LEVEL_OPTION]
     done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", *options)
     assert done.code == 0, done.err
     return table
@@ -75,8 +76,35 @@ def test_new_rows_are_compared_with_the_last_fit(plain_cli, people, tmp_path: Pa
     fit(plain_cli, "--components", "1", "--no-report")
     done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--append")
     assert done.code == 0, done.err
-    drift = fit(plain_cli, "--components", "1")["drift"]
+    summary = fit(plain_cli, "--components", "1")
+    drift = summary["drift"]
     assert drift["parameters"]["similarity"] == pytest.approx(1, abs=1e-6)
+    assert drift["correlations"]["left_out"] == ["age", "income"]
+    report = (Path(summary["artifact"]) / "report.html").read_text()
+    assert "without the continuous features age, income" in report
+
+
+def test_neighbours_leave_out_measurements_and_say_so(plain_cli, people, tmp_path: Path) -> None:
+    people.drop(columns=["age", "income"]).to_csv(tmp_path / "b.csv", index=False)
+    assert plain_cli("ingest", "b.csv", "--dataset", "b.zarr", "--levels", LEVEL_OPTION).code == 0
+    found = {}
+    for name in ("b", "d"):
+        done = plain_cli("neighbours", "--dataset", f"{name}.zarr", "--output", f"n{name}.zarr")
+        assert done.code == 0, done.err
+        assert ("distances leave out continuous features: age, income" in done.out) == (name == "d")
+        found[name] = open_codes(tmp_path / f"n{name}.zarr")["indices"]
+    np.testing.assert_array_equal(found["b"], found["d"])
+    people[["age", "income"]].to_csv(tmp_path / "c.csv", index=False)
+    assert plain_cli("ingest", "c.csv", "--dataset", "c.zarr", "--continuous", "*").code == 0
+    error = plain_cli("neighbours", "--dataset", "c.zarr", "--output", "n.zarr").check_refused()
+    assert "c.zarr: all features are continuous" in error
+    words = ["--dataset", "d.zarr", "--queries", "e.zarr", "--output", "n.zarr"]
+    cut = ["--levels", LEVEL_OPTION, "--map", "age:50.4=1,0=0"]
+    people.assign(age=0)[:9].to_csv(tmp_path / "e.csv", index=False)
+    done = plain_cli("ingest", "e.csv", "--dataset", "e.zarr", "--continuous", "income", *cut)
+    assert done.code == 0, done.err
+    error = plain_cli("neighbours", *words).check_refused()
+    assert "Feature 'age' has the levels 0<1, but continuous values in d.zarr" in error
 
 
 def test_samples_have_the_means_of_the_fit(plain_cli, people, tmp_path: Path) -> None:
@@ -142,6 +170,7 @@ def test_all_kinds_of_features_are_evaluated(plain_cli, people, tmp_path: Path) 
     assert plain_cli(*transform).code == 0
     check_continuous_scores(model, tmp_path / "c.csv", people)
     shown = plain_cli(*words[:-1], "--details", "--no-baselines").out
+    assert "marginals and pairs leave out continuous features: age, income" in shown
     (line,) = (line for line in shown.splitlines() if "measurements: age" in line)
     assert f"R² {model['continuous'][0]['r2']:.4g}" in line
     folds = plain_cli(*words, "--folds", 2)
@@ -199,7 +228,7 @@ def test_arrays_have_the_features_of_the_fit(people) -> None:
 def test_measurements_that_cannot_be_used_are_named(plain_cli, people, tmp_path: Path) -> None:
     people.to_csv(tmp_path / "a.csv", index=False)
     people.assign(age=7.0).to_csv(tmp_path / "b.csv", index=False)
-    options = ["--continuous", "age,income", "--levels", "q*:no<perhaps<yes"]
+    options = ["--continuous", "age,income", "--levels", LEVEL_OPTION]
     done = plain_cli("ingest", "b.csv", "--dataset", "b.zarr", *options)
     assert done.code == 0
     assert "measurements with a single value or none: 'age'; --drop-constant" in done.out
@@ -317,7 +346,7 @@ def test_sources_of_measurements(plain_cli, tmp_path: Path, model_name: str, set
     )
     table.loc[3, "age"] = None
     table.to_csv(tmp_path / "a.csv", index=False)
-    options = ["--continuous", "age,income", "--levels", "q*:no<perhaps<yes"]
+    options = ["--continuous", "age,income", "--levels", LEVEL_OPTION]
     own, model = ["--dataset", "d.zarr"], ["--artifact", "a", "--executor", "serial"]
     settings = ["--components", 1, "--set", setting, "--output", "a", "--report"]
     output = {}
