@@ -132,6 +132,15 @@ class BinaryBlock:
         """Return the rows with these indices within the block, (n_taken,)."""
         return _take_rows(self, slice(0), indices)
 
+    def take_features(self, planes: slice, numbers: slice = slice(None)) -> BinaryBlock:
+        """Return the block with some planes and some continuous features."""
+        return replace(
+            self,
+            words=self.words[planes],
+            observed_words=None if self.observed_words is None else self.observed_words[planes],
+            numbers=None if self.numbers is None else self.numbers[numbers],
+        )
+
     def split_into_groups(self, n_groups: int) -> list[BinaryBlock]:
         """Split the rows into groups whose sizes differ by at most one row.
 

@@ -134,7 +134,7 @@ def make_pair_job(
     if isinstance(model, CanCompareRows):
         return RowPairJob(partial(model.compare, state.params, state.working), rows, rows)
     columns = model.count_columns(rows.n_features)
-    height = choose_strip_height(int(columns.sum()), count_cpus(), spare)
+    height = choose_strip_height(int(columns.sum()), count_cpus(), spare, model.cell_bytes)
     tabulate = partial(model.tabulate, state.params, state.working)
     return FeaturePairJob(tabulate, rows, len(columns), count_strip_features(columns, height))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -372,6 +372,8 @@ class CanTabulatePairs(Protocol):
 
     pair_counts: tuple[str, ...]
     """Names of the arrays that are sums over rows, if `tabulate` returns them."""
+    cell_bytes: int
+    """Memory per pair of columns in `tabulate`, with the results as stored."""
 
     def count_columns(self, n_planes: int) -> NDArray[np.int64]:
         """Return how many columns each feature takes in tables of pairs, (n_features,)."""
@@ -384,7 +386,7 @@ class CanTabulatePairs(Protocol):
         params: Any,
         working: Arrays,
         features: slice,
-        chunks: Iterator[PackedChunk],
+        chunks: Iterable[PackedChunk],
         counts: Arrays | None,
     ) -> Arrays:
         """MAP: compute the arrays of the pairs of a strip of features.
@@ -397,7 +399,7 @@ class CanTabulatePairs(Protocol):
             The strip. Its features are paired with all features from its first on. An empty strip
             after the last feature only determines the dtypes.
         chunks
-            The chunks to count, which can be iterated over once.
+            The chunks to count. Every iteration reads them again.
         counts
             The arrays `pair_counts` of the strip over the rows of all earlier chunks; None if
             there are none.

@@ -7,7 +7,7 @@ results to storage, from which they are read strip by strip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,9 +20,9 @@ from pipeline.executors.cancellation import check_cancelled
 from pipeline.passes.row_ranges import ArrayDescriptions, Arrays, RowRange
 
 MIN_STRIP_HEIGHT = 16
-_MAX_STRIP_HEIGHT, _STRIP_CELLS = 512, 1 << 21
-_CELL_BYTES = 32
-"""Memory per pair in a task: counts, the estimate, its status, and all of them as stored."""
+_MAX_STRIP_HEIGHT, _STRIP_BYTES = 512, 1 << 26
+CELL_BYTES = 32
+"""Memory per pair of bits in a task: counts, the estimate, its status, and all as stored."""
 _CONCATENATED_BYTES = 128 << 20
 """Memory of concatenated small chunks, their masks, and the kernel's copies."""
 
@@ -38,6 +38,21 @@ class EarlierStrips(NamedTuple):
 
 
 @dataclass(frozen=True)
+class UndamagedChunks:
+    """The chunks from `first` on, read by every iteration; damaged ones have no rows."""
+
+    rows: RowSource
+    first: int
+
+    def __iter__(self) -> Iterator[PackedChunk]:
+        for key in range(self.first, self.rows.n_chunks):
+            check_cancelled()
+            chunk = self.rows.read(key)
+            if len(chunk.rows):
+                yield chunk
+
+
+@dataclass(frozen=True)
 class FeaturePairJob:
     """The job that all tasks share, small enough to send with each task.
 
@@ -48,7 +63,7 @@ class FeaturePairJob:
     """
 
     label: ClassVar[str] = "pair tables"
-    tabulate: Callable[[slice, Iterator[PackedChunk], Arrays | None], Arrays]
+    tabulate: Callable[[slice, Iterable[PackedChunk], Arrays | None], Arrays]
     rows: RowSource
     n_features: int
     height: int
@@ -58,20 +73,13 @@ class FeaturePairJob:
         """Compute a strip of each array, (n_strip, n_features − first)."""
         counts = None if self.earlier is None else self.earlier.read(strip.key)
         first = 0 if self.earlier is None or counts is None else self.earlier.n_chunks
-        return self.tabulate(slice(strip.start, strip.stop), self._iter_chunks(first), counts)
-
-    def _iter_chunks(self, first: int) -> Iterator[PackedChunk]:
-        """Read the chunks from `first` on; skip chunks without rows, which are damaged ones."""
-        for key in range(first, self.rows.n_chunks):
-            check_cancelled()
-            chunk = self.rows.read(key)
-            if len(chunk.rows):
-                yield chunk
+        chunks = UndamagedChunks(self.rows, first)
+        return self.tabulate(slice(strip.start, strip.stop), chunks, counts)
 
     def describe_arrays(self) -> ArrayDescriptions:
         """Describe the stored arrays of a strip, by tabulating a strip without features."""
         n = self.n_features
-        arrays = self.tabulate(slice(n, n), iter(()), None)
+        arrays = self.tabulate(slice(n, n), (), None)
         return {name: (("feature_j",), (n,), str(a.dtype)) for name, a in arrays.items()}
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
@@ -87,17 +95,22 @@ class FeaturePairJob:
         return 0
 
 
-def choose_strip_height(n_columns: int, n_threads: int, spare: int | None) -> int:
+def choose_strip_height(
+    n_columns: int, n_threads: int, spare: int | None, cell_bytes: int = CELL_BYTES
+) -> int:
     """Choose the number of columns per strip, from `n_columns` alone unless memory is short.
 
     A strip is high enough that reading a chunk takes little time compared to counting it, and low
     enough that the sums stay small. `n_threads` tasks run at the same time. Together they may use
-    `spare` bytes more than with strips of `MIN_STRIP_HEIGHT`; None for no limit.
+    `spare` bytes more than with strips of `MIN_STRIP_HEIGHT`; None for no limit. A pair of columns
+    takes `cell_bytes`.
     """
-    height = max(_MAX_STRIP_HEIGHT // 2, min(_MAX_STRIP_HEIGHT, _STRIP_CELLS // n_columns))
-    minimum = estimate_strip_memory(MIN_STRIP_HEIGHT, n_columns)
+    least = _MAX_STRIP_HEIGHT // 2 * CELL_BYTES // cell_bytes
+    height = max(least, min(_MAX_STRIP_HEIGHT, _STRIP_BYTES // cell_bytes // n_columns))
+    minimum = estimate_strip_memory(MIN_STRIP_HEIGHT, n_columns, cell_bytes)
     while spare is not None and height > MIN_STRIP_HEIGHT:
-        if n_threads * (estimate_strip_memory(height, n_columns) - minimum) <= spare:
+        needed = estimate_strip_memory(height, n_columns, cell_bytes) - minimum
+        if n_threads * needed <= spare:
             break
         height //= 2
     return height
@@ -116,9 +129,9 @@ def count_strip_features(columns: NDArray[np.int64], height: int) -> int:
     return 1
 
 
-def estimate_strip_memory(height: int, n_columns: int) -> int:
+def estimate_strip_memory(height: int, n_columns: int, cell_bytes: int = CELL_BYTES) -> int:
     """Return the bytes that a task needs for a strip of `height` columns."""
-    return _CELL_BYTES * height * n_columns + _CONCATENATED_BYTES
+    return cell_bytes * height * n_columns + _CONCATENATED_BYTES
 
 
 def make_square_rows(job: FeaturePairJob, strip: RowRange) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,6 @@
-"""Leading eigenvalues of the correlations of independent features with levels, from their margins.
+"""Leading eigenvalues of the correlations of independent features, from their margins.
+
+Features have levels or are continuous.
 
 As in `null_spectrum`, features are grouped, and each pair of groups is described by three moments
 of the estimate r. The tables of two features with levels are too many to enumerate, so moments are
@@ -9,6 +11,9 @@ order, r is the covariance of f_i and f_j divided by their variances v_i v_j. Th
 
 takes the place of the standardized count: it has mean 0 and variance 1, and `linear` is the slope
 of r by u. Two binary features have the same u as their joint count.
+
+The values of a continuous feature are its scores, with v = 1. Pearson and polyserial correlations
+are taken for linear: their only moment is 1 / √((n − 1) v_i v_j).
 """
 
 from __future__ import annotations
@@ -66,7 +71,8 @@ class PlaneMargins(NamedTuple):
     def find_varying(self) -> NDArray[np.intp]:
         """Return the features with rows at several levels."""
         is_varying = (self.ones > 0) & (self.ones < self.observed)
-        return np.flatnonzero(np.logical_or.reduceat(is_varying, self.first_planes[:-1]))
+        features = np.repeat(np.arange(len(self.first_planes) - 1), np.diff(self.first_planes))
+        return np.unique(features[is_varying])
 
 
 class LatentScores(NamedTuple):
@@ -86,6 +92,7 @@ class LatentScores(NamedTuple):
 
 def estimate_level_null_quantiles(
     margins: PlaneMargins,
+    numbers: Counts,
     empty_cells: EmptyCells,
     n_leading: int,
     map_items: MapFunction,
@@ -94,40 +101,53 @@ def estimate_level_null_quantiles(
 ) -> Array:
     """Return a quantile of each leading eigenvalue for independent features with these margins.
 
-    The result is as of `estimate_null_quantiles`. `map_items` maps over groups of features.
+    `numbers` are the observed values of continuous features, (n_continuous,), which must not be
+    constant. `map_items` maps over groups of features. The result is as of
+    `estimate_null_quantiles`.
     """
     margins = margins.select(margins.find_varying())
-    n_features = len(margins.first_planes) - 1
+    n_features = len(margins.first_planes) - 1 + len(numbers)
     k = min(n_leading, n_features)
     if n_features < 2:
         return np.ones(k)
-    noise = make_level_noise(margins, empty_cells, map_items, rng)
+    noise = make_level_noise(margins, numbers, empty_cells, map_items, rng)
     return find_null_quantiles(noise, n_features, k, rng, quantile)
 
 
 def make_level_noise(
     margins: PlaneMargins,
+    numbers: Counts,
     empty_cells: EmptyCells,
     map_items: MapFunction,
     rng: np.random.Generator,
 ) -> GroupedNoise:
     """Describe the estimates for independent features by the moments of groups of features.
 
-    No feature may be constant.
+    Parameters are as for `estimate_level_null_quantiles`; no feature may be constant.
     """
     firsts = margins.first_planes[:-1]
-    scores, observed = score_levels(margins), margins.observed[firsts]
-    mean_ones = np.add.reduceat(margins.ones, firsts) / np.diff(margins.first_planes)
-    groups = group_features(
-        np.array([scipy.special.ndtri(mean_ones / observed), scores.variances, np.log(observed)])
-    )
-    members = select_members(groups)
-    compute = partial(_compute_moments, margins, empty_cells, members)
-    seeds = rng.integers(2**63, size=len(groups)).tolist()
-    moments = np.zeros((3, len(groups), len(groups)))
-    for a, part in enumerate(map_items(compute, enumerate(seeds))):
-        moments[:, a, a:] = moments[:, a:, a] = part
-    sizes = np.array([len(group) for group in groups], np.float64)
+    variances, observed = score_levels(margins).variances, margins.observed[firsts]
+    groups, number_groups = [], []
+    if len(observed):
+        mean_ones = np.add.reduceat(margins.ones, firsts) / np.diff(margins.first_planes)
+        shares = scipy.special.ndtri(mean_ones / observed)
+        groups = group_features(np.array([shares, variances, np.log(observed)]))
+    if len(numbers):
+        number_groups = group_features(np.log(numbers)[None])
+    sizes = np.array([len(group) for group in (*groups, *number_groups)], np.float64)
+    # Features are observed independently, so each factor is a mean over the members of a group.
+    factors = [1 / np.sqrt(variances[group] * observed[group]) for group in groups]
+    factors += [1 / np.sqrt(numbers[group]) for group in number_groups]
+    means = np.sqrt(margins.n_rows) * np.array([values.mean() for values in factors])
+    moments = np.zeros((3, len(sizes), len(sizes)))
+    moments[1] = np.outer(means, means) / np.sqrt(margins.n_rows - 1)
+    if groups:
+        members = select_members(groups)
+        compute = partial(_compute_moments, margins, empty_cells, members)
+        seeds = rng.integers(2**63, size=len(groups)).tolist()
+        for a, part in enumerate(map_items(compute, enumerate(seeds))):
+            own = slice(a, len(groups))
+            moments[:, a, own] = moments[:, own, a] = part
     mean, linear, spread = moments
     return GroupedNoise(sizes, mean, linear, spread, margins.n_rows - 1)
 

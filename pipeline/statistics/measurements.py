@@ -193,37 +193,52 @@ def standardize_numbers(block: BinaryBlock, means: Array, scales: Array) -> Arra
     return standardized
 
 
-def sum_moments(block: BinaryBlock, means: Array, scales: Array) -> Mapping[str, Array]:
+def sum_moments(
+    block: BinaryBlock,
+    means: Array,
+    scales: Array,
+    left: slice = slice(None),
+    right: slice = slice(None),
+) -> Mapping[str, Array]:
     """Sum products of standardized continuous features with each other and with planes.
+
+    Parameters
+    ----------
+    block, means, scales
+        The rows, and the moments by which their continuous features are standardized.
+    left, right
+        The continuous features to take, n_left and n_right.
 
     Returns
     -------
     mapping
         Sums over the rows where both features are observed: `rows`, `values` and `squares` of the
-        left, continuous feature, (n_continuous, n_continuous + n_planes); `products`, of the left
-        feature with the right one, or with the bit of the right plane, of the same shape; and
-        `ones`, of the bits of the planes, (n_continuous, n_planes).
+        left, continuous feature, (n_left, n_right + n_planes); `products`, of the left feature with
+        the right one, or with the bit of the right plane, of the same shape; and `ones`, of the
+        bits of the planes, (n_left, n_planes).
     """
     z = standardize_numbers(block, means, scales).T
     weights, bits, mask = block.row_weights, block.unpack_values(), block.unpack_mask()
-    n, n_planes = z.shape[1], bits.shape[1]
-    sums = {name: np.zeros((n, n + n_planes)) for name in ("rows", "values", "squares", "products")}
-    sums["ones"] = np.zeros((n, n_planes))
+    n_left, n_right, n_planes = len(means[left]), len(means[right]), bits.shape[1]
+    shape, names = (n_left, n_right + n_planes), ("rows", "values", "squares", "products")
+    sums = {name: np.zeros(shape) for name in names}
+    sums["ones"] = np.zeros((n_left, n_planes))
     for start in range(0, len(z), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         observed = ~np.isnan(z[rows])
-        own = observed.astype(np.float64)
+        own = observed[:, left].astype(np.float64)
         if weights is not None:
             own *= weights[rows, None]
         values = np.where(observed, z[rows], 0.0)
         ones = bits[rows].astype(np.float64)
         both = np.ones_like(ones) if mask is None else mask[rows].astype(np.float64)
-        right = np.hstack([observed.astype(np.float64), both])
-        left = own * values
-        sums["rows"] += own.T @ right
-        sums["values"] += left.T @ right
-        sums["squares"] += (left * values).T @ right
-        sums["products"] += left.T @ np.hstack([values, ones])
+        both = np.hstack([observed[:, right].astype(np.float64), both])
+        weighted = own * values[:, left]
+        is_complete = bool(both.all())
+        factors = {"rows": own, "values": weighted, "squares": weighted * values[:, left]}
+        for name, factor in factors.items():
+            sums[name] += factor.sum(axis=0)[:, None] if is_complete else factor.T @ both
+        sums["products"] += weighted.T @ np.hstack([values[:, right], ones])
         sums["ones"] += own.T @ ones
     return sums
 

@@ -16,24 +16,29 @@ the levels. Standard errors: see `mixed_errors`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Tile, unpack_levels
+from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
 from pipeline.data.features import Feature, find_continuous
-from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.mixed_errors import MixedCounts, add_mixed_errors
+from pipeline.models.clipped_pca.mixed_pairs import (
+    MAX_PASSES,
+    estimate_pearson,
+    make_bounds,
+    start_pairs,
+    sum_derivatives,
+)
+from pipeline.models.clipped_pca.mixed_strips import estimate_mixed_strip
 from pipeline.models.clipped_pca.model import (
     MAX_SQUARE_FEATURES,
     N_LEADING,
-    ClippedPCA,
     ClippedPCAParams,
 )
 from pipeline.models.clipped_pca.ordinal import OrdinalClippedPCA
@@ -42,16 +47,11 @@ from pipeline.models.clipped_pca.standard_errors import (
     compute_threshold_errors,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.models.structure import Structure
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from pipeline.numerics.gaussian.polyserial import (
-    MAX_Z,
-    NOT_OBSERVED,
     NewtonBounds,
     PolyserialPairs,
-    start_polyserial,
     step_polyserial,
-    sum_polyserial_derivatives,
 )
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -64,18 +64,14 @@ from pipeline.statistics.measurements import (
     check_numbers,
     describe_level_steps,
     draw_mixed_null_spectrum,
-    standardize_numbers,
     sum_moments,
 )
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-_MAX_PASSES = 100
 _NANOSECONDS_PER_PROBABILITY = 40.0
-_BEYOND = 1e6
 _CONSTANT_SCALE = 1e-7  # of a value; samples then equal it as numbers of 32 bits
-_MIN_VARIANCE = 1e-12  # of standardized values; less is rounding
 
 
 @dataclass(frozen=True)
@@ -84,25 +80,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
 
     first_statistics: ClassVar[type[FeatureCounts]] = MeasuredCounts
     statistics: ClassVar[type[Any]] = MixedStatistics
-
-    @classmethod
-    def from_model(cls, model: ClippedPCA, structure: Structure) -> Self:
-        """Check the settings of a model, and add the features.
-
-        Raises
-        ------
-        FitError
-            If the settings or the features cannot be combined with continuous features.
-        """
-        mixed = super().from_model(model, structure)
-        n_columns = int(mixed.first_planes[-1]) + len(mixed.continuous)
-        if n_columns > MAX_SQUARE_FEATURES:
-            raise FitError(
-                f"There are {n_columns:,} levels above the lowest ones and continuous features. "
-                f"clipped-pca takes at most {MAX_SQUARE_FEATURES:,} if some features are "
-                "continuous. Leave out features."
-            )
-        return mixed
+    cell_bytes: ClassVar[int] = 160
 
     @property
     def continuous(self) -> NDArray[np.int64]:
@@ -160,6 +138,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
             scales=scales,
         )
         moments = {
+            "number_weights": first.number_weights,
             "number_means": means[self.continuous],
             "number_scales": scales[self.continuous],
         }
@@ -176,6 +155,32 @@ class MixedClippedPCA(OrdinalClippedPCA):
     def _check_size(self, n_features: int) -> None:
         super()._check_size(len(self.structure.features))
 
+    @property
+    def _max_columns(self) -> int:
+        return MAX_SQUARE_FEATURES
+
+    def _describe_size(self, n_features: int) -> tuple[str, str]:
+        limit, n_columns = MAX_SQUARE_FEATURES, self.count_columns(0).sum()
+        return f"{limit} continuous features and levels above the lowest ones", str(n_columns)
+
+    def tabulate(
+        self,
+        params: ClippedPCAParams,
+        working: Arrays,
+        features: slice,
+        chunks: Iterable[PackedChunk],
+        counts: Arrays | None,
+    ) -> Mapping[str, NDArray[Any]]:
+        """Estimate the pairs of a strip of features."""
+        correlation, status = estimate_mixed_strip(
+            self._estimator_function, self.first_planes, self.continuous, working, features, chunks
+        )
+        return {"correlation": correlation, "status": status}
+
+    def _count_numbers(self, state: FitState) -> NDArray[np.int64]:
+        is_varying = ~np.isin(self.continuous, state.auxiliary["constant"])
+        return np.rint(state.working["number_weights"][is_varying]).astype(np.int64)
+
     def summarize(  # type: ignore[override]
         self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> MixedStatistics:
@@ -185,13 +190,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
             sums = Sums.from_block(block, 0.0, sum_moments(block, *moments))
             return MixedStatistics(sums, PairCounts.from_block(block, pooled=True))
         n_levels = np.diff(self.first_planes) + 1
-        levels, observed = unpack_levels(block, n_levels - 1)
-        if observed is not None:
-            levels = np.where(observed.astype(np.bool_), levels, np.uint8(NOT_OBSERVED))
-        weights = np.ones(block.n_samples) if block.row_weights is None else block.row_weights
-        derivatives = sum_polyserial_derivatives(
-            _get_pairs(working), standardize_numbers(block, *moments), levels.T, weights, n_levels
-        )
+        derivatives = sum_derivatives(block, _get_pairs(working), *moments, n_levels)
         return MixedStatistics(Sums.from_block(block, 0.0, {"derivatives": derivatives}))
 
     def add_to(  # type: ignore[override]
@@ -219,7 +218,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
             bounds = NewtonBounds(state.auxiliary["lower"], state.auxiliary["upper"])
             derivatives = statistics.sums.values["derivatives"]
             pairs, bounds = step_polyserial(_get_pairs(state.working), bounds, derivatives)
-            if state.iteration >= _MAX_PASSES:
+            if state.iteration >= MAX_PASSES:
                 pairs = pairs._replace(is_active=np.zeros_like(pairs.is_active))
             working = {**state.working, **pairs._asdict()}
             state = replace(
@@ -258,18 +257,20 @@ class MixedClippedPCA(OrdinalClippedPCA):
         correlation[np.ix_(ordinal, ordinal)] = own
         status[np.ix_(ordinal, ordinal)] = own_status
         places = np.ix_(continuous, continuous)
-        correlation[places], status[places] = _estimate_pearson(
-            {name: sums[name][:, :n] for name in ("rows", "values", "squares", "products")}
+        left = {name: sums[name][:, :n] for name in ("rows", "values", "squares", "products")}
+        correlation[places], status[places] = estimate_pearson(
+            left, {name: values.T for name, values in left.items()}
         )
+        correlation[continuous, continuous] = 1.0
+        status[continuous, continuous] = PairStatus.PLAIN
         right = {name: sums[name][:, n:] for name in ("rows", "values", "squares", "products")}
-        polyserial, polyserial_status = _start_polyserial(right, sums["ones"], firsts)
+        polyserial, polyserial_status = start_pairs(right, sums["ones"], firsts)
         status[np.ix_(continuous, ordinal)] = polyserial_status
         status[np.ix_(ordinal, continuous)] = polyserial_status.T
-        bound = np.full(polyserial.z.shape, MAX_Z)
         rows = sums["rows"][:, np.concatenate([np.arange(n), n + firsts[:-1]])]
         auxiliary = {
             **state.auxiliary,
-            **NewtonBounds(-bound, bound)._asdict(),
+            **make_bounds(polyserial)._asdict(),
             "correlation": correlation,
             "status": status,
             "null_quantiles": self._find_null_quantiles(state, pairs, rows, map_items),
@@ -316,61 +317,3 @@ class MixedClippedPCA(OrdinalClippedPCA):
 
 def _get_pairs(working: Arrays) -> PolyserialPairs:
     return PolyserialPairs(*(working[name] for name in PolyserialPairs._fields))
-
-
-def _divide(a: Array, b: Array) -> Array:
-    quotient: Array = np.divide(
-        a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape)), where=b > 0
-    )
-    return quotient
-
-
-def _classify(rows: Array, is_constant: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    status = np.where(is_constant, PairStatus.CONSTANT_FEATURE, PairStatus.PLAIN)
-    return np.where(rows > 0, status, PairStatus.NO_OBSERVATIONS).astype(np.uint8)
-
-
-def _estimate_pearson(sums: Mapping[str, Array]) -> tuple[Array, NDArray[np.uint8]]:
-    """Return correlations of continuous features, over the rows where both are observed."""
-    rows = sums["rows"]
-    means = _divide(sums["values"], rows)
-    variances = _divide(sums["squares"], rows) - means**2
-    covariances = _divide(sums["products"], rows) - means * means.T
-    is_constant = (variances <= _MIN_VARIANCE) | (variances.T <= _MIN_VARIANCE)
-    spread = np.where(is_constant, 0.0, np.sqrt(np.maximum(variances * variances.T, 0.0)))
-    correlation = np.clip(_divide(covariances, spread), -1.0, 1.0)
-    np.fill_diagonal(correlation, 1.0)
-    status = _classify(rows, is_constant)
-    np.fill_diagonal(status, PairStatus.PLAIN)
-    return correlation, status
-
-
-def _start_polyserial(
-    sums: Mapping[str, Array], ones: Array, first_planes: NDArray[np.int64]
-) -> tuple[PolyserialPairs, NDArray[np.uint8]]:
-    """Return the pairs of continuous features with levels, and their statuses.
-
-    `sums` and `ones` are those of `sum_moments` with planes on the right, (n_continuous, n_planes).
-    """
-    firsts = first_planes[:-1]
-    n_planes = np.diff(first_planes)
-    rows, centers, squares = (sums[name][:, firsts] for name in ("rows", "values", "squares"))
-    centers = _divide(centers, rows)
-    variances = _divide(squares, rows) - centers**2
-    rows_by_plane = sums["rows"]
-    shares = _divide(ones, rows_by_plane)
-    # A threshold that no row, or every row, exceeds is beyond all values.
-    thresholds = np.clip(-scipy.special.ndtri(shares), -_BEYOND, _BEYOND)
-    covariances = _divide(
-        sums["products"] - np.repeat(centers, n_planes, axis=1) * ones, rows_by_plane
-    )
-    densities = np.exp(-0.5 * thresholds**2) / np.sqrt(2 * np.pi)
-    covariance, density = (
-        np.add.reduceat(values, firsts, axis=1) for values in (covariances, densities)
-    )
-    is_constant = (variances <= _MIN_VARIANCE) | (density <= 0)
-    status = _classify(rows, is_constant)
-    is_active = status == PairStatus.PLAIN
-    scales = np.where(is_active, np.sqrt(np.maximum(variances, _MIN_VARIANCE)), 1.0)
-    z = np.where(is_active, start_polyserial(covariance / scales, density), 0.0)
-    return PolyserialPairs(thresholds, centers, scales, z, is_active), status

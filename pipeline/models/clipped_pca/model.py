@@ -23,7 +23,8 @@ An ordinal feature with k levels has k − 1 thresholds, one per plane: s_i ≥ 
 correlations are then polychoric; see `ordinal`. A continuous feature shows x_i itself, up to mean
 and scale; see `mixed`.
 
-Wide data, of more than 2,000 features or 8,000 planes: correlations are computed in strips of
+Wide data, of more than 2,000 features or 8,000 planes (2,000 with the continuous features, if there
+are any): correlations are computed in strips of
 features, and their spectrum by products with the strips. No task and no central step holds a square
 of all features.
 Correlations are stored as float32: this rounds them by at most 3e-8, far below their sampling
@@ -47,7 +48,7 @@ communalities are too high. A fit to rows of the model finds the components of W
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pkgutil import resolve_name
@@ -85,7 +86,7 @@ from pipeline.numerics.spectra.linalg import (
     shrink_eigenvalues,
 )
 from pipeline.params import NumberRange, array_field, optional_array_field
-from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memory
+from pipeline.passes.feature_strips import CELL_BYTES, MIN_STRIP_HEIGHT, estimate_strip_memory
 from pipeline.passes.row_ranges import RangeResults, ReadRange
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
@@ -118,7 +119,10 @@ _MIXED_CLASS = "pipeline.models.clipped_pca.mixed:MixedClippedPCA"
 MIN_NOISE = 1e-3
 """Smallest ψ. Below it, one feature would determine a combination of the components exactly."""
 MAX_SQUARE_FEATURES = 2000
-"""Maximum number of features of one square matrix; wider data use strips."""
+"""Maximum number of features of one square matrix; wider data use strips.
+
+If some features are continuous, it is that of continuous features and planes together.
+"""
 _MAX_PARTS = 32
 _ROWS_AT_ONCE = 64  # of a strip, so that arrays of float64 stay small
 N_LEADING = 64
@@ -197,6 +201,7 @@ class ClippedPCA(Model):
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     pair_counts: ClassVar[tuple[str, ...]] = STRIP_COUNTS
+    cell_bytes: ClassVar[int] = CELL_BYTES
     params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
     signed_arrays: ClassVar[tuple[str, ...]] = ("loadings",)
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -233,10 +238,16 @@ class ClippedPCA(Model):
         return make_tiles(n_features, 1, budget)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Return the bytes of 18 square matrices in the central step and 7 per null draw."""
+        """Return the bytes of 18 square matrices in the central step and 7 per null draw.
+
+        For wide data, return those of the basis, its products, and the smallest strips of all
+        threads.
+        """
         if self.has_pair_tables(n_features):
             columns, n_leading = self.count_columns(n_features), self.n_components or N_LEADING
-            return estimate_strips_memory(len(columns), int(columns.sum()), n_leading, n_threads)
+            n_vectors = 2 * max_basis_columns(len(columns), n_leading) + 8 * n_leading
+            strip = estimate_strip_memory(MIN_STRIP_HEIGHT, int(columns.sum()), self.cell_bytes)
+            return 8 * len(columns) * n_vectors + n_threads * strip
         return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -449,7 +460,7 @@ class ClippedPCA(Model):
         params: ClippedPCAParams,
         working: Arrays,
         features: slice,
-        chunks: Iterator[PackedChunk],
+        chunks: Iterable[PackedChunk],
         counts: Arrays | None,
     ) -> Mapping[str, NDArray[Any]]:
         """Count and estimate the pairs of a strip of features."""
@@ -477,7 +488,7 @@ class ClippedPCA(Model):
             )
         null_quantiles = np.zeros(0)
         if self.n_components is None:
-            null_quantiles = self._estimate_null_quantiles(state.working, n_leading, map_items, rng)
+            null_quantiles = self._estimate_null_quantiles(state, n_leading, map_items, rng)
         values = shrink_eigenvalues(spectrum.values, shrinkage)
         params = replace(
             state.params,
@@ -504,10 +515,10 @@ class ClippedPCA(Model):
         return partial(estimate_tetrachoric, self.empty_cells)
 
     def _estimate_null_quantiles(
-        self, working: Arrays, n_leading: int, map_items: MapFunction, rng: np.random.Generator
+        self, state: FitState, n_leading: int, map_items: MapFunction, rng: np.random.Generator
     ) -> Array:
         """Compute the 95 % quantile of each leading eigenvalue from the margins alone."""
-        total, observed, ones = (working[name] for name in ("total", "observed", "ones"))
+        total, observed, ones = (state.working[name] for name in ("total", "observed", "ones"))
         return estimate_null_quantiles(
             int(total), observed, ones, self._estimator_function, n_leading, rng
         )
@@ -690,14 +701,6 @@ def warn_about_noise(communalities: Array) -> FitWarnings:
         return ()
     text = "features with a communality of 1 or more, whose noise is set to 0.001: {features}"
     return (FitWarning(text, tuple(floored.tolist())),)
-
-
-def estimate_strips_memory(n_features: int, n_columns: int, n_leading: int, n_threads: int) -> int:
-    """Return the bytes of the basis, its products, and the smallest strips of all threads."""
-    n_vectors = 2 * max_basis_columns(n_features, n_leading) + 8 * n_leading
-    return 8 * n_features * n_vectors + n_threads * estimate_strip_memory(
-        MIN_STRIP_HEIGHT, n_columns
-    )
 
 
 def estimate_strip(

@@ -27,7 +27,7 @@ from pipeline.data.features import Feature, find_first_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.clipped_pca.model import ClippedPCA, ClippedPCAParams
-from pipeline.models.state import Arrays, FitState
+from pipeline.models.state import FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.correlations import CorrelationEstimator, estimate_polychoric
@@ -90,23 +90,24 @@ class OrdinalClippedPCA(ClippedPCA):
         return partial(estimate_polychoric, self.empty_cells, self.first_planes)
 
     def count_columns(self, n_planes: int) -> NDArray[np.int64]:
-        """Return the number of planes of each feature, (n_features,)."""
-        return np.array([feature.n_planes for feature in self.structure.features], np.int64)
+        """Return the number of planes of each feature, 1 if it is continuous, (n_features,)."""
+        return np.array([max(1, feature.n_planes) for feature in self.structure.features], np.int64)
 
     def has_pair_tables(self, n_features: int) -> bool:
-        """Return whether there are too many features or planes for one square."""
-        return super().has_pair_tables(len(self.structure.features)) or self._n_planes > MAX_PLANES
+        """Return whether there are too many features or columns for one square."""
+        columns = self.count_columns(n_features)
+        return super().has_pair_tables(len(columns)) or int(columns.sum()) > self._max_columns
 
     @property
-    def _n_planes(self) -> int:
-        return int(self.first_planes[-1])
+    def _max_columns(self) -> int:
+        return MAX_PLANES
 
     def _describe_size(self, n_features: int) -> tuple[str, str]:
-        limit, size = super()._describe_size(n_features)
+        (limit, size), n_planes = super()._describe_size(n_features), self.first_planes[-1]
         levels = "levels above the lowest ones"
         return (
             f"{limit} with {MAX_PLANES} {levels}",
-            f"{size} features with {self._n_planes} {levels}",
+            f"{size} features with {n_planes} {levels}",
         )
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
@@ -163,10 +164,16 @@ class OrdinalClippedPCA(ClippedPCA):
         return state.with_feature_names(self.structure.feature_names)
 
     def _estimate_null_quantiles(
-        self, working: Arrays, n_leading: int, map_items: MapFunction, rng: np.random.Generator
+        self, state: FitState, n_leading: int, map_items: MapFunction, rng: np.random.Generator
     ) -> Array:
         """Compute the 95 % quantile of each leading eigenvalue from the margins alone."""
-        margins = PlaneMargins(
-            int(working["total"]), working["observed"], working["ones"], self.first_planes
+        total, observed, ones = (state.working[name] for name in ("total", "observed", "ones"))
+        margins = PlaneMargins(int(total), observed, ones, self.first_planes)
+        numbers = self._count_numbers(state)
+        return estimate_level_null_quantiles(
+            margins, numbers, self.empty_cells, n_leading, map_items, rng
         )
-        return estimate_level_null_quantiles(margins, self.empty_cells, n_leading, map_items, rng)
+
+    def _count_numbers(self, state: FitState) -> NDArray[np.int64]:
+        """Count the values of each continuous feature that varies, (n_varying,)."""
+        return np.zeros(0, np.int64)

@@ -17,7 +17,7 @@ import pytest
 from flows import fit
 from pipeline.evaluation import records
 from pipeline.fitting import pair_work as pairs
-from pipeline.models.clipped_pca import ClippedPCA, model
+from pipeline.models.clipped_pca import ClippedPCA, mixed, model
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset, create_dataset
@@ -513,15 +513,19 @@ class FirstFeature(NamedTuple):
     missing = property(lambda self: np.zeros_like(self.X))
 
 
-def test_wide_levels_are_fitted_exported_and_fitted_again(
-    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("n_continuous", [0, 20])
+def test_other_wide_data_are_fitted_exported_and_fitted_again(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_continuous: int
 ) -> None:
     names = [f"q{i}" for i in range(N_FEATURES)]
     X = sum(draw_probit_rows(500, N_FEATURES, 2, seed=seed)[0] for seed in (1, 1, 2))
     levels = dict.fromkeys(names[::2], ("never", "once", "twice", "often"))
+    levels |= dict.fromkeys(names[:n_continuous], ())
+    numbers = X[:, :n_continuous] + np.random.default_rng(0).standard_normal((500, n_continuous))
     X[:, 1::2] = X[:, 1::2] > 1
+    X[:, :n_continuous] = 0
     with create_dataset(tmp_path / "l.zarr", names, feature_levels=levels) as writer:
-        writer.add(ArrayBatch(X[:400]))
+        writer.add(ArrayBatch(X[:400], numbers=numbers[:400].astype(np.float32)))
 
     def fit(*options: Any) -> dict[str, bytes]:
         done = cli("fit", "--dataset", "l.zarr", "--components", 2, "--json", *options)
@@ -530,12 +534,13 @@ def test_wide_levels_are_fitted_exported_and_fitted_again(
 
     before = fit("--report")
     with append_dataset("l.zarr", names) as writer:
-        writer.add(ArrayBatch(X[400:]))
+        writer.add(ArrayBatch(X[400:], numbers=numbers[400:].astype(np.float32)))
     after = fit("--no-report")
     assert before.keys() == after.keys() >= {"correlation", "status", "n_levels"}
     assert before["correlation"] != after["correlation"]
     assert after == fit("--no-report", "--output", "alone", "--executor", "threads")
-    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", N_FEATURES)
+    for module in (model, mixed):
+        monkeypatch.setattr(module, "MAX_SQUARE_FEATURES", 10 * N_FEATURES)
     done = cli("fit", "--dataset", "l.zarr", "--components", 2, "--output", "square")
     assert done.code == 0, done.err
     for path in ("alone", "square"):

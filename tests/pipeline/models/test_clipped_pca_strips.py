@@ -1,8 +1,10 @@
-"""Clipped PCA of wide data with several levels: strips give what squares give."""
+"""Clipped PCA of wide data that are not binary: strips give what squares give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,70 +12,93 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import RowSource
+from pipeline.data.blocks import AnnotatedChunk, RowSource, annotate_chunk
 from pipeline.data.features import Feature, split_values
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, SerialExecutor, ThreadsExecutor
 from pipeline.fitting import pair_work
 from pipeline.fitting.loop import fit_model
-from pipeline.models.clipped_pca import ClippedPCA, model, ordinal
+from pipeline.models.clipped_pca import ClippedPCA, mixed, model, ordinal
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.statistics import null_spectrum
 from tests.support.strategies import DenseData, make_memory_rows
 
 N_FEATURES, N_ROWS = 130, 500
-COUNTS = [2, 3, 5, 2, 4, 2, 2, 16, 3, 2] * (N_FEATURES // 10)
-FEATURES = tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(COUNTS))
+# Numbers of levels, 0 of continuous features.
+ORDINAL = [2, 3, 5, 2, 4, 2, 2, 7, 3, 2] * (N_FEATURES // 10)
+MIXED = [0, 3, 5, 0, 0, 2, 4, 6, 2, 0] * (N_FEATURES // 10)
+SEPARATE = [3] * 30 + [0] * 60 + [3] * 40
+CONTINUOUS = [0] * N_FEATURES
 SERIAL = SerialExecutor()
+KINDS = {"ordinal": ORDINAL, "mixed": MIXED, "separate": SEPARATE, "continuous": CONTINUOUS}
 
 
-def draw_levels() -> NDArray[np.uint8]:
-    """Draw levels of two factors."""
+def make_features(counts: list[int]) -> tuple[Feature, ...]:
+    return tuple(Feature(f"q{i}", tuple(map(str, range(k)))) for i, k in enumerate(counts))
+
+
+def draw_values(counts: list[int]) -> NDArray[np.float64]:
+    """Draw levels and values of two factors."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((N_ROWS, 2)) @ rng.uniform(-0.8, 0.8, (2, N_FEATURES))
     x += rng.standard_normal(x.shape)
-    cuts = (np.linspace(-1.5, 1.5, k + 1)[1:-1] for k in COUNTS)
-    return np.column_stack([np.searchsorted(c, x[:, i]) for i, c in enumerate(cuts)]).astype(
-        np.uint8
-    )
-
-
-def draw_mask() -> NDArray[np.uint8]:
-    rng = np.random.default_rng(1)
-    return (rng.random((N_ROWS, N_FEATURES)) < 0.8).astype(np.uint8)
+    for i, k in enumerate(counts):
+        if k:
+            x[:, i] = np.searchsorted(np.linspace(-1.5, 1.5, k + 1)[1:-1], x[:, i])
+        else:
+            x[:, i] = 40 + (i + 1) * x[:, i]
+    return x
 
 
 def make_rows(
-    levels: NDArray[np.uint8], mask: NDArray[np.uint8] | None = None, weights: Any = None
+    values: NDArray[np.float64], counts: list[int], mask: Any = None, weights: Any = None
 ) -> RowSource:
-    data = DenseData(*split_values(levels, mask, FEATURES), weights=weights)
+    is_continuous = np.array(counts) == 0
+    features = [feature for feature in make_features(counts) if feature.levels]
+    own = None if mask is None else mask[:, ~is_continuous]
+    planes, observed = split_values(values[:, ~is_continuous].astype(np.uint8), own, features)
     kind = "sampling" if weights is not None and weights.dtype.kind == "f" else "frequency"
-    return make_memory_rows(data, [100] * (N_ROWS // 100), kind)
+    data = DenseData(planes, observed, weights=weights)
+    rows = make_memory_rows(data, [100] * (N_ROWS // 100), kind)
+    if not is_continuous.any():
+        return rows
+    observed_values = values if mask is None else np.where(mask, values, np.nan)
+    numbers = observed_values[:, is_continuous].T.astype(np.float32)
+
+    def read(key: int) -> AnnotatedChunk:
+        chunk = annotate_chunk(rows.read(key))
+        return replace(chunk, numbers=numbers[:, chunk.rows])
+
+    return replace(rows, read=read)
 
 
-def make_case(name: str) -> tuple[RowSource, dict[str, Any]]:
+def make_case(name: str, counts: list[int]) -> tuple[RowSource, dict[str, Any]]:
     """Return rows and settings that strips should treat as squares do."""
-    levels, mask = draw_levels(), draw_mask()
+    values = draw_values(counts)
+    mask = (np.random.default_rng(1).random(values.shape) < 0.8).astype(np.uint8)
     times = np.arange(N_ROWS) % 4
     match name:
         case "missing":
-            return make_rows(levels, mask), {}
+            return make_rows(values, counts, mask), {}
         case "frequencies":
-            return make_rows(levels, mask, times), {}
+            return make_rows(values, counts, mask, times), {}
         case "survey":
-            return make_rows(levels, weights=1 / (1 + times)), {}
+            return make_rows(values, counts, weights=1 / (1 + times)), {}
         case "constant":
-            levels[:, [7, 70]] = 1
-            return make_rows(levels), {"constant_features": "keep"}
+            values[:, [0, 7, 70]] = 1
+            return make_rows(values, counts), {"constant_features": "keep"}
         case "shrunk":
-            return make_rows(levels, mask, times == 1), {"repair": "shrink", "empty_cells": "none"}
-    return make_rows(levels), {}
+            settings = {"repair": "shrink", "empty_cells": "none"}
+            return make_rows(values, counts, mask, (times == 1).astype(np.int64)), settings
+    return make_rows(values, counts), {}
 
 
-def fit_rows(rows: RowSource, executor: Executor = SERIAL, **settings: Any) -> FitState:
+def fit_rows(
+    rows: RowSource, counts: list[int], executor: Executor = SERIAL, **settings: Any
+) -> FitState:
     settings = {"n_components": 2, "errors": "none", **settings}
-    wide = ClippedPCA(**settings).with_structure(Structure(features=FEATURES))
+    wide = ClippedPCA(**settings).with_structure(Structure(features=make_features(counts)))
     return fit_model(wide, rows, executor)
 
 
@@ -90,7 +115,8 @@ def strips(monkeypatch: pytest.MonkeyPatch) -> dict[str, NDArray[Any]]:
             add_strip(squares, results.read(key), job.n_features)
         return results
 
-    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", N_FEATURES - 1)
+    for module in (model, mixed):
+        monkeypatch.setattr(module, "MAX_SQUARE_FEATURES", N_FEATURES - 1)
     monkeypatch.setattr(pair_work, "choose_strip_height", lambda *_: 40)
     monkeypatch.setattr("pipeline.fitting.loop.run_in_memory", keep)
     return squares
@@ -105,18 +131,32 @@ def add_strip(
         square[first : first + len(values), first:] = np.triu(values)
 
 
-@pytest.mark.parametrize(
-    "name", ["complete", "missing", "frequencies", "survey", "constant", "shrunk"]
-)
-def test_strips_of_levels_give_what_squares_give(name: str, request: pytest.FixtureRequest) -> None:
-    rows, settings = make_case(name)
-    whole = fit_rows(rows, **{**settings, "repair": "none"})
+ALL = ("complete", "missing", "frequencies", "survey", "constant", "shrunk")
+CASES = [
+    *product(("ordinal", "mixed"), ALL),
+    ("separate", "missing"),
+    *product(("continuous",), ("complete", "missing", "survey")),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_strips_give_what_squares_give(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    counts = KINDS[kind]
+    rows, settings = make_case(name, counts)
+    monkeypatch.setattr(mixed, "MAX_SQUARE_FEATURES", 10**4)
+    whole = fit_rows(rows, counts, **{**settings, "repair": "none"})
     strips = request.getfixturevalue("strips")
-    wide = fit_rows(rows, **settings)
+    wide = fit_rows(rows, counts, **settings)
     assert sorted(strips) == ["correlation", "status"]
-    assert_array_equal(strips["correlation"], np.triu(whole.params.correlation.astype(np.float32)))
+    # Correlations are stored in 32 bits.
+    expected = np.triu(whole.params.correlation)
+    assert_allclose(strips["correlation"], expected.astype(np.float32), rtol=2e-7, atol=1e-10)
+    if kind == "ordinal":
+        assert_array_equal(strips["correlation"], expected.astype(np.float32))
     assert_array_equal(strips["status"], np.triu(whole.params.status))
-    # Correlations are stored in 32 bits. Given them, the spectrum is that of the square.
+    # Given them, the spectrum is that of the square.
     correlation = strips["correlation"].astype(np.float64)
     correlation += np.triu(correlation, 1).T
     if name == "shrunk":
@@ -124,50 +164,85 @@ def test_strips_of_levels_give_what_squares_give(name: str, request: pytest.Fixt
         correlation *= 1 - wide.diagnostics["shrinkage"]
         np.fill_diagonal(correlation, 1.0)
     constant = whole.auxiliary["constant"]
+    assert len(constant) == (3 if name == "constant" else 0)
     correlation[constant, constant] = 0.0
     values, vectors = np.linalg.eigh(correlation)
     assert_allclose(wide.params.eigenvalues, values[:-3:-1], rtol=1e-10)
-    expected = vectors[:, :-3:-1] * np.sqrt(values[:-3:-1])
-    signs = np.sign((expected * wide.params.loadings).sum(axis=0))
-    assert_allclose(wide.params.loadings, expected * signs, atol=1e-8)
-    assert_array_equal(wide.params.thresholds, whole.params.thresholds)
-    assert_array_equal(wide.params.n_levels, COUNTS)
-    kinds = [name for name in whole.diagnostics if name.startswith("pairs_")]
-    assert [wide.diagnostics[k] for k in kinds] == [whole.diagnostics[k] for k in kinds]
+    loadings = vectors[:, :-3:-1] * np.sqrt(values[:-3:-1])
+    signs = np.sign((loadings * wide.params.loadings).sum(axis=0))
+    assert_allclose(wide.params.loadings, loadings * signs, atol=1e-8)
+    for field in ("thresholds", "n_levels", "means", "scales"):
+        assert_array_equal(getattr(wide.params, field), getattr(whole.params, field))
+    statuses = [name for name in whole.diagnostics if name.startswith("pairs_")]
+    assert [wide.diagnostics[k] for k in statuses] == [whole.diagnostics[k] for k in statuses]
     texts = [w.text for w in whole.warnings if "indefinite" not in w.text]
     assert [w.text for w in wide.warnings if "indefinite" not in w.text] == texts
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_executor_and_the_height_of_strips_do_not_matter(
-    strips: dict[str, NDArray[Any]], monkeypatch: pytest.MonkeyPatch
+    kind: str, strips: dict[str, NDArray[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(null_spectrum, "_MAX_GROUPS", 8)
-    rows, _ = make_case("missing")
-    serial = fit_rows(rows, n_components=None)
+    counts = KINDS[kind]
+    rows, _ = make_case("missing", counts)
+    serial = fit_rows(rows, counts)
     correlation = strips["correlation"]
-    threads = fit_rows(rows, ThreadsExecutor(3), n_components=None)
-    for name in ("loadings", "eigenvalues", "null_eigenvalues"):
+    threads = fit_rows(rows, counts, ThreadsExecutor(3))
+    for name in ("loadings", "eigenvalues"):
         assert getattr(threads.params, name).tobytes() == getattr(serial.params, name).tobytes()
-    assert serial.diagnostics["n_components"] == 2
-    monkeypatch.setattr(pair_work, "choose_strip_height", lambda *_: 10)
-    low = fit_rows(rows)
     assert_array_equal(strips["correlation"], correlation)
-    assert_allclose(low.params.eigenvalues, serial.params.eigenvalues[:2], rtol=1e-10)
+    monkeypatch.setattr(pair_work, "choose_strip_height", lambda *_: 17)
+    low = fit_rows(rows, counts)
+    assert_allclose(strips["correlation"], correlation, rtol=2e-7, atol=1e-10)
+    assert_allclose(low.params.eigenvalues, serial.params.eigenvalues, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["ordinal", "mixed", "continuous"])
+def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(null_spectrum, "_MAX_GROUPS", 6)
+    rows, _ = make_case("missing", KINDS[kind])
+    whole = fit_rows(rows, KINDS[kind], n_components=None)
+    request.getfixturevalue("strips")
+    serial, threads = (
+        fit_rows(rows, KINDS[kind], executor, n_components=None)
+        for executor in (SERIAL, ThreadsExecutor(2))
+    )
+    found = serial.params.null_eigenvalues
+    assert found.tobytes() == threads.params.null_eigenvalues.tobytes()
+    assert_allclose(found, whole.params.null_eigenvalues[: len(found)], rtol=0.03)
+    assert [fit.diagnostics["n_components"] for fit in (whole, serial)] == [2, 2]
 
 
 def test_many_levels_make_data_wide_too(
     strips: dict[str, NDArray[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", N_FEATURES)
-    n_planes = sum(COUNTS) - N_FEATURES
-    rows, _ = make_case("complete")
+    n_planes = sum(ORDINAL) - N_FEATURES
+    rows, _ = make_case("complete", ORDINAL)
     monkeypatch.setattr(ordinal, "MAX_PLANES", n_planes)
-    assert fit_rows(rows).params.correlation is not None
+    assert fit_rows(rows, ORDINAL).params.correlation is not None
     monkeypatch.setattr(ordinal, "MAX_PLANES", n_planes - 1)
-    assert fit_rows(rows).params.correlation is None
+    assert fit_rows(rows, ORDINAL).params.correlation is None
     text = rf"takes at most {N_FEATURES} features with {n_planes - 1} levels above the lowest"
     with pytest.raises(FitError, match=rf"{text} .* there are {N_FEATURES} features with"):
-        fit_rows(rows, repair="nearest")
+        fit_rows(rows, ORDINAL, repair="nearest")
+
+
+def test_continuous_features_and_levels_together_make_data_wide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make_model(counts: list[int], **settings: Any) -> ClippedPCA:
+        return ClippedPCA(**settings).with_structure(Structure(features=make_features(counts)))
+
+    assert not make_model([0, *[2] * 1999]).has_pair_tables(1999)
+    assert make_model([0, *[2] * 1998, 3]).has_pair_tables(2000)
+    rows, _ = make_case("complete", CONTINUOUS)
+    text = "takes at most 99 continuous features and levels above the lowest ones, .* are 130"
+    monkeypatch.setattr(mixed, "MAX_SQUARE_FEATURES", 99)
+    with pytest.raises(FitError, match=text):
+        fit_rows(rows, CONTINUOUS, repair="nearest")
 
 
 def test_memory_grows_with_features_not_with_the_square_of_planes() -> None:

@@ -20,6 +20,8 @@ from pipeline.statistics.level_null_spectrum import (
 )
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
+NONE = np.zeros(0, np.int64)
+
 
 @pytest.fixture(autouse=True)
 def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,7 @@ def test_quantiles_are_those_of_independent_rows(n_rows: int, share: float, miss
         correlation = np.triu(correlation, 1)
         spectra.append(np.linalg.eigvalsh(correlation + correlation.T + np.eye(len(counts)))[::-1])
     margins = count_margins(bits, observed, first_planes)
-    medians = estimate_level_null_quantiles(margins, "half", 8, map, rng, quantile=0.5)
+    medians = estimate_level_null_quantiles(margins, NONE, "half", 8, map, rng, quantile=0.5)
     assert_allclose(medians, np.median(spectra, axis=0)[:8], rtol=0.02)
 
 
@@ -68,7 +70,7 @@ def test_binary_features_have_the_quantiles_of_binary_data() -> None:
     rng = np.random.default_rng(1)
     bits, observed, first_planes = draw_planes(300, [2] * 150, 0.05, 0.0, rng)
     margins = count_margins(bits, observed, first_planes)
-    found = estimate_level_null_quantiles(margins, "half", 8, map, rng)
+    found = estimate_level_null_quantiles(margins, NONE, "half", 8, map, rng)
     expected = estimate_null_quantiles(
         300, margins.observed, margins.ones, lambda t: estimate_tetrachoric("half", t), 8, rng
     )
@@ -83,7 +85,7 @@ def test_constant_features_do_not_count() -> None:
     fewer = margins.select(np.delete(np.arange(20), [2, 3]))
     assert len(fewer.ones) == 36
     one, other = (
-        estimate_level_null_quantiles(m, "half", 99, map, np.random.default_rng(3))
+        estimate_level_null_quantiles(m, NONE, "half", 99, map, np.random.default_rng(3))
         for m in (margins, fewer)
     )
     assert len(one) == 18
@@ -120,7 +122,7 @@ def test_the_order_of_features_does_not_matter_much(monkeypatch: pytest.MonkeyPa
     order = rng.permutation(120)
     monkeypatch.setattr(level_null_spectrum, "_DRAWS", 4)
     one, other = (
-        estimate_level_null_quantiles(m, "half", 5, map, rng)
+        estimate_level_null_quantiles(m, NONE, "half", 5, map, rng)
         for m in (margins, margins.select(order))
     )
     assert_allclose(one, other, rtol=0.02)
