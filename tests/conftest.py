@@ -47,7 +47,9 @@ def _is_matrix_run(config: pytest.Config) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select what the matrix runs: most parameters of tests marked `few(n)`, and laws of models.
 
-    The laws are those that are slow for a model, and, once more, those that Hypothesis checks.
+    The laws are those that are slow for a model, those for ordinal features of models that also
+    take continuous ones, which are tried with ordinal features beside them, and, once more, those
+    that Hypothesis checks.
     """
     seen: Counter[str] = Counter()
     for item in items:
@@ -60,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kind = parameters.params.get("facts") if parameters else None
         is_law = facts is not None and (
             not {law, f"{law}[{kind}]"}.isdisjoint(facts.slow)
+            or (kind == "ordinal" and "continuous" in facts.model.feature_kinds)
             or (_is_matrix_run(config) and is_hypothesis_test(item.function))
         )
         if is_repeated or is_law:

@@ -40,8 +40,8 @@ def check_degenerate(facts: Facts, model: Any, kind: str) -> FitState | None:
 
 @pytest.mark.parametrize("kind", DEGENERATE)
 def test_degenerate_columns_are_refused_by_name_or_fitted(facts: Facts, kind: str) -> None:
-    for model in dict.fromkeys((facts.make(), facts.make_tolerant())):
-        check_degenerate(facts, model, kind)
+    for settings_ in ({}, facts.tolerant) if facts.tolerant else ({},):
+        check_degenerate(facts, facts.make_brief(100, **settings_), kind)
 
 
 @pytest.mark.parametrize(
