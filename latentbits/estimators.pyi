@@ -783,6 +783,8 @@ class LatentTrait(WeightedModelEstimator):
     deviations_error_: NDArray[np.float64] | None
     group_level_offsets_: NDArray[np.float64] | None
     group_level_offsets_error_: NDArray[np.float64] | None
+    group_level_weights_: NDArray[np.float64] | None
+    group_level_weights_error_: NDArray[np.float64] | None
     group_deviations_: NDArray[np.float64] | None
     group_deviations_error_: NDArray[np.float64] | None
     components_: NDArray[np.float64]

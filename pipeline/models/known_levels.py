@@ -264,10 +264,12 @@ def find_different_levels(params: Any) -> NDArray[np.bool_]:
     owners = np.repeat(np.arange(len(differs)), params.n_levels - 1)
     for values, own in (
         (params.group_level_offsets, owners),
+        (params.group_level_weights, owners),
         (params.group_deviations, np.flatnonzero(params.n_levels == 1)),
     ):
         if values is not None:
-            differs[own[(values != values[0]).any(axis=0)]] = True
+            by_part = values.reshape(*values.shape[:2], -1)
+            differs[own[(by_part != by_part[0]).any(axis=(0, 2))]] = True
     return differs
 
 

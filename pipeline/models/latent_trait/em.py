@@ -171,8 +171,8 @@ class LatentTraitParams:
     group_weights, group_offsets
         Weights and offsets of the items in each group.
     is_known
-        Which weights and offsets (side by side) were known before the fit; None if it estimated all
-        of them.
+        Which weights and offsets (side by side) were known before the fit, for items with several
+        levels those of all forms, see `levels.design`; None if it estimated all of them.
     trait_mean_error, trait_covariance_error, group_weights_error, group_offsets_error
         Standard errors; 0 for parameters that were not estimated.
     guessing, slipping, guessing_error, slipping_error
@@ -206,7 +206,7 @@ class LatentTraitParams:
     deviations, deviations_error
         Standard deviation of a continuous item given the traits, in units of its scale, and
         standard errors.
-    group_level_offsets, group_deviations
+    group_level_offsets, group_level_weights, group_deviations
         Those of each group, with standard errors; None without groups.
     """
 
@@ -265,6 +265,8 @@ class LatentTraitParams:
     deviations_error: Array | None = optional_array_field("continuous")
     group_level_offsets: Array | None = optional_array_field("segment", "plane")
     group_level_offsets_error: Array | None = optional_array_field("segment", "plane")
+    group_level_weights: Array | None = optional_array_field("segment", "plane", "component")
+    group_level_weights_error: Array | None = optional_array_field("segment", "plane", "component")
     group_deviations: Array | None = optional_array_field(
         "segment", "continuous", allowed=NumberRange(above=0)
     )
@@ -323,11 +325,13 @@ class LatentTraitParams:
         assert self.group_weights is not None
         assert self.group_offsets is not None
         shares, deviations = self._get_shares(segment), self.group_deviations
+        level_weights = self.group_level_weights
         return replace(
             self,
             weights=np.tensordot(shares, self.group_weights, 1),
             offsets=shares @ self.group_offsets,
             level_offsets=shares @ self.group_level_offsets,
+            level_weights=None if level_weights is None else np.tensordot(shares, level_weights, 1),
             deviations=None if deviations is None else shares @ deviations,
         )
 

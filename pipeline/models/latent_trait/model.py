@@ -250,6 +250,7 @@ class LatentTrait(Model):
         "trait_mean",
         "trait_covariance",
         "group_weights",
+        "group_level_weights",
         "coefficients",
         "population_mean",
         "population_covariance",

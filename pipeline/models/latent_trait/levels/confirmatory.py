@@ -122,11 +122,11 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             "group": structure.groups or None,
         }
         name = next((name for name, value in others.items() if value is not None), "items")
-        if model.items == "nominal" and name != "items":
+        if model.items == "nominal" and name == "pattern":
             raise FitError(
-                f"Nominal items have a slope per level, which {{{name}}} cannot describe. Leave it "
+                "Nominal items have a slope per level, which {pattern} cannot describe. Leave it "
                 "out, or choose graded or partial-credit items.",
-                parameter=name,
+                parameter="pattern",
             )
         if not structure.groups:
             model.check_unused_settings("invariance", "free")
@@ -439,7 +439,20 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
 
     def choose_axes(self, state: FitState) -> LatentTraitParams:
         """Turn the traits to the principal axes of the first group, or with positive slopes."""
-        return choose_group_axes(state.params, self._trait_design, self.structure.pattern)
+        params = choose_group_axes(state.params, self._trait_design, self.structure.pattern)
+        if params.level_weights is None:
+            return params
+        # The only trait of nominal items may have another direction, in each group by itself.
+        turned = {
+            name: getattr(params, name)
+            * _compare_signs(getattr(params, own), getattr(state.params, own))
+            for name, own in (
+                ("level_weights", "weights"),
+                ("group_level_weights", "group_weights"),
+            )
+            if getattr(params, own) is not None
+        }
+        return replace(params, **turned)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Add difficulties, diagnostics and warnings; traits of a pattern keep correlations."""
@@ -556,7 +569,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             unknown = np.union1d(unknown, missing)
         arrays = by_group[0]
         if self.structure.groups:
-            names = ("weights", "offsets", "level_offsets", "deviations")
+            names = ("weights", "offsets", "level_offsets", "level_weights", "deviations")
             arrays |= {
                 f"group_{name}_error": np.stack([own[f"{name}_error"] for own in by_group])
                 for name in names
@@ -603,6 +616,12 @@ def _check_rating_scale(pattern: LoadingPattern, features: tuple[Feature, ...]) 
                 "the same label, such as a, for all items of the trait.",
                 parameter="pattern",
             )
+
+
+def _compare_signs(weights: Array, before: Array) -> Array:
+    """Return −1 where weights, (…, n_features, 1), were reversed and 1 elsewhere, (…, 1, 1)."""
+    product = (weights * before).sum(axis=(-2, -1), keepdims=True)
+    return np.where(product < 0, -1.0, 1.0)
 
 
 def _round_variances(correlation: Array) -> Array:

@@ -92,6 +92,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("graded", {"prior_precision": 3.0}),
     ("partial-credit", {"group": "group"}),
     ("nominal", {}),
+    ("nominal", {"group": "group", "covariates": ["age"]}),
 )
 
 
@@ -141,7 +142,7 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(
     assert found["n_parameters"] == len(theta)
     scale = np.ones(len(theta))
     if len(covariates.T):
-        scale[-2] = 0.01  # age has large values
+        scale[-covariates.shape[1]] = 0.01  # age has large values
     zero = np.zeros(len(theta))
     gradient = scipy.optimize.approx_fprime(zero, lambda h: sum_rows(theta + scale * h), 1e-5)
     assert np.abs(gradient).max() < 0.05

@@ -154,19 +154,23 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(table: pd.DataFrame, case:
     assert_allclose(own, errors, rtol=0.01)
 
 
-def test_configural_fits_are_fits_of_single_groups(table: pd.DataFrame) -> None:
-    together = fit(table, group="group", invariance="configural")
+@pytest.mark.parametrize("kind", ["graded", "nominal"])
+def test_configural_fits_are_fits_of_single_groups(table: pd.DataFrame, kind: str) -> None:
+    together = fit(table, group="group", invariance="configural", items=kind)
     params, total = together.params, 0.0
     for place, name in enumerate(GROUPS):
-        single = fit(table[table["group"] == name].drop(columns="group"))
+        single = fit(table[table["group"] == name].drop(columns="group"), items=kind)
         assert_allclose(params.group_weights[place], single.params.weights, atol=1e-4)
         assert_allclose(params.group_level_offsets[place], single.params.level_offsets, atol=1e-4)
+        if kind == "nominal":
+            own_weights = params.group_level_weights[place]
+            assert_allclose(own_weights, single.params.level_weights, atol=1e-3)
         errors = params.group_level_offsets_error[place]
         assert_allclose(errors, single.params.level_offsets_error, rtol=1e-3)
         total += single.manifest["diagnostics"]["fit_statistics"]["log_likelihood"]
     found = together.manifest["diagnostics"]["fit_statistics"]
     assert_allclose(found["log_likelihood"], total, rtol=1e-8)
-    assert found["n_parameters"] == 24
+    assert found["n_parameters"] == (24 if kind == "graded" else 32)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +216,21 @@ def test_partial_credit_items_have_groups(table: pd.DataFrame) -> None:
     params = fit(table, group="group", items="partial-credit", tol=1e-8).params
     graded = fit(table, group="group", tol=1e-8).params
     assert_allclose(params.trait_mean[1], graded.trait_mean[1], atol=0.1)
+
+
+def test_nominal_items_of_equal_groups_are_those_of_all_rows(table: pd.DataFrame) -> None:
+    settings = {"items": "nominal", "tol": 1e-11}
+    # The largest slope is of an item that is reversed, so that the fit has to reverse the trait.
+    largest = table["item1"].cat.reorder_categories([2, 1, 0])
+    table = table.assign(item1=largest.cat.rename_categories([0, 1, 2]))
+    copies = [table.assign(group=name) for name in GROUPS]
+    both = fit(pd.concat(copies), group="group", **settings).params
+    single = fit(table.drop(columns="group"), **settings).params
+    assert_allclose(both.trait_mean, 0.0, atol=1e-4)
+    assert_allclose(both.trait_covariance, 1.0, atol=1e-3)
+    assert both.weights[1] > 0 > both.weights[3]
+    assert_allclose(both.level_weights, single.level_weights, atol=1e-3)
+    np.testing.assert_array_equal(both.group_level_weights[1], both.level_weights)
 
 
 def test_rating_scales_have_common_steps_in_all_groups(table: pd.DataFrame) -> None:
@@ -264,5 +283,3 @@ def test_items_that_are_constant_in_a_group_are_refused(table: pd.DataFrame) -> 
     other.loc[other["group"] == "West", "item1"] = 1
     with pytest.raises(FitError, match="'item1' is constant in the group 'West'"):
         fit(other, group="group", invariance="metric")
-    with pytest.raises(FitError, match="Nominal items have a slope per level, which group"):
-        fit(table, group="group", items="nominal")

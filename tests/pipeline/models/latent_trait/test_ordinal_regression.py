@@ -178,5 +178,3 @@ def test_rows_far_from_the_mean_are_refused(table: pd.DataFrame) -> None:
 def test_other_structures_are_refused(table: pd.DataFrame) -> None:
     with pytest.raises(FitError, match="cannot be combined with invariance"):
         fit(table, group="group", invariance="configural")
-    with pytest.raises(FitError, match="a slope per level, which covariates"):
-        fit(table, items="nominal")
