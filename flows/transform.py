@@ -44,6 +44,7 @@ from flows.running.executors import prepare_executor
 from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
 from pipeline.data.features import (
+    are_binary,
     list_features,
     list_features_to_reconstruct,
     list_plane_names,
@@ -62,7 +63,7 @@ from pipeline.inference.transform import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import check_can_reconstruct, check_has_person_fit
-from pipeline.models.known_items import KnownItems
+from pipeline.models.known_items import KnownItems, match_items
 from pipeline.models.row_covariates import check_row_covariates
 from pipeline.params import get_named_arrays
 from pipeline.passes.row_ranges import (
@@ -92,7 +93,8 @@ the table, divides their standard errors likewise, and prints how to get back.
 
 Instead of an artifact, `--items` takes a table of slopes and offsets that are known from elsewhere,
 with the columns feature, slope and offset, or as `flows.export --what items` writes them; or a
-latent-trait fit, whose features may be in another order. Rows are then scored by the latent-trait
+latent-trait fit, whose features may be in another order. Features with several levels and
+continuous ones have the columns that the export writes. Rows are then scored by the latent-trait
 model, for traits with mean 0 and variance 1.
 
 The dataset must have the features of the fit, in the same order. Segments are matched by name;
@@ -352,11 +354,17 @@ def _make_artifact_coder(fitted: LoadedModel, dataset: BinaryDataset) -> Coder:
 def _make_item_coder(known: KnownItems, dataset: BinaryDataset) -> Coder:
     """Make a latent-trait model of known items."""
     from pipeline.models.latent_trait.em import make_params
+    from pipeline.models.latent_trait.levels.params import make_level_params
     from pipeline.models.latent_trait.model import LatentTrait
 
-    params = make_params(*known.align_all(dataset.feature_names, str(dataset.path)))
+    features = list_features(dataset)
+    model = match_items(LatentTrait(), known, are_components_set=False)
+    forms, asymptotes = known.align_all(features, model.items, str(dataset.path))
+    if are_binary(features):
+        params = make_params(forms[:, :-1], forms[:, -1], asymptotes)
+    else:
+        params = make_level_params(forms, features, model.items)
     arrays = {name: values for name, (_, values) in get_named_arrays(params).items()}
-    model = LatentTrait(n_components=known.weights.shape[1])
     return Coder(model, params, known.source, known.digest, {}, partial(dict, arrays))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature
+from pipeline.data.features import Feature, are_binary
 from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.known_levels import KnownLevels, find_different_levels, measure_forms
@@ -70,19 +70,7 @@ class KnownItems:
             or has guessing or slipping.
         """
         self.check_has_no_asymptotes("a fit")
-        names = [feature.name for feature in features]
-        values = self._align(names, dataset)
-        levels = self.levels or KnownLevels.make_unknown(len(self.features))
-        places = {name: place for place, name in enumerate(self.features)}
-        by_feature = [
-            np.full((feature.n_planes or 2, values.shape[1]), np.nan)
-            if feature.name not in places
-            else levels.list_forms(places[feature.name], own, feature, kind, self.source, dataset)
-            for own, feature in zip(values, features, strict=True)
-        ]
-        # Continuous features follow all others.
-        order = sorted(range(len(features)), key=lambda place: features[place].n_planes == 0)
-        return np.concatenate([by_feature[place] for place in order])
+        return self._align(features, kind, dataset)
 
     def check_has_no_asymptotes(self, user: str) -> None:
         """Refuse items with guessing or slipping for a user that needs slopes and offsets only."""
@@ -100,47 +88,67 @@ class KnownItems:
                 "only binary items. Leave them out."
             )
 
-    def _align(self, features: Sequence[str], dataset: str) -> Array:
-        if unused := sorted(set(self.features) - set(features)):
+    def _align(self, features: Sequence[Feature], kind: str, dataset: str) -> Array:
+        places = {feature.name: place for place, feature in enumerate(features)}
+        if unused := sorted(set(self.features) - set(places)):
             raise FitError(
                 f"{{items}}: {self.source} has items that {dataset} lacks: "
                 f"{_join_names(unused)}. Leave them out, or correct their names."
             )
-        places = {name: k for k, name in enumerate(features)}
-        values = np.full((len(features), self.weights.shape[1] + 1), np.nan)
-        values[[places[name] for name in self.features]] = self._stack_values()
-        return values
+        values, width = self._stack_values(), self.weights.shape[1] + 1
+        if self.levels is None and are_binary(features):
+            forms = np.full((len(features), width), np.nan)
+            forms[[places[name] for name in self.features]] = values
+            return forms
+        levels = self.levels or KnownLevels.make_unknown(len(self.features))
+        by_feature = [np.full((feature.n_planes or 2, width), np.nan) for feature in features]
+        for item, name in enumerate(self.features):
+            place = places[name]
+            by_feature[place] = levels.list_forms(
+                item, values[item], features[place], kind, self.source, dataset
+            )
+        return np.concatenate([by_feature[place] for place in _list_form_order(features)])
 
     def align_all(
-        self, features: Sequence[str], dataset: str
-    ) -> tuple[Array, Array, Asymptotes | None]:
-        """Return weights, offsets and asymptotes of all features.
+        self, features: Sequence[Feature], kind: str, dataset: str
+    ) -> tuple[Array, Asymptotes | None]:
+        """Return weights and offsets of the forms as `align`, and asymptotes of all features.
 
         Raises
         ------
         FitError
-            If items and features differ, an item is not binary, or a value is not known.
+            If items and features differ, or a value is not known.
         """
-        self.check_is_binary("{items} of a transform")
-        if missing := [name for name in features if name not in set(self.features)]:
+        names = [feature.name for feature in features]
+        if missing := [name for name in names if name not in set(self.features)]:
             raise FitError(
                 f"{{items}}: {self.source} lacks items of {dataset}: {_join_names(missing)}. "
                 "Give all features of the dataset."
             )
-        values = self._align(features, dataset)
-        is_empty = np.isnan(values)
+        if not are_binary(features):
+            self.check_has_no_asymptotes("a transform of items that are not binary")
+        forms = self._align(features, kind, dataset)
+        is_empty = np.isnan(forms)
+        n_planes = sum(feature.n_planes for feature in features)
+        is_empty[n_planes + 1 :: 2, :-1] = False  # deviations have no slopes
         if is_empty.any():
-            item, column = np.argwhere(is_empty)[0].tolist()
-            name = "offset" if column == values.shape[1] - 1 else "slope"
+            form, column = np.argwhere(is_empty)[0].tolist()
+            owners = [
+                names[place]
+                for place in _list_form_order(features)
+                for _ in range(features[place].n_planes or 2)
+            ]
+            value = "offset" if column == forms.shape[1] - 1 else "slope"
+            value = "deviation" if form > n_planes and (form - n_planes) % 2 else value
             raise FitError(
-                f"{{items}}: {self.source} has no {name} of {features[item]}, but scores need all "
-                "slopes and offsets."
+                f"{{items}}: {self.source} has no {value} of {owners[form]}, but scores need all "
+                "parameters."
             )
         asymptotes = self.asymptotes
         if asymptotes is not None:
-            places = [self.features.index(name) for name in features]
+            places = [self.features.index(name) for name in names]
             asymptotes = Asymptotes(*(part[places] for part in asymptotes))
-        return values[:, :-1], values[:, -1], asymptotes
+        return forms, asymptotes
 
     def describe(self) -> dict[str, Any]:
         """Describe the items as a manifest records them."""
@@ -299,6 +307,11 @@ def match_items(model: Any, items: KnownItems, are_components_set: bool) -> Any:
             f"is {n}. Set {{components={q}}}, or give the columns weights_1 to weights_{n}."
         )
     return replace(model, n_components=q)
+
+
+def _list_form_order(features: Sequence[Feature]) -> list[int]:
+    """Return the places of the features in the order of their forms: continuous ones are last."""
+    return sorted(range(len(features)), key=lambda place: features[place].n_planes == 0)
 
 
 def _parse_asymptotes(

@@ -278,6 +278,15 @@ def test_exported_items_with_levels_are_known(cli, survey, kind: str) -> None:
         np.testing.assert_allclose(by_table[name], first[name], rtol=1e-12)
     np.testing.assert_allclose(by_table["trait_mean"], 0.0, atol=1e-3)
     np.testing.assert_allclose(by_table["trait_covariance"], 1.0, atol=2e-3)
+    codes = []
+    for index, source in enumerate((("--artifact", "first"), ("--items", "bank.csv"))):
+        line = ("transform", "--dataset", "d.zarr", *source, "--output", f"{index}.csv")
+        assert cli(*line).code == 0
+        with Path(f"{index}.csv").open() as file:
+            codes.append(
+                [[float(row["mean_1"]), float(row["sd_1"])] for row in csv.DictReader(file)]
+            )
+    np.testing.assert_allclose(codes[1], codes[0], rtol=1e-5, atol=1e-7)
 
 
 def test_folds_and_nested_fits_keep_known_levels(cli, survey) -> None:
@@ -298,8 +307,12 @@ def test_folds_and_nested_fits_keep_known_levels(cli, survey) -> None:
 
 def test_uses_of_known_levels_that_are_refused(cli, survey) -> None:
     fit(cli, "--components", 1, "--output", "first")
-    line = ("transform", "--dataset", "d.zarr", "--items", "first", "--output", "z.csv")
-    assert "takes only binary items" in cli(*line).check_refused()
+    Path("bank.csv").write_text("feature,slope,offset\nq1,1,\nq2,1,\nq3,1,\nb,1,0\nscore,9,50\n")
+    line = ("transform", "--dataset", "d.zarr", "--items", "bank.csv", "--output", "z.csv")
+    assert "has no offset of q1, but scores need all" in cli(*line).check_refused()
+    lines = "q1,2,,1,-1\nq2,1,,1,-1\nq3,1,,1,-1\nb,1,0,,\nscore,9,50,,\n"
+    Path("bank.csv").write_text(f"feature,slope,offset,level_offsets_1,level_offsets_2\n{lines}")
+    assert "has no deviation of score, but scores need all" in cli(*line).check_refused()
     line = ("export", "--artifact", "first", "--what", "linked-items", "--link-to", "first")
     assert "takes only binary items" in cli(*line, "--output", "l.csv").check_refused()
     settings = ("--items", "first", "--set", "items=nominal")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.models.latent_trait.em import MAX_PARAMETER, ItemKind, LatentTraitParams
+from pipeline.data.features import Feature
+from pipeline.models.known_levels import standardize_forms
+from pipeline.models.latent_trait.em import (
+    MAX_PARAMETER,
+    ItemKind,
+    LatentTraitParams,
+    make_params,
+)
 from pipeline.models.latent_trait.levels.design import LevelDesign
 from pipeline.numerics.logistic.categories.curves import number_planes
 
@@ -45,6 +53,24 @@ def with_forms(params: LatentTraitParams, forms: Array, kind: ItemKind) -> Laten
     if (gaussians := params.gaussians) is None:
         return params
     return replace(params, deviations=gaussians.with_forms(forms[n:]).deviations)
+
+
+def make_level_params(
+    forms: Array, features: Sequence[Feature], kind: ItemKind
+) -> LatentTraitParams:
+    """Make parameters of items whose forms are all known, for traits N(0, I).
+
+    `forms` are as in `Structure.known_items`, (n_forms, q + 1).
+    """
+    n_planes = np.array([feature.n_planes for feature in features])
+    weights = np.zeros((len(features), forms.shape[1] - 1))
+    params = replace(make_params(weights, np.zeros(len(features))), n_levels=n_planes + 1)
+    curves, spreads = forms[n_planes.sum() :: 2], forms[n_planes.sum() + 1 :: 2]
+    if len(curves):
+        # With these standard units, offsets and deviations are within the limits of fits.
+        means, scales = curves[:, -1], np.exp(spreads[:, -1])
+        params = replace(params, means=means, scales=scales, deviations=np.ones(len(curves)))
+    return with_forms(params, standardize_forms(forms, params.means, params.scales), kind)
 
 
 def map_to_items(n_planes: Indices, q: int, kind: ItemKind) -> tuple[Matrix, Matrix]:
