@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline.models.registry import list_model_names
+from pipeline.models.registry import find_models, list_model_names
 from tests.support.data import draw_probit_rows, write_arrays
 
 NOTICE = "Compiling functions for this machine, once"
@@ -28,14 +30,35 @@ def run(folder: Path, *words: str) -> str:
     return done.stderr
 
 
+def write_mixed(path: Path, X: np.ndarray, **rows: Any) -> None:
+    """Write six measurements, two features with three levels, and two binary ones."""
+    rng = np.random.default_rng(2)
+    numbers = (X[:, :6] + rng.standard_normal((len(X), 6))).astype(np.float32)
+    numbers[:7, 0] = np.nan
+    ordinal = X[:, 6:8] + X[:, 8:10]
+    levels = {**{f"f{i}": () for i in range(6)}, **{f"f{i}": ("0", "1", "2") for i in (6, 7)}}
+    X = np.hstack([np.zeros_like(X[:, :6]), ordinal, X[:, 10:]])
+    write_arrays(path, X, feature_levels=levels, numbers=numbers, **rows)
+
+
 def check_fits(
-    folder: Path, models: list[str], warm: tuple[str, ...], options: tuple[str, ...] = ()
+    folder: Path,
+    models: list[str],
+    warm: tuple[str, ...],
+    options: tuple[str, ...] = (),
+    write: Callable[..., Any] = write_arrays,
 ) -> None:
     X, _ = draw_probit_rows(300, 12, 2, seed=1)
     segments, times = [f"s{row % 3}" for row in range(300)], np.arange(300) % 5
-    write_arrays(folder / "d.zarr", X, segments=segments, columns={"times": times})
+    write(folder / "d.zarr", X, segments=segments, columns={"times": times})
     compiled = folder / "compiled"
     run(compiled, "flows.warm", *warm)
+    check_nothing_is_compiled(folder, compiled, models, options)
+
+
+def check_nothing_is_compiled(
+    folder: Path, compiled: Path, models: list[str], options: tuple[str, ...]
+) -> None:
     files = set(compiled.rglob("*"))
     assert files
     for model in models:
@@ -47,17 +70,25 @@ def check_fits(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("model", "options"), [("kernel-pca", ()), ("clipped-pca", ("--weight", "times"))]
+    ("model", "options", "write"),
+    [
+        ("kernel-pca", (), write_arrays),
+        ("clipped-pca", ("--weight", "times"), write_arrays),
+        ("bernoulli-mixture", (), write_mixed),
+    ],
 )
 def test_a_fit_after_warm_compiles_nothing(
-    tmp_path: Path, model: str, options: tuple[str, ...]
+    tmp_path: Path, model: str, options: tuple[str, ...], write: Callable[..., Any]
 ) -> None:
-    check_fits(tmp_path, [model], ("--model", model), options)
+    check_fits(tmp_path, [model], ("--model", model), options, write)
 
 
 @pytest.mark.slow
 def test_no_fit_after_warm_compiles_anything(tmp_path: Path) -> None:
     check_fits(tmp_path, list_model_names(), ())
+    mixed = [name for name, model in find_models().items() if "continuous" in model.feature_kinds]
+    write_mixed(tmp_path / "mixed" / "d.zarr", draw_probit_rows(300, 12, 2, seed=1)[0])
+    check_nothing_is_compiled(tmp_path / "mixed", tmp_path / "compiled", mixed, ())
 
 
 def test_the_first_fit_announces_compilation_once(tmp_path: Path) -> None:
