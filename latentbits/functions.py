@@ -58,6 +58,7 @@ from pipeline.evaluation.evaluate import (
     find_likelihood_measure,
     match_segments,
 )
+from pipeline.evaluation.held_out_values import describe_held_out_values
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
@@ -605,8 +606,9 @@ def evaluate(
         `wrong_bits` and `nll_per_bit` of reconstructions, and for features with several levels
         `wrong_levels`, `rank_correlation` and, by feature, `levels`; for continuous features the
         mean `r2` and `correlation` of values and reconstructions and, by feature, `continuous`,
-        with `rmse`; `prediction` of labels. Unless all codes are equal: `neighbourhoods` and, with
-        a label, `neighbour_labels`. With outcomes: `classification`, P(assigned class | class), and
+        with `rmse`, and in `held_out` the same for values that are predicted from the other values
+        of the row; `prediction` of labels. Unless all codes are equal: `neighbourhoods` and, with a
+        label, `neighbour_labels`. With outcomes: `classification`, P(assigned class | class), and
         `outcomes` with the estimates and standard errors of each class and a Wald test that all are
         equal.
 
@@ -626,9 +628,9 @@ def evaluate(
         rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())
         run = (executor, seed, show)
         vote = None if label is None else _draw_vote_rows(dataset, split, fitted_split, label, *run)
-        codes = describe_code_quality(
-            subject, subject, draw_dataset_rows(rows, MAX_QUERY_ROWS, *run), vote, *run
-        )
+        drawn = draw_dataset_rows(rows, MAX_QUERY_ROWS, *run)
+        codes = describe_code_quality(subject, subject, drawn, vote, *run)
+        codes |= describe_held_out_values(subject, drawn, *run)
         description = evaluate_rows(subject, rows, *run)
         found: dict[str, Any] = {}
         if outcomes:

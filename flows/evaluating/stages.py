@@ -95,6 +95,7 @@ from pipeline.evaluation.evaluate import (
     match_segments,
     score_models,
 )
+from pipeline.evaluation.held_out_values import describe_held_out_values
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
@@ -517,15 +518,17 @@ def _evaluate_model(
 def _evaluate_codes(
     job: EvaluationJob, model: ComparedModel, sample: EvaluationSample
 ) -> dict[str, Any]:
-    """Describe how well the codes of a model keep neighbourhoods and predict the label."""
+    """Describe how well codes keep neighbourhoods, and predict the label and held-out values."""
     training, subject = job.choose_training_rows(model), model.subject
     vote = sample.votes[training.key] if job.options.label else None
     fitted = match_segments(
         subject.model, subject.params, model.segments, training.dataset.segment_names
     )
-    return describe_code_quality(
-        subject, fitted, sample.rows, vote, job.executor, job.options.seed, job.progress
-    )
+    run = (job.executor, job.options.seed, job.progress)
+    return {
+        **describe_code_quality(subject, fitted, sample.rows, vote, *run),
+        **describe_held_out_values(subject, sample.rows, *run),
+    }
 
 
 def _find_training_overlap(job: EvaluationJob, model: ComparedModel) -> str:

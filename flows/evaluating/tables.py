@@ -221,7 +221,8 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
     columns += [n for n, key in _LOSS_COLUMNS.items() if any(key in model for model in models)]
-    columns += [*labels, *pairs]
+    held_out = ["held-out R²"] if any("held_out" in model for model in models) else []
+    columns += [*held_out, *labels, *pairs]
     for name in columns:
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
@@ -239,6 +240,7 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
             "nats per bit": f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
             "R²": _format_mean(model, "r2"),
             "correlation": _format_mean(model, "correlation"),
+            "held-out R²": _format_mean(model.get("held_out", {}), "r2"),
             "labels": _format_prediction(model.get("prediction", {})),
             "pairs rmse (by chance)": _format_pair_rmse(model),
         }
@@ -289,6 +291,9 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
             "R², correlation: between measurements and their expected values given the codes, mean "
             "over features"
         )
+    for result in _select_results(models, "held_out")[:1]:
+        rows = _format_rows(result["rows"], result["of"])
+        yield f"held-out R²: the same if the value is not used for the code, in {rows}"
     kinds = {model["kind"] for model in models}
     for kind, text in _KIND_TEXTS.items():
         if kind in kinds and kind != "exact":
@@ -341,10 +346,11 @@ def _iter_share_lines(model: ModelSummary) -> Iterator[str]:
         correlation = own["rank_correlation"]
         rank = "" if correlation is None else f", rank correlation {correlation:.3f}"
         yield f"levels: {own['feature']}: wrong {own['wrong_levels']:.2%}{rank}"
-    for own in model.get("continuous", ()):
-        values = {"rmse": own["rmse"], "R²": own["r2"], "correlation": own["correlation"]}
-        texts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
-        yield f"measurements: {own['feature']}: {', '.join(texts) or 'not observed'}"
+    for kind, scores in (("measurements", model), ("held out", model.get("held_out", {}))):
+        for own in scores.get("continuous", ()):
+            values = {"rmse": own["rmse"], "R²": own["r2"], "correlation": own["correlation"]}
+            texts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+            yield f"{kind}: {own['feature']}: {', '.join(texts) or 'not observed'}"
     for kind in ("marginals", "pairs"):
         for gap in model.get(kind, {}).get("largest", ()):
             names = ", ".join(gap["features"])

@@ -137,7 +137,7 @@ def code_rows(
 
     `subject.segments` must refer to the dataset that the sample was drawn from.
     """
-    pieces = list(_split_by_segment(subject, sample))
+    pieces = list(split_by_segment(subject, sample))
     code = partial(_code_piece, subject.model, subject.params, RowRandom(seed))
     codes, n_coded = [], 0
     for k, part in enumerate(executor.map(code, [piece for _, piece in pieces]), start=1):
@@ -149,7 +149,7 @@ def code_rows(
     return in_order
 
 
-def _split_by_segment(
+def split_by_segment(
     subject: EvaluatedModel, sample: SampledRows
 ) -> Iterator[tuple[Indices, BinaryBlock]]:
     """Yield blocks with one of the model's segments each, and their rows' places in the sample."""

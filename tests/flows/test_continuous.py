@@ -185,6 +185,8 @@ def test_all_kinds_of_features_are_evaluated(plain_cli, people, tmp_path: Path) 
     own = lb.evaluate(lb.fit(data, "clipped-pca", components=1, errors="none"), data)
     for name in ("wrong_levels", "r2", "correlation"):
         assert own[name] == pytest.approx(model[name])
+    assert own["held_out"]["r2"] == pytest.approx(model["held_out"]["r2"])
+    assert "held out: age: rmse" in shown
 
 
 def test_a_scorer_reads_measurements(people) -> None:
