@@ -281,7 +281,8 @@ class Source(ABC):
         name, options = self.feature_names[feature], self.options
         value_map = options.find_map(name)
         columns = (*self.column_names, *self.feature_names) if self.can_select_columns else ()
-        remedy = suggest_remedy(name, nearby, options, value_map, columns)
+        continuous = name if self.can_be_continuous else None
+        remedy = suggest_remedy(name, nearby, options, value_map, columns, continuous)
         return DataError(
             f"{self.format_place(row, feature)}: "
             f"{describe_invalid_value(value, options, value_map)} {remedy}"

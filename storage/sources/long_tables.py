@@ -773,12 +773,13 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
         codes = encode_column(column, options, common_map)
     if codes.max(initial=0) == INVALID:
         line = int((codes == INVALID).argmax())
-        value_map = options.find_map(lines.column(columns.feature)[line].as_py())
+        feature = lines.column(columns.feature)[line].as_py()
+        value_map = options.find_map(feature)
         nearby = [repr(value) for value in column[max(0, line - 5000) : line + 5000].to_pylist()]
         problem = describe_invalid_value(repr(column[line].as_py()), options, value_map)
         raise DataError(
             f"{lines.format_place(line)}, column {columns.value!r}: {problem} "
-            f"{suggest_remedy(columns.value, nearby, options, value_map)}"
+            f"{suggest_remedy(columns.value, nearby, options, value_map, continuous=feature)}"
         )
     return _LineValues(codes, numbers)
 

@@ -439,12 +439,14 @@ def suggest_remedy(
     options: ReadOptions,
     value_map: ValueMap | None,
     columns: Sequence[str] = (),
+    continuous: str | None = None,
 ) -> str:
     """Suggest what to do about a column.
 
     A threshold is suggested only for measurements, where it makes sense. `values` are some of the
     column's values, as messages show them; `value_map` is the map that applies to them; `columns`
-    are all columns of a table, or empty for arrays.
+    are all columns of a table, or empty for arrays; `continuous` is the feature that the values
+    belong to, if it could be continuous.
     """
     if any(_DECIMAL_COMMA.fullmatch(value) for value in values):
         return _USE_DECIMAL_POINT
@@ -460,7 +462,7 @@ def suggest_remedy(
             option = _suggest_levels(name if columns else value_map.columns, counts, value_map)
             remedy = f"Use {option}, or"
         return f"{_format_counts(counts, _MAX_DISTINCT)}. {remedy} {{missing=VALUE}}."
-    advice = _explain_values(name, counts, len(values), bool(columns))
+    advice = _explain_values(name, counts, len(values), bool(columns), continuous)
     return f"{advice}.{_suggest_long(columns, counts)}"
 
 
@@ -492,17 +494,22 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
     return f"{{levels={prefix}{'<'.join(_sort_grades(values))}}} (check the order)"
 
 
-def _explain_values(name: str, counts: Counter[str], n_values: int, in_table: bool) -> str:
+def _explain_values(
+    name: str, counts: Counter[str], n_values: int, in_table: bool, continuous: str | None
+) -> str:
     """Suggest an interpretation of the values and the option for it."""
     keep_or_drop = f"{{keep={name}}} to keep them as a per-row column, or {{drop={name}}}"
-    if n_values >= _MIN_IDENTIFIERS and len(counts) > _IDENTIFIER_SHARE * n_values:
+    numbers = [n for n in (parse_number(value.strip("'\"")) for value in counts) if n is not None]
+    have_fractions = not all(number.is_integer() for number in numbers)
+    are_distinct = n_values >= _MIN_IDENTIFIERS and len(counts) > _IDENTIFIER_SHARE * n_values
+    if are_distinct and not have_fractions:
         return f"Nearly all nearby values differ: if they name the rows, use {keep_or_drop}"
     not_a_feature = (
         f"; if they are not a feature, {{keep={name}}} or {{drop={name}}}" if in_table else ""
     )
-    n_numbers = sum(parse_number(value.strip("'\"")) is not None for value in counts)
-    if n_numbers > _MAX_DISTINCT:
-        return f"Use {{threshold=T}} to binarise, or {{missing=TOKEN}}{not_a_feature}"
+    if len(numbers) > _MAX_DISTINCT:
+        to_keep = "" if continuous is None else f"{{continuous={continuous}}} to keep the numbers, "
+        return f"Use {to_keep}{{threshold=T}} to binarise, or {{missing=TOKEN}}{not_a_feature}"
     if len(counts) > _MAX_DISTINCT:
         return (
             f"{_format_counts(counts, _MAX_NAMED)}. If they are not a feature, use {keep_or_drop}"

@@ -15,7 +15,14 @@ import scipy.sparse
 import zarr
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, base, expand_sources, find_basket_items, open_source
+from storage.sources import (
+    ReadOptions,
+    base,
+    expand_sources,
+    find_basket_items,
+    open_long_tables,
+    open_source,
+)
 from storage.sources import csv as tables
 
 READINGS = 'Define their meaning: map="{0}=1,{1}=0"{2}, or map="{0}=0,{1}=1"{2}'
@@ -94,8 +101,24 @@ def test_measured_numbers_get_a_threshold(tmp_path):
     rows = "\n".join(f"{i / 7},{i}" for i in range(20))
     message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
     assert message.endswith(
-        'Use threshold="T" to binarise, or missing="TOKEN"; if they are not a feature, keep="a" or '
-        'drop="a". If each line is one value of a long table, use long="row=a,feature=b".'
+        'Use continuous="a" to keep the numbers, threshold="T" to binarise, or missing="TOKEN"; if '
+        'they are not a feature, keep="a" or drop="a". If each line is one value of a long table, '
+        'use long="row=a,feature=b".'
+    )
+    rows = "\n".join(f"{i / 7},{i % 2}" for i in range(40))  # more values than names need
+    assert 'Use continuous="a" to' in refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
+    rows = "\n".join(f"{i},{i % 2}" for i in range(40))
+    assert "if they name the rows" in refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
+    lines = "\n".join(f"r{i},{'ab'[i % 2]},{i / 7}" for i in range(40))
+    path = written(tmp_path, "data.csv", "row,item,value\n" + lines)
+    with pytest.raises(DataError, match='Use continuous="b" to keep the numbers, threshold'):
+        open_long_tables([str(path)], "row=row,feature=item,value=value", None, ReadOptions())
+    values = np.random.default_rng(0).normal(size=(30, 2))
+    np.save(tmp_path / "data.npy", values)
+    assert 'Use continuous="f0" to keep' in refusal(tmp_path / "data.npy")
+    scipy.sparse.save_npz(tmp_path / "data.npz", scipy.sparse.csr_array(values))
+    assert refusal(tmp_path / "data.npz").endswith(
+        'Use threshold="T" to binarise, or missing="TOKEN".'
     )
 
 
