@@ -164,7 +164,8 @@ def select_occurring_levels(
         if len(levels) > MAX_LEVELS:
             raise DataError(
                 f"{place} has {len(levels)} distinct values, but at most {MAX_LEVELS} levels are "
-                f"possible. Leave it out with {{drop={name}}} or {{keep={name}}}."
+                f"possible. Read measurements with {{continuous={name}}}, or leave it out with "
+                f"{{drop={name}}} or {{keep={name}}}."
             )
         found[name] = levels
     return found

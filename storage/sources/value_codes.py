@@ -472,10 +472,14 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
     If no value is a level, the option is for the feature only, which may have a scale of its own.
     """
     plain = [value.strip("'\"") for value in counts]
-    is_own_scale = all(value_map.find_code(value) is None for value in plain)
-    known = [] if is_own_scale or value_map.has_candidates else [*value_map.levels]
-    words = {value.casefold() for value in known}
-    values = known + [value for value in plain if value.casefold() not in words]
+    unknown = [value for value in plain if value_map.find_code(value) is None]
+    is_own_scale = len(unknown) == len(plain)
+    values = [*{value.casefold(): value for value in plain}.values()]
+    if not (is_own_scale or value_map.has_candidates):
+        has_names = all(value_map.find_code(level) is not None for level in value_map.levels)
+        # Columns of SPSS and Stata have codes, and their levels are the labels of the codes.
+        known = value_map.levels if has_names else [code for code, _ in value_map.codes]
+        values = [*known, *{value.casefold(): value for value in unknown}.values()]
     columns = name if is_own_scale else value_map.columns
     prefix = "" if columns == "*" else f"{columns}:"
     if is_own_scale and len(values) == 2 and {v.lower() for v in values} <= _YES_WORDS | _NO_WORDS:
@@ -490,7 +494,8 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
             return f"{{ordinal={columns}:{low}-{high}}}"
         values = sorted(values, key=lambda value: parse_number(value) or 0)
     if len(values) > MAX_LEVELS:
-        return f"{{drop={columns}}}, because a feature has at most {MAX_LEVELS} levels"
+        option = "continuous" if len(numbers) == len(values) else "drop"
+        return f"{{{option}={name}}}, because a feature has at most {MAX_LEVELS} levels"
     return f"{{levels={prefix}{'<'.join(_sort_grades(values))}}} (check the order)"
 
 

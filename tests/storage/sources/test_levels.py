@@ -114,6 +114,29 @@ def test_labels_of_spss_are_levels_of_ordinal_columns(tmp_path):
     assert read(path, parse_ordinal("q:1-3")) == (expected, {"q": ("1", "2", "3")})
 
 
+@pytest.mark.parametrize(
+    ("value_map", "remedy"),
+    [
+        (parse_ordinal("q"), 'ordinal="q:1-9"'),
+        (parse_levels("q:never<rarely<often"), 'levels="q:never<rarely<9<often" (check the order)'),
+    ],
+)
+def test_a_code_without_a_label_is_added_to_the_others(tmp_path, value_map, remedy):
+    labels = {"q": {1: "never", 2: "rarely", 3: "often"}}
+    table = pd.DataFrame({"q": [1, 3, 2, 9], "b": [0, 1, 1, 0]})
+    pyreadstat.write_sav(table, str(tmp_path / "a.sav"), variable_value_labels=labels)
+    with pytest.raises(DataError) as refusal:
+        read(tmp_path / "a.sav", value_map)
+    assert f"'9' (1). Use {remedy}, or missing=" in str(refusal.value)
+
+
+def test_many_numbers_are_measurements(tmp_path):
+    numbers = [str(k / 2) for k in range(20)]
+    path = write(tmp_path / "a.csv", "age,b\n" + "\n".join(f"{number},1" for number in numbers))
+    with pytest.raises(DataError, match='Use continuous="age", because a feature has at most 16'):
+        read(path, parse_ordinal("*"))
+
+
 def test_labels_of_stata_are_levels_of_columns_that_are_declared(tmp_path):
     path = write_statistics(tmp_path / "a.dta")
     values, levels = read(path, parse_levels("q:never<rarely<often"), missing=("9",))
