@@ -489,9 +489,10 @@ def _suggest_levels(name: str, counts: Counter[str], value_map: ValueMap) -> str
         return "{levels} or {ordinal} with all values of the column"
     numbers = [number for number in map(parse_number, values) if number is not None]
     if len(numbers) == len(values):
-        low, high = int(min(numbers)), int(max(numbers))
-        if high - low < MAX_LEVELS and all(number.is_integer() for number in numbers):
-            return f"{{ordinal={columns}:{low}-{high}}}"
+        if all(number.is_integer() for number in numbers):
+            low, high = int(min(numbers)), int(max(numbers))
+            if high - low < MAX_LEVELS:
+                return f"{{ordinal={columns}:{low}-{high}}}"
         values = sorted(values, key=lambda value: parse_number(value) or 0)
     if len(values) > MAX_LEVELS:
         option = "continuous" if len(numbers) == len(values) else "drop"

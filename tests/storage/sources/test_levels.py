@@ -137,6 +137,13 @@ def test_many_numbers_are_measurements(tmp_path):
         read(path, parse_ordinal("*"))
 
 
+def test_an_infinite_number_is_no_level(tmp_path):
+    path = write(tmp_path / "a.csv", "q,b\n1,0\ninf,1\n2,0\n")
+    for option in ("*", "*:0-4"):
+        with pytest.raises(DataError, match=r"row 2 .*, column 'q': the value 'inf' is not"):
+            read(path, parse_ordinal(option))
+
+
 def test_labels_of_stata_are_levels_of_columns_that_are_declared(tmp_path):
     path = write_statistics(tmp_path / "a.dta")
     values, levels = read(path, parse_levels("q:never<rarely<often"), missing=("9",))
