@@ -22,6 +22,7 @@ COMMANDS = {
         "fit": "Fit a latent-variable model to a dataset.",
         "evaluate": "Compare fitted models on a dataset.",
         "transform": "Compute the latent codes of every row.",
+        "query": "Compute probabilities of features given others.",
         "export": "Write results as tables for R, pandas and Excel.",
         "models": "List the models that can be fitted.",
         "runs": "List the fits in a folder.",

@@ -3,8 +3,8 @@
 `fit`, `transform` and `evaluate` take arrays, data frames, paths and datasets. `open_dataset` opens
 a dataset; `from_numpy` and `from_dataframe` make one with segments, splits and other columns. Every
 model is also a scikit-learn estimator, such as `ClippedPCA` and `LatentTrait`; see
-`latentbits.estimators`. `load` loads a fit. `Scorer` computes the codes of single rows for a
-service.
+`latentbits.estimators`. `load` loads a fit. `query` computes probabilities of features, given
+others. `Scorer` computes the codes of single rows for a service.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from latentbits.fitted import Fitted, load
     from latentbits.functions import evaluate, fit, transform
     from latentbits.items import link_items
+    from latentbits.queries import query
     from latentbits.scorer import Scorer
     from storage import load_artifact, open_codes
 
@@ -64,6 +65,7 @@ __all__ = [
     "load_artifact",
     "open_codes",
     "open_dataset",
+    "query",
     "transform",
 ]
 
@@ -73,6 +75,7 @@ _MODULES = {
     **dict.fromkeys(("from_dataframe", "from_numpy", "open_dataset"), "latentbits.data"),
     **dict.fromkeys(("Fitted", "load"), "latentbits.fitted"),
     "link_items": "latentbits.items",
+    "query": "latentbits.queries",
     "Scorer": "latentbits.scorer",
 }
 

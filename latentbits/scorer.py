@@ -13,7 +13,7 @@ from latentbits.fitted import Fitted, LatentCodes, load
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.features import find_continuous, split_values
-from pipeline.data.matching import UNKNOWN_SEGMENT, map_fitted_segments
+from pipeline.data.matching import UNKNOWN_SEGMENT, find_segment_index, map_fitted_segments
 from pipeline.data.tables import (
     BinaryTable,
     convert_frame,
@@ -225,11 +225,5 @@ class Scorer:
     def _find_segment(self, name: str | None) -> int:
         if name is None or not self._segments:
             return UNKNOWN_SEGMENT
-        if name not in self._segments:
-            shown = str(name)[:_MAX_SHOWN]
-            raise FitError(
-                f"The fit has no segment {shown!r}.{format_suggestion(shown, self._segments)} "
-                "Leave it out to use the mean of the fitted segments.",
-                parameter="segment",
-            )
-        return self._segments[name]
+        remedy = "Leave it out to use the mean of the fitted segments."
+        return find_segment_index(self._segments, name, remedy)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.features import Feature
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError, FitWarning, format_suggestion
 
 UNKNOWN_SEGMENT = -1
 """Index of segments that were not fitted; models use the mean of the fitted segments."""
+_MAX_SHOWN = 60  # characters of a name that an error shows
 
 
 def get_fitted_segments(params: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -48,6 +49,16 @@ def map_fitted_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
     """Return the index of each fitted segment by name, given the names in the fitted data."""
     indices, _ = get_fitted_segments(params)
     return {names[index]: index for index in indices.tolist()}
+
+
+def find_segment_index(fitted: Mapping[str, int], name: str, remedy: str) -> int:
+    """Return the model's index of a segment; refuse an unknown name with this remedy."""
+    if name not in fitted:
+        shown = str(name)[:_MAX_SHOWN]
+        raise FitError(
+            f"The fit has no segment {shown!r}.{format_suggestion(shown, fitted)} {remedy}"
+        )
+    return fitted[name]
 
 
 def find_segment_indices(fitted: Mapping[str, int], names: Sequence[str]) -> NDArray[np.int64]:

@@ -131,7 +131,10 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["evaluate", "export", "fit", "ingest", "neighbours", "report.__main__", "sample", "transform"],
+    [
+        *("evaluate", "export", "fit", "ingest", "neighbours", "query", "report.__main__"),
+        *("sample", "transform"),
+    ],
 )
 def test_every_option_stands_in_a_part_of_the_help(name, capsys):
     import_module(f"flows.{name}").app.help_print([])

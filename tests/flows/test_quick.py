@@ -14,7 +14,7 @@ from tests.support.data import draw_probit_rows, write_arrays
 
 COMMANDS = (
     *("ingest", "fit", "transform", "evaluate", "sample", "report", "experiments"),
-    *("neighbours", "export", "serve", "certificates"),
+    *("neighbours", "export", "query", "serve", "certificates"),
 )
 REFUSED = {
     "ingest": (("nowhere.csv", "--dataset", "d.zarr"), "nowhere.csv: "),
@@ -23,6 +23,7 @@ REFUSED = {
     "evaluate": (("--dataset", "nowhere.zarr", "--artifact", "none"), "nowhere.zarr: "),
     "sample": (("--artifact", "none", "--rows", "9", "--output", "s"), "none: "),
     "export": (("--what", "fit", "--artifact", "none", "--output", "f.csv"), "none: "),
+    "query": (("--artifact", "none", "--of", "a"), "none: "),
     "neighbours": (("--dataset", "nowhere.zarr", "--output", "n"), "nowhere.zarr: "),
     "report": (("--artifact", "none"), "none: "),
     "experiments": (("clipped-pca", "--dataset", "nowhere.zarr"), "nowhere.zarr: "),

@@ -114,7 +114,7 @@ def test_segments_are_found_by_name(X: np.ndarray) -> None:
     fitted = lb.fit(data, "linear-ivae", components=2, max_iter=2)
     scorer, row = lb.Scorer(fitted), {"call 1": 1}
     assert len({scorer(row, segment)["mean_1"] for segment in ("a", "b", "c", None)}) == 4
-    with pytest.raises(FitError, match=r"^segment: The fit has no segment 'd'\. Leave it out"):
+    with pytest.raises(FitError, match=r"^The fit has no segment 'd'\. Leave it out"):
         scorer(row, "d")
 
 

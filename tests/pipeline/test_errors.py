@@ -105,7 +105,7 @@ def test_options_that_errors_name_are_options_of_commands() -> None:
     names = set()
     for command in (
         *("ingest", "fit", "evaluate", "sample", "neighbours", "transform", "export"),
-        *("report.__main__", "certificates"),
+        *("query", "report.__main__", "certificates"),
     ):
         app = importlib.import_module(f"flows.{command}").app
         names |= {
