@@ -221,8 +221,9 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
     columns += [n for n, key in _LOSS_COLUMNS.items() if any(key in model for model in models)]
-    held_out = ["held-out R²"] if any("held_out" in model for model in models) else []
-    columns += [*held_out, *labels, *pairs]
+    if any("held_out" in model for model in models):
+        columns += ["held-out R²", "inside 90 %"]
+    columns += [*labels, *pairs]
     for name in columns:
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
@@ -241,6 +242,7 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
             "R²": _format_mean(model, "r2"),
             "correlation": _format_mean(model, "correlation"),
             "held-out R²": _format_mean(model.get("held_out", {}), "r2"),
+            "inside 90 %": _format_share(model.get("held_out", {}).get("inside_90")),
             "labels": _format_prediction(model.get("prediction", {})),
             "pairs rmse (by chance)": _format_pair_rmse(model),
         }
@@ -273,6 +275,10 @@ def _format_mean(model: ModelSummary, name: str) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
+def _format_share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
 def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) -> Iterator[str]:
     if differences:
         yield (
@@ -294,6 +300,7 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
     for result in _select_results(models, "held_out")[:1]:
         rows = _format_rows(result["rows"], result["of"])
         yield f"held-out R²: the same if the value is not used for the code, in {rows}"
+        yield "inside 90 %: share of held-out values in their predicted 90 % intervals"
     kinds = {model["kind"] for model in models}
     for kind, text in _KIND_TEXTS.items():
         if kind in kinds and kind != "exact":
@@ -350,6 +357,8 @@ def _iter_share_lines(model: ModelSummary) -> Iterator[str]:
         for own in scores.get("continuous", ()):
             values = {"rmse": own["rmse"], "R²": own["r2"], "correlation": own["correlation"]}
             texts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+            if own.get("inside_90") is not None:
+                texts.append(f"{_format_share(own['inside_90'])} inside 90 % intervals")
             yield f"{kind}: {own['feature']}: {', '.join(texts) or 'not observed'}"
     for kind in ("marginals", "pairs"):
         for gap in model.get(kind, {}).get("largest", ()):

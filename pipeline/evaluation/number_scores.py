@@ -99,9 +99,13 @@ def describe_number_losses(
         }
         for i, name in enumerate(names)
     ]
-    return {**{name: _average(found, name) for name in ("r2", "correlation")}, "continuous": found}
+    return {
+        **{name: average_scores(found, name) for name in ("r2", "correlation")},
+        "continuous": found,
+    }
 
 
-def _average(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def average_scores(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Return the mean of a score over the features that have it, or None."""
     values = [own[name] for own in found if own[name] is not None]
     return sum(values) / len(values) if values else None

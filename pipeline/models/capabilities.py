@@ -116,7 +116,7 @@ class CanReconstruct(Protocol):
 
 @runtime_checkable
 class HasContinuousFeatures(Protocol):
-    """Draws and reconstructs values of continuous features."""
+    """Draws and reconstructs values of continuous features, and predicts their distribution."""
 
     def sample_numbers(
         self,
@@ -135,6 +135,19 @@ class HasContinuousFeatures(Protocol):
         self, params: Any, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Return expected values of continuous features given codes, (n_samples, n_continuous)."""
+
+    def number_probabilities(
+        self,
+        params: Any,
+        codes: Mapping[str, Array],
+        numbers: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Return P(x ≤ number) of continuous features given codes, (n_samples, n_continuous).
+
+        Unlike `reconstruct_numbers`, it takes all results of `transform`, to allow for the
+        uncertainty of codes. `numbers` has the shape of the result, which is NaN where it is.
+        """
 
 
 class HiddenCauses(NamedTuple):

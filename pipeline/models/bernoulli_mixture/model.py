@@ -774,6 +774,22 @@ class BernoulliMixture(Model):
         numbers: Array = codes @ params.gaussians.means
         return numbers
 
+    def number_probabilities(
+        self,
+        params: BernoulliMixtureParams,
+        codes: Mapping[str, Array],
+        numbers: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Return Σ_k codes_k Φ((x − μ_k) / σ_k), (n_samples, n_continuous)."""
+        means, deviations = params.gaussians.means, params.gaussians.deviations
+        probabilities = np.zeros(numbers.shape)
+        for k, weights in enumerate(codes["mean"].T):
+            probabilities += weights[:, None] * scipy.special.ndtr(
+                (numbers - means[k]) / deviations[k]
+            )
+        return probabilities
+
 
 def sum_rows(
     params: BernoulliMixtureParams,

@@ -25,6 +25,7 @@ from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.gaussian.level_bounds import place_bounds, share_between
 from pipeline.numerics.gaussian.pair_tables import log_cells
+from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.interval_probability import log_interval_probability
 from pipeline.numerics.probit.interval_scores import (
@@ -267,6 +268,31 @@ class ProbitICA(Model):
             model, rows = params.segment_model(index), segments == index
             numbers[rows] = model.find_numbers((codes[rows] - model.means) @ model.weights.T)
         return numbers
+
+    def number_probabilities(
+        self,
+        params: ProbitICAParams,
+        codes: Mapping[str, Array],
+        numbers: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Return P(x ≤ number) of continuous features, given the codes as if independent.
+
+        Without segments, it is that of the mean segment.
+        """
+        if segments is None:
+            segments = np.full(len(numbers), UNKNOWN_SEGMENT)
+        residuals = numbers - self.reconstruct_numbers(params, codes["mean"], segments)
+        probabilities = np.empty(numbers.shape)
+        for index in np.unique(segments):
+            model, rows = params.segment_model(index), segments == index
+            assert model.continuous is not None
+            noise = model.continuous.scales
+            slopes = noise[:, None] * model.weights[model.is_continuous]
+            probabilities[rows] = compute_predictive_probabilities(
+                residuals[rows], slopes, noise, codes["variance"][rows]
+            )
+        return probabilities
 
     def log_likelihood(
         self, params: ProbitICAParams, block: BinaryBlock, rng: RowRandom

@@ -69,6 +69,7 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.gaussian.pair_tables import PairStatus
+from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.probit.interval_sites import interval_codes
 from pipeline.numerics.probit.wide_rows import probit_codes
 from pipeline.numerics.spectra.lanczos import (
@@ -602,6 +603,23 @@ class ClippedPCA(Model):
         """Return the expected values of continuous features; segments do not matter."""
         weights, _ = probit_weights(params)
         return _find_numbers(params, codes @ weights.T)
+
+    def number_probabilities(
+        self,
+        params: ClippedPCAParams,
+        codes: Mapping[str, Array],
+        numbers: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Return P(x ≤ number) of continuous features, given the codes as if independent."""
+        residuals = numbers - self.reconstruct_numbers(params, codes["mean"])
+        weights, _ = probit_weights(params)
+        assert params.n_levels is not None
+        assert params.scales is not None
+        own = params.n_levels == 1
+        noise = params.scales[own] * np.sqrt(find_noise(params)[own])
+        slopes = noise[:, None] * weights[own]
+        return compute_predictive_probabilities(residuals, slopes, noise, codes["variance"])
 
 
 def _find_numbers(params: ClippedPCAParams, scaled: Array) -> Array:

@@ -114,6 +114,7 @@ from pipeline.models.latent_trait.standard_errors import (
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
+from pipeline.numerics.gaussian.predictive import compute_predictive_probabilities
 from pipeline.numerics.logistic.asymptote_posterior import posterior_with_asymptotes
 from pipeline.numerics.logistic.asymptotes import compute_probabilities
 from pipeline.numerics.logistic.bifactor import bifactor_posterior, find_trait_blocks
@@ -851,6 +852,23 @@ class LatentTrait(Model):
         for rows, items in self._iter_gaussians(params, segments, len(codes)):
             numbers[rows] += items.scales * items.compute_means(codes[rows]).T
         return numbers
+
+    def number_probabilities(
+        self,
+        params: LatentTraitParams,
+        codes: Mapping[str, Array],
+        numbers: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Return P(y ≤ number) of continuous items given codes, (n_samples, n_continuous)."""
+        residuals = numbers - self.reconstruct_numbers(params, codes["mean"], segments)
+        probabilities = np.empty(numbers.shape)
+        for rows, items in self._iter_gaussians(params, segments, len(numbers)):
+            slopes, noise = items.scales[:, None] * items.weights, items.scales * items.deviations
+            probabilities[rows] = compute_predictive_probabilities(
+                residuals[rows], slopes, noise, codes["covariance"][rows]
+            )
+        return probabilities
 
     def _iter_gaussians(
         self, params: LatentTraitParams, segments: NDArray[np.int64] | None, n_rows: int

@@ -11,7 +11,7 @@ import pytest
 from pipeline.data.features import Feature, find_continuous, find_first_planes, sum_planes
 from pipeline.errors import FitError
 from pipeline.fitting.loop import FitState, fit_model
-from pipeline.models.capabilities import CanReconstruct, HasLogLikelihood
+from pipeline.models.capabilities import CanReconstruct, CanSample, HasLogLikelihood
 from pipeline.models.feature_kinds import check_can_have_features
 from pipeline.models.structure import Structure
 from pipeline.params import get_named_arrays
@@ -22,6 +22,7 @@ from tests.conformance.rows import (
     CENTER,
     SCALE,
     SERIAL,
+    draw_from,
     draw_probit_values,
     fitted,
     in_chunks,
@@ -100,6 +101,28 @@ def test_densities_of_numbers_integrate_to_probabilities(facts: Facts) -> None:
     block = make_data(facts, values, seen).pack()
     densities = np.exp(model.log_likelihood(params, block, RowRandom(0)).nats)
     assert np.trapezoid(densities[1:], x) == pytest.approx(densities[0], rel=1e-5)
+
+
+def test_probabilities_of_numbers_given_other_values_are_uniform(facts: Facts) -> None:
+    """If rows are drawn from the model, and codes are computed without the number."""
+    offered(facts, CanSample)
+    continuous = find_continuous(facts.features)
+    if not continuous:
+        pytest.skip("no feature is continuous")
+    model, params, n_rows = facts.make(), fitted(facts).params, 4000
+    segments = np.ones(n_rows, np.int64)
+    block = draw_from(facts, params, n_rows, 8, segments).pack(1)
+    assert block.numbers is not None
+    for k in range(len(continuous)):
+        numbers = block.numbers.copy()
+        numbers[k] = np.nan
+        codes = model.transform(params, replace(block, numbers=numbers), RowRandom(0))
+        found = model.number_probabilities(params, codes, block.numbers.T, segments)[:, k]
+        edges = np.array([0, 0.05, 0.25, 0.5, 0.75, 0.95, 1])
+        expected = np.diff(edges)
+        errors = np.sqrt(expected * (1 - expected) / n_rows)
+        shares = np.histogram(found, edges)[0] / n_rows
+        assert (np.abs(shares - expected) < 5 * errors).all(), shares
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

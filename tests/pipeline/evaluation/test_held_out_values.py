@@ -29,8 +29,8 @@ def fitted(people: pd.DataFrame) -> lb.Fitted:
     return lb.fit(data, "bernoulli-mixture", components=2, errors="none", seed=1)
 
 
-def predict(people: pd.DataFrame, fitted: lb.Fitted) -> np.ndarray:
-    """Return E(x_j | all other values) of each measurement, (n_rows, 3)."""
+def predict(people: pd.DataFrame, fitted: lb.Fitted) -> tuple[np.ndarray, np.ndarray]:
+    """Return E(y_j | all other values), and P(y_j ≤ x_j | all other values), (n_rows, 3) each."""
     params = fitted.params
     X, bits = people[NAMES].to_numpy(), people[["b0", "b1"]].to_numpy()[:, None]
     density = norm.logpdf(X[:, None], params.gaussians.means, params.gaussians.deviations)
@@ -40,12 +40,13 @@ def predict(people: pd.DataFrame, fitted: lb.Fitted) -> np.ndarray:
     log_joint = total[:, :, None] - density
     posterior = np.exp(log_joint - log_joint.max(axis=1, keepdims=True))
     posterior /= posterior.sum(axis=1, keepdims=True)
-    return np.einsum("nkj,kj->nj", posterior, params.gaussians.means)
+    below = norm.cdf(X[:, None], params.gaussians.means, params.gaussians.deviations)
+    return (posterior * params.gaussians.means).sum(axis=1), (posterior * below).sum(axis=1)
 
 
 def test_predictions_are_conditional_means(people: pd.DataFrame, fitted: lb.Fitted) -> None:
     found = lb.evaluate(fitted, lb.from_dataframe(people, continuous=NAMES))
-    held_out, expected = found["held_out"], predict(people, fitted)
+    held_out, (expected, below) = found["held_out"], predict(people, fitted)
     assert (held_out["rows"], held_out["of"]) == (300, 300)
     for j, own in enumerate(held_out["continuous"]):
         x = people[NAMES[j]].to_numpy()
@@ -55,7 +56,10 @@ def test_predictions_are_conditional_means(people: pd.DataFrame, fitted: lb.Fitt
         assert own["rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-6)
         assert own["r2"] == pytest.approx(1 - (errors**2).mean() / x[seen].var(), rel=1e-5)
         assert own["correlation"] == pytest.approx(np.corrcoef(x[seen], expected[seen, j])[0, 1])
+        is_inside = (below[seen, j] > 0.05) & (below[seen, j] < 0.95)
+        assert own["inside_90"] == is_inside.mean()
     assert 0.1 < held_out["r2"] < found["r2"]
+    assert held_out["inside_90"] == pytest.approx(0.9, abs=0.05)
 
 
 def test_some_of_many_features_are_predicted(
