@@ -37,6 +37,7 @@ from pipeline.data.features import (
 from pipeline.data.matching import (
     check_same_features,
     check_same_levels,
+    check_split_levels,
     describe_unknown_segments,
     find_segment_indices,
     map_fitted_segments,
@@ -87,6 +88,7 @@ from pipeline.inference.transform import (
 from pipeline.models.base import Model
 from pipeline.models.feature_kinds import (
     check_can_have_features,
+    find_cut_levels,
     find_split_levels,
     split_levels_for,
 )
@@ -272,8 +274,8 @@ def fit_with_argument_names(
     with _translate_errors(dataset, argument_names):
         built = _build_model(model, components, settings)
         cuts = [cut] if isinstance(cut, str) else cut
-        dataset = cut_levels(dataset, cuts)
-        split_levels = find_split_levels(built, dataset)
+        uncut, dataset = dataset, cut_levels(dataset, cuts)
+        split_levels = {**find_cut_levels(uncut, dataset), **find_split_levels(built, dataset)}
         dataset = split_levels_for(built, dataset)
         features = list_features(dataset)
         check_can_have_features(built, features)
@@ -506,6 +508,7 @@ def adapt_to_fit(dataset: Dataset, fitted: Fitted, split: str | None = None) -> 
     FitError
         If the dataset lacks a column of these, or rows of the split have other values.
     """
+    check_split_levels(fitted.manifest, dataset, "the fit")
     dataset = view_as_fitted(dataset, fitted.dataset_features)
     column, covariates = fitted.manifest.get("group"), read_covariates(fitted.manifest)
     if column is not None:
@@ -540,6 +543,7 @@ def compute_row_likelihoods(
     FitError
         If the fitted model has none.
     """
+    check_split_levels(fitted.manifest, dataset, "the fit")
     dataset = view_as_fitted(dataset, fitted.dataset_features)
     with _translate_errors(dataset), show_progress() as show:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, None)

@@ -14,7 +14,7 @@ from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.data.covariates import code_rows, list_columns, read_covariates
 from pipeline.data.features import are_binary, list_features, read_dataset_features
-from pipeline.data.matching import check_same_features, check_same_levels
+from pipeline.data.matching import check_same_features, check_same_levels, check_split_levels
 from pipeline.data.plane_views import view_as_fitted
 from pipeline.data.weights import RowWeights, weigh_rows
 from pipeline.errors import FitError
@@ -144,6 +144,7 @@ def adapt_to_fit(dataset: BinaryDataset, manifest: Mapping[str, Any], path: str)
 
     `manifest` and `path` are those of the fit, or of codes that it computed.
     """
+    check_dataset_levels(dataset, manifest, path)
     if "feature_names" in manifest:
         dataset = view_as_fitted(dataset, read_dataset_features(manifest))
     column, covariates = manifest.get("group"), read_covariates(manifest)
@@ -161,6 +162,14 @@ def _check_fitted_column(dataset: BinaryDataset, column: str, role: str) -> None
             f"{dataset.path} has no per-row column {column!r}, whose values are the {role}. Add "
             "the column."
         )
+
+
+def check_dataset_levels(dataset: BinaryDataset, manifest: Mapping[str, Any], path: str) -> None:
+    """Check that the features that a fit cut in two or split into planes have its levels."""
+    try:
+        check_split_levels(manifest, dataset, path)
+    except FitError as error:
+        raise DataError(f"{dataset.path}: {error}") from None
 
 
 def check_dataset_features(

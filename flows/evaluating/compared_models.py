@@ -14,6 +14,7 @@ from flows.data.datasets import (
     LoadedModel,
     adapt_to_fit,
     check_dataset_features,
+    check_dataset_levels,
     load_fitted_model,
     may_open,
 )
@@ -67,6 +68,8 @@ def load_compared_models(
     Returns the models, and the dataset with the groups of the fits as segments, if they have any.
     """
     fits = {path: load_fitted_model(parse_path(path)) for path in paths}
+    for path, fitted in fits.items():
+        check_dataset_levels(dataset, fitted.artifact.manifest, path)
     dataset = view_as_fitted(dataset, next(iter(fits.values())).dataset_features)
     for fitted in fits.values():
         check_dataset_features(fitted, dataset)

@@ -45,6 +45,7 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
 from pipeline.models.feature_kinds import (
     check_can_have_features,
+    find_cut_levels,
     find_split_levels,
     split_levels_for,
 )
@@ -149,9 +150,9 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     check_seed(options.seed)
     if options.memory is not None:
         find_memory_limit(options.memory)
-    dataset = open_dataset_or_example(options.dataset)
-    dataset = cut_levels(dataset, options.cut)
-    split_levels = find_split_levels(model, dataset)
+    uncut = open_dataset_or_example(options.dataset)
+    dataset = cut_levels(uncut, options.cut)
+    split_levels = {**find_cut_levels(uncut, dataset), **find_split_levels(model, dataset)}
     dataset = split_levels_for(model, dataset)
     split = resolve_split(dataset, options.split, TRAIN)
     _check_labels(model, dataset)

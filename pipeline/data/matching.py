@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, pack_block
-from pipeline.data.features import Feature
+from pipeline.data.datasets import Dataset
+from pipeline.data.features import Feature, list_features
 from pipeline.errors import FitError, FitWarning, format_suggestion
 
 UNKNOWN_SEGMENT = -1
@@ -110,6 +111,17 @@ def check_same_levels(expected: Sequence[Feature], got: Sequence[Feature], fit: 
                 f"Feature {own.name!r} has {_format_levels(own)}, but {_format_levels(fitted)} in "
                 f"{fit}. Use the levels of the fit, or fit again."
             )
+
+
+def check_split_levels(manifest: Mapping[str, Any], dataset: Dataset, fit: str) -> None:
+    """Refuse data in which features that a fit cut or split into planes have other levels.
+
+    The names of planes alone do not tell: in reverse order, `q3>=often` means the opposite.
+    """
+    levels = manifest.get("split_levels", {})
+    own = [feature for feature in list_features(dataset) if feature.name in levels]
+    expected = [Feature(feature.name, tuple(levels[feature.name])) for feature in own]
+    check_same_levels(expected, own, fit)
 
 
 def _format_levels(feature: Feature) -> str:

@@ -38,8 +38,8 @@ def describe_provenance(
     `module` does the work with the model and the rows; `warm_start` identifies the artifact of the
     fit it starts from. Rows may have `weights`, and their segments may be the values of the column
     `group`. Some `items` may be known, and the loadings may follow a `pattern`. The dataset has the
-    covariates, if there are any. `split_levels` has the levels of features whose planes the model
-    takes as features.
+    covariates, if there are any. `split_levels` has the levels of features whose planes, or one of
+    them, the model takes as features.
     """
     covariates = dataset.covariates
     return {

@@ -26,6 +26,12 @@ def find_split_levels(model: Model, dataset: Dataset) -> Mapping[str, tuple[str,
     return dataset.feature_levels
 
 
+def find_cut_levels(uncut: Dataset, dataset: Dataset) -> Mapping[str, tuple[str, ...]]:
+    """Return the levels of the features that `cut_levels` replaced by one of their planes."""
+    levels = uncut.feature_levels
+    return {name: own for name, own in levels.items() if own and name not in dataset.feature_names}
+
+
 def check_can_have_features(model: Model, features: Sequence[Feature]) -> None:
     """Raise `FitError` if a feature is of a kind that the model cannot explain."""
     kinds = dict.fromkeys(f.kind for f in features if f.kind not in model.feature_kinds)

@@ -59,6 +59,22 @@ def test_a_cut_is_a_fit_to_binary_rows(cli, tmp_path: Path, survey: BinaryDatase
     assert codes[0].read_bytes() == codes[1].read_bytes()
 
 
+def test_a_cut_needs_the_order_of_the_fit(cli, tmp_path: Path, survey: BinaryDataset) -> None:
+    """In reverse order, `q0>=perhaps` is the name of the opposite."""
+    cut = ("--cut", "q[0-4]>=perhaps", "--no-report", "--output", tmp_path / "a")
+    done = cli("fit", "--components", 1, "--dataset", survey.path, *cut)
+    assert done.code == 0, done.err
+    levels = dict.fromkeys(LEVELS, ("yes", "perhaps", "no"))
+    with create_dataset(tmp_path / "reverse.zarr", NAMES, feature_levels=levels) as writer:
+        writer.add(ArrayBatch(draw_answers(60), None, {}))
+    for command in (("transform", "--output", tmp_path / "codes.csv"), ("evaluate",)):
+        options = ("--artifact", tmp_path / "a", "--dataset", tmp_path / "reverse.zarr")
+        done = cli(*command, *options)
+        assert done.code == 2
+        assert "Feature 'q0' has the levels yes<perhaps<no, but the levels no<perhaps" in done.err
+    assert not (tmp_path / "codes.csv").exists()
+
+
 def test_an_rbm_explains_planes(cli, tmp_path: Path, survey: BinaryDataset) -> None:
     fit = ("fit", "--model", "rbm", "--components", 3, "--set", "max_iter=3", "--json")
     done = cli(*fit, "--dataset", survey.path, "--output", tmp_path / "runs")
@@ -172,7 +188,7 @@ def test_other_levels_than_those_of_the_fit_are_refused(
     own = ("--artifact", tmp_path / "runs", "--dataset", tmp_path / "binary.zarr")
     done = cli("transform", *own, "--output", tmp_path / "codes.csv")
     assert done.code == 2
-    assert "Feature 1 is 'q0', but 'q0>=perhaps'" in done.err.replace("\n", " ")
+    assert "Feature 'q0' has the levels 0<1, but the levels no<perhaps<yes in" in done.err
     own_levels = dict.fromkeys(NAMES[:5], ("no", "maybe", "yes"))
     with create_dataset(tmp_path / "other.zarr", NAMES, feature_levels=own_levels) as writer:
         writer.add(ArrayBatch(draw_answers(), None, {}))

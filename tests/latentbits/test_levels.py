@@ -134,6 +134,10 @@ def test_cut_makes_binary_features(codes: np.ndarray, texts: np.ndarray) -> None
     np.testing.assert_array_equal(
         lb.transform(fitted, frame)["mean"], lb.transform(expected, bits)["mean"]
     )
+    reverse = lb.from_numpy(texts, NAMES, levels=LEVELS[::-1])  # `q1>=perhaps` means the opposite
+    for use in (lb.transform, lb.evaluate):
+        with pytest.raises(FitError, match="levels yes<perhaps<no, but the levels no<perhaps<yes"):
+            use(fitted, reverse)
 
 
 def test_levels_that_cannot_be_used_are_refused(texts: np.ndarray) -> None:
