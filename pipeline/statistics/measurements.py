@@ -32,6 +32,7 @@ from pipeline.statistics.sums import Array, Counts, Sums, UntiledStatistics, mer
 FIRST_KEY = "first-with-numbers"
 """Key of the results of `MeasuredCounts`."""
 _ROWS_AT_ONCE = 4096
+_LARGEST = float(np.finfo(np.float64).max)  # not ∞: counts are stored, and must be finite
 
 
 def _make_empty() -> Array:
@@ -49,7 +50,7 @@ class MeasuredCounts(FeatureCounts):
     means, squares
         Mean, and sum of the squared deviations from it times the weights.
     minima, maxima
-        Smallest and largest value, ±∞ if none is observed.
+        Smallest and largest value; if none is observed, the largest float and its negative.
     """
 
     number_weights: Array = field(default_factory=_make_empty)
@@ -87,8 +88,8 @@ class MeasuredCounts(FeatureCounts):
             number_weights=total,
             means=means,
             squares=squares,
-            minima=np.where(mask, x, np.inf).min(axis=1, initial=np.inf),
-            maxima=np.where(mask, x, -np.inf).max(axis=1, initial=-np.inf),
+            minima=np.where(mask, x, _LARGEST).min(axis=1, initial=_LARGEST),
+            maxima=np.where(mask, x, -_LARGEST).max(axis=1, initial=-_LARGEST),
         )
 
     def merge(self, other: Self) -> Self:

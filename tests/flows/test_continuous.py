@@ -72,6 +72,20 @@ def test_a_fit_its_codes_and_its_tables(plain_cli, people: pd.DataFrame, tmp_pat
     assert items.loc["q0", "thresholds_1"] < items.loc["q0", "thresholds_2"]
 
 
+def test_a_measurement_without_values_is_named(plain_cli, people: pd.DataFrame) -> None:
+    """Rows without any value of a measurement can be appended, but not fitted alone."""
+    people.iloc[:40].assign(age=None).to_csv("b.csv", index=False)
+    options = ["--continuous", "age,income", "--levels", LEVEL_OPTION]
+    assert plain_cli("ingest", "b.csv", "--dataset", "b.zarr", *options).code == 0
+    words = ["fit", "--components", "1", "--no-report", "--output", "b", "--dataset"]
+    done = plain_cli(*words, "b.zarr")
+    assert done.code == 2
+    assert "error: These features have no observed value: 'age'. Leave them out at" in done.err
+    assert plain_cli("ingest", "b.csv", "--dataset", "d.zarr", "--append").code == 0
+    done = plain_cli(*words, "d.zarr")
+    assert done.code == 0, done.err
+
+
 def test_new_rows_are_compared_with_the_last_fit(plain_cli, people, tmp_path: Path) -> None:
     fit(plain_cli, "--components", "1", "--no-report")
     done = plain_cli("ingest", "a.csv", "--dataset", "d.zarr", "--append")
