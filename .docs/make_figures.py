@@ -37,6 +37,11 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "rbm": ("example:digits --components 16", "weights", IMAGES),
     "stack": ("example:digits --layers 32,2", "rows-in-latent-space", IMAGES),
+    "tree-mixture": (
+        "example:digits --components 4",
+        "correlation-of-features-with-components",
+        IMAGES,
+    ),
 }
 """Data and options of the fit, name of the picture, and options of the report, by model."""
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         NoisyOr,
         RestrictedBoltzmannMachine,
         Stack,
+        TreeMixture,
     )
     from latentbits.fitted import Fitted, load
     from latentbits.functions import evaluate, fit, transform
@@ -56,6 +57,7 @@ __all__ = [
     "RestrictedBoltzmannMachine",
     "Scorer",
     "Stack",
+    "TreeMixture",
     "evaluate",
     "fit",
     "from_dataframe",

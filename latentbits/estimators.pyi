@@ -1187,3 +1187,55 @@ class Stack(ModelEstimator):
         random_state: Any = None,
         n_jobs: int | None = None,
     ) -> None: ...
+
+class TreeMixture(WeightedModelEstimator):
+    """Estimator of the mixture of trees.
+
+    Parameters
+    ----------
+    n_components
+        Number of trees. None doubles it from 1 while held-out rows gain.
+    smoothing
+        Pseudo-rows of the independent model in every component.
+    starts
+        Number of short runs; the fit continues with the best.
+    max_iter
+        Maximum number of passes, for each start and number of components.
+    tol
+        Stop once the objective per row has changed by less than this in the last three
+        passes and is predicted to change by less in total, nats.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    smoothing: float
+    starts: int
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: NDArray[np.float64]
+    parents_: NDArray[np.int64]
+    tables_: NDArray[np.float64]
+    margins_: NDArray[np.float64]
+    n_levels_: NDArray[np.int64] | None
+    def __init__(
+        self,
+        *,
+        n_components: int | None = 10,
+        smoothing: float = 1.0,
+        starts: int = 3,
+        max_iter: int = 200,
+        tol: float = 0.0001,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...

@@ -35,7 +35,7 @@ AUTO = "auto"
 MODEL_GROUPS = {
     "correlations": ("clipped-pca",),
     "item response": ("latent-trait",),
-    "mixtures": ("bernoulli-mixture",),
+    "mixtures": ("bernoulli-mixture", "tree-mixture"),
     "independent components": ("blica", "binary-ica-likelihood", "fastica", "linear-ivae"),
     "causes": ("noisy-or",),
     "neural networks": ("autoencoder", "bottleneck", "rbm", "stack"),

@@ -178,7 +178,13 @@ def sum_planes(planes: NDArray[ScalarT], features: Sequence[Feature]) -> NDArray
 
 def split_levels(levels: NDArray[np.uint8], features: Sequence[Feature]) -> NDArray[np.uint8]:
     """Return the bits of each plane, (n_samples, n_planes); undoes `sum_planes`."""
-    n_planes = [feature.n_planes for feature in features]
+    return split_into_planes(levels, [feature.n_planes for feature in features])
+
+
+def split_into_planes(
+    levels: NDArray[np.uint8], n_planes: Sequence[int] | NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Return the bits of each plane, (n_samples, n_planes in all), given planes per feature."""
     steps = np.concatenate([np.arange(n, dtype=np.uint8) for n in n_planes])
     return (np.repeat(levels, n_planes, axis=1) > steps).astype(np.uint8)
 

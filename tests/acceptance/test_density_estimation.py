@@ -24,6 +24,7 @@ from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.noisy_or import NoisyOr
 from pipeline.models.rbm import RestrictedBoltzmannMachine
+from pipeline.models.tree_mixture.model import TreeMixture
 from tests.acceptance import chow_liu
 from tests.support.data import find_shared_data
 from tests.support.strategies import DenseData, make_memory_rows
@@ -121,6 +122,18 @@ def test_independence_has_its_known_likelihood(name: str) -> None:
 @pytest.mark.parametrize("name", ["nltcs", "plants"])
 def test_trees_have_their_known_likelihood(name: str) -> None:
     assert chow_liu_of(name) == pytest.approx(CHOW_LIU[name], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nltcs", "plants"])
+def test_one_tree_has_the_known_likelihood(name: str) -> None:
+    """Smoothing differs between publications."""
+    assert score(name, TreeMixture(1)).test == pytest.approx(CHOW_LIU[name], abs=2e-3)
+
+
+@pytest.mark.matrix
+def test_a_mixture_of_trees_is_better_than_a_mixture_of_independent_features() -> None:
+    assert score("nltcs", TreeMixture(8)).test > score("nltcs", mixture(20)).test
+    assert score("plants", TreeMixture(20)).test > MIXTURE_OF_20["plants"][0] + 2
 
 
 @pytest.mark.matrix

@@ -91,6 +91,8 @@ class Facts:
         Settings with which the model takes features with several levels, in place of `plain`.
     codes
         Codes, their probabilities and segments, to integrate `reconstruct` over.
+    has_edges
+        Whether features depend on each other given the codes.
     alike
         What is the same in every segment, of a model that has segments.
     flexible
@@ -129,6 +131,7 @@ class Facts:
     rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
     leveled: Mapping[str, Any] = field(default_factory=dict)
     codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
+    has_edges: bool = False
     alike: Collection[str] = ()
     flexible: Mapping[str, Any] = field(default_factory=dict)
     consistent: Mapping[str, Any] = field(default_factory=dict)

@@ -43,6 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "RestrictedBoltzmannMachine": {"n_components": 2, "max_iter": 2, "chains": 5}
     | {"temperatures": 5},
     "Stack": {"n_components": 2, "max_iter": 1, "pretrain": 1},
+    "TreeMixture": {"n_components": 4, "starts": 1, "max_iter": 3},
 }
 """Settings that take no time; some models have none that take few rows."""
 
@@ -436,7 +437,7 @@ def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.nda
     assert search.best_score_ < search.best_estimator_.score(digits[0])
 
 
-WEIGHTED = ["BernoulliMixture", "ClippedPCA", "LatentTrait"]
+WEIGHTED = ["BernoulliMixture", "ClippedPCA", "LatentTrait", "TreeMixture"]
 
 
 @pytest.mark.parametrize("binarize", [None, "mean"])

@@ -89,6 +89,8 @@ def test_what_is_not_identifiable_is_said(facts: Facts) -> None:
 
 def test_samples_have_the_pair_shares_of_the_model(facts: Facts) -> None:
     offered(facts, CanSample, CanReconstruct)
+    if facts.has_edges:
+        pytest.skip("features depend on each other given the codes")
     model, params = facts.make(), fitted(facts).params
     codes, mass, segments = facts.codes(params)
     bits, numbers = model.reconstruct(params, codes, segments), None

@@ -1,0 +1,3 @@
+"""Mixture of trees."""
+
+from pipeline.models.tree_mixture.model import TreeMixture as TreeMixture

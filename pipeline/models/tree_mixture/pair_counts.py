@@ -1,0 +1,123 @@
+"""Counts of pairs of levels, weighted by the posterior of each component.
+
+Rows are stored as planes: plane c of a feature is 1 if its level is at least c. Tasks sum products
+of planes. Differences of neighbouring planes are indicators of levels, so the counts of pairs of
+levels follow from the sums. A first column of ones adds the counts of levels and of rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.numerics.trees.messages import MISSING, fill_expectations
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Levels = NDArray[np.uint8]
+
+
+def sum_weighted_pairs(
+    block: BinaryBlock,
+    levels: Levels,
+    weights: Array,
+    parents: Counts,
+    orders: Counts,
+    tables: Array,
+    n_levels: Counts,
+) -> Array:
+    """Sum the expected products of planes over rows, for each component.
+
+    Parameters
+    ----------
+    block
+        The rows.
+    levels
+        Their levels, `MISSING` if missing, (n_samples, n_features).
+    weights
+        Posterior of the components times the weight of the row, (n_samples, n_components).
+    parents, orders, tables
+        The trees; see `pipeline.numerics.trees.messages`.
+    n_levels
+        Number of levels of each feature, (n_features,).
+
+    Returns
+    -------
+    ndarray
+        (n_components, 1 + n_planes, 1 + n_planes); the first column stands for 1.
+    """
+    planes = np.ones((len(levels), 1 + block.n_features))
+    planes[:, 1:] = block.unpack_values()
+    (rows,) = np.nonzero((levels == MISSING).any(axis=1))
+    sums = np.empty((weights.shape[1], planes.shape[1], planes.shape[1]))
+    firsts = np.cumsum([0, *n_levels])
+    to_planes = _make_planes_from_levels(n_levels)
+    for k, own in enumerate(np.ascontiguousarray(weights.T)):
+        shared = 0.0
+        if len(rows):
+            expected = np.empty((len(rows), firsts[-1]))
+            joint = np.zeros((firsts[-1], firsts[-1]))
+            tree = (parents[k], orders[k], tables[k])
+            fill_expectations(levels[rows], *tree, own[rows], firsts, expected, joint)
+            planes[rows] = (to_planes @ expected.T).T
+            shared = to_planes @ (to_planes @ joint).T
+        scaled = planes * np.sqrt(own)[:, None]
+        sums[k] = scaled.T @ scaled + shared
+    return sums
+
+
+def count_level_pairs(products: Array, n_levels: Counts) -> Array:
+    """Return counts of pairs of levels, (n_levels in all, n_levels in all), for one component.
+
+    `products`, (1 + n_planes, 1 + n_planes), are those of `sum_weighted_pairs`. Rounding below 0 is
+    cut off.
+    """
+    to_levels = _make_levels_from_planes(n_levels)
+    counts = np.maximum(to_levels @ (to_levels @ products).T, 0.0)
+    margins = np.maximum(to_levels @ products[0], 0.0)
+    return with_margins(counts, margins, n_levels)
+
+
+def with_margins(counts: Array, margins: Array, n_levels: Counts) -> Array:
+    """Return counts whose blocks of a feature with itself are diagonal and have these margins."""
+    feature = np.repeat(np.arange(len(n_levels)), n_levels)
+    counts = np.where(feature[:, None] == feature, 0.0, counts)
+    np.fill_diagonal(counts, margins)
+    return counts
+
+
+def _make_planes_from_levels(n_levels: Counts) -> scipy.sparse.csr_array:
+    """Return the matrix of 1 and planes given indicators of levels, (1 + n_planes, n_levels)."""
+    feature, step = _list_levels(n_levels)
+    column = np.arange(len(feature)) - feature  # of the plane that begins at a level
+    # 1 is the sum of the levels of the first feature; plane c sums the levels from c on.
+    entries = [(0, level) for level in range(n_levels[0])]
+    entries += [
+        (int(column[level]) - back, level)
+        for level in range(len(feature))
+        for back in range(step[level])
+    ]
+    rows, columns = np.array(entries).T
+    shape = (1 + int((n_levels - 1).sum()), len(feature))
+    return scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=shape)
+
+
+def _make_levels_from_planes(n_levels: Counts) -> scipy.sparse.csr_array:
+    """Return the matrix of indicators of levels given 1 and planes, (n_levels, 1 + n_planes)."""
+    feature, step = _list_levels(n_levels)
+    level = np.arange(len(feature))
+    column = level - feature
+    has_next = step < n_levels[feature] - 1
+    rows = np.append(level, level[has_next])
+    columns = np.append(np.where(step == 0, 0, column), column[has_next] + 1)
+    values = np.append(np.ones(len(level)), -np.ones(has_next.sum()))
+    shape = (len(feature), 1 + int((n_levels - 1).sum()))
+    return scipy.sparse.csr_array((values, (rows, columns)), shape=shape)
+
+
+def _list_levels(n_levels: Counts) -> tuple[Counts, Counts]:
+    """Return the feature of each level, and its step within the feature, (n_levels in all,)."""
+    feature = np.repeat(np.arange(len(n_levels)), n_levels)
+    return feature, np.arange(len(feature)) - (np.cumsum(n_levels) - n_levels)[feature]

@@ -1,0 +1,1 @@
+"""Distributions that factorize over a tree of features."""

@@ -1,0 +1,238 @@
+"""Exact inference in trees over features, row by row, by belief propagation (Pearl 1988).
+
+The tables of a tree are P(x_i = a | x_parent = b) at [i, b, a]; those of a root do not depend on b.
+An observed feature cuts the tree, so messages pass only among missing features.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.numerics.trees.spanning_tree import ROOT
+
+Array = NDArray[np.float64]
+Levels = NDArray[np.uint8]
+Indices = NDArray[np.int64]
+
+MISSING = 255
+"""Level of a missing value."""
+_SMALL = 1e-100  # evidence below it is rescaled before it underflows
+
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
+
+
+@_kernel
+def fill_log_likelihoods(
+    levels: Levels, parents: Indices, orders: Indices, tables: Array, nats: Array
+) -> None:
+    """Fill in log P of the observed values of each row under each tree.
+
+    Parameters
+    ----------
+    levels
+        Levels counted from 0, `MISSING` if missing, (n_samples, n_features).
+    parents, orders
+        Parent of each feature, and the features with parents first, (n_trees, n_features) each.
+    tables
+        (n_trees, n_features, n_levels, n_levels).
+    nats
+        To be filled, (n_samples, n_trees).
+    """
+    n_trees, n_features = parents.shape
+    n_levels = tables.shape[2]
+    logs = np.empty_like(tables)
+    for k in range(n_trees):
+        for i in range(n_features):
+            for b in range(n_levels):
+                for a in range(n_levels):
+                    value = tables[k, i, b, a]
+                    logs[k, i, b, a] = math.log(value) if value > 0 else -math.inf
+    evidence = np.empty((n_features, n_levels))
+    for row in range(len(levels)):
+        own = levels[row]
+        is_complete = True
+        for i in range(n_features):
+            is_complete &= own[i] != MISSING
+        for k in range(n_trees):
+            if is_complete:
+                total = 0.0
+                for i in range(n_features):
+                    parent = parents[k, i]
+                    total += logs[k, i, own[parent] if parent != ROOT else 0, own[i]]
+                nats[row, k] = total
+            else:
+                nats[row, k] = _pass_up(own, parents[k], orders[k], tables[k], logs[k], evidence)
+
+
+@_kernel
+def _pass_up(
+    own: Levels, parents: Indices, order: Indices, tables: Array, logs: Array, evidence: Array
+) -> float:
+    """Return log P of the observed values, and fill in the evidence about missing ones.
+
+    `evidence[i, a]` becomes proportional to P(observed values below i | x_i = a).
+    """
+    n_features, n_levels = evidence.shape
+    for i in range(n_features):
+        if own[i] == MISSING:
+            evidence[i] = 1.0
+    total = 0.0
+    for place in range(n_features - 1, -1, -1):
+        i = order[place]
+        parent = parents[i]
+        level_above = 0
+        if parent != ROOT:
+            level_above = own[parent]
+        if level_above != MISSING:  # the parent is observed, or i is a root
+            if own[i] != MISSING:
+                total += logs[i, level_above, own[i]]
+            else:
+                message = 0.0
+                for a in range(n_levels):
+                    message += tables[i, level_above, a] * evidence[i, a]
+                total += math.log(message)
+            continue
+        largest = 0.0
+        for b in range(n_levels):
+            if own[i] != MISSING:
+                message = tables[i, b, own[i]]
+            else:
+                message = 0.0
+                for a in range(n_levels):
+                    message += tables[i, b, a] * evidence[i, a]
+            evidence[parent, b] *= message
+            largest = max(largest, evidence[parent, b])
+        if 0 < largest < _SMALL:
+            evidence[parent] /= largest
+            total += math.log(largest)
+    return total
+
+
+@_kernel
+def fill_expectations(
+    levels: Levels,
+    parents: Indices,
+    order: Indices,
+    tables: Array,
+    shares: Array,
+    firsts: Indices,
+    expected: Array,
+    joint: Array,
+) -> None:
+    """Fill in the expected indicators of levels, and add what pairs of missing values share.
+
+    Parameters
+    ----------
+    levels
+        (n_samples, n_features), as for `fill_log_likelihoods`.
+    parents, order, tables
+        A single tree.
+    shares
+        Weight of each row, (n_samples,).
+    firsts
+        Column of the first level of each feature, and the number of columns, (n_features + 1,).
+    expected
+        To be filled with P(x_i = a | observed values), (n_samples, n_columns).
+    joint
+        To which the posterior covariances of the indicators of i ≠ j, summed over rows times
+        `shares`, are added, (n_columns, n_columns).
+    """
+    n_features = len(parents)
+    n_levels = tables.shape[1]
+    logs = np.zeros_like(tables)
+    evidence = np.empty((n_features, n_levels))
+    given_parent = np.empty((n_features, n_levels, n_levels))
+    missing = np.empty(n_features, np.int64)
+    tops = np.empty(n_features, np.int64)
+    pairs = np.empty((n_features, n_features, n_levels, n_levels))
+    for row in range(len(levels)):
+        own = levels[row]
+        marginals = expected[row]
+        marginals[:] = 0.0
+        n_missing = 0
+        for i in range(n_features):
+            if own[i] != MISSING:
+                marginals[firsts[i] + own[i]] = 1.0
+        _pass_up(own, parents, order, tables, logs, evidence)
+        for place in range(n_features):
+            i = order[place]
+            if own[i] != MISSING:
+                continue
+            parent = parents[i]
+            is_top = parent == ROOT or own[parent] != MISSING
+            tops[i] = i if is_top else tops[parent]
+            _pass_down(own, i, parent, is_top, tables, evidence, given_parent, firsts, marginals)
+            # Features before i in the order are not below i: given its parent, independent of it.
+            for other in range(n_missing):
+                j = missing[other]
+                if tops[j] == tops[i]:
+                    _join(i, j, parent, given_parent, firsts, marginals, pairs, shares[row], joint)
+            missing[n_missing] = i
+            n_missing += 1
+
+
+@_kernel
+def _pass_down(
+    own: Levels,
+    i: int,
+    parent: int,
+    is_top: bool,
+    tables: Array,
+    evidence: Array,
+    given_parent: Array,
+    firsts: Indices,
+    marginals: Array,
+) -> None:
+    """Fill in P(x_i = a | x_parent = b, observed values), and the marginals of i."""
+    n_own = firsts[i + 1] - firsts[i]
+    n_above = 1
+    if not is_top:
+        n_above = firsts[parent + 1] - firsts[parent]
+    for b in range(n_above):
+        level_above, weight = b, 1.0
+        if is_top:
+            level_above = 0 if parent == ROOT else own[parent]
+        else:
+            weight = marginals[firsts[parent] + b]
+        total = 0.0
+        for a in range(n_own):
+            given_parent[i, b, a] = tables[i, level_above, a] * evidence[i, a]
+            total += given_parent[i, b, a]
+        for a in range(n_own):
+            if total > 0:
+                given_parent[i, b, a] /= total
+            marginals[firsts[i] + a] += weight * given_parent[i, b, a]
+
+
+@_kernel
+def _join(
+    i: int,
+    j: int,
+    parent: int,
+    given_parent: Array,
+    firsts: Indices,
+    marginals: Array,
+    pairs: Array,
+    share: float,
+    joint: Array,
+) -> None:
+    """Fill in P(x_j, x_i | observed values), and add what it has beyond the product of both."""
+    n_own, n_other = firsts[i + 1] - firsts[i], firsts[j + 1] - firsts[j]
+    n_above = firsts[parent + 1] - firsts[parent]
+    for c in range(n_other):
+        for a in range(n_own):
+            if j == parent:
+                value = marginals[firsts[j] + c] * given_parent[i, c, a]
+            else:
+                value = 0.0
+                for b in range(n_above):
+                    value += pairs[j, parent, c, b] * given_parent[i, b, a]
+            pairs[j, i, c, a] = value
+            pairs[i, j, a, c] = value
+            excess = share * (value - marginals[firsts[j] + c] * marginals[firsts[i] + a])
+            joint[firsts[j] + c, firsts[i] + a] += excess
+            joint[firsts[i] + a, firsts[j] + c] += excess

@@ -1,0 +1,116 @@
+"""The tree over features that explains their pairs best (Chow & Liu 1968).
+
+Counts of pairs are a symmetric matrix over all levels of all features, the levels of a feature next
+to each other: entry (i = a, j = b) counts the rows with x_i = a and x_j = b. The block of a feature
+with itself is diagonal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.errors import FitError
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+ROOT = -1
+"""Parent of the root of a tree."""
+_NO_TREE = "The parents of the features have a cycle or are not features. Fit again."
+
+
+def compute_mutual_information(counts: Array, firsts: Indices) -> Array:
+    """Return the mutual information of all pairs of features, nats, (n_features, n_features).
+
+    Parameters
+    ----------
+    counts
+        Counts of pairs of levels, (n_levels, n_levels) over all features; the levels that no row
+        has may be 0.
+    firsts
+        The first level of each feature, (n_features,).
+
+    Notes
+    -----
+    Σ_ab p_ab log(p_ab / (p_a p_b)) = Σ_ab p_ab log p_ab + H_i + H_j (Chow & Liu 1968, equation 5).
+    The diagonal is the entropy of the features.
+    """
+    total = counts.diagonal()[: firsts[1] if len(firsts) > 1 else None].sum()
+    terms = scipy.special.xlogy(counts, counts / total)
+    by_pair = np.add.reduceat(np.add.reduceat(terms, firsts, axis=0), firsts, axis=1) / total
+    entropies = -by_pair.diagonal()
+    information: Array = by_pair + entropies[:, None] + entropies
+    return information
+
+
+def find_maximum_spanning_tree(weights: Array) -> Indices:
+    """Return the parent of each feature in the tree with the largest sum of weights, (n_features,).
+
+    `weights` is symmetric, (n_features, n_features). The root is feature 0, whose parent is `ROOT`.
+    """
+    lengths = weights.max() - weights + 1  # SciPy takes 0 as no edge
+    np.fill_diagonal(lengths, 0)
+    tree = scipy.sparse.csgraph.minimum_spanning_tree(lengths)
+    _, parents = scipy.sparse.csgraph.breadth_first_order(tree, 0, directed=False)
+    found = parents.astype(np.int64)
+    found[0] = ROOT
+    return found
+
+
+def order_from_root(parents: Indices) -> Indices:
+    """Return the features in an order in which parents come before their children.
+
+    Parameters
+    ----------
+    parents
+        Parent of each feature, (n_features,), `ROOT` for one or several roots.
+
+    Raises
+    ------
+    FitError
+        If the parents are not those of trees.
+    """
+    if (parents >= len(parents)).any():
+        raise FitError(_NO_TREE)
+    depths = np.full(len(parents), -1, np.int64)
+    depths[parents == ROOT] = 0
+    for depth in range(1, len(parents)):
+        is_next = (parents != ROOT) & (depths < 0)
+        is_next &= depths[parents] == depth - 1
+        if not is_next.any():
+            break
+        depths[is_next] = depth
+    if (depths < 0).any():
+        raise FitError(_NO_TREE)
+    return np.argsort(depths, kind="stable").astype(np.int64)
+
+
+def gather_tables(counts: Array, firsts: Indices, n_levels: Indices, parents: Indices) -> Array:
+    """Return the counts of each feature with its parent, (n_features, parent_level b, level a).
+
+    Those of a root are its margins at b = 0. Entries beyond a feature's levels are 0.
+    """
+    is_root = parents == ROOT
+    steps = np.arange(n_levels.max())
+    exists = steps < n_levels[:, None]
+    places = np.where(exists, firsts[:, None] + steps, 0)
+    above = np.where(is_root, 0, parents)
+    joint = counts[places[above][:, :, None], places[:, None, :]]
+    joint[is_root] = 0.0
+    joint[is_root, 0] = counts.diagonal()[places[is_root]]
+    has_level_above = exists[above] | is_root[:, None]
+    tables: Array = joint * has_level_above[:, :, None] * exists[:, None, :]
+    return tables
+
+
+def make_tables(counts: Array, firsts: Indices, n_levels: Indices, parents: Indices) -> Array:
+    """Return P(x_i = a | x_parent = b), (n_features, parent_level b, level a).
+
+    Those of a root are P(x_i = a) at b = 0. Entries beyond a feature's levels are 0.
+    """
+    joint = gather_tables(counts, firsts, n_levels, parents)
+    totals = joint.sum(axis=2, keepdims=True)
+    tables: Array = np.divide(joint, totals, out=np.zeros_like(joint), where=totals > 0)
+    return tables

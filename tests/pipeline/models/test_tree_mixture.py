@@ -1,0 +1,205 @@
+"""Mixtures of trees, against enumeration and published likelihoods."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.features import Feature, split_into_planes
+from pipeline.errors import FitError
+from pipeline.executors.base import SerialExecutor
+from pipeline.fitting.loop import fit_model
+from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
+from pipeline.models.tree_mixture.model import TreeMixture, TreeMixtureParams
+from pipeline.models.tree_mixture.pair_counts import count_level_pairs, sum_weighted_pairs
+from pipeline.numerics.trees.messages import MISSING
+from pipeline.numerics.trees.spanning_tree import (
+    ROOT,
+    compute_mutual_information,
+    find_maximum_spanning_tree,
+    order_from_root,
+)
+from pipeline.random import RowRandom
+from tests.support.strategies import DenseData, make_memory_rows
+
+Array = NDArray[np.float64]
+Levels = NDArray[np.uint8]
+SERIAL = SerialExecutor()
+BINARY, SEVERAL = (2,) * 12, (2, 3, 4, 2, 3, 2)
+
+
+def draw_params(sizes: tuple[int, ...], n_components: int, seed: int = 0) -> TreeMixtureParams:
+    """Random trees with random tables."""
+    rng, n = np.random.default_rng(seed), len(sizes)
+    tables = np.zeros((n_components, n, max(sizes), max(sizes)))
+    parents = np.full((n_components, n), ROOT)
+    for k in range(n_components):
+        order = rng.permutation(n)
+        for place, i in enumerate(order.tolist()):
+            parents[k, i] = rng.choice(order[:place]) if place else ROOT
+            n_above = sizes[parents[k, i]] if place else 1
+            tables[k, i, :n_above, : sizes[i]] = rng.dirichlet(np.ones(sizes[i]), n_above)
+    margins = np.concatenate([np.full(size, 1 / size) for size in sizes])
+    n_levels = None if set(sizes) == {2} else np.array(sizes)
+    return TreeMixtureParams(
+        rng.dirichlet(np.ones(n_components)), parents, tables, margins, n_levels
+    )
+
+
+def list_rows(sizes: tuple[int, ...]) -> Levels:
+    return np.array([*product(*map(range, sizes))], np.uint8)
+
+
+def compute_joint(params: TreeMixtureParams, rows: Levels) -> Array:
+    """P(x, k) by the definition, (n_rows, n_components)."""
+    joint = np.tile(params.weights, (len(rows), 1))
+    for k, parents in enumerate(params.parents.tolist()):
+        for i, parent in enumerate(parents):
+            above = np.zeros(len(rows), np.uint8) if parent == ROOT else rows[:, parent]
+            joint[:, k] *= params.tables[k, i, above, rows[:, i]]
+    return joint
+
+
+def make_rows(
+    sizes: tuple[int, ...], levels: Levels, seen: NDArray[np.bool_] | None = None
+) -> DenseData:
+    planes = np.array(sizes) - 1
+    X = split_into_planes(levels, planes)
+    mask = None if seen is None else np.repeat(seen, planes, axis=1).astype(np.uint8)
+    return DenseData(X if mask is None else X * mask, mask)
+
+
+def fit_trees(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
+    features = tuple(Feature(f"f{i}", tuple("0123456789"[:k])) for i, k in enumerate(sizes))
+    model = TreeMixture(**settings).with_structure(Structure(features=features))
+    return fit_model(model, make_memory_rows(data), SERIAL)
+
+
+def draw_incomplete_rows(sizes: tuple[int, ...], n_rows: int) -> tuple[Levels, NDArray[np.bool_]]:
+    rng = np.random.default_rng(1)
+    every = list_rows(sizes)
+    seen = rng.random((n_rows, len(sizes))) < rng.uniform(0, 1, (n_rows, 1))
+    return every[rng.choice(len(every), n_rows)], seen
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_likelihoods_and_codes_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
+    params, every, model = draw_params(sizes, 3), list_rows(sizes), TreeMixture()
+    joint = compute_joint(params, every)
+    assert joint.sum() == pytest.approx(1, abs=1e-12)
+    levels, seen = draw_incomplete_rows(sizes, 40)
+    block = make_rows(sizes, levels, seen).pack()
+    nats = model.log_likelihood(params, block, RowRandom(0)).nats
+    codes = model.transform(params, block, RowRandom(0))["mean"]
+    for n in range(len(levels)):
+        alike = (every[:, seen[n]] == levels[n, seen[n]]).all(axis=1)
+        expected = joint[alike].sum(axis=0)
+        assert nats[n] == pytest.approx(np.log(expected.sum()), abs=1e-12)
+        np.testing.assert_allclose(codes[n], expected / expected.sum(), atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
+    params, every, n_levels = draw_params(sizes, 2), list_rows(sizes), np.array(sizes)
+    joint = compute_joint(params, every)
+    levels, seen = draw_incomplete_rows(sizes, 15)
+    firsts = np.cumsum([0, *sizes])
+    indicators = np.zeros((len(every), firsts[-1]))
+    indicators[np.arange(len(every))[:, None], firsts[:-1] + every] = 1.0
+    weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 2))
+    products = sum_weighted_pairs(
+        make_rows(sizes, levels, seen).pack(),
+        np.where(seen, levels, np.uint8(MISSING)),
+        weights,
+        params.parents,
+        params.orders,
+        params.tables,
+        n_levels,
+    )
+    for k in range(2):
+        expected = np.zeros((firsts[-1], firsts[-1]))
+        for n in range(len(levels)):
+            alike = (every[:, seen[n]] == levels[n, seen[n]]).all(axis=1)
+            shares = joint[alike, k] / joint[alike, k].sum()
+            own = indicators[alike]
+            expected += weights[n, k] * (own * shares[:, None]).T @ own
+        assert products[k, 0, 0] == pytest.approx(weights[:, k].sum())
+        np.testing.assert_allclose(count_level_pairs(products[k], n_levels), expected, atol=1e-12)
+
+
+def test_the_tree_is_the_best_of_all_trees() -> None:
+    """Of the 125 labelled trees of 5 features, by their Prüfer codes."""
+    rng = np.random.default_rng(3)
+    X = (rng.random((300, 3)) < 0.4) @ rng.integers(0, 2, (3, 5)) % 2
+    X = (X ^ (rng.random(X.shape) < 0.2)).astype(np.uint8)
+    indicators = np.stack([1 - X, X], axis=2).reshape(len(X), -1).astype(np.float64)
+    information = compute_mutual_information(indicators.T @ indicators, 2 * np.arange(5))
+    for i in range(5):
+        for j in range(i):
+            table = np.histogram2d(X[:, i], X[:, j], bins=2)[0] / len(X)
+            independent = np.outer(table.sum(axis=1), table.sum(axis=0))
+            expected = scipy.special.rel_entr(table, independent).sum()
+            assert information[i, j] == pytest.approx(expected, abs=1e-12)
+    parents = find_maximum_spanning_tree(information)
+    found = sum(information[i, parents[i]] for i in range(1, 5))
+    best = max(
+        sum(information[i, j] for i, j in list_edges(code)) for code in product(range(5), repeat=3)
+    )
+    assert found == pytest.approx(best)
+
+
+def list_edges(code: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Edges of the tree with a Prüfer code."""
+    n, edges = len(code) + 2, []
+    degrees = [1 + code.count(i) for i in range(n)]
+    for i in code:
+        leaf = degrees.index(1)
+        edges.append((leaf, i))
+        degrees[leaf] -= 1
+        degrees[i] -= 1
+    edges.append(tuple(i for i in range(n) if degrees[i] == 1))
+    return edges
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_a_fit_to_a_sample_has_the_tree_of_the_model(sizes: tuple[int, ...]) -> None:
+    params = draw_params(sizes, 1, seed=5)
+    X = TreeMixture().sample(params, 20_000, np.random.default_rng(0))
+    found = fit_trees(sizes, DenseData(X), n_components=1).params
+    edges = [
+        {frozenset((i, int(p))) for i, p in enumerate(own.parents[0]) if p != ROOT}
+        for own in (params, found)
+    ]
+    assert edges[0] == edges[1]
+
+
+def test_components_of_a_sample_are_found() -> None:
+    params = draw_params(BINARY, 2, seed=6)
+    X = TreeMixture().sample(params, 20_000, np.random.default_rng(0))
+    state = fit_trees(BINARY, DenseData(X), n_components=2, starts=5)
+    every = list_rows(BINARY)
+    expected = compute_joint(params, every).sum(axis=1)
+    found = compute_joint(state.params, every).sum(axis=1)
+    assert scipy.special.rel_entr(expected, found).sum() < 0.005
+
+
+def test_held_out_rows_choose_the_number_of_components() -> None:
+    params = draw_params(BINARY, 4, seed=7)
+    X = TreeMixture().sample(params, 4000, np.random.default_rng(0))
+    state = fit_trees(BINARY, DenseData(X), n_components=None)
+    scores = state.diagnostics["held_out_scores"]
+    assert len(state.params.weights) == 2 ** int(np.argmax(scores)) > 1
+    assert scores[-1] < max(scores)
+
+
+def test_parents_in_a_cycle_are_refused() -> None:
+    with pytest.raises(FitError, match="cycle"):
+        order_from_root(np.array([ROOT, 2, 1]))
+    with pytest.raises(FitError, match="not features"):
+        order_from_root(np.array([ROOT, 2, 3]))
