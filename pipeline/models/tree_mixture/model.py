@@ -208,7 +208,7 @@ class TreeMixture(Model):
         super().with_structure(structure)
         if are_binary(structure.features):
             return self
-        return add_structure(LeveledTreeMixture, self, Structure(features=structure.features))
+        return add_structure(OrdinalTreeMixture, self, Structure(features=structure.features))
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -449,7 +449,7 @@ class TreeMixture(Model):
 
 
 @dataclass(frozen=True)
-class LeveledTreeMixture(TreeMixture):
+class OrdinalTreeMixture(TreeMixture):
     """Hyperparameters of the mixture of trees, and the features, some of which have several levels.
 
     Attributes
