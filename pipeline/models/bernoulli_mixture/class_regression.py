@@ -113,10 +113,10 @@ class ClassRegression(ConditionalMixture):
         intercepts = standardized.intercepts - means @ coefficients
         return replace(params, intercepts=intercepts, coefficients=coefficients)
 
-    def _draw_params_near_margins(
+    def _draw_start(
         self, auxiliary: Arrays, n_components: int, start: int
     ) -> BernoulliMixtureParams:
-        params = super()._draw_params_near_margins(auxiliary, n_components, start)
+        params = super()._draw_start(auxiliary, n_components, start)
         return self._add_coefficients(params, params)
 
     def _add_coefficients(

@@ -41,10 +41,10 @@ class GroupedMixture(ConditionalMixture):
         """Number of groups."""
         return len(self.structure.groups)
 
-    def _draw_params_near_margins(
+    def _draw_start(
         self, auxiliary: Arrays, n_components: int, start: int
     ) -> BernoulliMixtureParams:
-        params = super()._draw_params_near_margins(auxiliary, n_components, start)
+        params = super()._draw_start(auxiliary, n_components, start)
         return self._add_groups(params, np.tile(params.weights, (self.n_groups, 1)))
 
     def _add_groups(

@@ -5,11 +5,9 @@ Model: P(k) = π_k, P(x_i = 1 | k) = p_ki, features independent given k (G. J. M
 
 Fit by EM with pseudo-counts: every p has a Beta(1 + s, 1 + s) prior and π a Dirichlet(1 + s) prior,
 where s is `smoothing`. At each start, every component has the margins of the features, with
-randomly perturbed log-odds; the fit continues from the best of a few short runs (C. Biernacki, G.
-Celeux, G. Govaert, Computational Statistics & Data Analysis 41, 2003). Steps are extrapolated by
-SQUAREM in log p / (1 − p) and log π. Missing values are left out of a row's likelihood. This is
-also right if observed values decide which values are missing, but not if the missing values
-themselves do.
+randomly perturbed log-odds; see `pipeline.models.mixture`. Steps are extrapolated by SQUAREM in
+log p / (1 − p) and log π. Missing values are left out of a row's likelihood. This is also right if
+observed values decide which values are missing, but not if the missing values themselves do.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -51,17 +49,11 @@ from pipeline.data.features import MAX_LEVELS, FeatureKind, are_binary
 from pipeline.data.level_probabilities import find_level_probabilities
 from pipeline.data.matching import draw_segments
 from pipeline.data.weights import WeightKind
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
-    HELD_OUT_SHARE,
-    get_best_params,
-    get_held_out_scores,
-    record_held_out_score,
     run_e_step_with_held_out,
 )
-from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.e_step import (
     MixtureTerms,
     compute_mixture_terms,
@@ -97,6 +89,7 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     sum_mixture_information,
 )
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -108,12 +101,8 @@ from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
-MAX_HELD_OUT_COMPONENTS = 256
-"""Number of components at which the search for their number ends."""
 BATCH_WORDS = 128
 """Words of rows whose posteriors are in memory at once: 8,192 rows."""
-SHORT_RUN_TOL = 1e-3
-"""Tolerance of the short runs."""
 MAX_PARAMETERS = 1500
 """With more parameters, the information matrix is too large and there are no standard errors."""
 MAX_ROWS = 20_000
@@ -122,7 +111,6 @@ MAX_ROWS = 20_000
 _GROUPED_CLASS = "pipeline.models.bernoulli_mixture.groups:GroupedMixture"
 _STRUCTURED_CLASS = "pipeline.models.bernoulli_mixture.conditional:StructuredMixture"
 _REGRESSION_CLASS = "pipeline.models.bernoulli_mixture.class_regression:ClassRegression"
-_MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _MIN_SMOOTHING = 1e-6  # keeps 1 − p accurate for up to 1e9 rows
 
 
@@ -323,7 +311,7 @@ class BernoulliMixtureParams:
 
 
 @dataclass(frozen=True)
-class BernoulliMixture(Model):
+class BernoulliMixture(Mixture):
     """Hyperparameters of the mixture of products of Bernoullis.
 
     Attributes
@@ -356,6 +344,8 @@ class BernoulliMixture(Model):
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
     acceleration: ClassVar[str] = "squarem"
+    max_held_out_components: ClassVar[int] = 256
+    short_run_tol: ClassVar[float] = 1e-3
     n_components: int | None = 10
     smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
     starts: int = setting(3, minimum=1)
@@ -388,9 +378,8 @@ class BernoulliMixture(Model):
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's sums and logarithms, and of the extrapolation."""
-        return (
-            8 * n_features * (self.n_components or MAX_HELD_OUT_COMPONENTS) * (6 * n_threads + 10)
-        )
+        n_components = self.n_components or self.max_held_out_components
+        return 8 * n_features * n_components * (6 * n_threads + 10)
 
     def estimate_work(
         self, params: BernoulliMixtureParams, working: Arrays, n_features: int, n_rows: int
@@ -414,18 +403,7 @@ class BernoulliMixture(Model):
         warnings = self._warn_about_features(first)
         observed, ones = pool_margins(first)
         observed = count_reached(observed, ones, self.n_levels)
-        if self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
-            raise FitError(
-                f"The dataset has only {first.weight:.0f} rows; choosing {{components}} needs at "
-                f"least {_MIN_ROWS_TO_CHOOSE}. Give a number.",
-                parameter="components",
-            )
-        if (self.n_components or 1) > first.weight:
-            raise FitError(
-                f"{{components}} is {self.n_components}, but the dataset has only "
-                f"{first.weight:.0f} rows. Choose at most {first.weight:.0f}.",
-                parameter="components",
-            )
+        self._check_number_of_components(first)
         auxiliary = {
             "n_rows": np.array(first.n_rows),
             "weight": np.array(first.weight),
@@ -437,9 +415,7 @@ class BernoulliMixture(Model):
             **self._measure_numbers(first),
         }
         state = FitState(None, auxiliary=auxiliary, warnings=warnings)
-        return self._begin_stage(
-            state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT_SHARE
-        )
+        return self._begin_fit(state)
 
     def _measure_numbers(self, first: FeatureCounts) -> Arrays:
         """Return mean and standard deviation of continuous features, if there are any."""
@@ -449,19 +425,7 @@ class BernoulliMixture(Model):
         consequence = "only the smoothing determines how often they differ"
         return make_constant_feature_warnings(*pool_margins(first), consequence)
 
-    def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
-        """Start with components around the margins, from several starts if they differ."""
-        working = {"held_out": np.array(held_out)}
-        is_single = self.starts == 1 or n_components == 1
-        auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
-        state = replace(state, working=working, auxiliary=auxiliary)
-        starts = tuple(
-            replace(state, params=self._draw_params_near_margins(auxiliary, n_components, k))
-            for k in range(1 if is_single else self.starts)
-        )
-        return replace(starts[0], starts=() if is_single else starts)
-
-    def _draw_params_near_margins(
+    def _draw_start(
         self, auxiliary: Arrays, n_components: int, start: int
     ) -> BernoulliMixtureParams:
         margins = auxiliary["margins"]
@@ -486,12 +450,6 @@ class BernoulliMixture(Model):
         """Start from an earlier fit, without short runs."""
         params = replace(params, **_get_overall(state.auxiliary))
         return replace(self._begin_long_run(state, 0.0), params=params)
-
-    def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
-        """Begin a run that continues until it has converged."""
-        auxiliary = {**state.auxiliary, "short": np.array(False)}
-        working = {"held_out": np.array(held_out)}
-        return replace(state, working=working, auxiliary=auxiliary, starts=())
 
     def summarize(
         self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -529,12 +487,6 @@ class BernoulliMixture(Model):
     ) -> float:
         return float(np.log(params.weights).sum())
 
-    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Stop on the change of the objective, sooner in the short runs."""
-        is_short = bool(state.auxiliary.get("short", False))
-        tol = max(self.tol, is_short * SHORT_RUN_TOL)
-        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
-
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
@@ -562,22 +514,6 @@ class BernoulliMixture(Model):
         limit = np.log((weight + len(params.weights)) / self.smoothing + most)
         return params.with_free_parameters(packed, limit)
 
-    def select_start(self, state: FitState) -> FitState:
-        """Continue with the best start."""
-        return self._begin_long_run(state, float(state.working["held_out"]))
-
-    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Double the components while held-out rows gain, then continue with all rows."""
-        if state.working["held_out"] == 0:
-            return None
-        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
-        state, n_doubled = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
-        if is_best and n_doubled <= min(MAX_HELD_OUT_COMPONENTS, statistics.weight):
-            return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
-        return replace(
-            self._begin_long_run(state, 0.0), params=get_best_params(self.params, auxiliary)
-        )
-
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by weight, and add diagnostics and warnings."""
         order = np.argsort(-state.params.weights, kind="stable")
@@ -587,15 +523,9 @@ class BernoulliMixture(Model):
                 params.probabilities, params.n_levels[params.n_levels > 1]
             )
             params = replace(params, level_probabilities=by_level)
-        n_components = len(order)
-        empty = int((statistics.values["mass"] < 1).sum())
-        warnings = (*state.warnings, *self._warn_about_components(n_components, empty))
-        diagnostics = {
-            "n_components": n_components,
-            "rows_without_values": int(statistics.values["empty_rows"]),
-            "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
-        }
-        return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+        values = statistics.values
+        state = self._describe_components(state, values["mass"], values["empty_rows"])
+        return replace(state, params=params)
 
     def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Request the sums for standard errors, unless there are too many parameters."""
@@ -671,22 +601,6 @@ class BernoulliMixture(Model):
         if state.auxiliary["has_sampling_weights"]:
             return "sandwich"
         return "crossproduct" if self.errors == "crossproduct" else "louis"
-
-    def _warn_about_components(self, n_components: int, empty: int) -> tuple[FitWarning, ...]:
-        """Warn about empty components, or about the end of the search for their number."""
-        text = f"components with less than one row: {empty} of {n_components}"
-        if empty and self.n_components is None:
-            filled = n_components - empty
-            text += f"; their number was doubled automatically, {{components={filled}}} avoids them"
-            return (FitWarning(text),)
-        if empty:
-            return (FitWarning(f"{text}; choose fewer {{components}}"),)
-        if self.n_components is None and n_components == MAX_HELD_OUT_COMPONENTS:
-            text = (
-                f"held-out rows still gain at {n_components}, where the search for {{components}} "
-            )
-            return (FitWarning(text + "ends; set a larger number"),)
-        return ()
 
     def count_mixture_parameters(self, params: BernoulliMixtureParams) -> int:
         """Count the free probabilities, and the free weights of each group or coefficients."""

@@ -9,8 +9,8 @@ Fit by EM. The M-step finds, for each component, the counts of all pairs of feat
 posterior, the maximum spanning tree of their mutual information, and θ from the counts of its
 edges. The prior is `smoothing` pseudo-rows per component from the model in which features are
 independent with their overall margins (Meilă & Jordan 2000, section 5); with it, no step decreases
-the objective. At each start, components have the margins of the features with randomly perturbed
-log-odds and no edges; the fit continues from the best of a few short runs.
+the objective. At each start, components have no edges and the margins of the features, randomly
+perturbed; see `pipeline.models.mixture`.
 
 =========  ==========  =============================================
 symbol     field       shape
@@ -56,16 +56,12 @@ from pipeline.data.level_probabilities import count_levels
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
-    HELD_OUT_SHARE,
-    get_best_params,
-    get_held_out_scores,
-    record_held_out_score,
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
@@ -99,12 +95,7 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
-MAX_HELD_OUT_COMPONENTS = 64
-"""Number of components at which the search for their number ends."""
-SHORT_RUN_TOL = 1e-2
-"""Tolerance of the short runs."""
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
-_MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 
 
@@ -173,7 +164,7 @@ class TreeMixtureParams:
 
 
 @dataclass(frozen=True)
-class TreeMixture(Model):
+class TreeMixture(Mixture):
     """Hyperparameters of the mixture of trees.
 
     Attributes
@@ -197,6 +188,8 @@ class TreeMixture(Model):
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[TreeMixtureParams]] = TreeMixtureParams
+    max_held_out_components: ClassVar[int] = 64
+    short_run_tol: ClassVar[float] = 1e-2
     n_components: int | None = 10
     smoothing: float = setting(1.0, minimum=_MIN_SMOOTHING)
     starts: int = setting(3, minimum=1)
@@ -222,7 +215,7 @@ class TreeMixture(Model):
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's pair counts and of those that the M-step arranges."""
-        n_trees = self.n_components or MAX_HELD_OUT_COMPONENTS
+        n_trees = self.n_components or self.max_held_out_components
         return 8 * n_features**2 * (n_trees * (n_threads + 2) + 16)
 
     def estimate_work(
@@ -237,27 +230,14 @@ class TreeMixture(Model):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
         warnings = self._warn_about_features(first)
-        if self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
-            raise FitError(
-                f"The dataset has only {first.weight:.0f} rows; choosing {{components}} needs at "
-                f"least {_MIN_ROWS_TO_CHOOSE}. Give a number.",
-                parameter="components",
-            )
-        if (self.n_components or 1) > first.weight:
-            raise FitError(
-                f"{{components}} is {self.n_components}, but the dataset has only "
-                f"{first.weight:.0f} rows. Choose at most {first.weight:.0f}.",
-                parameter="components",
-            )
+        self._check_number_of_components(first)
         auxiliary = {
             "weight": np.array(first.weight),
             "margins": self._compute_margins(first),
             "seed": rng.integers(2**63, size=1),
         }
         state = FitState(None, auxiliary=auxiliary, warnings=warnings)
-        return self._begin_stage(
-            state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT_SHARE
-        )
+        return self._begin_fit(state)
 
     def _compute_margins(self, first: FeatureCounts) -> Array:
         """Return the share of each level among the observed values, (n_levels in all,).
@@ -285,21 +265,7 @@ class TreeMixture(Model):
         names = tuple(feature.name for feature in self.features)
         return tuple(warning.with_names(names) for warning in warnings)
 
-    def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
-        """Start with components around the margins, from several starts if they differ."""
-        is_single = self.starts == 1 or n_components == 1
-        auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
-        working = {"held_out": np.array(held_out)}
-        state = replace(state, working=working, auxiliary=auxiliary)
-        starts = tuple(
-            replace(state, params=self._draw_params_near_margins(auxiliary, n_components, k))
-            for k in range(1 if is_single else self.starts)
-        )
-        return replace(starts[0], starts=() if is_single else starts)
-
-    def _draw_params_near_margins(
-        self, auxiliary: Arrays, n_components: int, start: int
-    ) -> TreeMixtureParams:
+    def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> TreeMixtureParams:
         """Perturb the margins, by rank of the levels: reversing levels changes nothing."""
         margins, n_levels = auxiliary["margins"], self.n_levels
         rng = np.random.default_rng([int(auxiliary["seed"][0]), n_components, start])
@@ -318,12 +284,6 @@ class TreeMixture(Model):
         """Start from an earlier fit, without short runs."""
         return replace(self._begin_long_run(state, 0.0), params=params)
 
-    def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
-        """Begin a run that continues until it has converged."""
-        auxiliary = {**state.auxiliary, "short": np.array(False)}
-        working = {"held_out": np.array(held_out)}
-        return replace(state, working=working, auxiliary=auxiliary, starts=())
-
     def summarize(
         self, params: TreeMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
@@ -335,12 +295,6 @@ class TreeMixture(Model):
         """Return the mean log-likelihood per row plus the log prior per row, nats."""
         log_prior = self.smoothing * params.compute_mean_log_prior()
         return float((statistics.objective + log_prior) / statistics.weight)
-
-    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Stop on the change of the objective, sooner in the short runs."""
-        is_short = bool(state.auxiliary.get("short", False))
-        tol = max(self.tol, is_short * SHORT_RUN_TOL)
-        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
@@ -358,22 +312,6 @@ class TreeMixture(Model):
         trees = {"parents": np.stack(parents), "tables": np.stack(tables)}
         return replace(state, params=replace(state.params, weights=mass / mass.sum(), **trees))
 
-    def select_start(self, state: FitState) -> FitState:
-        """Continue with the best start."""
-        return self._begin_long_run(state, float(state.working["held_out"]))
-
-    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Double the components while held-out rows gain, then continue with all rows."""
-        if state.working["held_out"] == 0:
-            return None
-        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
-        state, n_doubled = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
-        if is_best and n_doubled <= min(MAX_HELD_OUT_COMPONENTS, statistics.weight):
-            return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
-        return replace(
-            self._begin_long_run(state, 0.0), params=get_best_params(self.params, auxiliary)
-        )
-
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by weight, and add diagnostics and warnings."""
         order = np.argsort(-state.params.weights, kind="stable")
@@ -381,17 +319,9 @@ class TreeMixture(Model):
         params = replace(
             old, weights=old.weights[order], parents=old.parents[order], tables=old.tables[order]
         )
-        empty = int((statistics.values["pairs"][:, 0, 0] < 1).sum())
-        warnings = state.warnings
-        if empty:
-            text = f"components with less than one row: {empty} of {len(order)}; "
-            warnings = (*warnings, FitWarning(text + "choose fewer {components}"))
-        diagnostics = {
-            "n_components": len(order),
-            "rows_without_values": int(statistics.values["empty_rows"]),
-            "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
-        }
-        return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+        products, empty_rows = statistics.values["pairs"], statistics.values["empty_rows"]
+        state = self._describe_components(state, products[:, 0, 0], empty_rows)
+        return replace(state, params=params)
 
     def count_mixture_parameters(self, params: TreeMixtureParams) -> int:
         """Count the free weights and the free entries of tables."""

@@ -19,7 +19,6 @@ from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_pass_statistics, fit_model
-from pipeline.models.bernoulli_mixture import model as bernoulli_mixture
 from pipeline.models.bernoulli_mixture.e_step import (
     compute_mixture_terms,
     mixture_posterior,
@@ -217,7 +216,7 @@ def test_constant_features_and_needless_components_are_told() -> None:
 def test_of_the_number_of_components_one_thing_is_advised(
     kinds: int, n_components: int | None, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bernoulli_mixture, "MAX_HELD_OUT_COMPONENTS", 8)
+    monkeypatch.setattr(BernoulliMixture, "max_held_out_components", 8)
     rng = np.random.default_rng(1)
     patterns = (rng.random((kinds, 24)) < 0.5).astype(np.uint8)
     state = fitted(patterns[rng.integers(kinds, size=400)], n_components=n_components)

@@ -1,0 +1,138 @@
+"""How mixtures are fitted: from several starts, with a number of components that rows can choose.
+
+Each fit, or each number of components that is tried, begins with short runs from random starts, and
+continues from the best of them until it has converged (C. Biernacki, G. Celeux, G. Govaert,
+Computational Statistics & Data Analysis 41, 2003). If the number of components is not set, it is
+doubled from 1 while the likelihood of held-out rows increases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pipeline.errors import FitError, FitWarning
+from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
+from pipeline.learning.held_out import (
+    HELD_OUT_SHARE,
+    get_best_params,
+    get_held_out_scores,
+    record_held_out_score,
+)
+from pipeline.models.base import Model
+from pipeline.models.state import Arrays, FitState
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Sums
+
+_MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
+
+
+class Mixture(Model):
+    """A model whose parameters `weights` are the probabilities of its components."""
+
+    max_held_out_components: ClassVar[int]
+    """Number of components at which the search for their number ends."""
+    short_run_tol: ClassVar[float]
+    """Tolerance of the short runs."""
+    starts: int
+
+    def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> Any:
+        """Return the parameters that one of the starts begins with.
+
+        `auxiliary` has the entry `seed`.
+        """
+        raise NotImplementedError
+
+    def _check_number_of_components(self, first: FeatureCounts) -> None:
+        """Refuse data with too few rows."""
+        if self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
+            raise FitError(
+                f"The dataset has only {first.weight:.0f} rows; choosing {{components}} needs at "
+                f"least {_MIN_ROWS_TO_CHOOSE}. Give a number.",
+                parameter="components",
+            )
+        if (self.n_components or 1) > first.weight:
+            raise FitError(
+                f"{{components}} is {self.n_components}, but the dataset has only "
+                f"{first.weight:.0f} rows. Choose at most {first.weight:.0f}.",
+                parameter="components",
+            )
+
+    def _begin_fit(self, state: FitState) -> FitState:
+        """Begin with the chosen number of components, or the search for it."""
+        if self.n_components is not None:
+            return self._begin_stage(state, self.n_components, 0.0)
+        return self._begin_stage(state, 1, HELD_OUT_SHARE)
+
+    def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
+        """Begin with this number of components, from several starts if they differ."""
+        working = {"held_out": np.array(held_out)}
+        is_single = self.starts == 1 or n_components == 1
+        auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
+        state = replace(state, working=working, auxiliary=auxiliary)
+        starts = tuple(
+            replace(state, params=self._draw_start(auxiliary, n_components, k))
+            for k in range(1 if is_single else self.starts)
+        )
+        return replace(starts[0], starts=() if is_single else starts)
+
+    def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
+        """Begin a run that continues until it has converged."""
+        auxiliary = {**state.auxiliary, "short": np.array(False)}
+        working = {"held_out": np.array(held_out)}
+        return replace(state, working=working, auxiliary=auxiliary, starts=())
+
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+        """Stop on the change of the objective, sooner in the short runs."""
+        is_short = bool(state.auxiliary.get("short", False))
+        tol = max(self.tol, is_short * self.short_run_tol)
+        return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
+
+    def select_start(self, state: FitState) -> FitState:
+        """Continue with the best start."""
+        return self._begin_long_run(state, float(state.working["held_out"]))
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Double the components while held-out rows gain, then continue with all rows."""
+        if state.working["held_out"] == 0:
+            return None
+        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
+        state, n_doubled = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
+        if is_best and n_doubled <= min(self.max_held_out_components, statistics.weight):
+            return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
+        return replace(
+            self._begin_long_run(state, 0.0), params=get_best_params(self.params, auxiliary)
+        )
+
+    def _describe_components(self, state: FitState, mass: Any, empty_rows: Any) -> FitState:
+        """Add diagnostics, and warnings about components.
+
+        `mass` is the number of rows of each component, and `empty_rows` that of rows without any
+        observed value.
+        """
+        n_components, empty = len(mass), int((mass < 1).sum())
+        diagnostics = {
+            "n_components": n_components,
+            "rows_without_values": int(empty_rows),
+            "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
+        }
+        warnings = (*state.warnings, *self._warn_about_components(n_components, empty))
+        return replace(state, diagnostics=diagnostics, warnings=warnings)
+
+    def _warn_about_components(self, n_components: int, empty: int) -> tuple[FitWarning, ...]:
+        """Warn about empty components, or about the end of the search for their number."""
+        text = f"components with less than one row: {empty} of {n_components}"
+        if empty and self.n_components is None:
+            filled = n_components - empty
+            text += f"; their number was doubled automatically, {{components={filled}}} avoids them"
+            return (FitWarning(text),)
+        if empty:
+            return (FitWarning(f"{text}; choose fewer {{components}}"),)
+        if self.n_components is None and n_components == self.max_held_out_components:
+            text = (
+                f"held-out rows still gain at {n_components}, where the search for {{components}} "
+            )
+            return (FitWarning(text + "ends; set a larger number"),)
+        return ()
