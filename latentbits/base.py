@@ -523,6 +523,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         remedy = _REMEDY
         if "ordinal" in self.model_class.feature_kinds:
             remedy += " Pass levels to fit if other values are possible."
+        if "continuous" in self.model_class.feature_kinds:
+            remedy += " Estimators do not take continuous features; latentbits.fit does."
         tables = make_tables(rows, names, segments, keep, rule, remedy, self.levels_ or None)
         n_earlier = earlier.first.n_rows if earlier else 0
         if segments is None:

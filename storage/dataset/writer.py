@@ -328,9 +328,16 @@ def check_feature_names(names: Sequence[str]) -> tuple[str, ...]:
 def _check_same_features(base: BinaryDataset, names: tuple[str, ...]) -> None:
     if names == base.feature_names:
         return
-    if len(names) != base.n_features:
+    if absent := [name for name in base.feature_names if name not in names]:
         raise DataError(
-            f"{base.path} has {base.n_features} features, but the new rows have {len(names)}.",
+            f"The new rows have no feature {absent[0]!r}, but {base.path} has it. Add the column; "
+            "its values may be missing.",
+            parameter="append",
+        )
+    if added := [name for name in names if name not in base.feature_names]:
+        raise DataError(
+            f"The new rows have the feature {added[0]!r}, but {base.path} does not. Leave it out "
+            f"with {{drop={added[0]}}}.",
             parameter="append",
         )
     i = next(i for i, name in enumerate(names) if name != base.feature_names[i])

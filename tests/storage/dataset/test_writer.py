@@ -166,9 +166,9 @@ def test_empty_batches_say_nothing_about_a_column(tmp_path: Path) -> None:
 
 
 APPENDED = {
-    "fewer features": (".* has 3 features, but the new rows have 2", ["f0", "f1"]),
-    "more features": (".* has 3 features, but the new rows have 4", ["f0", "f1", "f2", "f3"]),
-    "another feature": ("Feature 2 is 'g', but 'f1' in .*", ["f0", "g", "f2"]),
+    "fewer features": ("The new rows have no feature 'f2'.* Add the column", ["f0", "f1"]),
+    "more features": ("The new rows have the feature 'g'.*drop", ["f0", "f1", "f2", "g"]),
+    "another feature": ("The new rows have no feature 'f1'", ["f0", "g", "f2"]),
     "another order": ("Feature 1 is 'f2', but 'f0' in .*", ["f2", "f1", "f0"]),
 }
 
