@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.data.features import Feature, split_into_planes
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import fit_model
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.models.tree_mixture.model import TreeMixture, TreeMixtureParams
@@ -196,6 +196,22 @@ def test_held_out_rows_choose_the_number_of_components() -> None:
     scores = state.diagnostics["held_out_scores"]
     assert len(state.params.weights) == 2 ** int(np.argmax(scores)) > 1
     assert scores[-1] < max(scores)
+
+
+def test_a_warm_start_ends_as_a_fit_to_the_same_rows() -> None:
+    """Of one tree, whose objective has one maximum."""
+    params, model = draw_params(BINARY, 1, seed=8), TreeMixture(1)
+    X = model.sample(params, 3000, np.random.default_rng(0))
+    rows, earlier = (
+        make_memory_rows(DenseData(X)),
+        fit_trees(BINARY, DenseData(X[:500]), n_components=1),
+    )
+    first = collect_first_statistics(model, rows, SERIAL, 0)
+    begun = model.warm_start(initialize_fit(model, first, 0), earlier.params)
+    again = fit_model(model, rows, SERIAL, state=begun)
+    cold = fit_model(model, rows, SERIAL)
+    assert again.history[-1] == pytest.approx(cold.history[-1], abs=1e-12)
+    np.testing.assert_array_equal(again.params.margins, cold.params.margins)
 
 
 def test_parents_in_a_cycle_are_refused() -> None:
