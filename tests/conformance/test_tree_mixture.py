@@ -45,8 +45,12 @@ def pairs_by_component(found: Any, truth: Any) -> Pairs:
 
 FACTS = Facts(
     "tree-mixture",
-    plain={"tol": 1e-5},
-    variants=({"n_components": None, "max_iter": 40}, {"smoothing": 1e-6}, {"n_components": 1}),
+    plain={"tol": 1e-4, "starts": 1},
+    variants=(
+        {"n_components": None, "max_iter": 40},
+        {"smoothing": 1e-6, "starts": 3},
+        {"n_components": 1},
+    ),
     rising=(({}, 1e-9), ({"n_components": 8, "smoothing": 5.0}, 1e-9)),
     codes=codes_of_components,
     has_edges=True,
