@@ -50,6 +50,7 @@ def find_maximum_spanning_tree(weights: Array) -> Indices:
 
     `weights` is symmetric, (n_features, n_features). The root is feature 0, whose parent is `ROOT`.
     """
+    weights = np.round(weights, 11)  # so that rounding does not choose among equal weights
     lengths = weights.max() - weights + 1  # SciPy takes 0 as no edge
     np.fill_diagonal(lengths, 0)
     tree = scipy.sparse.csgraph.minimum_spanning_tree(lengths)
