@@ -412,7 +412,7 @@ def describe_reconstruction(sums: Sums, subject: EvaluatedModel | None = None) -
     """Return the mean reconstruction losses per observed value; empty without reconstruction.
 
     Features of a `subject` with several levels also have the losses of `describe_level_losses`, and
-    continuous ones those of `describe_number_losses`.
+    continuous ones the entries of `describe_number_losses`.
     """
     found: dict[str, Any] = {}
     if "observed" in sums.values:

@@ -224,7 +224,7 @@ def measure_forms(forms: Array, means: Array | None, scales: Array | None) -> Ar
     Parameters
     ----------
     forms
-        (n_forms, q + 1), the last ones those of the continuous items.
+        (n_forms, q + 1); the forms of continuous items are the last ones.
     means, scales
         Of the continuous items, (n_continuous,) each; None if there are none.
     """

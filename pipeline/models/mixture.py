@@ -109,7 +109,7 @@ class Mixture(Model):
     def _describe_components(self, state: FitState, mass: Any, empty_rows: Any) -> FitState:
         """Add diagnostics, and warnings about components.
 
-        `mass` is the number of rows of each component, and `empty_rows` that of rows without any
+        `mass` is the number of rows of each component; `empty_rows`, the number of rows without any
         observed value.
         """
         n_components, empty = len(mass), int((mass < 1).sum())

@@ -27,9 +27,9 @@ class Structure:
         The features.
     known_items
         Known slopes and offsets of binary items side by side, (n_features, n_components + 1), NaN
-        where the fit estimates them; None if all are estimated. Items with several levels have
-        those of each plane, and after them, continuous ones have two forms each of the values as
-        they are: (n_forms, n_components + 1).
+        where the fit estimates them; None if all are estimated. If some items are not
+        binary, there is a row for each plane, and after these, two rows for each continuous item,
+        in the units of its values: (n_forms, n_components + 1).
     pattern
         Which items load on which traits, in the order of the features; None if all do.
     covariates

@@ -58,8 +58,8 @@ class FeaturePairJob:
 
     `tabulate` computes the arrays of a strip from its features, the chunks, and the counts of
     earlier chunks (see `CanTabulatePairs.tabulate`). `rows` are the rows to count, `n_features` is
-    the number of features and `height` that of each strip, and `earlier` has the counts of leading
-    chunks if they are known.
+    the number of all features and `height` the number per strip. `earlier` has the counts of
+    leading chunks if they are known.
     """
 
     label: ClassVar[str] = "pair tables"
@@ -83,7 +83,7 @@ class FeaturePairJob:
         return {name: (("feature_j",), (n,), str(a.dtype)) for name, a in arrays.items()}
 
     def count_per_chunk(self, executor: Executor) -> list[int]:
-        """Return the number of features as that of a single chunk: ranges consist of features."""
+        """Return the number of features, as if of one chunk: ranges consist of features."""
         return [self.n_features]
 
     def choose_range_length(self, total: int) -> int:

@@ -104,8 +104,8 @@ def _count_planes(highest_level: int) -> int:
 def _rank_codes(codes: ValueCodes, n_planes: int) -> NDArray[Any]:
     """Return the ranks of codes: 2 of 0, 3 of 1, and 1 of MISSING; 0 means no entry.
 
-    The lowest bit of a level is that of its rank. The second one of the rank is 1, followed by the
-    other bits of the level. With the rule "any", the highest rank counts.
+    From the lowest bit up, a rank is the lowest bit of the level, a 1, and the other bits of the
+    level. With the rule "any", the highest rank counts.
     """
     if n_planes > 8:
         codes = codes.astype(np.uint16)

@@ -278,7 +278,7 @@ class ProbitICA(Model):
     ) -> Array:
         """Return P(x ≤ number) of continuous features, given the codes as if independent.
 
-        Without segments, it is that of the mean segment.
+        Without segments, it is the result for the mean segment.
         """
         if segments is None:
             segments = np.full(len(numbers), UNKNOWN_SEGMENT)

@@ -67,7 +67,8 @@ def start_pairs(
 ) -> tuple[PolyserialPairs, NDArray[np.uint8]]:
     """Return the pairs of continuous features with levels, and their statuses.
 
-    `sums` and `ones` are those of `sum_moments` with planes on the right, (n_continuous, n_planes).
+    `sums` and `ones` are results of `sum_moments` with planes on the right, (n_continuous,
+    n_planes).
     """
     firsts = first_planes[:-1]
     n_planes = np.diff(first_planes)
@@ -109,8 +110,8 @@ def sum_derivatives(
 ) -> Array:
     """Sum the derivatives of `sum_polyserial_derivatives` over the rows of a block.
 
-    `means` and `scales` standardize the continuous features, of which the pairs have those in
-    `left`. `n_levels` are the numbers of levels of the other features.
+    `means` and `scales` standardize all continuous features; `left` selects the features of the
+    pairs among them. `n_levels` are the numbers of levels of the other features.
     """
     levels, observed = unpack_levels(block, n_levels - 1)
     if observed is not None:

@@ -122,7 +122,7 @@ MIN_NOISE = 1e-3
 MAX_SQUARE_FEATURES = 2000
 """Maximum number of features of one square matrix; wider data use strips.
 
-If some features are continuous, it is that of continuous features and planes together.
+If some features are continuous, it limits continuous features and planes together.
 """
 _MAX_PARTS = 32
 _ROWS_AT_ONCE = 64  # of a strip, so that arrays of float64 stay small
@@ -241,7 +241,7 @@ class ClippedPCA(Model):
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of 18 square matrices in the central step and 7 per null draw.
 
-        For wide data, return those of the basis, its products, and the smallest strips of all
+        For wide data, return the bytes of the basis, its products, and the smallest strips of all
         threads.
         """
         if self.has_pair_tables(n_features):

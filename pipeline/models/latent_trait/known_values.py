@@ -39,7 +39,7 @@ def check_known_slopes(known_items: Array) -> None:
 def check_free_items(free: str, names: Sequence[str], known_items: Array) -> None:
     """Refuse items that are known and should differ by group; `free` names them.
 
-    `names` are those of all features, and `known_items` is as for `check_known_slopes`.
+    `names` are the names of all features, and `known_items` is as for `check_known_slopes`.
     """
     is_known = ~np.isnan(known_items).any(axis=1)
     known = {names[item] for item in np.flatnonzero(is_known).tolist()}

@@ -20,8 +20,8 @@ pa         parents     (n_components, n_features), -1 at a root
 θ          tables      (n_components, n_features, n_levels, n_levels)
 =========  ==========  =============================================
 
-`tables[k, i, b, a]` is P(x_i = a | x_pa = b, k); that of a root is at b = 0. Trees are in the order
-of their components.
+`tables[k, i, b, a]` is P(x_i = a | x_pa = b, k); a root has P(x_i = a | k) at b = 0. Tree k
+belongs to component k.
 
 Missing values are summed out by belief propagation, and the M-step takes the expected counts of all
 pairs, both exactly; see `pipeline.numerics.trees.messages`. This is also right if observed values
@@ -381,7 +381,7 @@ class TreeMixture(Mixture):
 
 @dataclass(frozen=True)
 class OrdinalTreeMixture(TreeMixture):
-    """Hyperparameters of the mixture of trees, and the features, some of which have several levels.
+    """Hyperparameters of the mixture of trees, for features of which some have several levels.
 
     Attributes
     ----------

@@ -53,10 +53,10 @@ def sum_weighted_pairs(
     (rows,) = np.nonzero((levels == MISSING).any(axis=1))
     sums = np.empty((weights.shape[1], planes.shape[1], planes.shape[1]))
     firsts = np.cumsum([0, *n_levels])
-    to_planes = _make_planes_from_levels(n_levels)
+    to_planes = _make_planes_from_levels(n_levels) if len(rows) else None
     for k, own in enumerate(np.ascontiguousarray(weights.T)):
         shared = 0.0
-        if len(rows):
+        if to_planes is not None:
             expected = np.empty((len(rows), firsts[-1]))
             joint = np.zeros((firsts[-1], firsts[-1]))
             tree = (parents[k], orders[k], tables[k])
@@ -71,8 +71,8 @@ def sum_weighted_pairs(
 def count_level_pairs(products: Array, n_levels: Counts) -> Array:
     """Return counts of pairs of levels, (n_levels in all, n_levels in all), for one component.
 
-    `products`, (1 + n_planes, 1 + n_planes), are those of `sum_weighted_pairs`. Rounding below 0 is
-    cut off.
+    `products`, (1 + n_planes, 1 + n_planes), are an entry of what `sum_weighted_pairs` returns.
+    Rounding below 0 is cut off.
     """
     to_levels = _make_levels_from_planes(n_levels)
     counts = np.maximum(to_levels @ (to_levels @ products).T, 0.0)

@@ -1,6 +1,7 @@
 """Exact inference in trees over features, row by row, by belief propagation (Pearl 1988).
 
-The tables of a tree are P(x_i = a | x_parent = b) at [i, b, a]; those of a root do not depend on b.
+The tables of a tree are P(x_i = a | x_parent = b) at [i, b, a]; the table of a root has P(x_i = a)
+at b = 0.
 An observed feature cuts the tree, so messages pass only among missing features.
 """
 

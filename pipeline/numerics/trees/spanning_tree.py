@@ -50,7 +50,8 @@ def find_maximum_spanning_tree(weights: Array) -> Indices:
 
     `weights` is symmetric, (n_features, n_features). The root is feature 0, whose parent is `ROOT`.
     """
-    weights = np.round(weights, 11)  # so that rounding does not choose among equal weights
+    # Rounding errors must not choose among equal weights; the sum may lose 1e-11 per edge.
+    weights = np.round(weights, 11)
     lengths = weights.max() - weights + 1  # SciPy takes 0 as no edge
     np.fill_diagonal(lengths, 0)
     tree = scipy.sparse.csgraph.minimum_spanning_tree(lengths)
@@ -71,7 +72,7 @@ def order_from_root(parents: Indices) -> Indices:
     Raises
     ------
     FitError
-        If the parents are not those of trees.
+        If the parents do not form trees.
     """
     if (parents >= len(parents)).any():
         raise FitError(_NO_TREE)
@@ -91,7 +92,7 @@ def order_from_root(parents: Indices) -> Indices:
 def gather_tables(counts: Array, firsts: Indices, n_levels: Indices, parents: Indices) -> Array:
     """Return the counts of each feature with its parent, (n_features, parent_level b, level a).
 
-    Those of a root are its margins at b = 0. Entries beyond a feature's levels are 0.
+    A root has its margins at b = 0. Entries beyond a feature's levels are 0.
     """
     is_root = parents == ROOT
     steps = np.arange(n_levels.max())
@@ -109,7 +110,7 @@ def gather_tables(counts: Array, firsts: Indices, n_levels: Indices, parents: In
 def make_tables(counts: Array, firsts: Indices, n_levels: Indices, parents: Indices) -> Array:
     """Return P(x_i = a | x_parent = b), (n_features, parent_level b, level a).
 
-    Those of a root are P(x_i = a) at b = 0. Entries beyond a feature's levels are 0.
+    A root has P(x_i = a) at b = 0. Entries beyond a feature's levels are 0.
     """
     joint = gather_tables(counts, firsts, n_levels, parents)
     totals = joint.sum(axis=2, keepdims=True)
