@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HELP = """Compile the functions of all models for this machine and store them, so that later
 commands need not.
 
-This takes about ten minutes for all models. Functions for unusual data, such as hundreds of
+This takes about six minutes for all models. Functions for unusual data, such as hundreds of
 features, are still compiled when they are first needed. The environment variable NUMBA_CACHE_DIR
 sets the folder.
 """
