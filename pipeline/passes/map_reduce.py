@@ -228,7 +228,8 @@ def _merge_tasks(
     """Merge the results of a group's tasks in order; None if the group has no rows."""
     total = None
     for part in islice(results, len(tasks)):
-        total = part if total is None or part is None else total.merge(part)
+        if part is not None:
+            total = part if total is None else total.merge(part)
     return range(tasks[0].keys.start, tasks[-1].keys.stop), total
 
 

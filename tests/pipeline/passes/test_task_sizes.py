@@ -157,6 +157,20 @@ def test_a_wrong_estimate_changes_no_count(nanoseconds: float, result_bytes: flo
     assert len(done) <= 1 + 3 * 64
 
 
+@pytest.mark.parametrize("kept_share", [0.01, 0.1, 0.5, 1.0])
+def test_parts_without_rows_of_the_split_change_no_count(kept_share: float) -> None:
+    """Rows of the split at the start, so that later parts of a chunk have none."""
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 2, (4000, 5)).astype(np.uint8)
+    keep = np.arange(len(X)) % 2000 < kept_share * 2000
+    rows = make_memory_rows(DenseData(X, keep=keep), [2000, 2000])
+    counts = collect_statistics(
+        FeatureCounts.from_block, rows, SerialExecutor(), "counts", work=WorkEstimate(1e6)
+    )
+    assert counts.n_rows == keep.sum()
+    np.testing.assert_array_equal(counts.ones.sum(axis=0), X[keep].sum(axis=0))
+
+
 @dataclass(frozen=True)
 class Expensive(LatentTrait):
     """A model that takes a small chunk for a minute's work."""
