@@ -39,7 +39,7 @@ _OWN_MODELS = {
     "noisy-or": "pipeline.models.noisy_or.model:NoisyOr",
     "rbm": "pipeline.models.rbm:RestrictedBoltzmannMachine",
     "stack": "pipeline.models.stack:Stack",
-    "tree-mixture": "pipeline.models.tree_mixture.model:TreeMixture",
+    "tree-mixture": "pipeline.models.trees.tree_mixture:TreeMixture",
 }
 """Class of each model of this package. A list, because it takes long to import all of them."""
 

@@ -24,7 +24,7 @@ from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.noisy_or import NoisyOr
 from pipeline.models.rbm import RestrictedBoltzmannMachine
-from pipeline.models.tree_mixture.model import TreeMixture
+from pipeline.models.trees.tree_mixture import TreeMixture
 from tests.acceptance import chow_liu
 from tests.support.data import find_shared_data
 from tests.support.strategies import DenseData, make_memory_rows

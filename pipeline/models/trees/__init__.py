@@ -1,3 +1,1 @@
-"""Mixture of trees."""
-
-from pipeline.models.tree_mixture.model import TreeMixture as TreeMixture
+"""Models in which features, or hidden variables behind them, depend on each other along trees."""

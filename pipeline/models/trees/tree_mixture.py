@@ -65,7 +65,7 @@ from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
-from pipeline.models.tree_mixture.pair_counts import (
+from pipeline.models.trees.pair_counts import (
     count_level_pairs,
     sum_weighted_pairs,
     with_margins,

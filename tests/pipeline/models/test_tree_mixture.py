@@ -16,8 +16,8 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.models.tree_mixture.model import TreeMixture, TreeMixtureParams
-from pipeline.models.tree_mixture.pair_counts import count_level_pairs, sum_weighted_pairs
+from pipeline.models.trees.pair_counts import count_level_pairs, sum_weighted_pairs
+from pipeline.models.trees.tree_mixture import TreeMixture, TreeMixtureParams
 from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
