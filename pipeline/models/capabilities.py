@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -171,6 +171,37 @@ class HasHiddenCauses(Protocol):
 
     def get_hidden_causes(self, params: Any) -> HiddenCauses:
         """Return the hidden units with the probabilities that each turns others on."""
+
+
+class FeatureTree(NamedTuple):
+    """A tree over features; each feature but the roots shares an edge with its parent.
+
+    Attributes
+    ----------
+    weight
+        Share of rows that the tree describes, from 0 to 1; 1 if it is the only tree.
+    parents
+        Parent of each feature, (n_features,), -1 at a root.
+    mutual_information
+        Mutual information of each feature with its parent under the tree, nats, (n_features,); NaN
+        at a root.
+    correlation
+        Their correlation under the tree, with the scores 0, 1, 2, … of levels, (n_features,); NaN
+        at a root or if a feature is constant. Of two binary features, it is phi.
+    """
+
+    weight: float
+    parents: NDArray[np.int64]
+    mutual_information: Array
+    correlation: Array
+
+
+@runtime_checkable
+class HasTrees(Protocol):
+    """Describes the dependence of features by trees."""
+
+    def get_trees(self, params: Any) -> Sequence[FeatureTree]:
+        """Return the fitted trees; those of components are in the order of the components."""
 
 
 @runtime_checkable

@@ -60,7 +60,7 @@ from pipeline.learning.held_out import (
     run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
-from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.capabilities import FeatureTree, LogLikelihood
 from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -69,6 +69,10 @@ from pipeline.models.trees.pair_counts import (
     count_level_pairs,
     sum_weighted_pairs,
     with_margins,
+)
+from pipeline.numerics.trees.dependence import (
+    compute_table_correlation,
+    compute_table_information,
 )
 from pipeline.numerics.trees.messages import MISSING, fill_log_likelihoods
 from pipeline.numerics.trees.spanning_tree import (
@@ -363,6 +367,19 @@ class TreeMixture(Mixture):
                 levels[rows, i] = (uniform[rows, i, None] > steps).sum(axis=1)
         n_planes = params.levels_per_feature - 1
         return split_into_planes(np.minimum(levels, n_planes).astype(np.uint8), n_planes)
+
+    def get_trees(self, params: TreeMixtureParams) -> list[FeatureTree]:
+        """Return the trees of the components, with the dependence along each edge."""
+        trees = []
+        for k, margins in enumerate(params.compute_margins()):
+            parents = params.parents[k]
+            is_edge = parents != ROOT
+            joint = margins[parents[is_edge], :, None] * params.tables[k, is_edge]
+            strengths = np.full((2, len(parents)), np.nan)
+            strengths[0, is_edge] = compute_table_information(joint)
+            strengths[1, is_edge] = compute_table_correlation(joint)
+            trees.append(FeatureTree(float(params.weights[k]), parents, *strengths))
+        return trees
 
     def reconstruct(
         self,

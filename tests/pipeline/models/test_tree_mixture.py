@@ -18,6 +18,10 @@ from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.models.trees.pair_counts import count_level_pairs, sum_weighted_pairs
 from pipeline.models.trees.tree_mixture import TreeMixture, TreeMixtureParams
+from pipeline.numerics.trees.dependence import (
+    compute_table_correlation,
+    compute_table_information,
+)
 from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
@@ -102,6 +106,34 @@ def test_likelihoods_and_codes_are_those_of_enumeration(sizes: tuple[int, ...]) 
         expected = joint[alike].sum(axis=0)
         assert nats[n] == pytest.approx(np.log(expected.sum()), abs=1e-12)
         np.testing.assert_allclose(codes[n], expected / expected.sum(), atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_edges_have_the_dependence_of_enumeration(sizes: tuple[int, ...]) -> None:
+    params, every = draw_params(sizes, 3), list_rows(sizes)
+    joint = compute_joint(params, every)
+    for k, tree in enumerate(TreeMixture().get_trees(params)):
+        assert tree.weight == params.weights[k]
+        shares = joint[:, k] / params.weights[k]
+        for i, parent in enumerate(tree.parents.tolist()):
+            found = tree.mutual_information[i], tree.correlation[i]
+            if parent == ROOT:
+                assert np.isnan(found).all()
+                continue
+            levels = every[:, [parent, i]].T
+            table = np.zeros((sizes[parent], sizes[i]))
+            np.add.at(table, (levels[0], levels[1]), shares)
+            entropies = [scipy.stats.entropy(p) for p in (table.sum(0), table.sum(1))]
+            information = sum(entropies) - scipy.stats.entropy(table.ravel())
+            cov = np.cov(levels, aweights=shares, ddof=0)
+            expected = information, cov[0, 1] / np.sqrt(cov[0, 0] * cov[1, 1])
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_constant_feature_has_no_correlation() -> None:
+    joint = np.array([[[0.3, 0.7], [0.0, 0.0]], [[0.5, 0.0], [0.0, 0.5]]])
+    np.testing.assert_allclose(compute_table_information(joint), [0, np.log(2)], atol=1e-15)
+    np.testing.assert_array_equal(compute_table_correlation(joint), [np.nan, 1])
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
