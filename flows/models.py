@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +13,7 @@ from flows.cli.app import EXIT_CODES, make_app, run_app
 from flows.cli.options import Json
 from flows.cli.startup import rewrite_commands
 from flows.cli.summary import print_json
-from pipeline.models.registry import find_models
+from pipeline.models.registry import ALIASES, find_models
 from pipeline.models.settings import list_hyperparameters
 
 HELP = "List the models that can be fitted, each with a one-sentence description."
@@ -32,6 +34,11 @@ def describe_models() -> dict[str, str]:
     return {name: " ".join(doc.split("\n\n")[0].split()) for name, doc in sorted(docs.items())}
 
 
+def _list_aliases(name: str) -> dict[str, Mapping[str, Any]]:
+    """Return the aliases of a model, each with the settings that it fixes."""
+    return {alias: fixed for alias, (model, fixed) in ALIASES.items() if model == name}
+
+
 @app.default
 def main(*, json: Json = False) -> None:
     """Print a table of the models, or a JSON object that includes their settings."""
@@ -40,11 +47,19 @@ def main(*, json: Json = False) -> None:
             name: list(list_hyperparameters(model)) for name, model in find_models().items()
         }
         models = describe_models().items()
-        print_json({name: {"is": text, "settings": settings[name]} for name, text in models})
+        print_json(
+            {
+                name: {"is": text, "settings": settings[name], "aliases": _list_aliases(name)}
+                for name, text in models
+            }
+        )
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, text in describe_models().items():
         table.add_row(name, text)
+        for alias, fixed in _list_aliases(name).items():
+            settings_text = ", ".join(f"{key}={value}" for key, value in fixed.items())
+            table.add_row(f"  {alias}", f"{name} with {settings_text}.")
     console = Console(highlight=False)
     console.print(table)
     console.print(

@@ -103,7 +103,7 @@ from pipeline.models.loading_pattern import (
     make_loading_pattern,
     match_traits,
 )
-from pipeline.models.registry import find_model_class
+from pipeline.models.registry import add_fixed_settings, find_model_class
 from pipeline.models.row_covariates import check_row_covariates, measure_row_covariates
 from pipeline.models.row_groups import check_can_have_groups, list_groups
 from pipeline.models.row_weights import measure_row_weights
@@ -162,7 +162,8 @@ def fit(
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
         clipped-pca, fastica, kernel-pca, laplacian-eigenmap, latent-trait, linear-ivae, noisy-or,
-        rbm, stack, tree-mixture, or package.module:Class for a model of another package.
+        rbm, stack, tree-mixture, or package.module:Class for a model of another package. chow-liu
+        is tree-mixture with one component.
     components
         Number of components, `auto` if the model can choose it, or None for its default.
     split
@@ -696,6 +697,7 @@ def _build_model(name: str, components: int | str | None, settings: Mapping[str,
     values = dict(settings)
     if components is not None:
         values["n_components"] = components
+    values = add_fixed_settings(name, values)
     values = {
         key: None if value == "auto" and can_be_none(kind, key) else value
         for key, value in values.items()

@@ -20,7 +20,13 @@ from typing import (
 )
 
 from pipeline.errors import FitError, format_suggestion
-from pipeline.models.registry import find_model_class, get_known_model, list_model_names
+from pipeline.models.registry import (
+    ALIASES,
+    add_fixed_settings,
+    find_model_class,
+    get_known_model,
+    list_model_names,
+)
 from pipeline.models.settings import describe_settings, describe_type, list_hyperparameters
 
 if TYPE_CHECKING:
@@ -28,14 +34,14 @@ if TYPE_CHECKING:
 
     ModelName: TypeAlias = str
 else:
-    ModelName = Literal[tuple(list_model_names())] | str
+    ModelName = Literal[(*list_model_names(), *ALIASES)] | str
 """Name of a model. Prefect's forms offer the known names; `build_model` refuses others."""
 AUTO = "auto"
 """Spelling, in options, of None: the model chooses the value."""
 MODEL_GROUPS = {
     "correlations": ("clipped-pca",),
     "item response": ("latent-trait",),
-    "mixtures": ("bernoulli-mixture", "tree-mixture"),
+    "mixtures": ("bernoulli-mixture", "tree-mixture", "chow-liu"),
     "independent components": ("blica", "binary-ica-likelihood", "fastica", "linear-ivae"),
     "causes": ("noisy-or",),
     "neural networks": ("autoencoder", "bottleneck", "rbm", "stack"),
@@ -72,7 +78,7 @@ def build_model(
     for setting in settings:
         key, value = _split_setting(setting, list_hyperparameters(model))
         values[key] = _convert_setting(key, value, hints[key])
-    return model(**values)
+    return model(**add_fixed_settings(name, values))
 
 
 def format_settings_help(words: Sequence[str] = ()) -> str:

@@ -51,7 +51,7 @@ from pipeline.models.feature_kinds import (
 )
 from pipeline.models.known_items import check_can_have_known_items, match_items
 from pipeline.models.loading_pattern import make_loading_pattern, match_traits
-from pipeline.models.registry import find_models
+from pipeline.models.registry import find_models, get_fixed_settings
 from pipeline.models.row_covariates import measure_row_covariates
 from pipeline.models.row_groups import check_can_have_groups, list_groups
 from pipeline.models.row_weights import measure_row_weights
@@ -181,7 +181,8 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     runs = parse_path(options.output) if options.output else default_runs
     check_outside_datasets(runs / LATEST_NAME)
     if options.warm_start:
-        components = options.components if pattern is None else model.n_components
+        is_fixed = pattern is not None or "n_components" in get_fixed_settings(options.model)
+        components = model.n_components if is_fixed else options.components
         start = find_warm_start(model, components, dataset, runs, options.group)
         model, initial_fit = start
     items, known, features = None, None, list_features(dataset)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cache
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import FitError, format_suggestion
 
@@ -44,6 +44,17 @@ _OWN_MODELS = {
 """Class of each model of this package. A list, because it takes long to import all of them."""
 
 
+class ModelAlias(NamedTuple):
+    """Another name of a model, with the settings that it fixes."""
+
+    model: str
+    settings: Mapping[str, Any]
+
+
+ALIASES = {"chow-liu": ModelAlias("tree-mixture", {"n_components": 1})}
+"""Other names of models of this package. A fit records the name of the model."""
+
+
 def list_model_names() -> list[str]:
     """List the names of all models, in alphabetical order; imports those of other packages only."""
     return sorted({*_OWN_MODELS, *_import_declared_models()})
@@ -67,7 +78,7 @@ def find_known_model(name: str) -> type[Model]:
     """
     if (model := get_known_model(name)) is not None:
         return model
-    names = list_model_names()
+    names = sorted([*list_model_names(), *ALIASES])
     raise FitError(
         f"There is no model {name!r}.{format_suggestion(name, names)} "
         f"The models are {', '.join(names)}.",
@@ -76,9 +87,33 @@ def find_known_model(name: str) -> type[Model]:
 
 
 def get_known_model(name: str) -> type[Model] | None:
-    """Return the model of this name, or None if there is no such model."""
+    """Return the model of this name or alias, or None if there is no such model."""
+    name = _resolve_alias(name)
     own: type[Model] | None = resolve_name(_OWN_MODELS[name]) if name in _OWN_MODELS else None
     return own or _import_declared_models().get(name)
+
+
+def _resolve_alias(name: str) -> str:
+    return ALIASES[name].model if name in ALIASES else name
+
+
+def get_fixed_settings(name: str) -> Mapping[str, Any]:
+    """Return the settings that a name fixes; none, unless it is an alias."""
+    return ALIASES[name].settings if name in ALIASES else {}
+
+
+def add_fixed_settings(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those that a name fixes, and refuse other values of them."""
+    fixed = get_fixed_settings(name)
+    for key, value in fixed.items():
+        if values.get(key, value) != value:
+            option, model = key.removeprefix("n_"), ALIASES[name].model
+            raise FitError(
+                f"{name} is {model} with {{{option}={value}}}. Leave out {{{option}}}, or choose "
+                f"{{model={model}}}.",
+                parameter=option,
+            )
+    return {**values, **fixed}
 
 
 def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
@@ -103,7 +138,7 @@ def import_model(path: str) -> type[Model]:
             f"{path!r} is not a model. Derive it from pipeline.models.base.Model.",
             parameter="model",
         )
-    own = _OWN_MODELS.get(kind.name)
+    own = _OWN_MODELS.get(_resolve_alias(kind.name))
     other = resolve_name(own) if own else _imported_models.get(kind.name, kind)
     if other is not kind:
         raise FitError(

@@ -14,6 +14,7 @@ from flows import fit
 from flows.__main__ import COMMANDS, format_overview, generate_completion_script, list_commands
 from flows.cli.hyperparameters import build_model, format_settings_help
 from flows.data.datasets import open_dataset_or_example
+from pipeline.errors import FitError
 from pipeline.models.registry import find_models
 from pipeline.models.settings import list_hyperparameters
 from tests.support.fits import write_fit
@@ -91,8 +92,26 @@ def test_help_lists_models_or_the_settings_of_the_model_named():
         assert all(
             f"  {setting}=" in settings for setting in list_hyperparameters(find_models()[name])
         )
+    assert "tree-mixture, chow-liu\n" in models
+    assert format_settings_help(["--model=chow-liu"]) == format_settings_help(
+        ["--model=tree-mixture"]
+    )
     assert "Settings of blica" in format_settings_help(["--seed", "1", "--model=blica", "--help"])
     assert format_settings_help(["--model", "nothing"]) == models
+
+
+def test_an_alias_fixes_settings_of_its_model():
+    tree = build_model("tree-mixture", "1", ["smoothing=2"])
+    assert tree == build_model("chow-liu", None, ["smoothing=2"])
+    assert tree == build_model("chow-liu", "1", ["smoothing=2"])
+    for components in ("3", "auto"):
+        with pytest.raises(FitError, match="chow-liu is tree-mixture with components=1"):
+            build_model("chow-liu", components, [])
+    listed = typed("models").stdout
+    assert "chow-liu             tree-mixture with n_components=1." in listed
+    listed = json.loads(typed("models", "--json").stdout)
+    assert listed["tree-mixture"]["aliases"] == {"chow-liu": {"n_components": 1}}
+    assert listed["blica"]["aliases"] == {}
 
 
 def test_the_help_of_a_fit_fits_on_one_screen(capsys):

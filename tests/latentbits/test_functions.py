@@ -133,6 +133,12 @@ def test_why_there_is_no_likelihood_is_said() -> None:
         ({"estimatr": "arcsine"}, "has no setting 'estimatr'.* Did you mean 'estimator'"),
         ({"model": "blica", "split": "train", "min_rows": 10**6}, "at least 3 usable segments"),
         ({"model": "latent-trai"}, "^model: There is no model"),
+        ({"model": "chow-liu2"}, "Did you mean 'chow-liu'.* chow-liu, clipped-pca, "),
+        (
+            {"model": "chow-liu", "components": 3},
+            "^chow-liu is tree-mixture with components=1. Leave out components, or choose "
+            'model="tree-mixture".$',
+        ),
         ({"components": 9}, "^components is 9, but the limit is 8"),
         ({"components": 0}, "^components must be at least 1"),
         ({"components": 2.5}, "^components must be a whole number or None, but is 2.5"),
@@ -188,6 +194,14 @@ def test_auto_is_a_text_where_it_is_a_choice(dataset: BinaryDataset) -> None:
     by_default = api.fit(dataset, "latent-trait", max_iter=2)
     asked = api.fit(dataset, "latent-trait", estimator="auto", nodes="auto", max_iter=2)
     assert asked.model == by_default.model
+
+
+def test_an_alias_is_its_model_with_fixed_settings(dataset: BinaryDataset) -> None:
+    expected = api.fit(dataset, "tree-mixture", components=1, smoothing=2.0)
+    for components in (None, 1):
+        found = api.fit(dataset, "chow-liu", components=components, smoothing=2.0)
+        assert found.model == expected.model
+        assert found.manifest["model"] == "tree-mixture"
 
 
 def test_all_cpus_are_used() -> None:

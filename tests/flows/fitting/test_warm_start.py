@@ -110,6 +110,14 @@ def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_pat
     assert not Path("nowhere").exists()
 
 
+def test_an_alias_with_another_number_of_components_is_refused(cli, dataset) -> None:
+    command = ("fit", "--dataset", dataset, *OPTIONS, "--set", "max_iter=2")
+    cli(*command, "--model", "tree-mixture", "--components", "2", "--set", "starts=1")
+    done = cli(*command, "--model", "chow-liu", "--warm-start")
+    assert done.code == 2
+    assert "has 2 components, not 1" in done.message
+
+
 @pytest.mark.matrix
 def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, dataset) -> None:
     command = ("fit", "--dataset", dataset, "--model", "latent-trait", *OPTIONS)
