@@ -115,6 +115,24 @@ class CanReconstruct(Protocol):
 
 
 @runtime_checkable
+class CanImpute(Protocol):
+    """Computes the exact distribution of each value of a row given all other values."""
+
+    def impute(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
+        """MAP: return P(plane = 1 | all other values of the row), (n_samples, n_planes).
+
+        The other values are those observed of all other features, so the planes of a feature do not
+        count as given, and the probabilities of its planes decrease. Where the value is missing,
+        this is the distribution given all observed values.
+
+        Raises
+        ------
+        FitError
+            If the other values of a row are impossible.
+        """
+
+
+@runtime_checkable
 class HasContinuousFeatures(Protocol):
     """Draws and reconstructs values of continuous features, and predicts their distribution."""
 

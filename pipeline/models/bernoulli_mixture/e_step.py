@@ -76,6 +76,16 @@ def mixture_posterior(
     return shares, log_likelihood
 
 
+def compute_log_joint(
+    words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
+) -> Array:
+    """Return log P(x, k), (n_samples, n_components); parameters as for `mixture_posterior`."""
+    terms = terms._replace(start=np.atleast_2d(terms.start))
+    logs = np.empty((n_samples, terms.start.shape[1]))
+    _fill_log_joint(*_interleave_words(words, observed_words), *terms, logs)
+    return logs
+
+
 def sum_mixture_statistics(
     words: Words,
     observed_words: Words | None,
@@ -119,6 +129,27 @@ _count_trailing_zeros: Any = intrinsic(_generate_count_trailing_zeros)
 
 
 @_kernel
+def _sum_logs(
+    words: Words,
+    observed: Words,
+    w: int,
+    log_odds: Array,
+    log_absent: Array,
+    start: Array,
+    logs: Array,
+) -> None:
+    """Fill in log P(x, k) of the rows of word w."""
+    for row in range(len(logs)):  # compiles faster than an assignment of arrays
+        place = _ROWS_PER_WORD * w + row if len(start) > 1 else 0
+        for k in range(start.shape[1]):
+            logs[row, k] = start[place, k]
+    for i in range(words.shape[1]):
+        _add_to_rows(words[w, i], 1.0, log_odds[i], logs)
+        if len(observed):
+            _add_to_rows(_mark_missing(observed[w, i], len(logs)), -1.0, log_absent[i], logs)
+
+
+@_kernel
 def _score_word(
     words: Words,
     observed: Words,
@@ -130,14 +161,7 @@ def _score_word(
     log_likelihood: Array,
 ) -> None:
     """Fill in P(k | x) and log P(x) of the rows of word w."""
-    for row in range(len(shares)):  # compiles faster than an assignment of arrays
-        place = _ROWS_PER_WORD * w + row if len(start) > 1 else 0
-        for k in range(start.shape[1]):
-            shares[row, k] = start[place, k]
-    for i in range(words.shape[1]):
-        _add_to_rows(words[w, i], 1.0, log_odds[i], shares)
-        if len(observed):
-            _add_to_rows(_mark_missing(observed[w, i], len(shares)), -1.0, log_absent[i], shares)
+    _sum_logs(words, observed, w, log_odds, log_absent, start, shares)
     for row in range(len(shares)):
         log_likelihood[row] = _normalise(shares[row])
 
@@ -180,6 +204,15 @@ def _normalise(scores: Array) -> float:
     for k in range(len(scores)):
         scores[k] /= total
     return float(largest + math.log(total))
+
+
+@_kernel
+def _fill_log_joint(
+    words: Words, observed: Words, log_odds: Array, log_absent: Array, start: Array, logs: Array
+) -> None:
+    for w in range(len(words)):
+        rows = slice(_ROWS_PER_WORD * w, min(_ROWS_PER_WORD * (w + 1), len(logs)))
+        _sum_logs(words, observed, w, log_odds, log_absent, start, logs[rows])
 
 
 @_kernel

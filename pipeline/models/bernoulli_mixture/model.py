@@ -56,6 +56,7 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.bernoulli_mixture.e_step import (
     MixtureTerms,
+    compute_log_joint,
     compute_mixture_terms,
     mixture_posterior,
     sum_mixture_statistics,
@@ -71,6 +72,7 @@ from pipeline.models.bernoulli_mixture.gaussians import (
     unpack_gaussians,
     update_gaussians,
 )
+from pipeline.models.bernoulli_mixture.imputation import compute_plane_probabilities
 from pipeline.models.bernoulli_mixture.levels import (
     count_levels_from,
     count_reached,
@@ -181,6 +183,13 @@ class BernoulliMixtureParams:
     def continuation(self) -> Array:
         """P(x ≥ c | x ≥ c − 1, k) of each plane, (n_components, n_planes)."""
         return divide_planes(self.probabilities, self.n_levels)
+
+    @property
+    def planes_per_feature(self) -> NDArray[np.int64]:
+        """Number of planes of each feature that has any, (n_features,)."""
+        if self.n_levels is None:
+            return np.ones(self.probabilities.shape[1], np.int64)
+        return self.n_levels[self.n_levels > 1] - 1
 
     @property
     def gaussians(self) -> Gaussians:
@@ -624,6 +633,14 @@ class BernoulliMixture(Mixture):
         _, nats = _posterior(params, block)
         return LogLikelihood(nats, np.zeros_like(nats))
 
+    def impute(self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom) -> Array:
+        """Return P(plane = 1 | all other values of the row), (n_samples, n_planes)."""
+        masked, terms = _prepare_rows(params, block)
+        joint = compute_log_joint(masked.words, masked.observed_words, masked.n_samples, terms)
+        return compute_plane_probabilities(
+            block, params.planes_per_feature, terms, params.probabilities, joint
+        )
+
     def sample(
         self,
         params: BernoulliMixtureParams,
@@ -734,10 +751,17 @@ def _get_overall(auxiliary: Arrays) -> dict[str, Any]:
     return {name: auxiliary[name] for name in names if name in auxiliary}
 
 
-def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
-    block = mask_unreached_planes(block, params.n_levels)
+def _prepare_rows(
+    params: BernoulliMixtureParams, block: BinaryBlock
+) -> tuple[BinaryBlock, MixtureTerms]:
+    """Return the rows without the planes that they do not reach, and the terms of the E-step."""
     _, log_weights = params.compute_class_weights(block)
     terms = params.compute_terms(block, log_weights)
+    return mask_unreached_planes(block, params.n_levels), terms
+
+
+def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
+    block, terms = _prepare_rows(params, block)
     return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)
 
 

@@ -423,3 +423,14 @@ def test_errors_with_sampling_weights_are_those_of_the_sandwich(n_clusters: int 
     np.testing.assert_allclose(
         params.weights_error, params.weights.prod() * deviations[8], rtol=1e-3
     )
+
+
+def test_a_value_that_rules_out_a_component_does_not_count_for_itself() -> None:
+    """P(k | x) of the first component underflows with x_0 = 1, but P(k | x_1) does not."""
+    probabilities = np.array([[1e-60, 0.2], [0.5, 0.6]])
+    params = BernoulliMixtureParams(probabilities, np.array([0.3, 0.7]))
+    X = np.array([[1, 1], [0, 1]], np.uint8)
+    found = BernoulliMixture(2).impute(params, pack_block(X), RNG)
+    np.testing.assert_allclose(found[:, 0], 0.7 * 0.6 * 0.5 / (0.3 * 0.2 + 0.7 * 0.6), rtol=1e-14)
+    np.testing.assert_allclose(found[0, 1], 0.6, rtol=1e-14)
+    np.testing.assert_allclose(found[1, 1], (0.3 * 0.2 + 0.35 * 0.6) / 0.65, rtol=1e-14)
