@@ -48,6 +48,9 @@ deviation 1 over the rows of the table.
 `--what correlations`: one line per pair of features (and segment, if there are several) with their
 tetrachoric correlation and its status. The correlation is missing if the data do not determine it.
 
+`--what edges`: one line per edge of a fitted tree with the two features, their mutual information
+in nats and their correlation under the tree, and the weight of the tree.
+
 `--what information`: one line per level of the trait from −4 to 4, with the information of the test
 and of each item, the standard error that follows, and the expected number of ones, or with several
 levels the expected sum of the scores 0, 1, 2, … of the levels. For a latent-trait fit with one
@@ -79,6 +82,7 @@ ExportKind = Literal[
     "coefficients",
     "codes",
     "correlations",
+    "edges",
     "information",
     "short-test",
     "linked-items",
@@ -210,12 +214,15 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
         make_group_table,
         make_item_table,
     )
+    from flows.exporting.edges import make_edge_table
     from flows.exporting.information import make_information_table, make_short_test_table
     from flows.exporting.linked_items import make_linked_table
 
     assert job.fitted is not None
     if job.link is not None:
         return make_linked_table(job.fitted, job.link)
+    if job.options.what == "edges":
+        return make_edge_table(job.fitted)
     if job.options.what == "information":
         return make_information_table(job.fitted)
     if job.options.items is not None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from latentbits.reports import Plots, ReportPage, build_report, make_report_page
@@ -16,6 +17,7 @@ from pipeline.data.datasets import IN_MEMORY, StoredArtifact
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.features import Feature, read_dataset_features, read_features
 from pipeline.errors import spell_in_python, spell_parameters
+from pipeline.inference.edges import find_tree_edges, make_edge_columns
 from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
@@ -152,6 +154,22 @@ class Fitted(ResultDisplayMixin):
         """Figures of the report: `fitted.plot.convergence()`; see `latentbits.reports.Plots`."""
         return Plots(self._to_loaded_model())
 
+    def get_edges(self) -> Edges:
+        """Return the edges of the fitted trees, with the dependence of their features.
+
+        Returns
+        -------
+        Edges
+            Columns by name, for a data frame; see `Edges`.
+
+        Raises
+        ------
+        FitError
+            If the model has no trees.
+        """
+        edges = find_tree_edges(self.model, self.params, "The fit")
+        return Edges(make_edge_columns(edges, self.feature_names))
+
     def report(
         self,
         data: Any = None,
@@ -231,6 +249,24 @@ def load(path: str | AnyPath) -> Fitted:
     from storage import load_artifact  # Zarr is slow to import
 
     return Fitted.from_artifact(load_artifact(path))
+
+
+class Edges(ResultDisplayMixin, dict[str, Any]):
+    """Results of `Fitted.get_edges`: columns of a table with one line per edge, by name.
+
+    `tree` is the number of the tree, counted from 1, and `weight` the share of rows that it
+    describes. `feature` and `parent` are the names of the two features; which one is the parent may
+    be arbitrary. `mutual_information` is in nats. `correlation` is that of the scores 0, 1, 2, … of
+    levels, which is phi for binary features; both are those of the features under the tree. Lines
+    are sorted by tree, the strongest edges first.
+    """
+
+    def _iter_display_items(self) -> DisplayItems:
+        trees, strongest = np.unique(self["tree"], return_index=True)
+        yield "edges", f"{len(self['tree']):,}"
+        for tree, i in zip(trees.tolist(), strongest.tolist(), strict=True):
+            pair = f"{self['feature'][i]}, {self['parent'][i]}"
+            yield f"strongest of tree {tree}", f"{pair}: {self['mutual_information'][i]:.3g} nats"
 
 
 class Evaluation(ResultDisplayMixin, dict[str, Any]):
