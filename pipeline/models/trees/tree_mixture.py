@@ -74,7 +74,11 @@ from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
 )
-from pipeline.numerics.trees.messages import MISSING, fill_log_likelihoods
+from pipeline.numerics.trees.messages import (
+    MISSING,
+    fill_log_likelihoods,
+    fill_plane_probabilities,
+)
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
     compute_mutual_information,
@@ -100,6 +104,7 @@ Counts = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
+_IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 
 
@@ -347,6 +352,16 @@ class TreeMixture(Mixture):
         _, nats = compute_posterior(params, read_levels(params, block), params.orders)
         return LogLikelihood(nats, np.zeros_like(nats))
 
+    def impute(self, params: TreeMixtureParams, block: BinaryBlock, rng: RowRandom) -> Array:
+        """Return P(plane = 1 | all other values of the row), (n_samples, n_planes)."""
+        planes = np.empty((block.n_samples, block.n_features))
+        trees = (params.parents, params.orders, params.tables, params.weights)
+        n_planes = params.levels_per_feature - 1
+        fill_plane_probabilities(read_levels(params, block), *trees, n_planes, planes)
+        if np.isnan(planes).any():
+            raise FitError(_IMPOSSIBLE)
+        return planes
+
     def sample(
         self,
         params: TreeMixtureParams,
@@ -435,7 +450,7 @@ def compute_posterior(
     joint += np.log(params.weights)
     nats = scipy.special.logsumexp(joint, axis=1)
     if not np.isfinite(nats).all():
-        raise FitError("The tables of the trees give a row the probability 0. Fit again.")
+        raise FitError(_IMPOSSIBLE)
     return np.exp(joint - nats[:, None]), nats
 
 

@@ -2,7 +2,8 @@
 
 The tables of a tree are P(x_i = a | x_parent = b) at [i, b, a]; the table of a root has P(x_i = a)
 at b = 0.
-An observed feature cuts the tree, so messages pass only among missing features.
+An observed feature cuts the tree, so messages pass only among missing features. An exception is
+`fill_plane_probabilities`, which leaves out each value in turn.
 """
 
 from __future__ import annotations
@@ -237,3 +238,107 @@ def _join(
             excess = share * (value - marginals[firsts[j] + c] * marginals[firsts[i] + a])
             joint[firsts[j] + c, firsts[i] + a] += excess
             joint[firsts[i] + a, firsts[j] + c] += excess
+
+
+@_kernel
+def fill_plane_probabilities(
+    levels: Levels,
+    parents: Indices,
+    orders: Indices,
+    tables: Array,
+    weights: Array,
+    n_planes: Indices,
+    planes: Array,
+) -> None:
+    """Fill in P(x_i > c | the observed values of all other features) of a mixture of trees.
+
+    Parameters
+    ----------
+    levels, parents, orders, tables
+        As for `fill_log_likelihoods`.
+    weights
+        Probability of each tree, (n_trees,).
+    n_planes
+        Number of planes c = 0, 1, … of each feature, (n_features,).
+    planes
+        To be filled, (n_samples, n_planes in all); NaN where the other values are impossible.
+    """
+    n_trees, n_features = parents.shape
+    n_levels = tables.shape[2]
+    logs, log_weights = np.log(tables), np.log(weights)
+    joint = np.empty((n_trees, n_features, n_levels))
+    scratch = np.empty((5, n_features + 1, n_levels))
+    shares = np.empty(n_levels)
+    for row in range(len(levels)):
+        for k in range(n_trees):
+            _fill_joint(levels[row], parents[k], orders[k], logs[k], scratch, joint[k])
+            joint[k] += log_weights[k]
+        first = 0
+        for i in range(n_features):
+            largest = joint[:, i].max()
+            for a in range(n_levels):
+                shares[a] = 0.0
+                for k in range(n_trees):
+                    shares[a] += math.exp(joint[k, i, a] - largest)
+            total, above = shares.sum(), 0.0
+            for c in range(n_planes[i] - 1, -1, -1):
+                above += shares[c + 1]
+                planes[row, first + c] = above / total
+            first += n_planes[i]
+
+
+@_kernel
+def _fill_joint(
+    own: Levels, parents: Indices, order: Indices, logs: Array, scratch: Array, joint: Array
+) -> None:
+    """Fill in log P(x_i = a, the observed values of all other features), (n_features, n_levels).
+
+    `scratch` has the shape (5, n_features + 1, n_levels). Logarithms of messages are added, not
+    subtracted, so that they may be −∞.
+    """
+    n_features, n_levels = joint.shape
+    # Messages to the parent, their sums over the children of a feature, the parts of these sums
+    # from the siblings after and before a feature, and messages from the parent.
+    to_parent, below, after, before, above = scratch
+    below[:] = 0.0
+    before[:] = 0.0
+    above[ROOT] = 0.0  # The last place is the parent of all roots, which has one level.
+    for place in range(n_features - 1, -1, -1):
+        i = order[place]
+        parent = parents[i]
+        for b in range(1 if parent == ROOT else n_levels):
+            if own[i] != MISSING:
+                to_parent[i, b] = logs[i, b, own[i]] + below[i, own[i]]
+            else:
+                to_parent[i, b] = _sum_in_logs(logs[i, b], below[i])
+            after[i, b] = below[parent, b]
+            below[parent, b] += to_parent[i, b]
+    for place in range(n_features):
+        i = order[place]
+        parent = parents[i]
+        n_above = 1 if parent == ROOT else n_levels
+        given_rest = to_parent[n_features]  # log P(x_parent = b, all that is not below i)
+        for b in range(n_above):
+            given_rest[b] = above[parent, b] + before[parent, b] + after[i, b]
+            before[parent, b] += to_parent[i, b]
+        level_above = 0 if parent == ROOT else own[parent]
+        for a in range(n_levels):
+            if level_above != MISSING:
+                above[i, a] = logs[i, level_above, a] + given_rest[level_above]
+            else:
+                above[i, a] = _sum_in_logs(logs[i, :, a], given_rest)
+            joint[i, a] = above[i, a] + below[i, a]
+
+
+@_kernel
+def _sum_in_logs(a: Array, b: Array) -> float:
+    """Return log Σ exp(a + b)."""
+    largest = -math.inf
+    for k in range(len(a)):
+        largest = max(largest, a[k] + b[k])
+    if largest == -math.inf:
+        return largest
+    total = 0.0
+    for k in range(len(a)):
+        total += math.exp(a[k] + b[k] - largest)
+    return float(largest + math.log(total))

@@ -109,6 +109,62 @@ def test_likelihoods_and_codes_are_those_of_enumeration(sizes: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_imputed_probabilities_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
+    """The first tree has two roots, and the second copies a feature."""
+    params, every = draw_params(sizes, 3), list_rows(sizes)
+    (own,) = np.flatnonzero(params.parents[0] == params.parents[0, -1])[-1:]
+    params.parents[0, own] = ROOT
+    (copy,) = np.flatnonzero(params.parents[1] != ROOT)[-1:]
+    params.tables[1, copy, :, : sizes[copy]] = np.eye(max(sizes))[:, : sizes[copy]][::-1]
+    params.tables[1, copy, sizes[copy] :] = 0.0
+    joint = compute_joint(params, every).sum(axis=1)
+    levels, seen = draw_incomplete_rows(sizes, 40)
+    found = TreeMixture().impute(params, make_rows(sizes, levels, seen).pack(), RowRandom(0))
+    for n in range(len(levels)):
+        expected: list[float] = []
+        for i, size in enumerate(sizes):
+            others = seen[n] & (np.arange(len(sizes)) != i)
+            alike = (every[:, others] == levels[n, others]).all(axis=1)
+            by_level = np.bincount(every[alike, i], joint[alike], size)
+            expected += (by_level[::-1].cumsum()[::-1] / by_level.sum())[1:].tolist()
+        np.testing.assert_allclose(found[n], expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("is_star", [True, False])
+def test_imputed_probabilities_do_not_underflow(is_star: bool) -> None:
+    """3,000 features that copy the first, or the one before, each wrong once in a million."""
+    n, wrong = 3000, 1e-6
+    parents = np.zeros(n, np.int64) if is_star else np.arange(-1, n - 1)
+    parents[0] = ROOT
+    tables = np.tile([[1 - wrong, wrong], [wrong, 1 - wrong]], (1, n, 1, 1))
+    tables[0, 0, 0] = 0.5
+    params = TreeMixtureParams(np.ones(1), parents[None], tables, np.full(2 * n, 0.5))
+    levels = (np.arange(n) >= n // 2).astype(np.uint8)[None]
+    (found,) = TreeMixture(1).impute(params, make_rows((2,) * n, levels).pack(), RowRandom(0))
+    if is_star:  # of its copies, the first feature has one more at 1 than at 0
+        expected = np.append(1 - wrong, np.full(n - 1, wrong))
+    else:
+        both = wrong**2 / (wrong**2 + (1 - wrong) ** 2)  # unlike both neighbours
+        expected = np.where(levels[0] == 1, 1 - both, both)
+        expected[n // 2 - 1 : n // 2 + 1] = 0.5
+        expected[[0, -1]] = wrong, 1 - wrong
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_values_that_the_others_make_impossible_are_refused() -> None:
+    """Feature 1 copies feature 0, and feature 2 copies feature 1."""
+    parents, tables = np.array([[ROOT, 0, 1]]), np.tile(np.eye(2), (1, 3, 1, 1))
+    tables[0, 0, 0] = 0.5
+    params = TreeMixtureParams(np.ones(1), parents, tables, np.full(6, 0.5))
+    levels = np.array([[1, 0, 1], [0, 0, 0]], np.uint8)
+    model = TreeMixture(1)
+    found = model.impute(params, make_rows((2, 2, 2), levels[1:]).pack(), RowRandom(0))
+    np.testing.assert_array_equal(found, 0.0)
+    with pytest.raises(FitError, match="give a row the probability 0"):
+        model.impute(params, make_rows((2, 2, 2), levels).pack(), RowRandom(0))
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
 def test_edges_have_the_dependence_of_enumeration(sizes: tuple[int, ...]) -> None:
     params, every = draw_params(sizes, 3), list_rows(sizes)
     joint = compute_joint(params, every)
