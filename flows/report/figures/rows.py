@@ -210,7 +210,8 @@ def _select_planes(block: BinaryBlock, planes: NDArray[np.intp]) -> BinaryBlock:
 def _choose_block_rows(block: BinaryBlock, step: float) -> NDArray[np.int64]:
     """Choose every `step`-th row of a block, counted across blocks."""
     offset = float(block.rows[0]) % step
-    return np.arange(offset, block.n_samples, step).astype(np.int64)
+    rows = np.arange(offset, block.n_samples, step).astype(np.int64)
+    return rows[rows < block.n_samples]  # rounding may add a row
 
 
 def _encode_rows(

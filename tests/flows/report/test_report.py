@@ -270,6 +270,15 @@ def test_rows_are_read_from_every_part(fitted, data):
     assert seen.coded_rows.columns["group"].tolist() == group[seen.coded_rows.rows].tolist()
 
 
+def test_the_last_row_that_is_shown_exists(tmp_path):
+    """Of 2,050 rows, every 1.025th is shown; 2,000 times the rounded step is 2,050 again."""
+    X, _ = draw_probit_rows(2050, 3, 1, seed=3)
+    dataset = write_arrays(tmp_path / "d.zarr", X)
+    artifact = write_fit(tmp_path / "artifact", build_model("clipped-pca", "1", []), dataset)
+    rows = read_dataset_sample(load_fitted_model(artifact), dataset).coded_rows.rows
+    assert len(rows) == len({*rows.tolist()}) == 2000
+
+
 def test_lines_of_even_odds_lie_where_they_should():
     x = y = np.linspace(-3, 3, 61)
     weights, offsets = np.array([[1.5, -0.5], [0.2, 2.0], [0.1, 0.1]]), np.array([0.4, -1.0, 5.0])
