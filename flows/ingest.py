@@ -31,8 +31,8 @@ from storage.stores.locations import parse_path
 HELP = """Read binary or ordered data and write it bit-packed, ready for `flows.fit`.
 
 File formats: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: the item numbers of one basket
-per line), Zarr arrays, and bits written by `flows.transform --reconstruct`. With optional
-dependencies: .xlsx, .sav (SPSS), .dta (Stata), .bed (PLINK) and .h5ad (AnnData).
+per line), Zarr arrays, and bits or levels written by `flows.transform --reconstruct` or `--impute`.
+With optional dependencies: .xlsx, .sav (SPSS), .dta (Stata), .bed (PLINK) and .h5ad (AnnData).
 
 Several files, or a quoted glob, are read in parallel and stored in the given order. A folder may
 contain folders called NAME=VALUE; NAME becomes a column of their rows. Files in an object store,

@@ -56,13 +56,18 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
 from pipeline.inference.transform import (
+    AddedArrays,
     Reconstruction,
     TransformTask,
     check_can_be_reconstructed,
     describe_codes,
 )
 from pipeline.models.base import Model
-from pipeline.models.capabilities import check_can_reconstruct, check_has_person_fit
+from pipeline.models.capabilities import (
+    check_can_impute,
+    check_can_reconstruct,
+    check_has_person_fit,
+)
 from pipeline.models.known_items import KnownItems, match_items
 from pipeline.models.row_covariates import check_row_covariates
 from pipeline.params import get_named_arrays
@@ -111,6 +116,11 @@ features have several levels, `probabilities` has a column for each level of eac
 `--reconstruct levels` adds the most likely level, and `--reconstruct expected-levels` the expected
 one, counted from 0, or the expected value of a continuous feature. `flows.ingest` converts bits or
 levels to a dataset with the same features.
+
+`--impute` completes the rows instead: observed values are kept, and missing ones are predicted from
+all observed values of their row. The choices are those of `--reconstruct`, and the array is called
+`imputed_probabilities`, `imputed_bits` and so on. The probabilities are exact, not given the codes,
+so only models that can compute them take this option: bernoulli-mixture and tree-mixture.
 """
 EXAMPLES = f"""Examples:
 
@@ -151,6 +161,13 @@ class TransformOptions:
         Option(
             group=OUTPUT,
             help="Also write probabilities, or the most likely or the expected level, of features.",
+        ),
+    ] = None
+    impute: Annotated[
+        Reconstruction | None,
+        Option(
+            group=OUTPUT,
+            help="Also write the rows, with missing values predicted from the observed ones.",
         ),
     ] = None
     person_fit: Annotated[
@@ -199,6 +216,16 @@ class TransformJob:
     output: AnyPath
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
+    @property
+    def added(self) -> AddedArrays:
+        """What to write besides codes."""
+        return AddedArrays(
+            self.options.reconstruct,
+            self.options.impute,
+            self.options.person_fit,
+            list_features_to_reconstruct(self.dataset),
+        )
+
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Everything that determines the codes."""
@@ -214,6 +241,7 @@ class TransformJob:
             "artifact": self.coder.digest,
             "dtype": self.options.dtype,
             "reconstruct": self.options.reconstruct,
+            **({"impute": self.options.impute} if self.options.impute else {}),
             **({"person_fit": True} if self.options.person_fit else {}),
         }
 
@@ -236,16 +264,8 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
 
 
 def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
-    coder, options = job.coder, job.options
-    arrays = describe_codes(
-        coder.model,
-        coder.params,
-        job.dataset.n_planes,
-        options.dtype,
-        options.reconstruct,
-        list_features_to_reconstruct(job.dataset),
-        options.person_fit,
-    )
+    coder, n_planes = job.coder, job.dataset.n_planes
+    arrays = describe_codes(coder.model, coder.params, n_planes, job.options.dtype, job.added)
     return arrays if job.split is None else {**arrays, ROW: ((), (), "int64")}
 
 
@@ -260,9 +280,7 @@ def _write_codes(
         make_row_source(job.dataset, job.split).read,
         find_segment_indices(job.coder.segments, job.dataset.segment_names),
         job.options.dtype,
-        job.options.reconstruct,
-        list_features_to_reconstruct(job.dataset),
-        job.options.person_fit,
+        job.added,
     )
     report, arrays = partial(progress, "transform"), _describe_arrays(job)
     size = choose_rows_per_range(arrays, sum(n_rows))
@@ -332,7 +350,8 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
         coder = _make_artifact_coder(fitted, dataset)
     if options.reconstruct:
         check_can_reconstruct(coder.model)
-        check_can_be_reconstructed(options.reconstruct, list_features(dataset))
+    if options.impute:
+        check_can_impute(coder.model)
     if options.person_fit:
         check_has_person_fit(coder.model)
     split = resolve_split(dataset, options.split)
@@ -340,7 +359,9 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
         check_row_covariates(dataset, split, dataset.covariates)
     if split is None:
         check_table_size(output, dataset.n_rows)
-    return TransformJob(options, coder, dataset, split, output, open_executor)
+    job = TransformJob(options, coder, dataset, split, output, open_executor)
+    check_can_be_reconstructed(job.added, list_features(dataset))
+    return job
 
 
 def _make_artifact_coder(fitted: LoadedModel, dataset: BinaryDataset) -> Coder:

@@ -55,6 +55,7 @@ from pipeline.executors.base import make_executor
 from pipeline.inference.transform import describe_codes
 from pipeline.models.base import can_have_groups, has_segments
 from pipeline.models.capabilities import (
+    CanImpute,
     CanReconstruct,
     CanSample,
     HasLogLikelihood,
@@ -327,6 +328,35 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         model = check_can_reconstruct(self.fitted_.model)
         values = model.reconstruct(self.fitted_.params, codes.astype(np.float64), indices)
         return np.asarray(sum_planes(values, self._list_features()), codes.dtype)
+
+    @available_if(_has_capability(CanImpute))
+    def impute(self, X: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
+        """Fill in missing values, (n_samples, n_features), float32 if X is.
+
+        A missing value becomes P(x = 1 | the observed values of its row), which is exact, or for a
+        feature with several levels its expected level, counted from 0. Observed values are kept,
+        as 0, 1 or levels counted from 0.
+
+        Parameters
+        ----------
+        X, segments
+            As for `fit`.
+
+        Raises
+        ------
+        ValueError
+            If the data cannot be used.
+        """
+        check_is_fitted(self)
+        dataset = self._make_dataset(self._check_X(X), None, segments)
+        codes = api.transform(
+            self.fitted_,
+            dataset,
+            impute="expected-levels",
+            seed=self.seed_,
+            executor=make_executor(self.n_jobs),
+        )
+        return _cast_like(X, codes["imputed_expected_levels"])
 
     @available_if(_has_capability(IsMixture))
     def predict_proba(self, X: Any) -> NDArray[Any]:

@@ -80,6 +80,7 @@ from pipeline.fitting.loop import (
 )
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.inference.transform import (
+    AddedArrays,
     Reconstruction,
     TransformTask,
     check_can_be_reconstructed,
@@ -431,6 +432,7 @@ def transform(
     *,
     split: str | None = None,
     reconstruct: Reconstruction | None = None,
+    impute: Reconstruction | None = None,
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | str | None = None,
@@ -450,6 +452,10 @@ def transform(
         codes), (n_rows, n_levels in all), "levels" the most likely level, and "expected-levels" the
         expected level, both counted from 0, (n_rows, n_features). Of a continuous feature, it is
         the expected value.
+    impute
+        Like `reconstruct`, but completes the rows: observed values are kept, and missing ones are
+        predicted from all observed values of their row, exactly. The array is called
+        `imputed_probabilities`, `imputed_bits`, and so on.
     seed, n_jobs, executor, progress
         As for `fit`.
 
@@ -462,13 +468,14 @@ def transform(
     Raises
     ------
     FitError
-        If the features differ, or the model cannot reconstruct rows.
+        If the features differ, or the model cannot reconstruct rows or impute values exactly.
     """
     return transform_dataset(
         fitted,
         adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split),
         split=split,
         reconstruct=reconstruct,
+        impute=impute,
         seed=seed,
         executor=choose_executor(executor, n_jobs),
         progress=progress,
@@ -481,6 +488,7 @@ def transform_dataset(
     *,
     split: str | None = None,
     reconstruct: Reconstruction | None = None,
+    impute: Reconstruction | None = None,
     seed: int = 0,
     executor: Executor,
     progress: Progress | None = None,
@@ -488,16 +496,16 @@ def transform_dataset(
     """Compute latent codes as `transform` does, with the dataset's own segments."""
     with _translate_errors(dataset), show_progress(progress) as show:
         _make_subject(fitted, dataset, n_callers=2)
-        if reconstruct not in (None, *get_args(Reconstruction)):
-            raise FitError(
-                f"reconstruct must be {', '.join(map(repr, get_args(Reconstruction)))} or None, "
-                f"not {reconstruct!r}."
-            )
+        for name, kind in (("reconstruct", reconstruct), ("impute", impute)):
+            if kind not in (None, *get_args(Reconstruction)):
+                kinds = ", ".join(map(repr, get_args(Reconstruction)))
+                raise FitError(f"{name} must be {kinds} or None, not {kind!r}.")
         rows = _make_row_source(dataset, split)
         task = _make_transform_task(fitted, dataset, rows, seed)
         features = list_features_to_reconstruct(dataset)
-        check_can_be_reconstructed(reconstruct, features)
-        task = replace(task, reconstruction=reconstruct, features=features)
+        added = AddedArrays(reconstruct, impute, features=features)
+        check_can_be_reconstructed(added, features)
+        task = replace(task, added=added)
         return LatentCodes(transform_rows(task, rows, executor, show))
 
 

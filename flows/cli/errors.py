@@ -29,6 +29,7 @@ OPTIONS = frozenset(
             "group",
             "host",
             "image_shape",
+            "impute",
             "insecure",
         ),
         *("items", "keep", "label", "layers", "levels", "likelihood_ratio", "link_to", "long"),

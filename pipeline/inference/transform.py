@@ -1,10 +1,10 @@
-"""Compute the latent codes or the likelihoods of all rows, and reconstruct rows from codes."""
+"""Compute the latent codes or the likelihoods of all rows, and reconstruct or complete rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,9 @@ from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
+    CanImpute,
     LogLikelihood,
+    check_can_impute,
     check_can_reconstruct,
     check_has_continuous_features,
     check_has_person_fit,
@@ -44,13 +46,40 @@ from pipeline.random import RowRandom
 Reconstruction = Literal["probabilities", "bits", "levels", "expected-levels"]
 """What to reconstruct of each feature: P(x = 1 | codes), or of each level if some features have
 several; whether P(x = 1 | codes) exceeds ½; the most likely level; or the expected level or, of a
-continuous feature, value."""
+continuous feature, value. In imputed rows, it is the same given all observed values of the row, and
+observed values are certain."""
 
+_IMPUTED = "imputed_"  # starts the names of arrays of completed rows
 LARGEST_SCORE = 1e100
 """Nats of a row; sums of squares of larger ones may overflow."""
 _ROWS_PER_RANGE = 1 << 16
 _CELLS_AT_ONCE = 1 << 18  # a few seconds of work, even at a millisecond per row
 _MIN_PORTION = 256  # models prepare their parameters once per portion
+
+
+class AddedArrays(NamedTuple):
+    """What to return besides codes.
+
+    Attributes
+    ----------
+    reconstruction
+        What to reconstruct from the codes, if anything; its array has the same name, with `_`.
+    imputation
+        What to return of each value, of which only missing ones are predicted, if anything; its
+        array has the same name after `imputed_`.
+    person_fit
+        Whether to return how well the answers of each row fit its code.
+    features
+        The features of the rows; empty if all are binary.
+    """
+
+    reconstruction: Reconstruction | None = None
+    imputation: Reconstruction | None = None
+    person_fit: bool = False
+    features: tuple[Feature, ...] = ()
+
+
+CODES_ONLY = AddedArrays()
 
 
 @dataclass(frozen=True)
@@ -64,26 +93,22 @@ class TransformTask:
     read: Callable[[int], PackedChunk]  # reads a chunk by its key
     segments: NDArray[np.int64]  # the model's index of each segment of the data, (n_segments,)
     dtype: str  # type in which floats are stored
-    # What to reconstruct from the codes, if anything; its array has the same name, with `_`.
-    reconstruction: Reconstruction | None = None
-    features: tuple[Feature, ...] = ()  # to reconstruct; empty if all are binary
-    person_fit: bool = False  # whether to add how well the answers of each row fit its code
+    added: AddedArrays = CODES_ONLY
     # Likelihood to compute instead of codes, such as `log_likelihood`; also the name of its array.
     measure: str | None = None
 
     def __call__(self, row_range: RowRange) -> dict[str, NDArray[Any]]:
         """Return the codes of a range in original row order, and the row numbers as `row`.
 
-        A reconstruction is an array, (n_samples, n_features), or (n_samples, n_levels in all) for
-        probabilities of levels. Codes that are not finite are an error.
+        Reconstructed or completed rows are an array, (n_samples, n_features), or (n_samples,
+        n_levels in all) for probabilities of levels. Codes that are not finite are an error.
         """
         params = params_from_arrays(self.model.params, self.arrays())
         codes: dict[str, NDArray[Any]] = {}
         for block, places in self._iter_blocks(row_range):
             check_cancelled()
             if self.measure is None:
-                options = (self.reconstruction, self.features, self.person_fit)
-                coded = _code_block(self.model, params, block, self.rng, *options)
+                coded = _code_block(self.model, params, block, self.rng, self.added)
             else:
                 nats = compute_likelihoods(self.model, self.measure, params, block, self.rng).nats
                 coded = {self.measure: nats}
@@ -120,17 +145,16 @@ def describe_codes(
     params: Any,
     n_planes: int,
     dtype: str,
-    reconstruction: Reconstruction | None = None,
-    features: tuple[Feature, ...] = (),
-    person_fit: bool = False,
+    added: AddedArrays = CODES_ONLY,
 ) -> ArrayDescriptions:
     """Describe the arrays that a `TransformTask` returns, without any data."""
     empty = make_empty_rows(params, 0, n_planes)
-    codes = _code_block(model, params, empty, RowRandom(0), reconstruction, features, person_fit)
+    codes = _code_block(model, params, empty, RowRandom(0), added)
     dims = dict(model.codes)
-    if reconstruction is not None:
-        has_levels = reconstruction == "probabilities" and features
-        dims[_name_array(reconstruction)] = ("level",) if has_levels else ("feature",)
+    for prefix, kind in (("", added.reconstruction), (_IMPUTED, added.imputation)):
+        if kind is not None:
+            has_levels = kind == "probabilities" and added.features
+            dims[prefix + _name_array(kind)] = ("level",) if has_levels else ("feature",)
     return {
         name: (
             dims.get(name, ()),
@@ -142,62 +166,86 @@ def describe_codes(
 
 
 def _code_block(
-    model: Model,
-    params: Any,
-    block: BinaryBlock,
-    rng: RowRandom,
-    reconstruction: Reconstruction | None,
-    features: tuple[Feature, ...],
-    person_fit: bool,
+    model: Model, params: Any, block: BinaryBlock, rng: RowRandom, added: AddedArrays
 ) -> dict[str, NDArray[Any]]:
-    """Return the codes of a block's rows, and the reconstruction and the person fit if any."""
+    """Return the codes of a block's rows, and the added arrays."""
     codes = dict(model.transform(params, block, rng))
-    if person_fit:
+    if added.person_fit:
         codes |= check_has_person_fit(model).person_fit(params, block, codes["mean"])
-    if reconstruction is None:
-        return codes
-    segments = np.full(block.n_samples, block.segment)
-    planes = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
-    values = _reconstruct_features(reconstruction, planes, features)
-    continuous = find_continuous(features)
-    if continuous and reconstruction == "expected-levels":
+    segments, features = np.full(block.n_samples, block.segment), added.features
+    numbers = None
+    if find_continuous(features) and "expected-levels" in added:
         able = check_has_continuous_features(model)
-        values[:, continuous] = able.reconstruct_numbers(params, codes["mean"], segments)
-    return {**codes, _name_array(reconstruction): values}
+        numbers = able.reconstruct_numbers(params, codes["mean"], segments)
+    if (kind := added.reconstruction) is not None:
+        planes = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
+        codes[_name_array(kind)] = _reconstruct_features(kind, planes, numbers, features)
+    if (kind := added.imputation) is not None:
+        planes = _complete_planes(check_can_impute(model), params, block, rng)
+        if numbers is not None and block.numbers is not None:
+            # Given the code of a mixture, a missing number depends on no other value.
+            numbers = np.where(np.isnan(block.numbers.T), numbers, block.numbers.T)
+        codes[_IMPUTED + _name_array(kind)] = _reconstruct_features(kind, planes, numbers, features)
+    return codes
 
 
-def _name_array(reconstruction: Reconstruction) -> str:
-    return reconstruction.replace("-", "_")
+def _name_array(kind: Reconstruction) -> str:
+    return kind.replace("-", "_")
+
+
+def _complete_planes(
+    model: CanImpute, params: Any, block: BinaryBlock, rng: RowRandom
+) -> NDArray[np.float64]:
+    """Return the values of planes, and P(plane = 1 | all observed values) of missing ones."""
+    planes = block.unpack_values().astype(np.float64)
+    mask = block.unpack_mask()
+    if mask is not None:
+        incomplete = np.flatnonzero(~mask.all(axis=1))
+        found = model.impute(params, block.take_rows(incomplete), rng)
+        planes[incomplete] = np.where(mask[incomplete] == 1, planes[incomplete], found)
+    return planes
 
 
 def _reconstruct_features(
-    reconstruction: Reconstruction, planes: NDArray[np.float64], features: tuple[Feature, ...]
+    kind: Reconstruction,
+    planes: NDArray[np.float64],
+    numbers: NDArray[np.float64] | None,
+    features: tuple[Feature, ...],
 ) -> NDArray[Any]:
-    """Return what is asked for, given the probability of each plane; see `TransformTask`."""
+    """Return what is asked for, given the probability of each plane, and numbers if there are any.
+
+    See `Reconstruction` for the kinds.
+    """
     if not features:
-        is_discrete = reconstruction in ("bits", "levels")
+        is_discrete = kind in ("bits", "levels")
         return (planes > 0.5).astype(np.uint8) if is_discrete else planes
-    if reconstruction == "expected-levels":
-        return sum_planes(planes, features)
+    if kind == "expected-levels":
+        values = sum_planes(planes, features)
+        if numbers is not None:
+            values[:, find_continuous(features)] = numbers
+        return values
     levels = find_level_probabilities(order_planes(planes, features), count_levels(features))
-    return find_likely_levels(levels, features) if reconstruction == "levels" else levels
+    return find_likely_levels(levels, features) if kind == "levels" else levels
 
 
-def check_can_be_reconstructed(
-    reconstruction: Reconstruction | None, features: Sequence[Feature]
-) -> None:
+def check_can_be_reconstructed(added: AddedArrays, features: Sequence[Feature]) -> None:
     """Refuse levels of continuous features, and bits of features with several levels."""
+    for option, kind in (("reconstruct", added.reconstruction), ("impute", added.imputation)):
+        _check_kind(option, kind, features)
+
+
+def _check_kind(option: str, kind: Reconstruction | None, features: Sequence[Feature]) -> None:
     continuous = find_continuous(features)
-    if reconstruction in ("bits", "levels") and continuous:
+    if kind in ("bits", "levels") and continuous:
         raise FitError(
-            f"Feature {features[continuous[0]].name!r} is continuous, so it has no levels to "
-            "reconstruct. Choose {reconstruct=expected-levels}, which is its expected value."
+            f"Feature {features[continuous[0]].name!r} is continuous, so it has no levels. Choose "
+            f"{{{option}=expected-levels}}, which is its expected value."
         )
     ordinal = [feature for feature in features if feature.kind == "ordinal"]
-    if reconstruction == "bits" and ordinal:
+    if kind == "bits" and ordinal:
         raise FitError(
-            f"Feature {ordinal[0].name!r} has the levels {'<'.join(ordinal[0].levels)}, so it is "
-            "not reconstructed as a bit. Choose {reconstruct=levels}."
+            f"Feature {ordinal[0].name!r} has the levels {'<'.join(ordinal[0].levels)}, so its "
+            f"values are no bits. Choose {{{option}=levels}}."
         )
 
 

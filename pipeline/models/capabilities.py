@@ -523,3 +523,14 @@ def check_can_reconstruct(model: Model) -> CanReconstruct:
         f"The model {model.name} cannot reconstruct features from codes. Choose another {{model}}.",
         parameter="model",
     )
+
+
+def check_can_impute(model: Model) -> CanImpute:
+    """Return the model if it computes exact distributions of missing values; refuse any other."""
+    if isinstance(model, CanImpute):
+        return model
+    raise FitError(
+        f"The model {model.name} cannot compute exact probabilities of missing values. Choose "
+        "another {model}, such as bernoulli-mixture or tree-mixture.",
+        parameter="model",
+    )

@@ -94,9 +94,9 @@ def _find_matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Ar
 
 @dataclass(frozen=True, kw_only=True)
 class ReconstructedSource(Source):
-    """Rows that a transform reconstructed from codes, (row, feature), checked against the manifest.
+    """Rows that a transform reconstructed or completed, (row, feature), checked by the manifest.
 
-    `array` is "bits", "levels" or "probabilities".
+    `array` is "bits", "levels" or "probabilities", or one of these after "imputed_".
     """
 
     is_streaming = True
@@ -114,10 +114,15 @@ class ReconstructedSource(Source):
 
 
 def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
-    """Open the reconstructed bits or levels, or the probabilities if there is a threshold."""
+    """Open the reconstructed bits or levels, or the probabilities if there is a threshold.
+
+    Imputed ones are opened if none were reconstructed.
+    """
     codes = open_codes(path)
     levels = codes.manifest.get("feature_levels", {})
-    has_levels = "levels" in codes or any(len(own) > 2 for own in levels.values())
+    has_levels = not {"levels", "imputed_levels"}.isdisjoint(codes) or any(
+        len(own) > 2 for own in levels.values()
+    )
     array = "levels" if has_levels else "bits"
     if options.threshold is not None:
         array = "probabilities"
@@ -127,6 +132,8 @@ def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
             for name, own in levels.items()
         }
         options = replace(options, feature_maps={**maps, **options.feature_maps})
+    if array not in codes and f"imputed_{array}" in codes:
+        array = f"imputed_{array}"
     names = tuple(codes.manifest.get("feature_names", ()))
     if array not in codes or codes.manifest["arrays"][array]["shape"][1:] != [len(names)]:
         raise _make_missing_array_error(codes, array)

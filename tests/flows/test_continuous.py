@@ -155,7 +155,7 @@ def test_expected_values_are_in_the_units_of_the_data(plain_cli, people, tmp_pat
     levels = probabilities[:, 1] + 2 * probabilities[:, 2]
     np.testing.assert_allclose(levels, expected[:, 0], atol=1e-5)
     error = plain_cli(*transform, "levels", "--output", "l.zarr").check_refused()
-    assert "Feature 'age' is continuous, so it has no levels to reconstruct" in error
+    assert "Feature 'age' is continuous, so it has no levels. Choose --reconstruct" in error
 
 
 def check_continuous_scores(model: dict, codes: Path, people: pd.DataFrame) -> None:

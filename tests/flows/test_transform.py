@@ -236,6 +236,49 @@ def test_what_is_reconstructed_resumes_to_the_same_bytes(cli, folder, artifact, 
     assert files_of(Path("z.zarr")) == resumed
 
 
+# Rows whose missing values are predicted
+
+
+def test_missing_values_have_exact_probabilities(transformed, artifact, folder):
+    """By the likelihoods of a row with either value; observed values are kept."""
+    transformed("tree-mixture", "--impute", "probabilities", "--executor", "serial")
+    codes, fitted = open_codes("z.zarr"), load_fitted_model(artifact("tree-mixture"))
+    found = codes["imputed_probabilities"]
+    assert codes.dims("imputed_probabilities") == ("row", "feature")
+    assert found.dtype == np.float32
+    X, observed, *_ = rows()
+    np.testing.assert_array_equal(found[observed == 1], X[observed == 1])
+    missing = np.argwhere(observed == 0)
+    assert len(missing) > 100
+    for row, feature in missing.tolist():
+        both, mask = np.stack([X[row]] * 2), np.stack([observed[row]] * 2)
+        both[:, feature], mask[:, feature] = [0, 1], 1
+        block = pack_block(both, mask)
+        nats = fitted.model.log_likelihood(fitted.params, block, RowRandom(0)).nats
+        assert found[row, feature] == pytest.approx(1 / (1 + np.exp(nats[0] - nats[1])), rel=1e-6)
+    serial = files_of(Path("z.zarr"))
+    transformed("tree-mixture", "--impute", "probabilities", "--executor", "threads", "--overwrite")
+    assert files_of(Path("z.zarr")) == serial
+
+
+def test_imputed_bits_are_data_without_missing_values(cli, transformed):
+    transformed("bernoulli-mixture", "--impute", "probabilities", "--split", "test")
+    probabilities = open_codes("z.zarr")["imputed_probabilities"]
+    transformed("bernoulli-mixture", "--impute", "bits", "--split", "test", "--overwrite")
+    assert cli("ingest", "z.zarr", "--dataset", "complete.zarr").code == 0
+    found, mask = open_dataset("complete.zarr").dense(0)
+    assert mask.all()
+    X, observed, _, split = rows()
+    X, observed = X[split == "test"], observed[split == "test"]
+    np.testing.assert_array_equal(found, np.where(observed == 1, X, probabilities > 0.5))
+
+
+def test_a_model_that_cannot_impute_is_refused(refused, artifact):
+    message = refused("--impute", "bits", artifact=artifact("latent-trait"), output="new/z.zarr")
+    assert "The model latent-trait cannot compute exact probabilities of missing" in message
+    assert not Path("new").exists()
+
+
 # What interruptions leave
 
 KILLED_AFTER_FIVE_RUNS = """
@@ -428,6 +471,7 @@ def test_a_place_that_is_taken(refused, folder, tmp_path):
         (("--seed", -1), "--seed"),
         (("--workers", 0), "--workers"),
         (("--reconstruct", "rows"), "--reconstruct"),
+        (("--impute", "rows"), "--impute"),
         (("--cluster", "tcp://127.0.0.1:1"), "127.0.0.1:1"),
     ],
 )

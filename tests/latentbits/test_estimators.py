@@ -253,6 +253,28 @@ def test_codes_are_turned_back_into_probabilities(
         made.inverse_transform(np.zeros((1, 9)))
 
 
+@pytest.mark.parametrize("name", ["TreeMixture", "BernoulliMixture", "LatentTrait"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_missing_values_are_imputed(X: np.ndarray, name: str) -> None:
+    """A complete row is as probable as its other values times P of the value."""
+    made = getattr(lb, name)(**SMALL[name], random_state=0).fit(X)
+    if not hasattr(made, "impute"):
+        assert name == "LatentTrait"
+        return
+    X = X[:200].copy()
+    X[7, 1] = np.nan
+    completed, is_missing = made.impute(X), np.isnan(X)
+    np.testing.assert_array_equal(completed[~is_missing], X[~is_missing])
+    assert ((completed[is_missing] > 0) & (completed[is_missing] < 1)).all()
+    rows = np.repeat(X[7:8], 2, axis=0)
+    rows[1, 1] = 1
+    nats = made.score_samples(rows)
+    assert completed[7, 1] == pytest.approx(np.exp(nats[1] - nats[0]), rel=1e-9)
+    single = made.impute(X.astype(np.float32))
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, completed, rtol=1e-6)
+
+
 def test_a_mixture_predicts_components_and_has_criteria(X: np.ndarray) -> None:
     made = lb.BernoulliMixture(n_components=3, random_state=0).fit(X)
     shares = made.predict_proba(X)

@@ -115,12 +115,33 @@ def test_levels_are_reconstructed(codes: np.ndarray, texts: np.ndarray) -> None:
         np.testing.assert_allclose(by_level @ np.arange(3.0), expected, rtol=1e-12, atol=1e-12)
         np.testing.assert_array_equal(by_level.argmax(axis=2), levels)
         with pytest.raises(
-            FitError, match=r"^Feature 'q0' has the levels no<perhaps<yes, so it is"
+            FitError, match=r"^Feature 'q0' has the levels no<perhaps<yes, so its values are"
         ):
             lb.transform(fitted, dataset, reconstruct="bits")
     binary = lb.fit(codes > 0, **RBM)
     bits, ones = (lb.transform(binary, codes > 0, reconstruct=k)[k] for k in ("bits", "levels"))  # type: ignore[arg-type]
     np.testing.assert_array_equal(bits, ones)
+
+
+def test_missing_levels_are_imputed(codes: np.ndarray, texts: np.ndarray) -> None:
+    """By the weights of the kinds given the other values of the row."""
+    fitted = lb.fit(lb.from_numpy(texts, NAMES, levels=LEVELS), "bernoulli-mixture", components=3)
+    found = lb.transform(fitted, texts, impute="probabilities")["imputed_probabilities"]
+    by_level = found.reshape(len(codes), 4, 3)
+    by_kind = fitted.params.level_probabilities.reshape(3, 4, 3)
+    weights = fitted.params.weights.copy()
+    for j in (0, 1, 3):
+        weights *= by_kind[:, j, codes[5, j]]
+    np.testing.assert_allclose(by_level[5, 2], weights @ by_kind[:, 2] / weights.sum(), rtol=1e-9)
+    is_observed = np.ones(codes.shape, bool)
+    is_observed[5, 2] = False
+    np.testing.assert_array_equal(by_level[is_observed], np.eye(3)[codes][is_observed])
+    levels = lb.transform(fitted, texts, impute="levels")["imputed_levels"]
+    np.testing.assert_array_equal(levels, by_level.argmax(axis=2))
+    expected = lb.transform(fitted, texts, impute="expected-levels")["imputed_expected_levels"]
+    np.testing.assert_allclose(expected, by_level @ np.arange(3.0), rtol=1e-12)
+    with pytest.raises(FitError, match=r'so its values are no bits\. Choose impute="levels"'):
+        lb.transform(fitted, texts, impute="bits")
 
 
 def test_cut_makes_binary_features(codes: np.ndarray, texts: np.ndarray) -> None:

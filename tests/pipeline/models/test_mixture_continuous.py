@@ -115,6 +115,33 @@ def test_densities_are_sums_over_kinds() -> None:
     assert (codes.argmax(axis=1) == z).mean() > 0.95
 
 
+def test_missing_values_of_all_kinds_are_imputed() -> None:
+    X, _ = draw(300, missing=0.2)
+    names = [feature.name for feature in FEATURES]
+    levels = {feature.name: feature.levels for feature in FEATURES if feature.levels}
+    continuous = [feature.name for feature in FEATURES if not feature.levels]
+    table = pd.DataFrame(X, columns=names).astype(dict.fromkeys(levels, "Int64"))
+    data = lb.from_dataframe(table, continuous=continuous, levels=levels)
+    fitted = lb.fit(data, "bernoulli-mixture", components=2)
+    params = fitted.params
+    scores = enumerate_kinds(params, X, np.log(params.weights))
+    shares = scipy.special.softmax(scores, axis=1)
+    expected, firsts = X.copy(), np.cumsum([0, *COUNTS])
+    for i, n_levels in enumerate(COUNTS):
+        is_missing = np.isnan(X[:, i])
+        if n_levels:
+            own = params.level_probabilities[:, firsts[i] : firsts[i + 1]] @ np.arange(n_levels)
+        else:
+            own = params.means[:, int(IS_CONTINUOUS[:i].sum())]
+        expected[is_missing, i] = shares[is_missing] @ own
+    codes = lb.transform(fitted, data, impute="expected-levels", reconstruct="expected-levels")
+    assert_allclose(codes["imputed_expected_levels"], expected, rtol=1e-9)
+    reconstructed = np.where(np.isnan(X), codes["expected_levels"], X)
+    assert_allclose(reconstructed, expected, rtol=1e-9)
+    with pytest.raises(FitError, match=r"'q0' is continuous, so it has no levels\. Choose impute="):
+        lb.transform(fitted, data, impute="levels")
+
+
 def test_continuous_features_agree_with_gaussian_mixtures() -> None:
     rng = np.random.default_rng(0)
     z = rng.integers(0, 3, 900)
