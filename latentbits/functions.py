@@ -619,8 +619,9 @@ def evaluate(
         `wrong_bits` and `nll_per_bit` of reconstructions, and for features with several levels
         `wrong_levels`, `rank_correlation` and, by feature, `levels`; for continuous features the
         mean `r2` and `correlation` of values and reconstructions and, by feature, `continuous`,
-        with `rmse`, and in `held_out` the same for values that are predicted from the other values
-        of the row, with the share that is `inside_90` % intervals; `prediction` of labels. Unless
+        with `rmse`; in `held_out`, for values that are predicted from the other values of their
+        row, the same with the share that is `inside_90` % intervals, and for features with levels
+        the share of `wrong_values` and `nll_per_value`; `prediction` of labels. Unless
         all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With outcomes:
         `classification`, P(assigned class | class), and `outcomes` with the estimates and standard
         errors of each class and a Wald test that all are equal.

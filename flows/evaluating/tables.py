@@ -48,6 +48,13 @@ _LOSS_COLUMNS = {
     "correlation": "correlation",
 }
 """Columns of reconstruction losses, which are left out if no model has them."""
+_HELD_OUT_COLUMNS = {
+    "held-out wrong": "wrong_values",
+    "held-out nats": "nll_per_value",
+    "held-out R²": "r2",
+    "inside 90 %": "inside_90",
+}
+"""Columns of values predicted from the other values of their row, left out like those above."""
 _MARK = "*"
 ModelSummary = Mapping[str, Any]
 _NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
@@ -221,13 +228,14 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
     columns += [n for n, key in _LOSS_COLUMNS.items() if any(key in model for model in models)]
-    if any("held_out" in model for model in models):
-        columns += ["held-out R²", "inside 90 %"]
+    held_out = _select_results(models, "held_out")
+    columns += [n for n, key in _HELD_OUT_COLUMNS.items() if any(key in own for own in held_out)]
     columns += [*labels, *pairs]
     for name in columns:
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
         nats, bits = _format_likelihood(model)
+        own = model.get("held_out", {})
         cells = {
             "model": escape(model["name"]) + _SAMPLE_MARKS.get(model["rows_fitted"], ""),
             "components": f"{model['n_components']}",
@@ -241,8 +249,10 @@ def _make_comparison_table(models: Sequence[ModelSummary], differences: Differen
             "nats per bit": f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
             "R²": _format_mean(model, "r2"),
             "correlation": _format_mean(model, "correlation"),
-            "held-out R²": _format_mean(model.get("held_out", {}), "r2"),
-            "inside 90 %": _format_share(model.get("held_out", {}).get("inside_90")),
+            "held-out wrong": f"{own['wrong_values']:.2%}" if "wrong_values" in own else "",
+            "held-out nats": f"{own['nll_per_value']:.4f}" if "nll_per_value" in own else "",
+            "held-out R²": _format_mean(own, "r2"),
+            "inside 90 %": _format_share(own.get("inside_90")),
             "labels": _format_prediction(model.get("prediction", {})),
             "pairs rmse (by chance)": _format_pair_rmse(model),
         }
@@ -297,9 +307,15 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
             "R², correlation: between measurements and their expected values given the codes, mean "
             "over features"
         )
-    for result in _select_results(models, "held_out")[:1]:
+    held_out = _select_results(models, "held_out")
+    for result in held_out[:1]:
         rows = _format_rows(result["rows"], result["of"])
-        yield f"held-out R²: the same if the value is not used for the code, in {rows}"
+        yield f"held-out: each value is predicted from all other values of its row, in {rows}"
+    if any("wrong_values" in own for own in held_out):
+        yield "held-out wrong: the share of values that are not the most probable ones"
+        yield "held-out nats: mean −log P of a value"
+    if any("inside_90" in own for own in held_out):
+        yield "held-out R²: of measurements and their expected values, mean over features"
         yield "inside 90 %: share of held-out values in their predicted 90 % intervals"
     kinds = {model["kind"] for model in models}
     for kind, text in _KIND_TEXTS.items():

@@ -1,7 +1,8 @@
-"""How well a model predicts measurements from the other values of their rows."""
+"""How well a model predicts values from the other values of their rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.data.features import Feature
 from pipeline.evaluation.evaluate import EvaluatedModel
+from pipeline.evaluation.level_scores import sum_value_losses
 from pipeline.evaluation.neighbourhoods import SampledRows, split_by_segment
 from pipeline.evaluation.number_scores import (
     average_scores,
@@ -20,13 +23,13 @@ from pipeline.evaluation.number_scores import (
 from pipeline.executors.base import Executor
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.models.capabilities import HasContinuousFeatures
+from pipeline.models.capabilities import CanImpute, HasContinuousFeatures
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
 
 MAX_HELD_OUT_FEATURES = 20
-"""Maximum number of features that are predicted; a random choice if there are more."""
+"""Maximum number of continuous features that are predicted; a random choice if there are more."""
 _INTERVAL = 0.9  # probability of the predicted interval
 
 
@@ -37,27 +40,69 @@ def describe_held_out_values(
     seed: int,
     progress: Progress = ignore_progress,
 ) -> dict[str, Any]:
-    """Predict continuous features of sampled rows, one at a time, from all other values.
+    """Predict observed values of sampled rows, one at a time, from all other values of their row.
 
-    The code of a row is computed as if the value were missing, and the prediction is the expected
-    value given this code. Other parameters are as for
+    Features with levels are predicted by models that can impute them exactly. For a continuous
+    feature, the code of the row is computed as if the value were missing, and the prediction is the
+    expected value given this code. Other parameters are as for
     `pipeline.evaluation.neighbourhoods.code_rows`.
 
     Returns
     -------
     dict
-        `held_out`: the number of `rows` in the sample and the number `of` rows it was drawn from,
-        and the entries of `describe_number_losses`. The values of each feature, and on average,
-        also have the share that is `inside_90`, between the 5 % and 95 % quantiles of the predicted
-        distribution. Empty if the model has no continuous features.
+        `held_out`: the number of `rows` in the sample and the number `of` rows it was drawn from.
+        Of features with levels, the share of `wrong_values`, which are not the most probable ones,
+        and the mean `nll_per_value`, −log P(value) in nats. Of continuous features, the entries of
+        `describe_number_losses`, and for each and on average also the share that is `inside_90`,
+        between the 5 % and 95 % quantiles of the predicted distribution. Empty if the model
+        predicts neither.
     """
+    found = {
+        **_describe_levels(subject, sample, executor, seed, progress),
+        **_describe_numbers(subject, sample, executor, seed, progress),
+    }
+    if not found:
+        return {}
+    return {"held_out": {"rows": sample.block.n_samples, "of": sample.n_rows, **found}}
+
+
+def _describe_levels(
+    subject: EvaluatedModel, sample: SampledRows, executor: Executor, seed: int, progress: Progress
+) -> dict[str, Any]:
+    if not isinstance(subject.model, CanImpute) or not sample.block.n_features:
+        return {}
+    features = subject.features_with_levels
+    score = partial(_score_values, subject.model, subject.params, RowRandom(seed), features)
+    blocks = [block for _, block in split_by_segment(subject, sample)]
+    sums, n_done = np.zeros(3), 0
+    for k, (block, part) in enumerate(zip(blocks, executor.map(score, blocks), strict=True), 1):
+        sums += part
+        n_done += block.n_samples
+        progress("predict values", k, len(blocks), n_done)
+    wrong, nats, n_observed = sums.tolist()
+    if not n_observed:
+        return {}
+    return {"wrong_values": wrong / n_observed, "nll_per_value": nats / n_observed}
+
+
+def _score_values(
+    model: CanImpute, params: Any, rng: RowRandom, features: Sequence[Feature], block: BinaryBlock
+) -> Array:
+    """Sum the losses of features with levels, each predicted from all other values."""
+    check_cancelled()
+    return sum_value_losses(block, model.impute(params, block, rng), features)
+
+
+def _describe_numbers(
+    subject: EvaluatedModel, sample: SampledRows, executor: Executor, seed: int, progress: Progress
+) -> dict[str, Any]:
     names = subject.continuous_features
     if not names or not isinstance(subject.model, HasContinuousFeatures):
         return {}
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(names))[:MAX_HELD_OUT_FEATURES])
     pieces = list(split_by_segment(subject, sample))
-    predict = partial(_predict_values, subject.model, subject.params, RowRandom(seed), chosen)
+    predict = partial(_predict_numbers, subject.model, subject.params, RowRandom(seed), chosen)
     results, n_done = np.empty((2, sample.block.n_samples, len(chosen))), 0
     parts = executor.map(predict, [block for _, block in pieces])
     for k, ((places, _), part) in enumerate(zip(pieces, parts, strict=True), start=1):
@@ -74,10 +119,10 @@ def describe_held_out_values(
     for own, share in zip(scores["continuous"], shares.tolist(), strict=True):
         own["inside_90"] = None if own["rmse"] is None else share
     scores["inside_90"] = average_scores(scores["continuous"], "inside_90")
-    return {"held_out": {"rows": block.n_samples, "of": sample.n_rows, **scores}}
+    return scores
 
 
-def _predict_values(
+def _predict_numbers(
     model: Any, params: Any, rng: RowRandom, features: NDArray[np.intp], block: BinaryBlock
 ) -> Array:
     """Predict some continuous features, each from all other values.

@@ -1,4 +1,4 @@
-"""How well codes reconstruct the levels of features: wrong levels, and rank correlations."""
+"""How well levels of features are predicted: wrong levels, log loss and rank correlations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.features import Feature, find_first_planes, sum_planes
+from pipeline.data.features import Feature, find_first_planes, join_values, sum_planes
 from pipeline.data.level_probabilities import (
     count_levels,
     find_level_probabilities,
     find_likely_levels,
     order_planes,
 )
+from pipeline.numerics.metrics import MIN_PROBABILITY, compute_bit_losses
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -60,6 +61,39 @@ def compute_level_losses(
         "level_table": _count_levels(sum_planes(planes, features), levels, observed, features),
     }
     return LevelLosses(wrong.sum(axis=1), observed.sum(axis=1), values)
+
+
+def sum_value_losses(block: BinaryBlock, planes: Array, features: Sequence[Feature]) -> Array:
+    """Sum the losses of predicted values over the rows of a block.
+
+    Parameters
+    ----------
+    block
+        The true values.
+    planes
+        Predicted probability of each plane, (n_samples, n_planes).
+    features
+        The features with levels; empty if all are binary.
+
+    Returns
+    -------
+    ndarray
+        Number of values that are not the most probable ones, sum of −log P(value) in nats, and
+        number of observed values, (3,). Probabilities below `MIN_PROBABILITY` count as that.
+    """
+    values, mask = block.unpack_values(), block.unpack_mask()
+    if not features:
+        wrong, nats = compute_bit_losses(values, planes)
+    else:
+        values, mask = join_values(values, mask, features)
+        n_levels = count_levels(features)
+        by_level = find_level_probabilities(order_planes(planes, features), n_levels)
+        wrong = find_likely_levels(by_level, features) != values
+        places = np.cumsum(n_levels) - n_levels + values
+        own = np.take_along_axis(by_level, places, axis=1)
+        nats = -np.log(np.maximum(own, MIN_PROBABILITY))
+    observed = np.ones(values.shape, np.bool_) if mask is None else mask == 1
+    return np.array([wrong[observed].sum(), nats[observed].sum(), observed.sum()], np.float64)
 
 
 def _count_levels(

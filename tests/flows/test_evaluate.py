@@ -101,6 +101,13 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
         assert 0.6 < min(near["trustworthiness"], near["continuity"]) < 1
         assert (told["rows"], told["rows_without"], told["neighbours"]) == (499, 1, 499)
         assert told["commonest"] < min(told["accuracy"], told["accuracy_by_bits"]) - 0.1
+    held_out = {name: model["held_out"] for name, model in by_name.items() if "held_out" in model}
+    assert {*held_out} == {mixture, "independent features", "mixture of 20"}
+    assert held_out[mixture]["wrong_values"] < flat["held_out"]["wrong_values"] - 0.05
+    # Independent features are predicted in the same way from the code of their own row.
+    assert flat["held_out"]["wrong_values"] == pytest.approx(flat["wrong_bits"])
+    assert flat["held_out"]["nll_per_value"] == pytest.approx(flat["nll_per_bit"])
+    assert by_name[mixture]["wrong_bits"] < held_out[mixture]["wrong_values"]
     assert not {"neighbourhoods", "neighbour_labels"} & {*flat}  # one code for all rows
     worst = flat["pairs"]["largest"][0]
     assert set(worst["features"]) < set(NAMES)
@@ -114,6 +121,12 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     assert order[-2:] == ["independent features", pca]
     assert f"{by_name[mixture]['log_likelihood']:.4f} ± " in table
     assert "none: the model has no likelihood" in table
+    assert {"held-out wrong", "held-out nats"} <= {*re.split("  +", lines[2])}
+    assert f"{held_out[mixture]['wrong_values']:.2%}" in table
+    assert (
+        "\nheld-out: each value is predicted from all other values of its row, in 500 rows" in table
+    )
+    assert "held-out R²" not in table
     assert "in-sample" not in table
     assert f"baselines: fitted to split train of {dataset}, like the" in lines[1]
     assert "\nkind of 499 rows: predicted by the 5 nearest of 499 rows fitted\n" in table

@@ -1,10 +1,13 @@
-"""Measurements predicted from the other values of their rows, by Bayes' theorem."""
+"""Values predicted from the other values of their rows, by Bayes' theorem."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import softmax
 from scipy.stats import norm
 
 import latentbits as lb
@@ -73,7 +76,56 @@ def test_some_of_many_features_are_predicted(
     assert all(own in every for own in some)
 
 
-def test_binary_features_have_no_held_out_values(people: pd.DataFrame) -> None:
+@pytest.mark.parametrize("n_levels", [2, 3])
+@pytest.mark.parametrize("model", ["tree-mixture", "bernoulli-mixture"])
+def test_levels_are_predicted_as_if_they_were_missing(model: str, n_levels: int) -> None:
+    rng = np.random.default_rng(4)
+    wish = rng.normal(size=(250, 1)) + rng.normal(size=(250, 5))
+    X = (wish > 0).astype(float) + (n_levels - 2) * (wish > 1)
+    X[rng.random(X.shape) < 0.1] = np.nan
+    texts = tuple(map(str, range(n_levels)))
+    names = [f"q{i}" for i in range(5)]
+
+    def make(X: np.ndarray) -> Any:
+        return lb.from_numpy(X, names, levels=None if n_levels == 2 else texts)
+
+    fitted = lb.fit(make(X), model, components=2, max_iter=5)
+    nats, wrong = [], []
+    for i in range(5):
+        hidden = X.copy()
+        hidden[:, i] = np.nan
+        codes = lb.transform(fitted, make(hidden), impute="probabilities")
+        planes = codes["imputed_probabilities"]
+        ones = planes[:, i]
+        shares = np.stack([1 - ones, ones], 1) if n_levels == 2 else planes[:, 3 * i : 3 * i + 3]
+        seen = ~np.isnan(X[:, i])
+        levels = X[seen, i].astype(int)
+        nats += (-np.log(shares[seen, levels])).tolist()
+        wrong += (shares[seen].argmax(axis=1) != levels).tolist()
+    found = lb.evaluate(fitted, make(X))["held_out"]
+    assert (found["rows"], found["of"]) == (250, 250)
+    assert found["wrong_values"] == np.mean(wrong)
+    assert found["nll_per_value"] == pytest.approx(np.mean(nats), rel=1e-9)
+
+
+def test_measurements_and_levels_are_predicted(people: pd.DataFrame, fitted: lb.Fitted) -> None:
+    """Bits by their kinds, given the numbers too."""
+    found = lb.evaluate(fitted, lb.from_dataframe(people, continuous=NAMES))["held_out"]
+    params, X = fitted.params, people[NAMES].to_numpy()
+    density = norm.logpdf(X[:, None], params.gaussians.means, params.gaussians.deviations)
+    start = np.log(params.weights) + np.nansum(density, axis=2)
+    wrong, nats = [], []
+    for i, j in ((0, 1), (1, 0)):
+        p, own, other = params.probabilities, people[f"b{i}"], people[f"b{j}"].to_numpy()
+        joint = start + np.log(np.where(other[:, None] == 1, p[:, j], 1 - p[:, j]))
+        one = softmax(joint, axis=1) @ p[:, i]
+        wrong += [(one > 0.5) != own]
+        nats += [-np.log(np.where(own == 1, one, 1 - one))]
+    assert found["wrong_values"] == np.mean(wrong)
+    assert found["nll_per_value"] == pytest.approx(np.mean(nats), rel=1e-9)
+
+
+def test_binary_features_of_other_models_have_no_held_out_values(people: pd.DataFrame) -> None:
     data = lb.from_dataframe(people[["b0", "b1"]])
-    fitted = lb.fit(data, "bernoulli-mixture", components=1, errors="none")
+    fitted = lb.fit(data, "noisy-or", components=1, max_iter=1)
     assert "held_out" not in lb.evaluate(fitted, data)
