@@ -216,3 +216,19 @@ def test_groups_and_covariates_exclude_each_other() -> None:
         draw_survey().fit(group="party", covariates=["age"])
     model = BernoulliMixture().with_structure(Structure())
     assert type(model) is BernoulliMixture
+
+
+def test_missing_values_are_imputed_with_the_covariates_of_the_row() -> None:
+    data = draw_survey(300)
+    fitted = data.fit()
+    at, is_missing = free_parameters(fitted.params), data.mask == 0
+    values = np.where(is_missing, np.nan, data.X)
+    codes = lb.transform(fitted, lb.from_numpy(values, keep=data.columns), impute="probabilities")
+    for i in range(5):
+        nats = []
+        for value in (0, 1):
+            X, mask = data.X.copy(), data.mask.copy()
+            X[:, i], mask[:, i] = value, 1
+            nats.append(score_rows(at, data._replace(X=X, mask=mask)))
+        expected = np.where(is_missing[:, i], expit(nats[1] - nats[0]), data.X[:, i])
+        np.testing.assert_allclose(codes["imputed_probabilities"][:, i], expected, rtol=1e-8)

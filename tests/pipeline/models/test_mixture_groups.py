@@ -217,3 +217,19 @@ def test_a_warm_start_begins_at_the_earlier_fit() -> None:
     np.testing.assert_allclose(
         again.params.group_class_weights, earlier.params.group_class_weights, atol=1e-4
     )
+
+
+def test_values_are_imputed_with_the_weights_of_the_group() -> None:
+    data = draw_groups(300, masked=True)
+    state = fit_groups(data)
+    at, model = free_parameters(state.params), BernoulliMixture()
+    for segment in range(3):
+        own = data.take_rows(data.labels == segment)
+        found = model.impute(state.params, own.pack(segment), RNG)
+        for i in range(5):
+            nats = []
+            for value in (0, 1):
+                X, mask = own.X.copy(), own.mask.copy()
+                X[:, i], mask[:, i] = value, 1
+                nats.append(score_rows(at, replace(own, X=X, observed=mask)))
+            np.testing.assert_allclose(found[:, i], expit(nats[1] - nats[0]), rtol=1e-9)
