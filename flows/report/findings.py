@@ -12,6 +12,7 @@ from flows.data.datasets import LoadedModel
 from flows.exporting.columns import find_unbounded_weights, list_segment_names
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
+from flows.report.figures.trees import find_edges, iter_edge_sentences
 from flows.report.tables import format_dataset_name
 from pipeline.data.features import name_planes, read_features
 from pipeline.evaluation.calibration import ShareComparison
@@ -43,13 +44,14 @@ def summarize_findings(
     pairs
         The joint frequencies in the figure of the calibration; None if there is no such figure.
     """
-    artifact, causes = fitted.artifact, find_causes(fitted)
+    artifact, causes, edges = fitted.artifact, find_causes(fitted), find_edges(fitted)
     units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
     statistics = artifact.manifest["diagnostics"].get("fit_statistics", {})
     return [
         _format_fit(artifact.manifest),
         *_iter_share_sentences(artifact),
         *units,
+        *(iter_edge_sentences(edges, fitted.feature_names, _MAX_FEATURES) if edges else ()),
         *(() if causes else _iter_component_sentences(artifact, correlations)),
         *_iter_group_sentences(artifact),
         *_iter_pair_sentences(pairs, statistics),

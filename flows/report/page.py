@@ -32,6 +32,7 @@ from flows.report.figures.row_plots import (
     plot_positions,
 )
 from flows.report.figures.rows import DatasetSample, read_dataset_sample
+from flows.report.figures.trees import find_edges, make_edge_table, plot_trees
 from flows.report.findings import summarize_findings
 from flows.report.inputs import (
     DEFAULT_FIGURE_OPTIONS,
@@ -58,6 +59,7 @@ from flows.report.tables import (
 )
 from pipeline.evaluation.calibration import ShareComparison
 from pipeline.executors.base import limit_blas_threads
+from pipeline.models.capabilities import IsMixture
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import AnyPath, write_text
 
@@ -110,14 +112,19 @@ def build_report(inputs: ReportInputs) -> Report:
     fitted, sample = orient_components(fitted, sample, names, options.orient)
     causes = find_causes(fitted)
     figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
+    edges, tables = find_edges(fitted), []
+    if causes:
+        tables.append(make_unit_table(causes, fitted.feature_names))
+    if edges:
+        figures += plot_trees(edges, fitted.feature_names, inputs.layout)
+        tables.append(make_edge_table(edges, fitted.feature_names))
     if dataset is not None and sample is not None:
         pairs = sample.pairs if sample.pairs is not None and len(sample.pairs.z) else None
         with limit_blas_threads():
             correlations = correlate_features_with_codes(sample.coded_rows)
             inputs = replace(inputs, fitted=fitted)
             figures += _iter_row_figures(inputs, dataset, sample, names, correlations)
-    tables = (make_unit_table(causes, fitted.feature_names),) if causes else ()
-    return Report(fitted, tuple(figures), tables, inputs.notes, correlations, pairs)
+    return Report(fitted, tuple(figures), tuple(tables), inputs.notes, correlations, pairs)
 
 
 def write_report(report: Report, output: AnyPath) -> None:
@@ -136,10 +143,11 @@ def _iter_row_figures(
 ) -> Iterator[Figure]:
     fitted, coded = inputs.fitted, sample.coded_rows
     labels = choose_labels(coded, dataset.segment_names, inputs.options.label)
-    yield from plot_latent_space(fitted, coded, labels, inputs.layout)
-    if names is not None and len(coded.codes) <= MAX_NAMED_ROWS:
-        yield from plot_positions(coded, names, labels)
-    yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
+    if not isinstance(fitted.model, IsMixture) or coded.codes.shape[1] > 1:  # else, codes are 1
+        yield from plot_latent_space(fitted, coded, labels, inputs.layout)
+        if names is not None and len(coded.codes) <= MAX_NAMED_ROWS:
+            yield from plot_positions(coded, names, labels)
+        yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
     if sample.pairs is not None and len(sample.pairs.z):
         yield plot_calibration(sample, sample.pairs)
 

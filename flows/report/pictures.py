@@ -29,7 +29,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import Stroke
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullLocator
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, ScaledTranslation
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
@@ -93,7 +93,7 @@ _MAX_NAME_LENGTHS = {"bottom": 18, "left": 40}  # letters next to an axis
 # A name on a line is drawn above white letters, so that it stays text.
 _HALO = Stroke(linewidth=3, foreground="white")
 _CELL_GAP = 1.5
-_TEXT_SIZE = 11
+_TEXT_SIZE, _TEXT_SHIFT = 11, 6
 _TEXT_ROOM = 0.6  # of a name's width, on either side; names closer to an edge are aligned with it
 
 
@@ -390,12 +390,18 @@ def _render_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
             axes.imshow(mark.scale.paint(mark.values), extent=extent, **style)
         case TextMarks():
             style = {"clip_on": True, "size": _TEXT_SIZE, "zorder": order}
-            style["va"] = "bottom" if mark.is_above else "center"
-            for x, y, text, colour in zip(mark.x, mark.y, mark.texts, mark.colours, strict=True):
+            style["va"] = "bottom" if mark.side == "above" else "center"
+            if mark.side == "right":
+                shift = ScaledTranslation(_TEXT_SHIFT / 72, 0, _get_sheet(axes).dpi_scale_trans)
+                style["transform"] = axes.transData + shift
+            colours = mark.colours or [TEXT_COLOUR] * len(mark.texts)
+            for x, y, text, colour in zip(mark.x, mark.y, mark.texts, colours, strict=True):
                 share = (x - plot.x.low) / (plot.x.high - plot.x.low)
                 half = _TEXT_ROOM * _measure_text(text, _TEXT_SIZE) / _measure_width(axes)
                 is_left, is_right = share < half, share > 1 - half
                 style["ha"] = "right" if is_right else "left" if is_left else "center"
+                if mark.side == "right":
+                    style["ha"] = "left"
                 axes.text(x, y, text, path_effects=[_HALO], **style)
                 axes.text(x, y, text, color=colour, **style)
         case RuleMark():

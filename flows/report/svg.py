@@ -50,6 +50,7 @@ MARKER_PATHS = {
 """SVG paths of markers, 2 wide and centred on 0."""
 _HALF_ON_PHONE, _THIRD_ON_PHONE = 8, 16  # if there are more names, phones show fewer of them
 _LETTER_WIDTH = 1.6  # percent of a narrow plot: names that would cross an edge are aligned with it
+_TEXT_OFFSETS = {"centre": 'dy=".35em"', "above": 'dy="-.4em"', "right": 'dx="6" dy=".35em"'}
 _PLACE_STEPS = 9999  # resolution of the positions that are sent to the script
 _LINE_UNITS = 1000  # width of the view box of lines
 
@@ -144,7 +145,8 @@ def _render_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, st
             dash = f' stroke-dasharray="{" ".join(map(str, mark.dash))}"' if mark.dash else ""
             inside = "".join(_iter_lines(plot, mark))
             box = f'viewBox="0 0 {_LINE_UNITS} {_LINE_UNITS}" preserveAspectRatio="none"'
-            style = f'stroke-width="{mark.width}"{dash}'
+            has_one_width = isinstance(mark.width, int | float)
+            style = f'stroke-width="{mark.width}"{dash}' if has_one_width else dash
             return f'<svg data-mark="{k}" class="lines" {box} {style}>{inside}</svg>'
         case BarMarks():
             return f'{open_group} class="bars">{"".join(_iter_bars(plot, mark))}</g>'
@@ -181,11 +183,15 @@ def _iter_points(plot: Plot, mark: PointMarks, name: str, shapes: dict[str, str]
 
 
 def _iter_lines(plot: Plot, mark: LineMarks) -> Iterator[str]:
-    for line, colour in zip(mark.points, mark.colours, strict=True):
+    widths = [""] * len(mark.points)
+    if isinstance(mark.width, np.ndarray):
+        widths = [f' style="stroke-width: {width:.3g}px"' for width in mark.width]
+    for line, colour, width in zip(mark.points, mark.colours, widths, strict=True):
         line = line[np.isfinite(line).all(axis=1)]
         x, y = _place_points(plot, line[:, 0], line[:, 1])
         places = np.stack([x, y], axis=1) * (_LINE_UNITS / 100)
-        yield f'<path stroke="{colour}" d="M{" ".join(f"{a:.4g} {b:.4g}" for a, b in places)}"/>'
+        path = " ".join(f"{a:.4g} {b:.4g}" for a, b in places)
+        yield f'<path stroke="{colour}"{width} d="M{path}"/>'
 
 
 def _iter_bars(plot: Plot, mark: BarMarks) -> Iterator[str]:
@@ -222,11 +228,14 @@ def _render_gaps(n_rows: int, n_columns: int) -> str:
 
 
 def _iter_texts(plot: Plot, mark: TextMarks) -> Iterator[str]:
-    places = zip(*_place_points(plot, mark.x, mark.y), mark.texts, mark.colours, strict=True)
+    colours = mark.colours or ["currentColor"] * len(mark.texts)
+    places = zip(*_place_points(plot, mark.x, mark.y), mark.texts, colours, strict=True)
     for x, y, text, colour in places:
-        style = f'dy="{"-.4em" if mark.is_above else ".35em"}" fill="{colour}"'
+        style = f'{_TEXT_OFFSETS[mark.side]} fill="{colour}"'
         half = _LETTER_WIDTH * len(text) / 2
-        if anchor := "end" if x > 100 - half else "start" if x < half else "":
+        if mark.side == "right":
+            style += ' text-anchor="start"'
+        elif anchor := "end" if x > 100 - half else "start" if x < half else "":
             style += f' text-anchor="{anchor}"'
         yield f'<text x="{x:.2f}%" y="{y:.2f}%" {style}>{escape(text)}</text>'
 

@@ -91,6 +91,7 @@ _COLUMN_EXPLANATIONS = {
     "component.",
     "deviations": "Weights of a continuous feature are for (value − mean) / scale. Its deviation "
     "is the standard deviation given the components, in the same units.",
+    "margins_1": "Margins are the shares of the levels, the lowest level first.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
     "information: about 1 if the model holds, larger if answers are more erratic.",
     "s_x2": "S-X² compares the frequencies of levels at each sum score with those of the model; a "
@@ -372,7 +373,11 @@ def make_parameter_table(
     `correlations` have shape (n_features, n_components).
     """
     columns = _select_columns(
-        [*_iter_distinct_columns(read_parameter_columns(artifact, "feature"))]
+        [
+            column
+            for column in _iter_distinct_columns(read_parameter_columns(artifact, "feature"))
+            if "tree" not in artifact.dims(column.array)  # drawn as trees
+        ]
     )
     title = "Parameters"
     if not columns and correlations is not None:

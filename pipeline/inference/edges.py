@@ -43,6 +43,17 @@ class TreeEdges(NamedTuple):
     mutual_information: Array
     correlation: Array
 
+    def select(self, places: slice) -> TreeEdges:
+        """Return the edges at these places."""
+        return TreeEdges(
+            self.tree[places],
+            self.weight[places],
+            self.feature[places],
+            self.parent[places],
+            self.mutual_information[places],
+            self.correlation[places],
+        )
+
 
 def find_tree_edges(model: Model, params: Any, source: str) -> TreeEdges:
     """Return the edges of a fit; `source` names the fit in errors.

@@ -29,12 +29,16 @@ _NOTE = (
 
 
 class TextTable(NamedTuple):
-    """A table of texts; the first text of a row is its heading."""
+    """A table of texts; the first text of a row is its heading.
+
+    `has_pairs` states whether the first two columns are names, which may need several lines.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str
+    has_pairs: bool = False
 
 
 def find_causes(fitted: LoadedModel) -> HiddenCauses | None:

@@ -40,14 +40,15 @@ class PointMarks:
 
 @dataclass(frozen=True)
 class LineMarks:
-    """Lines through points, (n, 2) each, with a colour per line and one width.
+    """Lines through points, (n, 2) each, with a colour per line.
 
-    `dash` has the lengths of dashes and gaps; it is empty for solid lines.
+    There is a width per line or one for all. `dash` has the lengths of dashes and gaps; it is empty
+    for solid lines.
     """
 
     points: Sequence[Array]
     colours: Sequence[str]
-    width: float = 1.5
+    width: float | Array = 1.5
     dash: tuple[int, ...] = ()
     facts: HoverFacts = ()
 
@@ -97,13 +98,16 @@ class RasterMark:
 
 @dataclass(frozen=True)
 class TextMarks:
-    """Texts centred on points, or just above them."""
+    """Texts on points ("centre"), just above them or to the right of them.
+
+    None as `colours` takes the colour of the page's text.
+    """
 
     x: Array
     y: Array
     texts: Sequence[str]
-    colours: Sequence[str]
-    is_above: bool = False
+    colours: Sequence[str] | None = None
+    side: Literal["centre", "above", "right"] = "centre"
 
 
 @dataclass(frozen=True)

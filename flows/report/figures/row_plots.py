@@ -222,7 +222,7 @@ def _label_rows(points: Array, labels: ColourLabels) -> tuple[tuple[Mark, Array]
     chosen = choose_names_with_room(medians[:, :2], short_names, width)
     places, chosen_names = medians[chosen], [short_names[i] for i in chosen]
     colours = [COLOURS[1]] * len(chosen)
-    mark = TextMarks(places[:, 0], places[:, 1], chosen_names, colours, is_above=True)
+    mark = TextMarks(places[:, 0], places[:, 1], chosen_names, colours, side="above")
     note = " Each name is at the median of its rows."
     if len(chosen) < len(names):
         note += f" {len(chosen):,} of {len(names):,} names have room."

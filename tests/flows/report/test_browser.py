@@ -197,6 +197,40 @@ def test_real_data_are_drawn(browser, tmp_path, name, model, n_components, shape
         check(browser, page)
 
 
+# Names of a tree that overlap, or that the plot cuts off.
+CLASHING = """
+const names = [...document.querySelectorAll("[data-mark].texts text")];
+const boxes = names.map(name => name.getBoundingClientRect());
+const plot = names[0].closest(".area").getBoundingClientRect();
+const touch = (a, b) =>
+  a.left < b.right && b.left < a.right && Math.abs(a.top + a.bottom - b.top - b.bottom) < 24;
+return [names.length, boxes.filter((box, k) => box.left < plot.left || box.right > plot.right
+  || box.top < plot.top || box.bottom > plot.bottom
+  || boxes.some((other, j) => j < k && touch(box, other))).length];
+"""
+
+
+def test_names_of_a_tree_neither_overlap_nor_are_cut(browser: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    columns = [rng.random(600) < 0.5]
+    for _ in range(29):
+        near = columns[rng.integers(max(0, len(columns) - 6), len(columns))]
+        columns.append(near ^ (rng.random(600) < 0.15))
+    letters = (
+        "Wide MEMBERS' LETTERS, with commas",
+        "a name of many small letters in all",
+        "東京" * 9,
+        "MW" * 30,
+    )
+    names = [f"{i} {letters[i % 4]}" for i in range(30)]
+    X = np.stack(columns, axis=1).astype(np.uint8)
+    page = report(tmp_path, write_arrays(tmp_path / "d.zarr", X, names=names), "tree-mixture", 1)
+    for width in WIDTHS.values():
+        show(browser, page, width, "dark")
+        assert browser.execute_script(CLASHING) == [30, 0]
+        check(browser, page)
+
+
 def test_the_first_screen_has_findings_and_a_table_that_sorts(
     browser: Any, data: BinaryDataset, tmp_path: Path
 ) -> None:

@@ -1,0 +1,240 @@
+"""Trees of features: figures of their edges, and a table of the strongest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from unicodedata import east_asian_width
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.data.datasets import LoadedModel
+from flows.report.figures.causes import TextTable
+from flows.report.figures.colours import GREY, NEGATIVE, POSITIVE
+from flows.report.figures.images import ImageLayout
+from flows.report.figures.marks import (
+    Axis,
+    Figure,
+    LegendKey,
+    LineMarks,
+    Plot,
+    PointMarks,
+    TextMarks,
+)
+from flows.report.figures.text import format_number, format_shown_count, shorten_text
+from flows.report.figures.tree_layout import draw_curve, place_nodes
+from pipeline.inference.edges import TreeEdges, find_tree_edges
+from pipeline.models.capabilities import HasTrees
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_MAX_TREES = 4
+_MAX_ROWS, _MAX_ROWS_IN_ALL = 120, 240
+_MAX_PIXEL_EDGES = 1000
+_MAX_TABLE_ROWS = 20
+_ROW_HEIGHT, _NODE_SIZE = 15, 6
+_MIN_WIDTH, _MAX_WIDTH = 0.8, 5.0  # of lines
+_MAX_NAME_LENGTH, _MAX_NAME_WIDTH = 40, 210  # letters, pixels
+_PHONE_WIDTH = 330  # pixels of a plot on a phone
+_NAME_GAP = 8  # pixels between a node and the end of the gap to its name
+_LETTER_WIDTH, _WIDE_LETTER_WIDTH, _FULL_LETTER_WIDTH = 6.8, 9.5, 11.5  # pixels
+_MAX_STEP = 0.16  # of the width of a plot, per edge
+_BEND_POINTS = 17
+_BEND = 0.11  # of the length of an edge between pixels that are no neighbours
+
+
+def find_edges(fitted: LoadedModel) -> TreeEdges | None:
+    """Return the edges of the model's trees; None if it has none."""
+    if not isinstance(fitted.model, HasTrees):
+        return None
+    edges = find_tree_edges(fitted.model, fitted.params, str(fitted.artifact.path))
+    return edges if len(edges.tree) else None
+
+
+def plot_trees(
+    edges: TreeEdges, names: Sequence[str], layout: ImageLayout | None
+) -> Iterator[Figure]:
+    """Plot the trees with the largest weights; features that are pixels stay in their place."""
+    trees, firsts, counts = np.unique(edges.tree, return_index=True, return_counts=True)
+    heaviest = np.argsort(-edges.weight[firsts], kind="stable")[:_MAX_TREES]
+    strongest = float(edges.mutual_information[np.isin(edges.tree, trees[heaviest])].max())
+    for place, k in enumerate(heaviest.tolist()):
+        own = edges.select(slice(firsts[k], firsts[k] + counts[k]))
+        shown = own.select(slice(_count_shown(own, layout, len(heaviest))))
+        plot = (
+            _plot_pixels(shown, names, strongest, layout)
+            if layout
+            else _plot_tree(shown, names, strongest)
+        )
+        title = "Tree of features" if len(trees) == 1 else f"Tree {trees[k] + 1}"
+        note = "" if len(trees) == 1 else f"The tree of {own.weight[0]:.0%} of the rows. "
+        of_all = "" if len(trees) == 1 else " of all trees"
+        note += (
+            "Lines join neighbours in the tree. The thicker a line, the larger their mutual "
+            f"information; the thickest{of_all} is {format_number(strongest, 2)} nats. "
+        )
+        note += "Points are pixels. " if layout else "Positions and lengths have no meaning. "
+        note += format_shown_count("edges", len(shown.tree), counts[k], ", the strongest")
+        if not place:
+            note += format_shown_count("trees", len(heaviest), len(trees), ", the heaviest")
+        alt = (
+            f"{title}: {len(shown.tree):,} edges; the strongest joins {names[own.feature[0]]} and "
+            f"{names[own.parent[0]]}."
+        )
+        yield Figure(title, alt, plot, note=note.strip(), keys=_make_keys(shown.correlation))
+
+
+def _count_shown(edges: TreeEdges, layout: ImageLayout | None, n_trees: int) -> int:
+    """Count the strongest edges of a tree for which there is room."""
+    if layout is not None:
+        return _MAX_PIXEL_EDGES
+    max_rows = min(_MAX_ROWS, _MAX_ROWS_IN_ALL // n_trees)
+    nodes: set[int] = set()
+    for k, pair in enumerate(zip(edges.feature.tolist(), edges.parent.tolist(), strict=True)):
+        nodes.update(pair)
+        if len(nodes) > max_rows:
+            return k
+    return len(edges.feature)
+
+
+def _plot_tree(edges: TreeEdges, names: Sequence[str], strongest: float) -> Plot:
+    """Plot a tree whose nodes have a row each, with the name of the feature next to the node."""
+    features, pairs = np.unique([edges.parent, edges.feature], return_inverse=True)
+    places = place_nodes(len(features), pairs.T)
+    texts = [_shorten_name(names[i]) for i in features.tolist()]
+    nodes = np.stack(places, axis=1) * np.array([_choose_step(places.depths, texts), 1.0])
+    x, y = nodes.T
+    # The end of an edge that is closer to the root comes first.
+    ends = np.take_along_axis(pairs, np.argsort(places.depths[pairs], axis=0), axis=0)
+    curves = [draw_curve(nodes[i], nodes[j]) for i, j in ends.T.tolist()]
+    return Plot(
+        Axis(-0.02, 1.0, has_lines=False),
+        Axis(len(features) - 0.5, -0.5, has_lines=False),
+        (
+            _draw_edges(edges, curves, names, strongest),
+            PointMarks(
+                x, y, GREY, size=_NODE_SIZE, facts=[("feature", [names[i] for i in features])]
+            ),
+            TextMarks(x, y, texts, side="right"),
+        ),
+        _ROW_HEIGHT * len(features) + 26,
+    )
+
+
+def _choose_step(depths: Indices, texts: Sequence[str]) -> float:
+    """Choose the distance between a node and its parent so that names end within the plot."""
+    room = np.array([1 - (_NAME_GAP + _estimate_width(text)) / _PHONE_WIDTH for text in texts])
+    return float((room[depths > 0] / depths[depths > 0]).min(initial=_MAX_STEP))
+
+
+def _shorten_name(name: str) -> str:
+    """Cut a name that leaves too little room for the tree."""
+    name = shorten_text(name, _MAX_NAME_LENGTH)
+    while _estimate_width(name) > _MAX_NAME_WIDTH:
+        name = shorten_text(name, len(name) - 1)
+    return name
+
+
+def _estimate_width(text: str) -> float:
+    """Estimate the width of a name in pixels; rather too much than too little."""
+    return sum(
+        _FULL_LETTER_WIDTH
+        if east_asian_width(letter) in "WF"
+        else _WIDE_LETTER_WIDTH
+        if letter.isupper() or letter in "mw@%…—"
+        else _LETTER_WIDTH
+        for letter in text
+    )
+
+
+def _plot_pixels(
+    edges: TreeEdges, names: Sequence[str], strongest: float, layout: ImageLayout
+) -> Plot:
+    """Plot the edges between pixels at their positions, with equal scales."""
+    y, x = np.divmod(layout.pixels.astype(np.float64), layout.width)
+    half = max(layout.height, layout.width) / 2
+    middle_x, middle_y = (layout.width - 1) / 2, (layout.height - 1) / 2
+    pixels = np.stack([x, y], axis=1)
+    ends = pixels[np.stack([edges.parent, edges.feature], axis=1)]
+    return Plot(
+        Axis(middle_x - half, middle_x + half, has_lines=False),
+        Axis(middle_y + half, middle_y - half, has_lines=False),
+        (
+            _draw_edges(edges, [_bend_line(*pair) for pair in ends], names, strongest),
+            PointMarks(x, y, GREY, size=_NODE_SIZE, facts=[("feature", names)]),
+        ),
+    )
+
+
+def _bend_line(start: Array, end: Array) -> Array:
+    """Return points of a line, bent so that it avoids the pixels between its ends."""
+    along = end - start
+    t = np.linspace(0, 1, _BEND_POINTS)[:, None]
+    bend = _BEND if np.abs(along).max() > 1 else 0.0
+    across = np.array([along[1], -along[0]])
+    line: Array = start + t * along + 4 * bend * t * (1 - t) * across
+    return line
+
+
+def _draw_edges(
+    edges: TreeEdges, lines: Sequence[Array], names: Sequence[str], strongest: float
+) -> LineMarks:
+    """Draw edges with a width and a colour each; weak ones are on top of strong ones."""
+    information = edges.mutual_information
+    facts = [
+        ("feature", [names[i] for i in edges.feature.tolist()]),
+        ("parent", [names[i] for i in edges.parent.tolist()]),
+        ("mutual information", [f"{format_number(nats, 3)} nats" for nats in information]),
+        ("correlation", [format_number(r, 3) for r in edges.correlation]),
+    ]
+    widths = np.maximum(_MAX_WIDTH * information / max(strongest, 1e-300), _MIN_WIDTH)
+    colours = [_choose_colour(r) for r in edges.correlation.tolist()]
+    return LineMarks(lines, colours, widths, facts=facts)
+
+
+def _choose_colour(correlation: float) -> str:
+    return POSITIVE if correlation > 0 else NEGATIVE if correlation < 0 else GREY
+
+
+def _make_keys(correlation: Array) -> tuple[LegendKey, ...]:
+    kinds = {
+        POSITIVE: "positive correlation",
+        NEGATIVE: "negative correlation",
+        GREY: "no correlation",
+    }
+    used = {_choose_colour(r) for r in correlation.tolist()}
+    return tuple(
+        LegendKey(name, colour, "line") for colour, name in kinds.items() if colour in used
+    )
+
+
+def make_edge_table(edges: TreeEdges, names: Sequence[str]) -> TextTable:
+    """List the strongest edges of all trees."""
+    has_many = len(np.unique(edges.tree)) > 1
+    rows = []
+    for k in np.argsort(-edges.mutual_information, kind="stable")[:_MAX_TABLE_ROWS].tolist():
+        correlation = f"{edges.correlation[k]:.2f}".replace("-", "−").replace("nan", "–")
+        values = f"{edges.mutual_information[k]:.4f}", correlation
+        tree = (f"{edges.tree[k] + 1}",) if has_many else ()
+        rows.append((names[edges.feature[k]], names[edges.parent[k]], *values, *tree))
+    columns = ("feature", "parent", "mutual information, nats", "correlation")
+    note = (
+        "Which of two features is the parent is arbitrary. Correlations are those of the scores 0, "
+        "1, 2, … of levels: phi for binary features. All "
+        f"{len(edges.tree):,} edges: latentbits export --what edges."
+    )
+    tree_column = ("tree",) if has_many else ()
+    return TextTable("Strongest edges", (*columns, *tree_column), tuple(rows), note, True)
+
+
+def iter_edge_sentences(edges: TreeEdges, names: Sequence[str], max_edges: int) -> Iterator[str]:
+    """Yield a sentence about the strongest edges, if there is a single tree."""
+    if edges.tree[0] == edges.tree[-1]:
+        texts = [
+            f"{names[edges.feature[k]]} and {names[edges.parent[k]]} "
+            f"({format_number(float(edges.mutual_information[k]), 2)} nats)"
+            for k in range(min(max_edges, len(edges.tree)))
+        ]
+        verb = "edge joins" if len(texts) == 1 else "edges join"
+        yield f"The strongest {verb} {'; '.join(texts)}."
