@@ -37,11 +37,7 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "rbm": ("example:digits --components 16", "weights", IMAGES),
     "stack": ("example:digits --layers 32,2", "rows-in-latent-space", IMAGES),
-    "tree-mixture": (
-        "example:digits --components 4",
-        "correlation-of-features-with-components",
-        IMAGES,
-    ),
+    "tree-mixture": ("example:digits --components 4", "tree-1", IMAGES),
 }
 """Data and options of the fit, name of the picture, and options of the report, by model."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_CURVE_POINTS = 17
+_CURVE_POINTS = 25
 
 
 class NodePlaces(NamedTuple):

@@ -40,7 +40,7 @@ _PHONE_WIDTH = 330  # pixels of a plot on a phone
 _NAME_GAP = 8  # pixels between a node and the end of the gap to its name
 _LETTER_WIDTH, _WIDE_LETTER_WIDTH, _FULL_LETTER_WIDTH = 6.8, 9.5, 11.5  # pixels
 _MAX_STEP = 0.16  # of the width of a plot, per edge
-_BEND_POINTS = 17
+_BEND_POINTS = 33
 _BEND = 0.11  # of the length of an edge between pixels that are no neighbours
 
 
@@ -154,25 +154,27 @@ def _plot_pixels(
     """Plot the edges between pixels at their positions, with equal scales."""
     y, x = np.divmod(layout.pixels.astype(np.float64), layout.width)
     half = max(layout.height, layout.width) / 2
-    middle_x, middle_y = (layout.width - 1) / 2, (layout.height - 1) / 2
+    centre = (layout.width - 1) / 2, (layout.height - 1) / 2
     pixels = np.stack([x, y], axis=1)
     ends = pixels[np.stack([edges.parent, edges.feature], axis=1)]
     return Plot(
-        Axis(middle_x - half, middle_x + half, has_lines=False),
-        Axis(middle_y + half, middle_y - half, has_lines=False),
+        Axis(centre[0] - half, centre[0] + half, has_lines=False),
+        Axis(centre[1] + half, centre[1] - half, has_lines=False),
         (
-            _draw_edges(edges, [_bend_line(*pair) for pair in ends], names, strongest),
+            _draw_edges(edges, [_bend_line(i, j, centre) for i, j in ends], names, strongest),
             PointMarks(x, y, GREY, size=_NODE_SIZE, facts=[("feature", names)]),
         ),
     )
 
 
-def _bend_line(start: Array, end: Array) -> Array:
-    """Return points of a line, bent so that it avoids the pixels between its ends."""
+def _bend_line(start: Array, end: Array, centre: tuple[float, float]) -> Array:
+    """Return points of a line, bent towards the centre to avoid the pixels between its ends."""
     along = end - start
     t = np.linspace(0, 1, _BEND_POINTS)[:, None]
     bend = _BEND if np.abs(along).max() > 1 else 0.0
     across = np.array([along[1], -along[0]])
+    if across @ (centre - (start + end) / 2) < 0:
+        across = -across
     line: Array = start + t * along + 4 * bend * t * (1 - t) * across
     return line
 

@@ -160,9 +160,23 @@ def test_pixels_stay_in_their_place() -> None:
     for k, line in enumerate(lines.points):
         i, j = edges.parent[k], edges.feature[k]
         np.testing.assert_allclose(line[[0, -1]], [(i % 3, i // 3), (j % 3, j // 3)])
-    assert figure.plot is not None
-    assert figure.plot.height is None
+    plot = figure.plot
+    assert plot is not None
+    assert plot.height is None
+    ends = (plot.x.low, plot.x.high, plot.y.high, plot.y.low)
+    assert ends == (-0.5, 2.5, -1, 2)
     assert render_picture(figure).startswith(b"\x89PNG")
+
+
+def test_lines_between_distant_pixels_stay_within_the_image() -> None:
+    names = [str(i) for i in range(12 * 20)]
+    (figure,) = plot_trees(draw_edges(240, reach=240), names, find_image_layout(names, "12x20"))
+    lines = get_marks(figure)[0].points
+    for line in lines:
+        assert (line >= -0.5).all()
+        assert (line <= [19.5, 11.5]).all()
+    straight = sum(np.allclose(line[16], (line[0] + line[-1]) / 2) for line in lines)
+    assert straight < 20
 
 
 def test_the_table_has_the_strongest_edges() -> None:
