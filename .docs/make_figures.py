@@ -26,6 +26,7 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "bottleneck": ("example:digits --components 2", "rows-in-latent-space", IMAGES),
     "clipped-pca": ("example:digits", "loadings", IMAGES),
     "fastica": (NONSTATIONARY, "mixing", ()),
+    "hidden-tree": ("example:digits --components 8", "tree-of-features", IMAGES),
     "kernel-pca": ("example:digits --components 2", "rows-in-latent-space", IMAGES),
     "laplacian-eigenmap": ("example:digits", "rows-in-latent-space", IMAGES),
     "latent-trait": ("example:digits", "images-over-latent-space", IMAGES),

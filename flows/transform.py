@@ -120,7 +120,7 @@ levels to a dataset with the same features.
 `--impute` completes the rows instead: observed values are kept, and missing ones are predicted from
 all observed values of their row. The choices are those of `--reconstruct`, and the array is called
 `imputed_probabilities`, `imputed_bits` and so on. The probabilities are exact, not given the codes,
-so only models that can compute them take this option, such as bernoulli-mixture and tree-mixture.
+so only models that can compute them take this option, such as bernoulli-mixture and hidden-tree.
 """
 EXAMPLES = f"""Examples:
 

@@ -517,6 +517,65 @@ class FastICA(ModelEstimator):
         n_jobs: int | None = None,
     ) -> None: ...
 
+class HiddenTree(WeightedModelEstimator):
+    """Estimator of the hidden tree.
+
+    Parameters
+    ----------
+    n_components
+        Number of states of the roots of all trees. None takes `states` times `trees`.
+    states
+        Number of states behind each feature, at most 64. None takes `n_components` divided
+        by `trees`, or, without that, doubles it from 1 while held-out rows gain.
+    trees
+        Number of random starts that are all fitted; the model is the mean of their
+        probabilities.
+    smoothing
+        Pseudo-rows of each state, in each table.
+    max_iter
+        Maximum number of passes, for each number of states.
+    tol
+        Stop once the objective per row has changed by less than this in the last three
+        passes and is predicted to change by less in total, nats.
+    binarize
+        Values above it become 1, all others 0; `mean` takes the mean of each feature over
+        the fitted rows, None accepts only 0 and 1.
+    random_state
+        Seed of all random draws, a RandomState, or None for NumPy's global state.
+    n_jobs
+        Number of threads; None is 1, -1 one per CPU. Results do not depend on it.
+
+    """
+
+    n_components: int | None
+    states: int | None
+    trees: int
+    smoothing: float
+    max_iter: int
+    tol: float
+    binarize: float | Literal["mean"] | None
+    random_state: Any
+    n_jobs: int | None
+    weights_: NDArray[np.float64]
+    parents_: NDArray[np.int64]
+    transitions_: NDArray[np.float64]
+    emissions_: NDArray[np.float64]
+    margins_: NDArray[np.float64]
+    n_levels_: NDArray[np.int64] | None
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        states: int | None = None,
+        trees: int = 1,
+        smoothing: float = 0.1,
+        max_iter: int = 200,
+        tol: float = 0.0001,
+        binarize: float | Literal["mean"] | None = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+    ) -> None: ...
+
 class KernelPCA(ModelEstimator):
     """Estimator of kernel PCA.
 

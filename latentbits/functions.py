@@ -162,9 +162,9 @@ def fit(
         Ordered categoricals of a data frame are features with several levels.
     model
         Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
-        clipped-pca, fastica, kernel-pca, laplacian-eigenmap, latent-trait, linear-ivae, noisy-or,
-        rbm, stack, tree-mixture, or package.module:Class for a model of another package. chow-liu
-        is tree-mixture with one component.
+        clipped-pca, fastica, hidden-tree, kernel-pca, laplacian-eigenmap, latent-trait,
+        linear-ivae, noisy-or, rbm, stack, tree-mixture, or package.module:Class for a model of
+        another package. chow-liu is tree-mixture with one component.
     components
         Number of components, `auto` if the model can choose it, or None for its default.
     split
@@ -173,8 +173,8 @@ def fit(
         Features with several levels to cut in two, such as `["q3>=often", "q5>=2"]`, or `["q*>=2"]`
         for all whose names match.
     weight
-        Per-row column that holds the rows' weights; bernoulli-mixture, clipped-pca, latent-trait
-        and tree-mixture can use them.
+        Per-row column that holds the rows' weights; bernoulli-mixture, clipped-pca, hidden-tree,
+        latent-trait and tree-mixture can use them.
     weights
         Meaning of the weights: `frequency`, the number of equal rows that a row stands for (the
         default), or `sampling`, the weights of a survey.

@@ -531,6 +531,6 @@ def check_can_impute(model: Model) -> CanImpute:
         return model
     raise FitError(
         f"The model {model.name} cannot compute exact probabilities of missing values. Choose "
-        "another {model}, such as bernoulli-mixture or tree-mixture.",
+        "another {model}, such as bernoulli-mixture or hidden-tree.",
         parameter="model",
     )

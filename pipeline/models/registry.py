@@ -32,6 +32,7 @@ _OWN_MODELS = {
     "bottleneck": "pipeline.models.bottleneck:Bottleneck",
     "clipped-pca": "pipeline.models.clipped_pca.model:ClippedPCA",
     "fastica": "pipeline.models.binary_ica.fastica:FastICA",
+    "hidden-tree": "pipeline.models.trees.hidden_tree:HiddenTree",
     "kernel-pca": "pipeline.models.kernel_pca:KernelPCA",
     "laplacian-eigenmap": "pipeline.models.laplacian_eigenmap:LaplacianEigenmap",
     "latent-trait": "pipeline.models.latent_trait.model:LatentTrait",

@@ -34,6 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "Bottleneck": {"n_components": 2, "max_iter": 2},
     "ClippedPCA": {"n_components": 1, "constant_features": "keep"},
     "FastICA": {},
+    "HiddenTree": {"states": 2, "max_iter": 3},
     "KernelPCA": {"n_components": 1},
     "LaplacianEigenmap": {"n_components": 1, "k": 1},
     "LatentTrait": {"n_components": 1, "max_iter": 3, "constant_features": "pin", "nodes": 5},
@@ -459,7 +460,7 @@ def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.nda
     assert search.best_score_ < search.best_estimator_.score(digits[0])
 
 
-WEIGHTED = ["BernoulliMixture", "ClippedPCA", "LatentTrait", "TreeMixture"]
+WEIGHTED = ["BernoulliMixture", "ClippedPCA", "HiddenTree", "LatentTrait", "TreeMixture"]
 
 
 @pytest.mark.parametrize("binarize", [None, "mean"])

@@ -61,6 +61,26 @@ def find_maximum_spanning_tree(weights: Array) -> Indices:
     return found
 
 
+def move_root_to_center(parents: Indices) -> Indices:
+    """Return the same tree with its root in the middle of its longest path, (n_features,).
+
+    Of two features in the middle, the root is the one nearer to the end that is found first.
+    """
+    below = np.flatnonzero(parents != ROOT)
+    shape = (len(parents), len(parents))
+    edges = scipy.sparse.csr_array((np.ones(len(below)), (parents[below], below)), shape=shape)
+    order, _ = scipy.sparse.csgraph.breadth_first_order(edges, 0, directed=False)
+    order, above = scipy.sparse.csgraph.breadth_first_order(edges, order[-1], directed=False)
+    path = [int(order[-1])]
+    while path[-1] != order[0]:
+        path.append(int(above[path[-1]]))
+    center = path[len(path) // 2]
+    _, found = scipy.sparse.csgraph.breadth_first_order(edges, center, directed=False)
+    rooted = found.astype(np.int64)
+    rooted[center] = ROOT
+    return rooted
+
+
 def order_from_root(parents: Indices) -> Indices:
     """Return the features in an order in which parents come before their children.
 

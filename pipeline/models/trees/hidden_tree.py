@@ -1,0 +1,714 @@
+"""Hidden tree: each feature has a hidden state behind it, and the states depend along a tree.
+
+Model: P(x) = Σ_z P(z_root) Π_i P(z_i | z_pa(i)) Π_i P(x_i | z_i), where z_i is one of a few states
+behind feature i, and the tree is the Chow–Liu tree of the features (A. Liu, G. Van den Broeck,
+"Tractable regularization of probabilistic circuits", NeurIPS 2021, section 6: hidden Chow–Liu
+tree). Several trees have the same edges but their own tables, from other random starts; the model
+is the mean of their P(x).
+
+The first pass counts all pairs of features, which give the tree, see `feature_tree.py`. Then EM
+fits the tables of each tree, with `smoothing` pseudo-rows for each state: P(z_i | z_parent) has a
+uniform prior, P(x_i | z_i) one with the margins of the feature. Steps are extrapolated by SQUAREM
+in the logarithms of the tables. The objective is the mean over the trees.
+
+=================  ===========  =======================================
+symbol             field        shape
+=================  ===========  =======================================
+P(z_root) / trees  weights      (n_components,)
+pa                 parents      (n_features,), -1 at the root
+P(z_i | z_pa(i))   transitions  (n_trees, n_features, n_states, n_states)
+P(x_i | z_i)       emissions    (n_trees, n_features, n_states, n_levels)
+=================  ===========  =======================================
+
+A component is a state of the root of one of the trees: those of the first tree, then those of the
+second, and so on. `transitions[t, i, b, a]` is P(z_i = a | z_pa = b), and 0 at the root. The root
+is the feature in the middle of the longest path of the tree.
+
+Missing values are summed out exactly. This is also right if observed values decide which values are
+missing, but not if the missing values themselves do.
+
+Cost per block: 6 n_samples n_features n_trees n_states². Passes: tens to hundreds.
+Not identifiable: the order of the states of each variable; the states themselves, if the levels of
+the features determine them too weakly; and the order of the trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock, iter_word_ranges, unpack_levels
+from pipeline.data.features import (
+    MAX_LEVELS,
+    Feature,
+    FeatureKind,
+    are_binary,
+    split_into_planes,
+)
+from pipeline.data.level_probabilities import count_levels
+from pipeline.data.weights import WeightKind
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
+from pipeline.learning.held_out import (
+    HELD_OUT_SHARE,
+    get_best_params,
+    get_held_out_scores,
+    record_held_out_score,
+    run_e_step_with_held_out,
+)
+from pipeline.models.base import Model
+from pipeline.models.capabilities import FeatureTree, LogLikelihood
+from pipeline.models.settings import setting
+from pipeline.models.state import Arrays, FitState
+from pipeline.models.structure import Structure, add_structure
+from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
+from pipeline.numerics.trees.dependence import (
+    compute_table_correlation,
+    compute_table_information,
+)
+from pipeline.numerics.trees.hidden_messages import (
+    TILE_ROWS,
+    StateTree,
+    add_conditionals,
+    add_expected_counts,
+    fill_root_posteriors,
+)
+from pipeline.numerics.trees.spanning_tree import ROOT, order_from_root
+from pipeline.params import NumberRange, array_field, optional_array_field
+from pipeline.passes.task_sizes import WorkEstimate
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import (
+    POOLED_KEY,
+    FeatureCounts,
+    PairCounts,
+    count_level_rows,
+    make_constant_feature_warnings,
+    make_empty_level_warnings,
+    pool_margins,
+)
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Levels = NDArray[np.uint8]
+
+MAX_STATES = 64
+"""Maximum number of states behind a feature."""
+_BATCH_WORDS = 64  # rows whose levels are in memory at once: 4,096
+_MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
+_MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
+_START_TILT = 3.0
+"""At the start, standard deviation over states of log P(highest) − log P(lowest level)."""
+_START_STAY = 0.9
+"""At the start, how often a variable has the state of its parent, besides by chance."""
+_IMPOSSIBLE = "The tables of the tree give a row the probability 0. Fit again."
+_SHARE = NumberRange(minimum=0, maximum=1)
+
+
+@dataclass(frozen=True)
+class HiddenTreeParams:
+    """Parameters; the module's table gives shapes.
+
+    Attributes
+    ----------
+    margins
+        Share of each level of each feature in the fitted rows, and in the pseudo-rows of the prior.
+    n_levels
+        Numbers of levels of the features; None if all features are binary.
+    """
+
+    weights: Array = array_field("component", allowed=NumberRange(above=0), total=1)
+    parents: Counts = array_field("feature", allowed=NumberRange(minimum=ROOT))
+    transitions: Array = array_field("tree", "feature", "parent_state", "own_state", allowed=_SHARE)
+    emissions: Array = array_field("tree", "feature", "own_state", "own_level", allowed=_SHARE)
+    margins: Array = array_field("level", allowed=NumberRange(above=0, maximum=1))
+    n_levels: Counts | None = optional_array_field(
+        "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
+    )
+
+    @property
+    def n_trees(self) -> int:
+        """Number of trees."""
+        return len(self.transitions)
+
+    @property
+    def n_states(self) -> int:
+        """Number of states behind each feature."""
+        return int(self.transitions.shape[2])
+
+    @property
+    def levels_per_feature(self) -> Counts:
+        """Number of levels of each feature, (n_features,)."""
+        if self.n_levels is None:
+            return np.full(len(self.parents), 2, np.int64)
+        return self.n_levels
+
+    @property
+    def root_weights(self) -> Array:
+        """P(z_root) of each tree, (n_trees, n_states)."""
+        return self.weights.reshape(self.n_trees, self.n_states) * self.n_trees
+
+    @property
+    def order(self) -> Counts:
+        """Features with parents first, (n_features,)."""
+        if np.count_nonzero(self.parents == ROOT) != 1:
+            raise FitError("The features do not form one tree. Fit again.")
+        return order_from_root(self.parents)
+
+    def place_margins(self) -> Array:
+        """Return the margins by feature, (n_features, n_levels); 0 beyond a feature's levels."""
+        sizes = self.levels_per_feature
+        placed = np.zeros((len(sizes), self.emissions.shape[3]))
+        placed[np.arange(placed.shape[1]) < sizes[:, None]] = self.margins
+        return placed
+
+    def compute_state_margins(self, root_states: Array) -> Array:
+        """Return P(z_i) in a tree given probabilities of the root's states.
+
+        Parameters
+        ----------
+        root_states
+            (n_trees, n_given, n_states).
+
+        Returns
+        -------
+        ndarray
+            (n_trees, n_features, n_given, n_states).
+        """
+        n_trees, n_given, n_states = root_states.shape
+        margins = np.empty((n_trees, len(self.parents), n_given, n_states))
+        for i in self.order.tolist():
+            parent = self.parents[i]
+            margins[:, i] = (
+                root_states if parent == ROOT else margins[:, parent] @ self.transitions[:, i]
+            )
+        return margins
+
+
+@dataclass(frozen=True)
+class HiddenTree(Model):
+    """Hyperparameters of the hidden tree.
+
+    Attributes
+    ----------
+    n_components
+        Number of states of the roots of all trees. None takes `states` times `trees`.
+    states
+        Number of states behind each feature, at most 64. None takes `n_components` divided by
+        `trees`, or, without that, doubles it from 1 while held-out rows gain.
+    trees
+        Number of random starts that are all fitted; the model is the mean of their probabilities.
+    smoothing
+        Pseudo-rows of each state, in each table.
+    max_iter
+        Maximum number of passes, for each number of states.
+    tol
+        Stop once the objective per row has changed by less than this in the last three passes and
+        is predicted to change by less in total, nats.
+    """
+
+    name: ClassVar[str] = "hidden-tree"
+    feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
+    weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    first_statistics: ClassVar[type[PairCounts]] = PairCounts
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[HiddenTreeParams]] = HiddenTreeParams
+    acceleration: ClassVar[str] = "squarem"
+    n_components: int | None = None
+    states: int | None = setting(None, minimum=1)
+    trees: int = setting(1, minimum=1)
+    smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
+    max_iter: int = setting(200, minimum=1)
+    tol: float = setting(1e-4, above=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        n_components, n_states = self.n_components, self.n_states
+        if n_components is not None and n_components != (n_states or 0) * self.trees:
+            text = f"{{components}} is {n_components}, but should be {{states}} times {{trees}}"
+            if self.states is None:
+                text += f", a multiple of {self.trees}. Choose another number."
+            else:
+                text += f", {self.states * self.trees}. Leave out one of them."
+            raise FitError(text, parameter="components")
+        if n_states is not None and n_states > MAX_STATES:
+            raise FitError(
+                f"{{states}} must be at most {MAX_STATES}, but is {n_states}: the pairs of states "
+                f"would take {8 * n_states**2 / 1000:,.0f} kB for each feature and tree.",
+                parameter="states",
+            )
+
+    @property
+    def n_states(self) -> int | None:
+        """Number of states behind each feature; None if held-out rows choose it."""
+        if self.states is not None or self.n_components is None:
+            return self.states
+        return self.n_components // self.trees
+
+    def with_structure(self, structure: Structure) -> Model:
+        """Return the model of levels, or this model if all features are binary."""
+        super().with_structure(structure)
+        if are_binary(structure.features):
+            return self
+        return add_structure(OrdinalHiddenTree, self, Structure(features=structure.features))
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features; none if all are binary."""
+        return ()
+
+    @property
+    def n_levels(self) -> Counts | None:
+        """Number of levels of each feature; None if all have two."""
+        return count_levels(self.features) if self.features else None
+
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Return the bytes of pair counts, or of the messages and counts of the passes."""
+        n_states = self.n_states or MAX_STATES
+        # With missing values, there are four squares of counts, each twice while they are merged.
+        squares = 8 * n_features**2 * (8 * n_threads + 6)
+        messages = 8 * n_features * n_states * 2 * TILE_ROWS
+        tables = 8 * n_features * self.trees * n_states * (n_states + 2)
+        return max(squares, messages * n_threads + tables * (3 * n_threads + 10))
+
+    def estimate_work(
+        self, params: HiddenTreeParams, working: Arrays, n_features: int, n_rows: int
+    ) -> WorkEstimate:
+        """Return the work of the E-step."""
+        n_states = params.n_states
+        per_value = 5 + 0.5 * n_states + 0.1 * n_states**2
+        n_tables = params.n_trees * n_features
+        return WorkEstimate(n_tables * per_value, 8 * n_tables * n_states * (n_states + 2))
+
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
+        """Count the pairs of a block, with all segments pooled."""
+        return PairCounts.from_block(block, pooled=True)
+
+    def first_key(self, seed: int) -> str:
+        """Return the key of pair counts with all segments pooled."""
+        return POOLED_KEY
+
+    def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
+        """Check the counts, find the tree of the features, and draw the start."""
+        observed, ones = first.margins()
+        counts = FeatureCounts(
+            first.segments, first.rows, observed, ones, first.weights, first.weight_unit
+        )
+        level_rows = self._count_level_rows(counts)
+        self._check_number_of_states(first.weight)
+        n_levels = np.array([len(rows) for rows in level_rows])
+        parents = find_feature_tree(first, n_levels)
+        # Half a pseudo-row at each level keeps shares above 0.
+        margins = [(rows + 0.5) / (rows + 0.5).sum() for rows in level_rows]
+        auxiliary = {
+            "weight": np.array(first.weight),
+            "margins": np.concatenate(margins),
+            "parents": parents,
+            "correlation": _compute_correlation(count_edges(first, n_levels, parents)),
+            "seed": rng.integers(2**63, size=1),
+        }
+        state = FitState(None, auxiliary=auxiliary, warnings=self._warn_about_features(level_rows))
+        if (n_states := self.n_states) is not None:
+            return self._begin_stage(state, n_states, 0.0)
+        return self._begin_stage(state, 1, HELD_OUT_SHARE)
+
+    def _check_number_of_states(self, weight: float) -> None:
+        """Refuse data with too few rows."""
+        if self.n_states is None and weight < _MIN_ROWS_TO_CHOOSE:
+            raise FitError(
+                f"The dataset has only {weight:.0f} rows; choosing {{states}} needs at least "
+                f"{_MIN_ROWS_TO_CHOOSE}. Give a number.",
+                parameter="states",
+            )
+
+    def _count_level_rows(self, counts: FeatureCounts) -> Sequence[Array]:
+        """Count the rows, or their weight, at each level of each feature, (n_levels,) each."""
+        if self.features:
+            return count_level_rows(counts, self.features)
+        observed, ones = pool_margins(counts)
+        return [*np.stack([observed - ones, ones], axis=1).astype(np.float64)]
+
+    def _warn_about_features(self, level_rows: Sequence[Array]) -> tuple[FitWarning, ...]:
+        consequence = "only the smoothing determines how often they differ"
+        total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
+        warnings = (
+            *make_constant_feature_warnings(total, largest, consequence),
+            *make_empty_level_warnings(level_rows, consequence),
+        )
+        names = tuple(feature.name for feature in self.features)
+        return tuple(warning.with_names(names) for warning in warnings)
+
+    def _begin_stage(self, state: FitState, n_states: int, held_out: float) -> FitState:
+        """Begin with this number of states."""
+        params = self._draw_start(state.auxiliary, n_states)
+        return replace(state, params=params, working={"held_out": np.array(held_out)})
+
+    def _draw_start(self, auxiliary: Arrays, n_states: int) -> HiddenTreeParams:
+        """Let most variables have the state of their parent, and draw what states mean."""
+        parents, n_levels = auxiliary["parents"], self.n_levels
+        sizes = np.full(len(parents), 2) if n_levels is None else n_levels
+        margins = np.split(auxiliary["margins"], np.cumsum(sizes)[:-1])
+        tables = np.full((n_states, n_states), (1 - _START_STAY) / n_states)
+        tables += _START_STAY * np.eye(n_states)
+        transitions = np.tile(tables, (self.trees, len(parents), 1, 1))
+        transitions[:, parents == ROOT] = 0.0
+        seed, correlation = int(auxiliary["seed"][0]), auxiliary["correlation"]
+        rngs = (np.random.default_rng([seed, n_states, tree]) for tree in range(self.trees))
+        emissions = [draw_emissions(margins, parents, correlation, n_states, rng) for rng in rngs]
+        n_components = self.trees * n_states
+        weights = np.full(n_components, 1 / n_components)
+        return HiddenTreeParams(
+            weights, parents, transitions, np.stack(emissions), auxiliary["margins"], n_levels
+        )
+
+    def warm_start(self, state: FitState, params: HiddenTreeParams) -> FitState:
+        """Start from an earlier fit and its tree, with the margins of the rows here."""
+        params = replace(params, margins=state.auxiliary["margins"])
+        return replace(state, params=params, working={"held_out": np.array(0.0)})
+
+    def summarize(
+        self, params: HiddenTreeParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Run the E-step on the rows of a block, and score the held-out rows."""
+        run = partial(_run_e_step, params)
+        return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
+
+    def objective(self, params: HiddenTreeParams, statistics: Sums) -> float:
+        """Return the mean log-likelihood per row plus the log prior per row, nats."""
+        n_states = params.n_states
+        log_prior = np.log(params.root_weights).sum() / n_states
+        below = params.parents != ROOT
+        log_prior += np.log(params.transitions[:, below]).sum() / n_states
+        margins = params.place_margins()[:, None]
+        log_prior += scipy.special.xlogy(margins, params.emissions).sum()
+        log_prior *= self.smoothing / params.n_trees
+        return float((statistics.objective + log_prior) / statistics.weight)
+
+    def update(
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
+    ) -> FitState:
+        """Run the M-step."""
+        params, values, s = state.params, statistics.values, self.smoothing
+        roots = _normalize(values["roots"] + s / params.n_states) / params.n_trees
+        transitions = _normalize(values["edges"] + s / params.n_states)
+        transitions[:, params.parents == ROOT] = 0.0
+        emissions = _normalize(values["levels"] + s * params.place_margins()[:, None])
+        params = replace(
+            params, weights=roots.ravel(), transitions=transitions, emissions=emissions
+        )
+        return replace(state, params=params)
+
+    def pack_params(self, params: HiddenTreeParams) -> Array:
+        """Return the logarithms of all tables."""
+        parts = params.root_weights, *_list_free_entries(params)
+        return np.concatenate([np.log(part).ravel() for part in parts])
+
+    def unpack_params(
+        self, params: HiddenTreeParams, packed: Array, weight: float
+    ) -> HiddenTreeParams:
+        """Return the tables, with entries no smaller than an M-step can make them."""
+        smallest = self.smoothing * min(1 / params.n_states, float(params.margins.min()))
+        least = np.log(smallest / (weight + self.smoothing))
+        roots, transitions, emissions = np.split(
+            np.exp(np.clip(packed, least, 0.0)),
+            np.cumsum([params.weights.size, _list_free_entries(params)[0].size]),
+        )
+        found = replace(
+            params,
+            weights=(
+                _normalize(roots.reshape(params.n_trees, params.n_states)) / params.n_trees
+            ).ravel(),
+            transitions=np.zeros_like(params.transitions),
+            emissions=np.zeros_like(params.emissions),
+        )
+        below, exists = params.parents != ROOT, _find_levels(params)
+        found.transitions[:, below] = transitions.reshape(found.transitions[:, below].shape)
+        found.transitions[:, below] = _normalize(found.transitions[:, below])
+        by_level = found.emissions.transpose(1, 3, 0, 2)
+        by_level[exists] = emissions.reshape(by_level[exists].shape)
+        return replace(found, emissions=_normalize(found.emissions))
+
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+        """Stop on the change of the objective."""
+        return ObjectiveCriterion(self.max_iter, self.tol, float(state.auxiliary.get("weight", 1)))
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Double the states while held-out rows gain, then continue with all rows."""
+        if state.working["held_out"] == 0:
+            return None
+        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
+        state, n_doubled = replace(state, auxiliary=auxiliary), 2 * state.params.n_states
+        if is_best and n_doubled <= MAX_STATES:
+            return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
+        best = get_best_params(self.params, auxiliary)
+        return replace(state, params=best, working={"held_out": np.array(0.0)})
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Add diagnostics."""
+        diagnostics = {
+            "n_components": len(state.params.weights),
+            "states": state.params.n_states,
+            "rows_without_values": int(statistics.values["empty_rows"]),
+            "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
+        }
+        return replace(state, diagnostics=diagnostics)
+
+    def count_mixture_parameters(self, params: HiddenTreeParams) -> int:
+        """Count the free entries of the tables of all trees."""
+        n_states = params.n_states
+        n_edges = len(params.parents) - 1
+        tables = (n_edges * n_states + 1) * (n_states - 1)
+        tables += n_states * int((params.levels_per_feature - 1).sum())
+        return params.n_trees * tables
+
+    def transform(
+        self, params: HiddenTreeParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return P(tree, state of its root | x) as `mean`, (n_samples, n_components)."""
+        nats, posteriors = compute_posteriors(params, read_levels(params, block))
+        shares = scipy.special.softmax(nats, axis=0)[:, :, None] * posteriors
+        return {"mean": np.ascontiguousarray(np.concatenate([*shares], axis=1))}
+
+    def log_likelihood(
+        self, params: HiddenTreeParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Return the exact log P of the observed values of each row."""
+        nats, _ = compute_posteriors(params, read_levels(params, block))
+        mean = scipy.special.logsumexp(nats, axis=0) - np.log(params.n_trees)
+        return LogLikelihood(mean, np.zeros_like(mean))
+
+    def impute(self, params: HiddenTreeParams, block: BinaryBlock, rng: RowRandom) -> Array:
+        """Return P(plane = 1 | all other values of the row), (n_samples, n_planes)."""
+        levels, sizes = read_levels(params, block), params.levels_per_feature
+        nats, _ = compute_posteriors(params, levels)
+        shares = scipy.special.softmax(nats, axis=0)
+        firsts = np.cumsum([0, *sizes])
+        found = np.zeros((block.n_samples, int(firsts[-1])))
+        for tree, own in zip(list_trees(params), shares, strict=True):
+            add_conditionals(levels, own, tree, firsts, found)
+        planes = np.empty((len(found), int((sizes - 1).sum())))
+        place = 0
+        for first, last in zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True):
+            reached = found[:, first:last][:, ::-1].cumsum(axis=1)[:, ::-1]
+            total = reached[:, :1]
+            if not (total > 0).all():
+                raise FitError(_IMPOSSIBLE)
+            planes[:, place : place + last - first - 1] = reached[:, 1:] / total
+            place += last - first - 1
+        return planes
+
+    def sample(
+        self,
+        params: HiddenTreeParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows, (n_samples, n_planes), feature by feature from the root."""
+        components = rng.choice(len(params.weights), n_samples, p=params.weights)
+        trees, roots = np.divmod(components, params.n_states)
+        uniform = rng.random((2, len(params.parents), n_samples))
+        states = np.empty((len(params.parents), n_samples), np.int64)
+        levels = np.empty((n_samples, len(params.parents)), np.uint8)
+        for i in params.order.tolist():
+            parent = params.parents[i]
+            states[i] = roots
+            if parent != ROOT:
+                steps = np.cumsum(params.transitions[:, i], axis=2)
+                states[i] = _draw(steps[trees, states[parent]], uniform[0, i])
+            steps = np.cumsum(params.emissions[:, i, :, : params.levels_per_feature[i]], axis=2)
+            levels[:, i] = _draw(steps[trees, states[i]], uniform[1, i])
+        return split_into_planes(levels, params.levels_per_feature - 1)
+
+    def reconstruct(
+        self,
+        params: HiddenTreeParams,
+        codes: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Return Σ_k codes_k P(plane = 1 | k) clipped to 0 and 1, (n_samples, n_planes)."""
+        given = np.tile(np.eye(params.n_states), (params.n_trees, 1, 1))
+        levels = params.compute_state_margins(given) @ params.emissions
+        # P(x ≥ c | k) of each plane c, (n_features, n_components, n_levels).
+        reached = levels[..., ::-1].cumsum(axis=-1)[..., ::-1]
+        reached = reached.transpose(1, 0, 2, 3).reshape(len(params.parents), -1, levels.shape[-1])
+        sizes = params.levels_per_feature
+        planes = np.concatenate(
+            [own[:, 1:size] for own, size in zip(reached, sizes, strict=True)], axis=1
+        )
+        probabilities: Array = np.clip(codes @ planes, 0.0, 1.0)
+        return probabilities
+
+    def get_trees(self, params: HiddenTreeParams) -> list[FeatureTree]:
+        """Return the tree of the features, with the dependence along each edge."""
+        margins = params.compute_state_margins(params.root_weights[:, None])[:, :, 0]
+        below = np.flatnonzero(params.parents != ROOT)
+        above = params.parents[below]
+        states = margins[:, above, :, None] * params.transitions[:, below]
+        emissions = params.emissions
+        joint = (emissions[:, above].swapaxes(2, 3) @ states @ emissions[:, below]).mean(axis=0)
+        strengths = np.full((2, len(params.parents)), np.nan)
+        strengths[0, below] = compute_table_information(joint)
+        strengths[1, below] = compute_table_correlation(joint)
+        return [FeatureTree(1.0, params.parents, *strengths)]
+
+
+@dataclass(frozen=True)
+class OrdinalHiddenTree(HiddenTree):
+    """Hyperparameters of the hidden tree, for features of which some have several levels.
+
+    Attributes
+    ----------
+    structure
+        The features.
+    """
+
+    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features."""
+        return self.structure.features
+
+
+def read_levels(params: HiddenTreeParams, block: BinaryBlock) -> Levels:
+    """Return the levels of a block, (n_features, n_samples); one more than all if missing."""
+    levels, mask = unpack_levels(block, params.levels_per_feature - 1)
+    if mask is not None:
+        levels = np.where(mask != 0, levels, np.uint8(params.emissions.shape[3]))
+    return np.ascontiguousarray(levels.T)
+
+
+def list_trees(params: HiddenTreeParams) -> list[StateTree]:
+    """Return the trees as kernels take them: with missing values as one more level."""
+    pad = ((0, 0), (0, 0), (0, 0), (0, 1))
+    emissions = np.pad(params.emissions, pad, constant_values=1.0)
+    order, roots = params.order, np.ascontiguousarray(params.root_weights)
+    return [
+        StateTree(params.parents, order, *tables)
+        for tables in zip(roots, params.transitions, emissions, strict=True)
+    ]
+
+
+def compute_posteriors(params: HiddenTreeParams, levels: Levels) -> tuple[Array, Array]:
+    """Return log P of each row, nats, and the posterior of the root's state, under each tree.
+
+    The shapes are (n_trees, n_samples) and (n_trees, n_samples, n_states).
+
+    Raises
+    ------
+    FitError
+        If a row is impossible, which no fit gives.
+    """
+    n_samples = levels.shape[1]
+    nats = np.empty((params.n_trees, n_samples))
+    posteriors = np.empty((params.n_trees, n_samples, params.n_states))
+    for tree, *own in zip(list_trees(params), nats, posteriors, strict=True):
+        fill_root_posteriors(levels, tree, *own)
+    if not np.isfinite(nats).all():
+        raise FitError(_IMPOSSIBLE)
+    return nats, posteriors
+
+
+def draw_emissions(
+    margins: Sequence[Array],
+    parents: Counts,
+    correlation: Array,
+    n_states: int,
+    rng: np.random.Generator,
+) -> Array:
+    """Draw P(x_i = level | z_i) at the start, (n_features, n_states, n_levels).
+
+    In each state, the margins of a feature are tilted towards its high or its low levels. Tilts of
+    neighbours in the tree are as similar as the features. "High" is the end of the levels that
+    fewer rows have, so that reversing levels changes nothing.
+
+    Parameters
+    ----------
+    margins
+        Share of each level of each feature, (n_levels,) each.
+    parents
+        The tree, (n_features,).
+    correlation
+        Of each feature with its parent, (n_features,); any number at the root.
+    n_states
+        Number of states.
+    rng
+        Draws the tilts.
+    """
+    signs = np.array([1.0 if own[0] >= own[-1] else -1.0 for own in margins])
+    tilts = rng.standard_normal((len(parents), n_states)) * (n_states > 1)
+    emissions = np.zeros((len(parents), n_states, max(map(len, margins))))
+    for i in order_from_root(parents).tolist():
+        if (parent := parents[i]) != ROOT:
+            strength = np.clip(np.abs(correlation[i]), 0.0, 1.0)
+            sign = np.sign(correlation[i]) * signs[i] * signs[parent]
+            tilts[i] = np.sqrt(1 - strength) * tilts[i]
+            tilts[i] += sign * np.sqrt(strength) * tilts[parent]
+        scores = signs[i] * np.linspace(-0.5, 0.5, len(margins[i]))
+        own = margins[i] * np.exp(_START_TILT * np.outer(tilts[i], scores))
+        emissions[i, :, : len(scores)] = _normalize(own)
+    return emissions
+
+
+def _compute_correlation(counts: Array) -> Array:
+    """Return the correlation of levels in each table of counts; 0 if there is none."""
+    totals = counts.sum(axis=(1, 2), keepdims=True)
+    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
+    return np.nan_to_num(compute_table_correlation(shares))
+
+
+def _find_levels(params: HiddenTreeParams) -> NDArray[np.bool_]:
+    """Return which levels features have, (n_features, most levels)."""
+    steps = np.arange(params.emissions.shape[3])
+    has_level: NDArray[np.bool_] = steps < params.levels_per_feature[:, None]
+    return has_level
+
+
+def _list_free_entries(params: HiddenTreeParams) -> tuple[Array, Array]:
+    """Return the entries of transitions and of emissions that are not 0 by definition."""
+    below = params.parents != ROOT
+    by_level = params.emissions.transpose(1, 3, 0, 2)
+    return params.transitions[:, below], by_level[_find_levels(params)]
+
+
+def _normalize(counts: Array) -> Array:
+    """Return shares along the last axis."""
+    shares: Array = counts / counts.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def _draw(steps: Array, uniform: Array) -> NDArray[np.intp]:
+    """Draw from distributions given their cumulative sums, (n_samples, n_values)."""
+    drawn: NDArray[np.intp] = (uniform[:, None] > steps[:, :-1]).sum(axis=1)
+    return drawn
+
+
+def _run_e_step(params: HiddenTreeParams, block: BinaryBlock) -> Sums:
+    trees = list_trees(params)
+    nats = np.empty((params.n_trees, block.n_samples))
+    roots = np.zeros((params.n_trees, params.n_states))
+    edges, level_counts = (np.zeros_like(part) for part in (params.transitions, params.emissions))
+    first = 0
+    for part in iter_word_ranges(block, _BATCH_WORDS):
+        levels, last = read_levels(params, part), first + part.n_samples
+        weights = np.ones(part.n_samples) if part.row_weights is None else part.row_weights
+        sums = (nats[:, first:last], roots, edges, level_counts)
+        for tree, *own in zip(trees, *sums, strict=True):
+            add_expected_counts(levels, weights, tree, *own)
+        first = last
+    total = nats.sum() if block.row_weights is None else (nats @ block.row_weights).sum()
+    values = {
+        "roots": roots,
+        "edges": edges * params.transitions,
+        "levels": level_counts,
+        "empty_rows": np.array(block.count_unobserved_rows()),
+    }
+    return Sums.from_block(block, float(total) / params.n_trees, values)

@@ -1,0 +1,360 @@
+"""Hidden trees, against enumeration of rows and states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.data.features import Feature, split_into_planes
+from pipeline.errors import FitError
+from pipeline.executors.base import SerialExecutor
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
+from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
+from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
+from pipeline.models.trees.hidden_tree import HiddenTree, HiddenTreeParams
+from pipeline.numerics.trees.spanning_tree import ROOT, move_root_to_center
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import PairCounts
+from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
+
+Array = NDArray[np.float64]
+Levels = NDArray[np.uint8]
+Seen = NDArray[np.bool_]
+SERIAL = SerialExecutor()
+BINARY, SEVERAL = (2,) * 7, (2, 3, 4, 2, 3)
+
+
+def draw_params(
+    sizes: tuple[int, ...], n_states: int, n_trees: int, seed: int = 0
+) -> HiddenTreeParams:
+    """A random tree with random tables."""
+    rng, n = np.random.default_rng(seed), len(sizes)
+    order = rng.permutation(n)
+    parents = np.full(n, ROOT)
+    for place in range(1, n):
+        parents[order[place]] = rng.choice(order[:place])
+    transitions = rng.dirichlet(np.ones(n_states), (n_trees, n, n_states))
+    transitions[:, order[0]] = 0.0
+    emissions = np.zeros((n_trees, n, n_states, max(sizes)))
+    for i, size in enumerate(sizes):
+        emissions[:, i, :, :size] = rng.dirichlet(np.full(size, 0.5), (n_trees, n_states))
+    return HiddenTreeParams(
+        rng.dirichlet(np.ones(n_states), n_trees).ravel() / n_trees,
+        parents,
+        transitions,
+        emissions,
+        np.concatenate([np.full(size, 1 / size) for size in sizes]),
+        None if set(sizes) == {2} else np.array(sizes),
+    )
+
+
+def list_rows(sizes: tuple[int, ...]) -> Levels:
+    return np.array([*product(*map(range, sizes))], np.uint8)
+
+
+def compute_state_joint(params: HiddenTreeParams, tree: int, rows: Levels) -> tuple[Array, Levels]:
+    """P(z, x) in one tree by the definition, (n_states in all, n_rows), and all z."""
+    states = list_rows((params.n_states,) * len(params.parents))
+    prior, likelihood = np.ones(len(states)), np.ones((len(states), len(rows)))
+    for i, parent in enumerate(params.parents.tolist()):
+        if parent == ROOT:
+            prior *= params.root_weights[tree, states[:, i]]
+        else:
+            prior *= params.transitions[tree, i, states[:, parent], states[:, i]]
+        likelihood *= params.emissions[tree, i][states[:, i]][:, rows[:, i]]
+    return prior[:, None] * likelihood, states
+
+
+def draw_incomplete_rows(sizes: tuple[int, ...], n_rows: int) -> tuple[Levels, Seen]:
+    """Rows with more and with fewer missing values; the first has none, the second only these."""
+    rng = np.random.default_rng(1)
+    shares = np.array([1.0, 0.0, *rng.uniform(0, 1, n_rows - 2)])
+    every = list_rows(sizes)
+    seen = rng.random((n_rows, len(sizes))) < shares[:, None]
+    return every[rng.choice(len(every), n_rows)], seen
+
+
+def make_rows(sizes: tuple[int, ...], levels: Levels, seen: Seen | None = None) -> DenseData:
+    planes = np.array(sizes) - 1
+    X = split_into_planes(levels, planes)
+    mask = None if seen is None else np.repeat(seen, planes, axis=1).astype(np.uint8)
+    return DenseData(X if mask is None else X * mask, mask)
+
+
+def make_model(sizes: tuple[int, ...], **settings: Any) -> Any:
+    features = tuple(Feature(f"f{i}", tuple("0123456789"[:k])) for i, k in enumerate(sizes))
+    return HiddenTree(**settings).with_structure(Structure(features=features))
+
+
+def fit_tree(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
+    return fit_model(make_model(sizes, **settings), make_memory_rows(data), SERIAL)
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_likelihoods_codes_and_imputed_values_are_those_of_enumeration(
+    sizes: tuple[int, ...],
+) -> None:
+    params, every, model = draw_params(sizes, 3, 2), list_rows(sizes), HiddenTree()
+    joint, roots = np.empty((2, 3, len(every))), params.parents.tolist().index(ROOT)
+    for tree in range(2):
+        together, states = compute_state_joint(params, tree, every)
+        for s in range(3):
+            joint[tree, s] = together[states[:, roots] == s].sum(axis=0) / 2
+    assert joint.sum() == pytest.approx(1, abs=1e-12)
+    levels, seen = draw_incomplete_rows(sizes, 70)
+    block = make_rows(sizes, levels, seen).pack()
+    nats = model.log_likelihood(params, block, RowRandom(0)).nats
+    codes = model.transform(params, block, RowRandom(0))["mean"]
+    planes = model.impute(params, block, RowRandom(0))
+    firsts = np.cumsum([0, *(np.array(sizes) - 1)])
+    for n in range(len(levels)):
+        is_alike = every == levels[n]
+        alike = is_alike[:, seen[n]].all(axis=1)
+        expected = joint[:, :, alike].sum(axis=2).ravel()
+        assert nats[n] == pytest.approx(np.log(expected.sum()), abs=1e-12)
+        np.testing.assert_allclose(codes[n], expected / expected.sum(), atol=1e-12)
+        for i, size in enumerate(sizes):
+            others = seen[n] & (np.arange(len(sizes)) != i)
+            weights = joint.sum(axis=(0, 1)) * is_alike[:, others].all(axis=1)
+            shares = [weights[every[:, i] >= c].sum() / weights.sum() for c in range(1, size)]
+            found = planes[n, firsts[i] : firsts[i + 1]]
+            np.testing.assert_allclose(found, shares, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_expected_counts_are_those_of_enumeration(sizes: tuple[int, ...]) -> None:
+    params, every = draw_params(sizes, 3, 2), list_rows(sizes)
+    levels, seen = draw_incomplete_rows(sizes, 70)
+    weights = np.random.default_rng(2).integers(0, 4, len(levels))
+    (block,) = make_memory_blocks(replace(make_rows(sizes, levels, seen), weights=weights))
+    working = {"held_out": np.array(0.0)}
+    sums = HiddenTree().summarize(params, working, block, RowRandom(0))
+    for tree in range(2):
+        joint, states = compute_state_joint(params, tree, every)
+        names = ("roots", "edges", "levels")
+        expected = {name: np.zeros_like(sums.values[name][tree]) for name in names}
+        for n in range(len(levels)):
+            alike = (every[:, seen[n]] == levels[n, seen[n]]).all(axis=1)
+            posterior = joint[:, alike].sum(axis=1)
+            posterior *= weights[n] / posterior.sum()
+            for i, parent in enumerate(params.parents.tolist()):
+                own = states[:, i]
+                if parent == ROOT:
+                    np.add.at(expected["roots"], own, posterior)
+                else:
+                    np.add.at(expected["edges"][i], (states[:, parent], own), posterior)
+                if seen[n, i]:
+                    np.add.at(expected["levels"][i, :, levels[n, i]], own, posterior)
+        for name in names:
+            found = sums.values[name][tree]
+            np.testing.assert_allclose(found, expected[name], rtol=0, atol=1e-11, err_msg=name)
+
+
+def count_pairs(sizes: tuple[int, ...], data: DenseData) -> PairCounts:
+    first = collect_first_statistics(make_model(sizes), make_memory_rows(data), SERIAL, 0)
+    assert isinstance(first, PairCounts)
+    return first
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_the_tree_is_the_best_of_all_trees(is_complete: bool) -> None:
+    """Of the 125 labelled trees of 5 features, by their Prüfer codes."""
+    rng = np.random.default_rng(3)
+    latent = rng.standard_normal((3000, 2)) @ rng.standard_normal((2, 5))
+    noisy = latent + 0.7 * rng.standard_normal(latent.shape)
+    levels = np.stack(
+        [
+            np.digitize(x, np.linspace(-1, 1, size - 1))
+            for x, size in zip(noisy.T, SEVERAL, strict=True)
+        ],
+        axis=1,
+    ).astype(np.uint8)
+    seen = rng.random(levels.shape) < (1.0 if is_complete else [0.9, 0.3, 0.6, 0.9, 0.4])
+    data = make_rows(SEVERAL, levels, None if is_complete else seen)
+    pairs = count_pairs(SEVERAL, data)
+    weights = np.zeros((5, 5))
+    for i, j in product(range(5), repeat=2):
+        both = seen[:, i] & seen[:, j]
+        table = np.histogram2d(levels[both, i], levels[both, j], bins=(SEVERAL[i], SEVERAL[j]))[0]
+        independent = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+        weights[i, j] = scipy.special.rel_entr(table, independent).sum() / len(levels)
+    parents = find_feature_tree(pairs, np.array(SEVERAL))
+    found = sum(weights[i, p] for i, p in enumerate(parents.tolist()) if p != ROOT)
+    best = max(
+        sum(weights[i, j] for i, j in list_edges(code)) for code in product(range(5), repeat=3)
+    )
+    assert found == pytest.approx(best, abs=1e-10)
+    tables = count_edges(pairs, np.array(SEVERAL), parents)
+    for i, parent in enumerate(parents.tolist()):
+        expected = np.zeros(tables[i].shape)
+        if parent != ROOT:
+            both = seen[:, i] & seen[:, parent]
+            np.add.at(expected, (levels[both, parent], levels[both, i]), 1)
+        np.testing.assert_array_equal(tables[i], expected)
+
+
+def test_the_root_is_in_the_middle() -> None:
+    rng = np.random.default_rng(4)
+    for n in (1, 2, 3, 10, 25):
+        parents = np.array([ROOT, *(rng.integers(0, i) for i in range(1, n))])
+        moved = move_root_to_center(parents)
+        edges = [
+            {frozenset((i, int(p))) for i, p in enumerate(own) if p != ROOT}
+            for own in (parents, moved)
+        ]
+        assert edges[0] == edges[1]
+        distances = np.full((n, n), np.inf)
+        np.fill_diagonal(distances, 0)
+        for i, j in edges[0]:
+            distances[i, j] = distances[j, i] = 1
+        reach = scipy.sparse.csgraph.floyd_warshall(distances).max(axis=1)
+        assert reach[moved.tolist().index(ROOT)] == reach.min()
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+@pytest.mark.parametrize("acceleration", ["squarem", "none"])
+def test_no_pass_lowers_the_objective(
+    sizes: tuple[int, ...], acceleration: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HiddenTree, "acceleration", acceleration)
+    levels, seen = draw_incomplete_rows(sizes, 500)
+    for data in (make_rows(sizes, levels), make_rows(sizes, levels, seen)):
+        history = fit_tree(sizes, data, states=3, trees=2, max_iter=60, tol=1e-8).history
+        assert len(history) > 10
+        assert np.diff(history).min() > -1e-12
+
+
+def compute_shares(params: HiddenTreeParams, sizes: tuple[int, ...]) -> Array:
+    """P(x) of all rows."""
+    block = make_rows(sizes, list_rows(sizes)).pack()
+    return np.exp(HiddenTree().log_likelihood(params, block, RowRandom(0)).nats)
+
+
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_a_fit_to_a_sample_has_the_probabilities_of_the_model(sizes: tuple[int, ...]) -> None:
+    params = draw_params(sizes, 3, 1, seed=5)
+    X = HiddenTree().sample(params, 20_000, np.random.default_rng(0))
+    state = fit_tree(sizes, DenseData(X), states=3, tol=1e-6)
+    expected, found = compute_shares(params, sizes), compute_shares(state.params, sizes)
+    assert scipy.special.rel_entr(expected, found).sum() < 0.005
+
+
+def test_the_model_of_several_trees_is_the_mean_of_them() -> None:
+    levels, _ = draw_incomplete_rows(BINARY, 400)
+    params = fit_tree(BINARY, make_rows(BINARY, levels), states=4, trees=3, max_iter=20).params
+    assert params.weights.shape == (12,)
+    shares = []
+    for tree in range(3):
+        joint, _ = compute_state_joint(params, tree, list_rows(BINARY))
+        shares.append(joint.sum(axis=0))
+    assert np.abs(shares[0] - shares[1]).max() > 1e-4
+    np.testing.assert_allclose(compute_shares(params, BINARY), np.mean(shares, axis=0), atol=1e-14)
+
+
+def test_edges_have_the_dependence_of_enumeration() -> None:
+    params, every = draw_params(SEVERAL, 3, 2), list_rows(SEVERAL)
+    shares = compute_shares(params, SEVERAL)
+    (tree,) = HiddenTree().get_trees(params)
+    assert tree.weight == 1
+    for i, parent in enumerate(tree.parents.tolist()):
+        found = tree.mutual_information[i], tree.correlation[i]
+        if parent == ROOT:
+            assert np.isnan(found).all()
+            continue
+        table = np.zeros((SEVERAL[parent], SEVERAL[i]))
+        np.add.at(table, (every[:, parent], every[:, i]), shares)
+        entropies = [scipy.stats.entropy(p) for p in (table.sum(0), table.sum(1), table.ravel())]
+        cov = np.cov(every[:, [parent, i]].T, aweights=shares, ddof=0)
+        expected = (
+            entropies[0] + entropies[1] - entropies[2],
+            cov[0, 1] / np.sqrt(np.diag(cov).prod()),
+        )
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_reconstructions_are_means_over_the_rows_of_a_component() -> None:
+    params, every = draw_params(SEVERAL, 3, 2), list_rows(SEVERAL)
+    block = make_rows(SEVERAL, every).pack()
+    codes = HiddenTree().transform(params, block, RowRandom(0))["mean"]
+    joint = codes * compute_shares(params, SEVERAL)[:, None]
+    np.testing.assert_allclose(joint.sum(axis=0), params.weights, atol=1e-14)
+    expected = (joint / params.weights).T @ block.unpack_values()
+    found = HiddenTree().reconstruct(params, np.eye(6))
+    np.testing.assert_allclose(found, expected, atol=1e-13)
+
+
+def test_long_and_wide_trees_do_not_underflow() -> None:
+    """Of a star of 3,000 features, all of which are surprising."""
+    n = 3000
+    parents = np.array([ROOT, *np.zeros(n - 1, np.int64)])
+    transitions = np.tile([[0.75, 0.25], [0.25, 0.75]], (1, n, 1, 1))
+    transitions[:, 0] = 0.0
+    params = HiddenTreeParams(
+        np.array([0.5, 0.5]),
+        parents,
+        np.tile(np.array([[0.75, 0.25], [0.25, 0.75]]), (1, n, 1, 1))
+        * (parents != ROOT)[:, None, None],
+        np.tile(np.array([[0.999, 0.001], [0.998, 0.002]]), (1, n, 1, 1)),
+        np.full(2 * n, 0.5),
+    )
+    block = DenseData(np.ones((3, n), np.uint8)).pack()
+    found = HiddenTree().log_likelihood(params, block, RowRandom(0)).nats
+    by_state = (n - 1) * np.log([0.75 * 0.001 + 0.25 * 0.002, 0.25 * 0.001 + 0.75 * 0.002])
+    expected = scipy.special.logsumexp(by_state + np.log([0.0005, 0.001]))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_held_out_rows_choose_the_number_of_states() -> None:
+    params = draw_params(BINARY, 4, 1, seed=7)
+    X = HiddenTree().sample(params, 4000, np.random.default_rng(0))
+    state = fit_tree(BINARY, DenseData(X))
+    scores = state.diagnostics["held_out_scores"]
+    assert state.params.n_states == 2 ** int(np.argmax(scores)) > 1
+    assert len(scores) < 7
+
+
+def test_a_warm_start_keeps_the_tree_of_the_earlier_fit() -> None:
+    params = draw_params(BINARY, 2, 1, seed=8)
+    X = HiddenTree().sample(params, 3000, np.random.default_rng(0))
+    earlier = fit_tree(BINARY, DenseData(X[:200]), states=2).params
+    model, rows = HiddenTree(states=2), make_memory_rows(DenseData(X))
+    first = collect_first_statistics(model, rows, SERIAL, 0)
+    begun = model.warm_start(initialize_fit(model, first, 0), earlier)
+    again = fit_model(model, rows, SERIAL, state=begun)
+    np.testing.assert_array_equal(again.params.parents, earlier.parents)
+    assert again.history[-1] > again.history[0] + 1e-3
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    assert HiddenTree(6, trees=3).n_states == 2
+    assert HiddenTree(6, states=2, trees=3).n_states == 2
+    assert HiddenTree(states=2, trees=3).n_states == 2
+    assert HiddenTree().n_states is None
+    with pytest.raises(FitError, match=r"^components is 7, .* a multiple of 3\."):
+        HiddenTree(7, trees=3)
+    with pytest.raises(FitError, match=r"^components is 6, .* times trees, 8\."):
+        HiddenTree(6, states=4, trees=2)
+    with pytest.raises(FitError, match=r"^states must be at most 64, but is 100: .* 80 kB"):
+        HiddenTree(states=100)
+    with pytest.raises(FitError, match=r"^states must be at most 64, but is 65: .* 34 kB"):
+        HiddenTree(65)
+
+
+def list_edges(code: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Edges of the tree with a Prüfer code."""
+    n, edges = len(code) + 2, []
+    degrees = [1 + code.count(i) for i in range(n)]
+    for i in code:
+        leaf = degrees.index(1)
+        edges.append((leaf, i))
+        degrees[leaf] -= 1
+        degrees[i] -= 1
+    edges.append(tuple(i for i in range(n) if degrees[i] == 1))
+    return edges
