@@ -370,13 +370,14 @@ def make_parameter_table(
 ) -> NumberTable | None:
     """Return the parameters of features, or else their correlations with components, if known.
 
-    `correlations` have shape (n_features, n_components).
+    Parents and tables of trees are left out, as there is a figure of trees. `correlations` have
+    shape (n_features, n_components).
     """
     columns = _select_columns(
         [
             column
             for column in _iter_distinct_columns(read_parameter_columns(artifact, "feature"))
-            if "tree" not in artifact.dims(column.array)  # drawn as trees
+            if "tree" not in artifact.dims(column.array) and column.array != "parents"
         ]
     )
     title = "Parameters"

@@ -34,6 +34,8 @@ _MAX_ROWS, _MAX_ROWS_IN_ALL = 120, 240
 _MAX_PIXEL_EDGES = 1000
 _MAX_TABLE_ROWS = 20
 _ROW_HEIGHT, _NODE_SIZE = 15, 6
+_NARROW_WIDTH, _FULL_WIDTH = 520, 1060
+_MAX_NARROW_HEIGHT = 700  # of a single tree next to other figures, which are about as high
 _MIN_WIDTH, _MAX_WIDTH = 0.8, 5.0  # of lines
 _MAX_NAME_LENGTH, _MAX_NAME_WIDTH = 40, 210  # letters, pixels
 _PHONE_WIDTH = 330  # pixels of a plot on a phone
@@ -82,7 +84,10 @@ def plot_trees(
             f"{title}: {len(shown.tree):,} edges; the strongest joins {names[own.feature[0]]} and "
             f"{names[own.parent[0]]}."
         )
-        yield Figure(title, alt, plot, note=note.strip(), keys=_make_keys(shown.correlation))
+        keys = _make_keys(shown.correlation)
+        is_wide = len(trees) == 1 and (plot.height or 0) > _MAX_NARROW_HEIGHT
+        width = _FULL_WIDTH if is_wide else _NARROW_WIDTH
+        yield Figure(title, alt, plot, note=note.strip(), keys=keys, width=width)
 
 
 def _count_shown(edges: TreeEdges, layout: ImageLayout | None, n_trees: int) -> int:

@@ -146,7 +146,9 @@ def test_only_the_strongest_edges_of_the_heaviest_trees_are_drawn() -> None:
         assert f"{n} of 199 edges are shown, the strongest." in figure.note
         shown = edges.feature[edges.tree == k][:n]
         assert lines.facts[0][1] == [names[i] for i in shown]
+    assert {figure.width for figure in figures} == {520}
     (figure,) = plot_trees(edges.select(slice(0, 199)), names, None)
+    assert figure.width == 1060
     assert 119 <= len(get_marks(figure)[1].x) <= 120
 
 
@@ -223,6 +225,7 @@ def test_the_report_of_a_fit_has_its_tree(fitted: Path, tmp_path: Path) -> None:
     (row,) = (row for row in page.split("<tr>") if ">yogurt</th><td>milk</td>" in row)
     assert f"<td>{edges.mutual_information[0]:.4f}</td>" in row
     assert "tables 1 1 1" not in unescape(page)
+    assert "parents" not in page.split("Arrays of the artifact")[0]
 
 
 def test_names_are_drawn_in_print(fitted: Path) -> None:
