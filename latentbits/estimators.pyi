@@ -1257,7 +1257,7 @@ class TreeMixture(WeightedModelEstimator):
     smoothing
         Pseudo-rows of the independent model in every component.
     starts
-        Number of short runs; the fit continues with the best.
+        Number of short runs, without edges; the fit continues with the best.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol

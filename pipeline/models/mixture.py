@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.errors import FitError, FitWarning
-from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
+from pipeline.learning.convergence import ObjectiveCriterion
 from pipeline.learning.held_out import (
     HELD_OUT_SHARE,
     get_best_params,
@@ -36,6 +36,8 @@ class Mixture(Model):
     """Number of components at which the search for their number ends."""
     short_run_tol: ClassVar[float]
     """Tolerance of the short runs."""
+    single_start_is_short: ClassVar[bool] = False
+    """Whether a single start of several components begins with a short run too."""
     starts: int
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> Any:
@@ -68,9 +70,9 @@ class Mixture(Model):
 
     def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
         """Begin with this number of components, from several starts if they differ."""
-        working = {"held_out": np.array(held_out)}
-        is_single = self.starts == 1 or n_components == 1
+        is_single = n_components == 1 or (self.starts == 1 and not self.single_start_is_short)
         auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
+        working = self._make_working(held_out, is_short=not is_single)
         state = replace(state, working=working, auxiliary=auxiliary)
         starts = tuple(
             replace(state, params=self._draw_start(auxiliary, n_components, k))
@@ -81,10 +83,14 @@ class Mixture(Model):
     def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
         """Begin a run that continues until it has converged."""
         auxiliary = {**state.auxiliary, "short": np.array(False)}
-        working = {"held_out": np.array(held_out)}
+        working = self._make_working(held_out, is_short=False)
         return replace(state, working=working, auxiliary=auxiliary, starts=())
 
-    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+    def _make_working(self, held_out: float, *, is_short: bool) -> Arrays:
+        """Return what the tasks of a stage need besides the parameters."""
+        return {"held_out": np.array(held_out)}
+
+    def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
         """Stop on the change of the objective, sooner in the short runs."""
         is_short = bool(state.auxiliary.get("short", False))
         tol = max(self.tol, is_short * self.short_run_tol)

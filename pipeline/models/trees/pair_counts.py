@@ -1,5 +1,8 @@
 """Counts of pairs of levels, weighted by the posterior of each component.
 
+Posteriors that are nearly 0 are set to 0 before, see `drop_negligible`, so that each component is
+counted in the rows that it may have generated.
+
 Rows are stored as planes: plane c of a feature is 1 if its level is at least c. Tasks sum products
 of planes. Differences of neighbouring planes are indicators of levels, so the counts of pairs of
 levels follow from the sums. A first column of ones adds the counts of levels and of rows.
@@ -12,16 +15,56 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.numerics.trees.messages import MISSING, fill_expectations
+from pipeline.numerics.trees.binary_rows import sum_complete_tables
+from pipeline.numerics.trees.messages import MISSING, add_expected_tables, fill_expectations
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
+_NEGLIGIBLE = 1e-10  # posterior that a row may lose
+
+
+def drop_negligible(posterior: Array) -> Array:
+    """Set probabilities to 0 that are too small to matter, (n_samples, n_components).
+
+    A row loses at most 1e-10 in all. An M-step with the others raises the objective per row as far
+    as one with all of them, up to 1e-10 (R. M. Neal, G. E. Hinton, "A view of the EM algorithm
+    that justifies incremental, sparse, and other variants", 1998, section 5).
+    """
+    return np.where(posterior * posterior.shape[1] < _NEGLIGIBLE, 0.0, posterior)
+
+
+def sum_edge_tables(
+    block: BinaryBlock,
+    levels: Levels | None,
+    weights: Array,
+    parents: Counts,
+    orders: Counts,
+    tables: Array,
+    n_levels: Counts,
+) -> Array:
+    """Sum the expected numbers of rows by the level of each feature and of its parent.
+
+    The parameters are those of `sum_weighted_pairs`; `levels` may be None if all features are
+    binary and no value is missing.
+
+    Returns
+    -------
+    ndarray
+        (n_components, n_features, n_levels, n_levels) at [k, i, level of the parent, level of i].
+    """
+    if levels is None:
+        return sum_complete_tables(block.words, weights, parents)
+    sums, firsts = np.zeros(tables.shape), np.cumsum([0, *n_levels])
+    for k, own in enumerate(np.ascontiguousarray(weights.T)):
+        add_expected_tables(levels, parents[k], orders[k], tables[k], own, firsts, sums[k])
+    return sums
+
 
 def sum_weighted_pairs(
     block: BinaryBlock,
-    levels: Levels,
+    levels: Levels | None,
     weights: Array,
     parents: Counts,
     orders: Counts,
@@ -35,7 +78,7 @@ def sum_weighted_pairs(
     block
         The rows.
     levels
-        Their levels, `MISSING` if missing, (n_samples, n_features).
+        Their levels, `MISSING` if missing, (n_samples, n_features); None if no value is missing.
     weights
         Posterior of the components times the weight of the row, (n_samples, n_components).
     parents, orders, tables
@@ -48,23 +91,28 @@ def sum_weighted_pairs(
     ndarray
         (n_components, 1 + n_planes, 1 + n_planes); the first column stands for 1.
     """
-    planes = np.ones((len(levels), 1 + block.n_features))
-    planes[:, 1:] = block.unpack_values()
-    (rows,) = np.nonzero((levels == MISSING).any(axis=1))
-    sums = np.empty((weights.shape[1], planes.shape[1], planes.shape[1]))
+    values, n_planes = block.unpack_values(), 1 + block.n_features
+    is_incomplete = np.zeros(len(values), np.bool_)
+    if levels is not None:
+        is_incomplete = (levels == MISSING).any(axis=1)
+    sums = np.empty((weights.shape[1], n_planes, n_planes))
     firsts = np.cumsum([0, *n_levels])
-    to_planes = _make_planes_from_levels(n_levels) if len(rows) else None
+    to_planes = _make_planes_from_levels(n_levels) if is_incomplete.any() else None
     for k, own in enumerate(np.ascontiguousarray(weights.T)):
-        shared = 0.0
-        if to_planes is not None:
-            expected = np.empty((len(rows), firsts[-1]))
+        (rows,) = np.nonzero(own)
+        planes = np.ones((len(rows), n_planes))
+        planes[:, 1:] = values[rows]
+        shared, places = 0.0, np.flatnonzero(is_incomplete[rows])
+        if levels is not None and to_planes is not None and len(places):
+            expected = np.empty((len(places), firsts[-1]))
             joint = np.zeros((firsts[-1], firsts[-1]))
             tree = (parents[k], orders[k], tables[k])
-            fill_expectations(levels[rows], *tree, own[rows], firsts, expected, joint)
-            planes[rows] = (to_planes @ expected.T).T
+            incomplete = rows[places]
+            fill_expectations(levels[incomplete], *tree, own[incomplete], firsts, expected, joint)
+            planes[places] = (to_planes @ expected.T).T
             shared = to_planes @ (to_planes @ joint).T
-        scaled = planes * np.sqrt(own)[:, None]
-        sums[k] = scaled.T @ scaled + shared
+        planes *= np.sqrt(own[rows])[:, None]
+        sums[k] = planes.T @ planes + shared
     return sums
 
 

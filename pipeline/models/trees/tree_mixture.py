@@ -5,12 +5,14 @@ tree of component k (M. Meilă, M. I. Jordan, "Learning with mixtures of trees",
 Learning Research 1, 2000). One component is the Chow–Liu tree (C. K. Chow, C. N. Liu, IEEE
 Transactions on Information Theory 14, 1968).
 
-Fit by EM. The M-step finds, for each component, the counts of all pairs of features weighted by its
-posterior, the maximum spanning tree of their mutual information, and θ from the counts of its
-edges. The prior is `smoothing` pseudo-rows per component from the model in which features are
+Fit by EM. In every third pass, the M-step finds, for each component, the counts of all pairs of
+features weighted by its posterior, the maximum spanning tree of their mutual information, and θ
+from the counts of its edges. In the other passes it keeps the trees, and only counts their edges.
+The prior is `smoothing` pseudo-rows per component from the model in which features are
 independent with their overall margins (Meilă & Jordan 2000, section 5); with it, no step decreases
-the objective. At each start, components have no edges and the margins of the features, randomly
-perturbed; see `pipeline.models.mixture`.
+the objective. Short runs from random starts fit components without edges, in which features are
+independent; the first trees grow from the best of them. Trees that grow from random components
+generalize less well. See `pipeline.models.mixture`.
 
 =========  ==========  =============================================
 symbol     field       shape
@@ -27,8 +29,8 @@ Missing values are summed out by belief propagation, and the M-step takes the ex
 pairs, both exactly; see `pipeline.numerics.trees.messages`. This is also right if observed values
 decide which values are missing, but not if the missing values themselves do.
 
-Cost per block: n_samples n_components n_features (1 + n_features / 10), as counting weighted pairs
-is a product of matrices. Passes: tens.
+Cost per block: n_samples n_components n_features; in passes that find trees, also n_features² for
+each row and each component that may have generated it. Passes: tens.
 Not identifiable: the order of the components, which are sorted by weight; the root of a tree; and
 the components themselves if there are few features.
 """
@@ -37,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,9 +58,8 @@ from pipeline.data.level_probabilities import count_levels
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
-from pipeline.learning.held_out import (
-    run_e_step_with_held_out,
-)
+from pipeline.learning.convergence import ObjectiveCriterion
+from pipeline.learning.held_out import run_e_step_with_held_out
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureTree, LogLikelihood
 from pipeline.models.mixture import Mixture
@@ -67,8 +68,14 @@ from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.models.trees.pair_counts import (
     count_level_pairs,
+    drop_negligible,
+    sum_edge_tables,
     sum_weighted_pairs,
     with_margins,
+)
+from pipeline.numerics.trees.binary_rows import (
+    compute_complete_log_likelihoods,
+    make_log_polynomials,
 )
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
@@ -85,6 +92,7 @@ from pipeline.numerics.trees.spanning_tree import (
     find_maximum_spanning_tree,
     gather_tables,
     make_tables,
+    normalize_tables,
     order_from_root,
 )
 from pipeline.params import NumberRange, array_field, optional_array_field
@@ -105,6 +113,8 @@ Levels = NDArray[np.uint8]
 
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
+_SHORT_PASSES = 20  # of the features as independent, before the first trees
+_TREE_PERIOD = 3  # passes from one search for the trees to the next
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 
 
@@ -141,7 +151,7 @@ class TreeMixtureParams:
             return np.full(self.parents.shape[1], 2, np.int64)
         return self.n_levels
 
-    @property
+    @cached_property
     def orders(self) -> Counts:
         """Features with parents first, (n_components, n_features)."""
         return np.stack([order_from_root(parents) for parents in self.parents])
@@ -183,7 +193,7 @@ class TreeMixture(Mixture):
     smoothing
         Pseudo-rows of the independent model in every component.
     starts
-        Number of short runs; the fit continues with the best.
+        Number of short runs, without edges; the fit continues with the best.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
@@ -199,6 +209,7 @@ class TreeMixture(Mixture):
     params: ClassVar[type[TreeMixtureParams]] = TreeMixtureParams
     max_held_out_components: ClassVar[int] = 64
     short_run_tol: ClassVar[float] = 1e-2
+    single_start_is_short: ClassVar[bool] = True
     n_components: int | None = 10
     smoothing: float = setting(1.0, minimum=_MIN_SMOOTHING)
     starts: int = setting(3, minimum=1)
@@ -230,11 +241,11 @@ class TreeMixture(Mixture):
     def estimate_work(
         self, params: TreeMixtureParams, working: Arrays, n_features: int, n_rows: int
     ) -> WorkEstimate:
-        """Return the work of the E-step and of counting weighted pairs."""
-        n_trees = len(params.weights)
-        return WorkEstimate(
-            n_trees * n_features * (1.5 + 0.1 * n_features), 8 * n_trees * n_features**2
-        )
+        """Return the work of the E-step, and of counting pairs or edges."""
+        n_trees, finds_trees = len(params.weights), bool(working["finds_trees"])
+        n_pairs = n_trees * n_features * (n_features if finds_trees else 4)
+        pair_time = 0.02 * n_features if finds_trees else 0.0
+        return WorkEstimate(n_features * (2 + n_trees * (1.0 + pair_time)), 8 * n_pairs)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
@@ -298,7 +309,7 @@ class TreeMixture(Mixture):
         self, params: TreeMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        run = partial(_run_e_step, params)
+        run = partial(_run_e_step, params, bool(working["finds_trees"]))
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def objective(self, params: TreeMixtureParams, statistics: Sums) -> float:
@@ -309,18 +320,40 @@ class TreeMixture(Mixture):
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Run the M-step: find the tree of each component, and its tables."""
-        products, sizes = statistics.values["pairs"], state.params.levels_per_feature
-        mass = products[:, 0, 0] + self.smoothing
-        pseudo_rows = self.smoothing * state.params.compute_independent_pairs()
+        """Run the M-step: find the tree of each component if pairs were counted, and its tables."""
+        old, values = state.params, statistics.values
+        sizes, mass = old.levels_per_feature, values["mass"] + self.smoothing
+        pseudo_rows = self.smoothing * old.compute_independent_pairs()
         firsts = np.cumsum(sizes) - sizes
-        parents, tables = [], []
-        for own in products:
-            counts = count_level_pairs(own, sizes) + pseudo_rows
-            parents.append(find_maximum_spanning_tree(compute_mutual_information(counts, firsts)))
-            tables.append(make_tables(counts, firsts, sizes, parents[-1]))
+        parents, tables = [*old.parents], []
+        for k in range(len(mass)):
+            if "pairs" in values:
+                counts = count_level_pairs(values["pairs"][k], sizes) + pseudo_rows
+                information = compute_mutual_information(counts, firsts)
+                parents[k] = find_maximum_spanning_tree(information)
+                tables.append(make_tables(counts, firsts, sizes, parents[k]))
+            else:
+                joint = gather_tables(pseudo_rows, firsts, sizes, parents[k])
+                tables.append(normalize_tables(values["tables"][k] + joint))
         trees = {"parents": np.stack(parents), "tables": np.stack(tables)}
-        return replace(state, params=replace(state.params, weights=mass / mass.sum(), **trees))
+        n_passes, is_short = len(state.history) + 1, bool(state.auxiliary["short"])
+        finds_trees = np.array(not is_short and n_passes % _TREE_PERIOD == 0)
+        return replace(
+            state,
+            params=replace(old, weights=mass / mass.sum(), **trees),
+            working={**state.working, "finds_trees": finds_trees},
+        )
+
+    def _make_working(self, held_out: float, *, is_short: bool) -> Arrays:
+        working = super()._make_working(held_out, is_short=is_short)
+        return {**working, "finds_trees": np.array(not is_short)}
+
+    def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
+        """Stop on the change of the objective; short runs after a few passes."""
+        criterion = super().get_convergence_criterion(state)
+        if not state.auxiliary.get("short", False):
+            return criterion
+        return replace(criterion, max_iter=min(self.max_iter, _SHORT_PASSES))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by weight, and add diagnostics and warnings."""
@@ -329,8 +362,8 @@ class TreeMixture(Mixture):
         params = replace(
             old, weights=old.weights[order], parents=old.parents[order], tables=old.tables[order]
         )
-        products, empty_rows = statistics.values["pairs"], statistics.values["empty_rows"]
-        state = self._describe_components(state, products[:, 0, 0], empty_rows)
+        mass, empty_rows = statistics.values["mass"], statistics.values["empty_rows"]
+        state = self._describe_components(state, mass, empty_rows)
         return replace(state, params=params)
 
     def count_mixture_parameters(self, params: TreeMixtureParams) -> int:
@@ -343,13 +376,13 @@ class TreeMixture(Mixture):
         self, params: TreeMixtureParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Return P(k | x) as `mean`, (n_samples, n_components)."""
-        return {"mean": compute_posterior(params, read_levels(params, block), params.orders)[0]}
+        return {"mean": compute_posterior(params, block)[0]}
 
     def log_likelihood(
         self, params: TreeMixtureParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
         """Return the exact log P of the observed values of each row."""
-        _, nats = compute_posterior(params, read_levels(params, block), params.orders)
+        _, nats = compute_posterior(params, block)
         return LogLikelihood(nats, np.zeros_like(nats))
 
     def impute(self, params: TreeMixtureParams, block: BinaryBlock, rng: RowRandom) -> Array:
@@ -435,9 +468,7 @@ def read_levels(params: TreeMixtureParams, block: BinaryBlock) -> Levels:
     return levels if mask is None else np.where(mask != 0, levels, np.uint8(MISSING))
 
 
-def compute_posterior(
-    params: TreeMixtureParams, levels: Levels, orders: Counts
-) -> tuple[Array, Array]:
+def compute_posterior(params: TreeMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
     """Return P(k | x), (n_samples, n_components), and log P(x), (n_samples,), nats.
 
     Raises
@@ -445,26 +476,49 @@ def compute_posterior(
     FitError
         If a row is impossible, which no fit gives.
     """
-    joint = np.empty((len(levels), len(params.weights)))
-    fill_log_likelihoods(levels, params.parents, orders, params.tables, joint)
-    joint += np.log(params.weights)
-    nats = scipy.special.logsumexp(joint, axis=1)
-    if not np.isfinite(nats).all():
+    joint = _compute_log_likelihoods(params, block) + np.log(params.weights)
+    largest = joint.max(axis=1, keepdims=True)
+    if not np.isfinite(largest).all():
         raise FitError(_IMPOSSIBLE)
-    return np.exp(joint - nats[:, None]), nats
+    shares = np.exp(joint - largest)
+    totals = shares.sum(axis=1, keepdims=True)
+    return shares / totals, (largest + np.log(totals))[:, 0]
 
 
-def _run_e_step(params: TreeMixtureParams, block: BinaryBlock) -> Sums:
-    total, orders, n_levels = 0.0, params.orders, params.levels_per_feature
-    trees = (params.parents, orders, params.tables)
-    pairs = np.zeros((len(params.weights), 1 + block.n_features, 1 + block.n_features))
+def _compute_log_likelihoods(params: TreeMixtureParams, block: BinaryBlock) -> Array:
+    """Return log P(x | k), (n_samples, n_components)."""
+    if _is_binary_and_complete(params, block):
+        polynomials = make_log_polynomials(params.parents, params.tables)
+        if polynomials is not None:
+            return compute_complete_log_likelihoods(block.words, block.n_samples, polynomials)
+    nats = np.empty((block.n_samples, len(params.weights)))
+    levels = read_levels(params, block)
+    fill_log_likelihoods(levels, params.parents, params.orders, params.tables, nats)
+    return nats
+
+
+def _is_binary_and_complete(params: TreeMixtureParams, block: BinaryBlock) -> bool:
+    return params.n_levels is None and block.observed_words is None
+
+
+def _run_e_step(params: TreeMixtureParams, finds_trees: bool, block: BinaryBlock) -> Sums:
+    """Sum the log-likelihood, and the pairs of features or only the edges of each component."""
+    count = sum_weighted_pairs if finds_trees else sum_edge_tables
+    total, counts, mass = 0.0, np.zeros(()), np.zeros(len(params.weights))
     for part in iter_word_ranges(block, _BATCH_WORDS):
-        levels = read_levels(params, part)
-        posterior, nats = compute_posterior(params, levels, orders)
+        posterior, nats = compute_posterior(params, part)
+        weights = drop_negligible(posterior)
         if part.row_weights is not None:
-            posterior *= part.row_weights[:, None]
+            weights *= part.row_weights[:, None]
             nats = nats * part.row_weights
         total += float(nats.sum())
-        pairs += sum_weighted_pairs(part, levels, posterior, *trees, n_levels)
-    empty_rows = np.array(block.count_unobserved_rows())
-    return Sums.from_block(block, total, {"pairs": pairs, "empty_rows": empty_rows})
+        mass += weights.sum(axis=0)
+        levels = None if _is_binary_and_complete(params, part) else read_levels(params, part)
+        trees = (params.parents, params.orders, params.tables)
+        counts = counts + count(part, levels, weights, *trees, params.levels_per_feature)
+    values = {
+        "pairs" if finds_trees else "tables": counts,
+        "mass": mass,
+        "empty_rows": np.array(block.count_unobserved_rows()),
+    }
+    return Sums.from_block(block, total, values)

@@ -178,6 +178,64 @@ def fill_expectations(
 
 
 @_kernel
+def add_expected_tables(
+    levels: Levels,
+    parents: Indices,
+    order: Indices,
+    tables: Array,
+    shares: Array,
+    firsts: Indices,
+    sums: Array,
+) -> None:
+    """Add the expected numbers of rows by the level of each feature and of its parent.
+
+    Parameters
+    ----------
+    levels, parents, order, tables, shares, firsts
+        As for `fill_expectations`.
+    sums
+        To which P(x_parent = b, x_i = a | observed values), summed over rows times `shares`, are
+        added at [i, b, a], (n_features, n_levels, n_levels); at b = 0 for roots.
+    """
+    n_features = len(parents)
+    n_levels = tables.shape[1]
+    logs = np.zeros_like(tables)
+    evidence = np.empty((n_features, n_levels))
+    given_parent = np.empty((n_features, n_levels, n_levels))
+    marginals = np.zeros(firsts[-1])
+    for row in range(len(levels)):
+        own, share = levels[row], shares[row]
+        if share == 0:
+            continue
+        is_complete = True
+        for i in range(n_features):
+            is_complete &= own[i] != MISSING
+        if not is_complete:
+            _pass_up(own, parents, order, tables, logs, evidence)
+            marginals[:] = 0.0
+        for place in range(n_features):
+            i = order[place]
+            parent = parents[i]
+            is_top = parent == ROOT or own[parent] != MISSING
+            level_above = own[parent] if is_top and parent != ROOT else 0
+            if own[i] != MISSING:
+                if is_top:
+                    sums[i, level_above, own[i]] += share
+                else:
+                    for b in range(firsts[parent + 1] - firsts[parent]):
+                        sums[i, b, own[i]] += share * marginals[firsts[parent] + b]
+                continue
+            _pass_down(own, i, parent, is_top, tables, evidence, given_parent, firsts, marginals)
+            for a in range(firsts[i + 1] - firsts[i]):
+                if is_top:
+                    sums[i, level_above, a] += share * marginals[firsts[i] + a]
+                else:
+                    for b in range(firsts[parent + 1] - firsts[parent]):
+                        joint = marginals[firsts[parent] + b] * given_parent[i, b, a]
+                        sums[i, b, a] += share * joint
+
+
+@_kernel
 def _pass_down(
     own: Levels,
     i: int,

@@ -132,7 +132,11 @@ def make_tables(counts: Array, firsts: Indices, n_levels: Indices, parents: Indi
 
     A root has P(x_i = a) at b = 0. Entries beyond a feature's levels are 0.
     """
-    joint = gather_tables(counts, firsts, n_levels, parents)
-    totals = joint.sum(axis=2, keepdims=True)
+    return normalize_tables(gather_tables(counts, firsts, n_levels, parents))
+
+
+def normalize_tables(joint: Array) -> Array:
+    """Return counts, (..., parent_level b, level a), divided by their sums over a, if not 0."""
+    totals = joint.sum(axis=-1, keepdims=True)
     tables: Array = np.divide(joint, totals, out=np.zeros_like(joint), where=totals > 0)
     return tables

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,12 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.models.trees.pair_counts import count_level_pairs, sum_weighted_pairs
+from pipeline.models.trees.pair_counts import (
+    count_level_pairs,
+    drop_negligible,
+    sum_edge_tables,
+    sum_weighted_pairs,
+)
 from pipeline.models.trees.tree_mixture import TreeMixture, TreeMixtureParams
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
@@ -27,6 +33,7 @@ from pipeline.numerics.trees.spanning_tree import (
     ROOT,
     compute_mutual_information,
     find_maximum_spanning_tree,
+    gather_tables,
     order_from_root,
 )
 from pipeline.random import RowRandom
@@ -35,6 +42,7 @@ from tests.support.strategies import DenseData, make_memory_rows
 Array = NDArray[np.float64]
 Levels = NDArray[np.uint8]
 SERIAL = SerialExecutor()
+RNG = partial(np.random.default_rng, 0)
 BINARY, SEVERAL = (2,) * 12, (2, 3, 4, 2, 3, 2)
 
 
@@ -219,6 +227,55 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
             expected += weights[n, k] * (own * shares[:, None]).T @ own
         assert products[k, 0, 0] == pytest.approx(weights[:, k].sum())
         np.testing.assert_allclose(count_level_pairs(products[k], n_levels), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_complete"), [(BINARY, False), (BINARY, True), (SEVERAL, False)]
+)
+def test_tables_of_edges_are_those_of_counts_of_pairs(
+    sizes: tuple[int, ...], is_complete: bool
+) -> None:
+    """Also of rows that belong to few components, and of a tree with two roots."""
+    params, n_levels = draw_params(sizes, 3), np.array(sizes)
+    (own,) = np.flatnonzero(params.parents[0] == params.parents[0, -1])[-1:]
+    params.parents[0, own] = ROOT
+    levels, seen = draw_incomplete_rows(sizes, 700)
+    weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 3))
+    weights[:, 1] *= np.arange(len(levels)) % 9 == 0
+    block = make_rows(sizes, levels, None if is_complete else seen).pack()
+    known = None if is_complete else np.where(seen, levels, np.uint8(MISSING))
+    arguments = (block, known, weights, params.parents, params.orders, params.tables, n_levels)
+    products, found = sum_weighted_pairs(*arguments), sum_edge_tables(*arguments)
+    firsts = np.cumsum(n_levels) - n_levels
+    for k in range(3):
+        counts = count_level_pairs(products[k], n_levels)
+        expected = gather_tables(counts, firsts, n_levels, params.parents[k])
+        np.testing.assert_allclose(found[k], expected, atol=1e-10)
+
+
+def test_posteriors_lose_at_most_a_tenth_of_a_billionth() -> None:
+    shares = np.random.default_rng(0).dirichlet(np.full(50, 0.02), 1000)
+    lost = shares - drop_negligible(shares)
+    assert 0 < lost.sum(axis=1).max() <= 1e-10
+    assert (lost[lost > 0] == shares[lost > 0]).all()
+
+
+def test_trees_grow_from_independent_features_and_are_found_in_every_third_pass() -> None:
+    model = TreeMixture(2, starts=1, tol=1e-9, max_iter=30)
+    rows = make_memory_rows(DenseData(model.sample(draw_params(BINARY, 2), 500, RNG())))
+    states: list[FitState] = []
+    fit_model(model, rows, SERIAL, checkpoint=states.append)
+    short = [state for state in states if state.starts]
+    assert 3 < len(short) < 20  # the next pass chooses the start
+    assert all((state.starts[0].params.parents == ROOT).all() for state in short)
+    parents = [state.params.parents for state in states[len(short) :]]
+    assert (parents[0] == ROOT).all()
+    assert ((parents[1] == ROOT).sum(axis=1) == 1).all()
+    changed = [bool((a != b).any()) for a, b in pairwise(parents[:-1])]  # then they are sorted
+    assert {n for n, has_changed in enumerate(changed) if has_changed} <= {*range(0, 30, 3)}
+    assert changed[3]
+    gains = np.diff([state.history[-1] for state in states[len(short) + 1 :]])
+    assert gains.min() > -1e-9
 
 
 def test_the_tree_is_the_best_of_all_trees() -> None:
