@@ -26,6 +26,7 @@ from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.trees.hidden_tree import HiddenTree
 from pipeline.models.trees.tree_mixture import TreeMixture
 from tests.support.data import SHARED
 from tests.support.strategies import DenseData, make_memory_rows
@@ -37,6 +38,10 @@ MODELS: Mapping[str, Sequence[Model]] = {
     "chow-liu": [TreeMixture(1)],
     "bernoulli-mixture": [BernoulliMixture(k) for k in (20, 100)],
     "tree-mixture": [TreeMixture(k, smoothing=s) for k in (8, 40) for s in (1.0, 4.0)],
+    "hidden-tree": [
+        HiddenTree(states=states, trees=trees, max_iter=max_iter)
+        for states, trees, max_iter in ((16, 5, 12), (16, 5, 40), (32, 3, 40))
+    ],
 }
 """The settings that are tried."""
 

@@ -27,7 +27,8 @@ is the feature in the middle of the longest path of the tree.
 Missing values are summed out exactly. This is also right if observed values decide which values are
 missing, but not if the missing values themselves do.
 
-Cost per block: 6 n_samples n_features n_trees n_states². Passes: tens to hundreds.
+Cost per block: 6 n_samples n_features n_trees n_states² operations, three products of matrices per
+edge. Passes: tens to hundreds.
 Not identifiable: the order of the states of each variable; the states themselves, if the levels of
 the features determine them too weakly; and the order of the trees.
 """
@@ -53,7 +54,7 @@ from pipeline.data.features import (
 )
 from pipeline.data.level_probabilities import count_levels
 from pipeline.data.weights import WeightKind
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
@@ -68,6 +69,11 @@ from pipeline.models.capabilities import FeatureTree, LogLikelihood
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
+from pipeline.models.trees.base import (
+    compute_margins,
+    count_rows_by_level,
+    warn_about_levels,
+)
 from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
@@ -88,10 +94,6 @@ from pipeline.statistics.counts import (
     POOLED_KEY,
     FeatureCounts,
     PairCounts,
-    count_level_rows,
-    make_constant_feature_warnings,
-    make_empty_level_warnings,
-    pool_margins,
 )
 from pipeline.statistics.sums import Sums
 
@@ -272,8 +274,8 @@ class HiddenTree(Model):
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of pair counts, or of the messages and counts of the passes."""
         n_states = self.n_states or MAX_STATES
-        # With missing values, there are four squares of counts, each twice while they are merged.
-        squares = 8 * n_features**2 * (8 * n_threads + 6)
+        # With missing values, each of the tables that threads sum and merge has four squares.
+        squares = 8 * n_features**2 * (8 * n_threads + 16)
         messages = 8 * n_features * n_states * 2 * TILE_ROWS
         tables = 8 * n_features * self.trees * n_states * (n_states + 2)
         return max(squares, messages * n_threads + tables * (3 * n_threads + 10))
@@ -283,7 +285,7 @@ class HiddenTree(Model):
     ) -> WorkEstimate:
         """Return the work of the E-step."""
         n_states = params.n_states
-        per_value = 5 + 0.5 * n_states + 0.1 * n_states**2
+        per_value = 3 + n_states + 0.16 * n_states**2
         n_tables = params.n_trees * n_features
         return WorkEstimate(n_tables * per_value, 8 * n_tables * n_states * (n_states + 2))
 
@@ -301,20 +303,19 @@ class HiddenTree(Model):
         counts = FeatureCounts(
             first.segments, first.rows, observed, ones, first.weights, first.weight_unit
         )
-        level_rows = self._count_level_rows(counts)
+        level_rows = count_rows_by_level(counts, self.features)
         self._check_number_of_states(first.weight)
         n_levels = np.array([len(rows) for rows in level_rows])
         parents = find_feature_tree(first, n_levels)
-        # Half a pseudo-row at each level keeps shares above 0.
-        margins = [(rows + 0.5) / (rows + 0.5).sum() for rows in level_rows]
         auxiliary = {
             "weight": np.array(first.weight),
-            "margins": np.concatenate(margins),
+            "margins": compute_margins(level_rows),
             "parents": parents,
             "correlation": _compute_correlation(count_edges(first, n_levels, parents)),
             "seed": rng.integers(2**63, size=1),
         }
-        state = FitState(None, auxiliary=auxiliary, warnings=self._warn_about_features(level_rows))
+        warnings = warn_about_levels(level_rows, self.features)
+        state = FitState(None, auxiliary=auxiliary, warnings=warnings)
         if (n_states := self.n_states) is not None:
             return self._begin_stage(state, n_states, 0.0)
         return self._begin_stage(state, 1, HELD_OUT_SHARE)
@@ -327,23 +328,6 @@ class HiddenTree(Model):
                 f"{_MIN_ROWS_TO_CHOOSE}. Give a number.",
                 parameter="states",
             )
-
-    def _count_level_rows(self, counts: FeatureCounts) -> Sequence[Array]:
-        """Count the rows, or their weight, at each level of each feature, (n_levels,) each."""
-        if self.features:
-            return count_level_rows(counts, self.features)
-        observed, ones = pool_margins(counts)
-        return [*np.stack([observed - ones, ones], axis=1).astype(np.float64)]
-
-    def _warn_about_features(self, level_rows: Sequence[Array]) -> tuple[FitWarning, ...]:
-        consequence = "only the smoothing determines how often they differ"
-        total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
-        warnings = (
-            *make_constant_feature_warnings(total, largest, consequence),
-            *make_empty_level_warnings(level_rows, consequence),
-        )
-        names = tuple(feature.name for feature in self.features)
-        return tuple(warning.with_names(names) for warning in warnings)
 
     def _begin_stage(self, state: FitState, n_states: int, held_out: float) -> FitState:
         """Begin with this number of states."""
@@ -416,24 +400,21 @@ class HiddenTree(Model):
         """Return the tables, with entries no smaller than an M-step can make them."""
         smallest = self.smoothing * min(1 / params.n_states, float(params.margins.min()))
         least = np.log(smallest / (weight + self.smoothing))
-        roots, transitions, emissions = np.split(
-            np.exp(np.clip(packed, least, 0.0)),
-            np.cumsum([params.weights.size, _list_free_entries(params)[0].size]),
+        n_trees, n_states, below = params.n_trees, params.n_states, params.parents != ROOT
+        n_above = params.weights.size, _list_free_entries(params)[0].size
+        parts = np.split(np.exp(np.clip(packed, least, 0.0)), np.cumsum(n_above))
+        roots = _normalize(parts[0].reshape(n_trees, n_states)) / n_trees
+        transitions, emissions = (np.zeros_like(a) for a in (params.transitions, params.emissions))
+        transitions[:, below] = _normalize(parts[1].reshape(n_trees, -1, n_states, n_states))
+        emissions.transpose(1, 3, 0, 2)[_find_levels(params)] = parts[2].reshape(
+            -1, n_trees, n_states
         )
-        found = replace(
+        return replace(
             params,
-            weights=(
-                _normalize(roots.reshape(params.n_trees, params.n_states)) / params.n_trees
-            ).ravel(),
-            transitions=np.zeros_like(params.transitions),
-            emissions=np.zeros_like(params.emissions),
+            weights=roots.ravel(),
+            transitions=transitions,
+            emissions=_normalize(emissions),
         )
-        below, exists = params.parents != ROOT, _find_levels(params)
-        found.transitions[:, below] = transitions.reshape(found.transitions[:, below].shape)
-        found.transitions[:, below] = _normalize(found.transitions[:, below])
-        by_level = found.emissions.transpose(1, 3, 0, 2)
-        by_level[exists] = emissions.reshape(by_level[exists].shape)
-        return replace(found, emissions=_normalize(found.emissions))
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective."""

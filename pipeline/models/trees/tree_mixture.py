@@ -37,7 +37,7 @@ the components themselves if there are few features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -56,7 +56,7 @@ from pipeline.data.features import (
 )
 from pipeline.data.level_probabilities import count_levels
 from pipeline.data.weights import WeightKind
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ObjectiveCriterion
 from pipeline.learning.held_out import run_e_step_with_held_out
@@ -66,6 +66,11 @@ from pipeline.models.mixture import Mixture
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
+from pipeline.models.trees.base import (
+    compute_margins,
+    count_rows_by_level,
+    warn_about_levels,
+)
 from pipeline.models.trees.pair_counts import (
     count_level_pairs,
     drop_negligible,
@@ -100,10 +105,6 @@ from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
     FeatureCounts,
-    count_level_rows,
-    make_constant_feature_warnings,
-    make_empty_level_warnings,
-    pool_margins,
 )
 from pipeline.statistics.sums import Sums
 
@@ -249,41 +250,16 @@ class TreeMixture(Mixture):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
-        warnings = self._warn_about_features(first)
+        level_rows = count_rows_by_level(first, self.features)
         self._check_number_of_components(first)
         auxiliary = {
             "weight": np.array(first.weight),
-            "margins": self._compute_margins(first),
+            "margins": compute_margins(level_rows),
             "seed": rng.integers(2**63, size=1),
         }
+        warnings = warn_about_levels(level_rows, self.features)
         state = FitState(None, auxiliary=auxiliary, warnings=warnings)
         return self._begin_fit(state)
-
-    def _compute_margins(self, first: FeatureCounts) -> Array:
-        """Return the share of each level among the observed values, (n_levels in all,).
-
-        Half a pseudo-row at each level keeps shares above 0.
-        """
-        by_feature = [rows + 0.5 for rows in self._count_level_rows(first)]
-        return np.concatenate([rows / rows.sum() for rows in by_feature])
-
-    def _count_level_rows(self, first: FeatureCounts) -> Iterable[Array]:
-        """Count the rows, or their weight, at each level of each feature, (n_levels,) each."""
-        if self.features:
-            return count_level_rows(first, self.features)
-        observed, ones = pool_margins(first)
-        return np.stack([observed - ones, ones], axis=1).astype(np.float64)
-
-    def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
-        consequence = "only the smoothing determines how often they differ"
-        level_rows = [*self._count_level_rows(first)]
-        total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
-        warnings = (
-            *make_constant_feature_warnings(total, largest, consequence),
-            *make_empty_level_warnings(level_rows, consequence),
-        )
-        names = tuple(feature.name for feature in self.features)
-        return tuple(warning.with_names(names) for warning in warnings)
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> TreeMixtureParams:
         """Perturb the margins, by rank of the levels: reversing levels changes nothing."""

@@ -1,0 +1,54 @@
+"""Levels of features, as the models of this folder take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.features import Feature
+from pipeline.errors import FitWarning
+from pipeline.statistics.counts import (
+    FeatureCounts,
+    count_level_rows,
+    make_constant_feature_warnings,
+    make_empty_level_warnings,
+    pool_margins,
+)
+
+Array = NDArray[np.float64]
+
+
+def count_rows_by_level(counts: FeatureCounts, features: Sequence[Feature]) -> tuple[Array, ...]:
+    """Count the rows, or their weight, at each level of each feature, (n_levels,) each.
+
+    `features` are empty if all features are binary.
+    """
+    if features:
+        return count_level_rows(counts, features)
+    observed, ones = pool_margins(counts)
+    return tuple(np.stack([observed - ones, ones], axis=1).astype(np.float64))
+
+
+def compute_margins(level_rows: Sequence[Array]) -> Array:
+    """Return the share of each level among the observed values, (n_levels in all,).
+
+    Half a pseudo-row at each level keeps shares above 0.
+    """
+    by_feature = [rows + 0.5 for rows in level_rows]
+    return np.concatenate([rows / rows.sum() for rows in by_feature])
+
+
+def warn_about_levels(
+    level_rows: Sequence[Array], features: Sequence[Feature]
+) -> tuple[FitWarning, ...]:
+    """Warn about constant features, and levels without rows, given `count_rows_by_level`."""
+    consequence = "only the smoothing determines how often they differ"
+    total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
+    warnings = (
+        *make_constant_feature_warnings(total, largest, consequence),
+        *make_empty_level_warnings(level_rows, consequence),
+    )
+    names = tuple(feature.name for feature in features)
+    return tuple(warning.with_names(names) for warning in warnings)
