@@ -40,8 +40,8 @@ refused.
 """
 EXAMPLES = f"""Examples:
 
-    python -m flows.query --artifact runs/baskets --given milk=1 --of bread,butter
-    python -m flows.query --artifact runs/survey --given mood=often,age=40 --of sleep
+    python -m flows.query --artifact runs/v --given milk=1 --of bread,butter
+    python -m flows.query --artifact runs/v --given mood=often,age=40 --of sleep
 
 {EXIT_CODES}"""
 app = make_app("query", HELP, EXAMPLES)
@@ -116,7 +116,9 @@ def parse_evidence(texts: Sequence[str], names: Collection[str]) -> dict[str, st
         for part in [text] if text.rpartition("=")[0] in names else text.split(","):
             name, sign, value = part.rpartition("=")
             if not sign:
-                raise FitError(f"{part!r} has no value. Write {part}=VALUE.", parameter="given")
+                raise FitError(
+                    f"{part!r} has no value. Write {part or 'NAME'}=VALUE.", parameter="given"
+                )
             if evidence.setdefault(name, value) != value:
                 raise FitError(
                     f"{name!r} has the values {evidence[name]!r} and {value!r}. Choose one.",

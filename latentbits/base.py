@@ -242,7 +242,8 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return {
             "argument_names": _ARGUMENT_NAMES,
             "model": self.model_class.name,
-            "components": self.n_components,
+            # `fit` takes None for the default number, but estimators for the choice of the model.
+            "components": "auto" if self.n_components is None else self.n_components,
             "seed": self.seed_,
             "executor": make_executor(self.n_jobs),
             "settings": settings,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from latentbits.reports import Plots, ReportPage, build_report, make_report_page
 from pipeline.data.datasets import IN_MEMORY, StoredArtifact
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.features import Feature, read_dataset_features, read_features
-from pipeline.errors import spell_in_python, spell_parameters
+from pipeline.errors import FitError, spell_in_python, spell_parameters
 from pipeline.inference.edges import find_tree_edges, make_edge_columns
 from pipeline.inference.from_artifact import LoadedModel, model_from_artifact
 from pipeline.models.base import Model
@@ -249,6 +249,33 @@ def load(path: str | AnyPath) -> Fitted:
     from storage import load_artifact  # Zarr is slow to import
 
     return Fitted.from_artifact(load_artifact(path))
+
+
+class FittedEstimator(Protocol):
+    """A scikit-learn estimator of `latentbits` after its `fit`."""
+
+    fitted_: Fitted
+
+
+def find_fitted(source: Fitted | FittedEstimator | str | AnyPath) -> Fitted:
+    """Return a fitted model given itself, a fitted estimator, or the path of an artifact.
+
+    Raises
+    ------
+    ValueError
+        If there is no fitted model.
+    """
+    fitted = getattr(source, "fitted_", source)
+    if isinstance(fitted, Fitted):
+        return fitted
+    from storage.stores.locations import AnyPath  # Zarr is slow to import
+
+    if isinstance(fitted, str | AnyPath):
+        return load(fitted)
+    raise FitError(
+        f"This {type(source).__name__} is no fitted model. Pass the result of `latentbits.fit`, an "
+        "estimator after its `fit`, or the path of a fit."
+    )
 
 
 class Edges(ResultDisplayMixin, dict[str, Any]):

@@ -15,14 +15,14 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentbits.data import make_dataset
-from latentbits.fitted import Evaluation, Fitted, LatentCodes
+from latentbits.fitted import Evaluation, Fitted, FittedEstimator, LatentCodes, find_fitted
 from latentbits.items import read_items
 from pipeline.data.blocks import RowSource
 from pipeline.data.covariates import code_rows, list_columns, read_covariates
@@ -116,6 +116,9 @@ from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
 from pipeline.statistics.sums import Statistics
+
+if TYPE_CHECKING:
+    from storage.stores.locations import AnyPath
 
 __all__ = [
     "Evaluation",
@@ -427,7 +430,7 @@ def fit_to_more_rows(
 
 
 def transform(
-    fitted: Fitted,
+    fitted: Fitted | FittedEstimator | str | AnyPath,
     dataset: Any,
     *,
     split: str | None = None,
@@ -443,7 +446,7 @@ def transform(
     Parameters
     ----------
     fitted
-        The fitted model.
+        The fitted model: the result of `fit`, a fitted estimator, or the path of a fit.
     dataset, split
         The rows, with the features of the fit; as for `fit`.
     reconstruct
@@ -470,6 +473,7 @@ def transform(
     FitError
         If the features differ, or the model cannot reconstruct rows or impute values exactly.
     """
+    fitted = find_fitted(fitted)
     return transform_dataset(
         fitted,
         adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split),
@@ -578,7 +582,7 @@ def _make_transform_task(
 
 
 def evaluate(
-    fitted: Fitted,
+    fitted: Fitted | FittedEstimator | str | AnyPath,
     dataset: Any,
     *,
     split: str | None = None,
@@ -596,7 +600,7 @@ def evaluate(
     Parameters
     ----------
     fitted
-        The fitted model.
+        The fitted model: the result of `fit`, a fitted estimator, or the path of a fit.
     dataset, split
         The rows, with the features of the fit; as for `fit`. None takes all rows, whereas
         `flows.evaluate` takes `test`.
@@ -631,7 +635,7 @@ def evaluate(
     FitError
         If the features differ, or no row has a label to predict.
     """
-    executor = choose_executor(executor, n_jobs)
+    executor, fitted = choose_executor(executor, n_jobs), find_fitted(fitted)
     dataset = adapt_to_fit(make_dataset(dataset, fitted.dataset_features), fitted, split)
     if label is not None:
         check_has_levels(dataset, "label")

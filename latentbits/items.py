@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latentbits.fitted import Fitted
+from latentbits.fitted import Fitted, FittedEstimator, find_fitted
 from pipeline.data.batches import list_columns, read_columns
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.tables import wrap_frame
 from pipeline.evaluation.linking import ItemLink, compute_link
 from pipeline.models.known_items import KnownItems, get_fitted_items, parse_known_items
+
+if TYPE_CHECKING:
+    from storage.stores.locations import AnyPath
 
 
 def read_items(items: Any) -> KnownItems:
@@ -24,6 +27,7 @@ def read_items(items: Any) -> KnownItems:
     ValueError
         If they cannot be read; see `pipeline.models.known_items.parse_known_items`.
     """
+    items = getattr(items, "fitted_", items)
     if isinstance(items, Fitted):
         digest = items.manifest.get("manifest_digest")
         return get_fitted_items(items.model, items.params, items.feature_names, "the fit", digest)
@@ -66,7 +70,9 @@ class LinkedItems(ResultDisplayMixin, dict[str, Any]):
         yield "items", f"{len(self['feature']):,}"
 
 
-def link_items(new: Fitted, old: Fitted) -> LinkedItems:
+def link_items(
+    new: Fitted | FittedEstimator | str | AnyPath, old: Fitted | FittedEstimator | str | AnyPath
+) -> LinkedItems:
     """Put the items of a latent-trait fit on the scale of another one with common items.
 
     The constants of the scale minimise the difference of the test characteristic curves of the
@@ -75,15 +81,17 @@ def link_items(new: Fitted, old: Fitted) -> LinkedItems:
     Parameters
     ----------
     new, old
-        Fits with one component each. Items are matched by name.
+        Fits with one component each: results of `fit`, fitted estimators, or paths. Items are
+        matched by name.
 
     Raises
     ------
     FitError
         If a fit is of another model or has several components, or fewer than two items are common.
     """
+    own = find_fitted(new)
     items = [
         get_fitted_items(fitted.model, fitted.params, fitted.feature_names, source)
-        for fitted, source in ((new, "The new fit"), (old, "the old fit"))
+        for fitted, source in ((own, "The new fit"), (find_fitted(old), "the old fit"))
     ]
-    return LinkedItems(new.feature_names, compute_link(*items))
+    return LinkedItems(own.feature_names, compute_link(*items))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from latentbits.fitted import Fitted, load
+from latentbits.fitted import Fitted, FittedEstimator, find_fitted
 from pipeline.data.matching import find_segment_index, map_fitted_segments
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def query(
-    fitted: Fitted | str | AnyPath,
+    fitted: Fitted | FittedEstimator | str | AnyPath,
     given: Mapping[str, Any] | None = None,
     of: Sequence[str] | str = (),
     *,
@@ -29,7 +29,7 @@ def query(
     Parameters
     ----------
     fitted
-        The fitted model, or the path of one.
+        The fitted model: the result of `fit`, a fitted estimator, or the path of a fit.
     given
         The evidence: a level, or the number of a continuous feature, by feature. None means no
         evidence.
@@ -60,7 +60,7 @@ def query(
     >>> answer = query("runs/baskets", {"milk": 1}, ["bread", "butter"])  # doctest: +SKIP
     >>> pd.DataFrame(answer)  # doctest: +SKIP
     """
-    own = fitted if isinstance(fitted, Fitted) else load(fitted)
+    own = find_fitted(fitted)
     names = [of] if isinstance(of, str) else of
     checked = make_query(own.features, given or {}, names, joint=joint)
     index = None

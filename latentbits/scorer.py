@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from latentbits.fitted import Fitted, LatentCodes, load
+from latentbits.fitted import Fitted, FittedEstimator, LatentCodes, find_fitted
 from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.data.datasets import MemoryDataset, make_memory_dataset
 from pipeline.data.features import find_continuous, split_values
@@ -45,8 +45,8 @@ class Scorer:
     Parameters
     ----------
     model
-        Folder of an artifact, folder of runs (the latest run is used), or result of `fit`. The
-        folder is read once: create another scorer after another fit.
+        Folder of an artifact, folder of runs (the latest run is used), result of `fit`, or fitted
+        estimator. The folder is read once: create another scorer after another fit.
 
     Attributes
     ----------
@@ -65,8 +65,8 @@ class Scorer:
     {'mean_1': 0.62, 'mean_2': -0.31, 'variance_1': 0.4, 'variance_2': 0.5, 'converged': True}
     """
 
-    def __init__(self, model: Fitted | str | AnyPath) -> None:
-        self.fitted = fitted = model if isinstance(model, Fitted) else load(model)
+    def __init__(self, model: Fitted | FittedEstimator | str | AnyPath) -> None:
+        self.fitted = fitted = find_fitted(model)
         if "covariates" in fitted.manifest:
             raise FitError(
                 "The fit has covariates, which a Scorer does not read. Use `transform`, or fit "

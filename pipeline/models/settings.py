@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields
 from inspect import signature
+from math import isfinite
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -71,6 +72,8 @@ def _check_range(name: str, value: Any, allowed: NumberRange) -> None:
     if value is None:
         return
     numbers = value if isinstance(value, tuple) else (value,)
+    if not all(map(isfinite, numbers)):
+        raise FitError(f"{{{name}}} must be finite, but is {value}.", parameter=name)
     if not numbers or not all(number in allowed for number in numbers):
         raise FitError(f"{{{name}}} must be {allowed}, but is {value}.", parameter=name)
 

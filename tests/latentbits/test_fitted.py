@@ -148,3 +148,27 @@ def test_pickles_hold_no_rows(fitted: lb.Fitted, X: np.ndarray) -> None:
     again = pickle.loads(pickle.dumps(estimator))
     assert again.transform(X).tobytes() == estimator.transform(X).tobytes()
     json.dumps(again.fitted_.manifest)
+
+
+def test_fitted_estimators_and_paths_stand_for_their_fit(X: np.ndarray, tmp_path: Path) -> None:
+    estimator = lb.LatentTrait(n_components=1, random_state=0).fit(X)
+    estimator.fitted_.save(tmp_path / "fit")
+    fits = (estimator.fitted_, estimator, tmp_path / "fit", str(tmp_path / "fit"))
+    row = {f"x{i}": i % 2 for i in range(len(NAMES))}
+    own: Any = lb.from_numpy(X, [*estimator.fitted_.feature_names])
+    expected: Any = None
+    for fit in fits:
+        found = (
+            lb.transform(fit, X)["mean"].tolist(),
+            lb.evaluate(fit, X)["log_likelihood"],
+            lb.query(fit, {"x0": 1}, "x1")["probability"].tolist(),
+            lb.Scorer(fit)(row),
+            lb.link_items(fit, fit)["slope"].tolist(),
+            lb.fit(own, "latent-trait", items=fit).history,
+        )
+        expected = expected or found
+        assert found == expected
+    for other in (lb.LatentTrait(), None, lb.LatentTrait):
+        name = type(other).__name__
+        with pytest.raises(FitError, match=f"^This {name} is no fitted model. .* after its `fit`"):
+            lb.transform(other, X)  # type: ignore[arg-type]

@@ -354,6 +354,12 @@ class HiddenTree(Model):
 
     def warm_start(self, state: FitState, params: HiddenTreeParams) -> FitState:
         """Start from an earlier fit and its tree, with the margins of the rows here."""
+        if (params.n_trees, params.n_states) != (self.trees, self.n_states or params.n_states):
+            raise FitError(
+                f"The fit given to {{warm_start}} has {{states={params.n_states}}} and "
+                f"{{trees={params.n_trees}}}. Use these, or fit without {{warm_start}}.",
+                parameter="warm_start",
+            )
         params = replace(params, margins=state.auxiliary["margins"])
         return replace(state, params=params, working={"held_out": np.array(0.0)})
 

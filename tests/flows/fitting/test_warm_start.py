@@ -118,6 +118,20 @@ def test_an_alias_with_another_number_of_components_is_refused(cli, dataset) -> 
     assert "has 2 components, not 1" in done.message
 
 
+def test_a_start_with_other_hidden_states_is_refused(cli, dataset) -> None:
+    command = ("fit", "--dataset", dataset, *OPTIONS, "--model", "hidden-tree")
+    command += ("--set", "max_iter=2")
+    cli(*command, "--set", "states=2", "--set", "trees=2")
+    done = cli(*command, "--set", "states=3", "--warm-start")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "has 4 components, which the settings of this fit do not allow" in done.message
+    done = cli(*command, "--set", "states=4", "--warm-start")
+    assert done.code == 2
+    assert "has --set states=2 and --set trees=2. Use these" in done.message
+    done = cli(*command, "--set", "states=2", "--set", "trees=2", "--warm-start")
+    assert done.code == 0
+
+
 @pytest.mark.matrix
 def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, dataset) -> None:
     command = ("fit", "--dataset", dataset, "--model", "latent-trait", *OPTIONS)

@@ -330,6 +330,9 @@ def test_a_warm_start_keeps_the_tree_of_the_earlier_fit() -> None:
     again = fit_model(model, rows, SERIAL, state=begun)
     np.testing.assert_array_equal(again.params.parents, earlier.parents)
     assert again.history[-1] > again.history[0] + 1e-3
+    for model in (HiddenTree(1), HiddenTree(2, trees=2), HiddenTree(trees=2)):
+        with pytest.raises(FitError, match="has states=2 and trees=1"):
+            model.warm_start(begun, earlier)
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
