@@ -310,6 +310,7 @@ def find_warm_start(
         return replace(model, n_components=n_components), latest  # type: ignore[type-var]
     except FitError:
         raise FitError(
-            f"The latest artifact, {latest.artifact.path}, has {n_components} components, which the "
-            "settings of this fit do not allow. Use those of that fit, or leave out {warm_start}."
+            f"The latest artifact, {latest.artifact.path}, has {n_components} components, which "
+            "the settings of this fit do not allow. Use those of that fit, or leave out "
+            "{warm_start}."
         ) from None
