@@ -52,6 +52,7 @@ def summarize_findings(
         *_iter_share_sentences(artifact),
         *units,
         *(iter_edge_sentences(edges, fitted.feature_names, _MAX_FEATURES) if edges else ()),
+        *_iter_state_sentences(artifact),
         *(() if causes else _iter_component_sentences(artifact, correlations)),
         *_iter_group_sentences(artifact),
         *_iter_pair_sentences(pairs, statistics),
@@ -83,6 +84,22 @@ def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
         shares = np.sort(np.asarray(artifact["weights"]))[::-1][:_MAX_COMPONENTS]
         verb = "holds" if len(shares) == 1 else "hold"
         yield f"The largest {verb} {_join_shares(shares)} of the rows."
+
+
+def _iter_state_sentences(artifact: Artifact) -> Iterator[str]:
+    """Say which hidden states the components are, if they are states at the root of a tree."""
+    if "transitions" not in artifact:
+        return
+    n_trees, _, n_states, _ = artifact["transitions"].shape
+    root = artifact.manifest["feature_names"][int(np.argmin(artifact["parents"]))]
+    if n_trees > 1:
+        yield (
+            f"The fit has {n_trees:,} trees with the same edges. The components are the hidden "
+            f"states of {root}, their root: {n_states:,} in the first tree, then {n_states:,} in "
+            "the next."
+        )
+    elif n_states > 1:
+        yield f"The components are the hidden states of {root}, the root of the tree."
 
 
 def _iter_component_sentences(artifact: Artifact, correlations: Array | None) -> Iterator[str]:

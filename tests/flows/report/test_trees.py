@@ -228,6 +228,28 @@ def test_the_report_of_a_fit_has_its_tree(fitted: Path, tmp_path: Path) -> None:
     assert "parents" not in page.split("Arrays of the artifact")[0]
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["states=2"], "The components are the hidden states of ROOT, the root of the tree."),
+        (
+            ["states=2", "trees=3"],
+            "The fit has 3 trees with the same edges. The components are the hidden states of "
+            "ROOT, their root: 2 in the first tree, then 2 in the next.",
+        ),
+    ],
+)
+def test_findings_say_which_states_the_components_are(
+    fitted: Path, tmp_path: Path, settings: list[str], sentence: str
+) -> None:
+    dataset = open_dataset(fitted.parent / "items.zarr")
+    model = build_model("hidden-tree", None, [*settings, "max_iter=3"])
+    path = write_fit(tmp_path / "artifact", model, dataset)
+    artifact = load_fitted_model(path).artifact
+    root = dataset.feature_names[artifact["parents"].tolist().index(-1)]
+    assert sentence.replace("ROOT", root) in build_report_from_artifact(path).findings
+
+
 def test_names_are_drawn_in_print(fitted: Path) -> None:
     (figure,) = (
         f for f in build_report_from_artifact(fitted).figures if f.title.startswith("Tree")
