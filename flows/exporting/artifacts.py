@@ -116,7 +116,7 @@ def make_correlation_table(artifact: Artifact) -> BatchedTable:
 
     Correlations that the data do not determine are missing; the status gives the reason.
     """
-    if artifact.pairs is not None:
+    if artifact.pairs is not None and "correlation" in artifact.pairs:
         return _make_table_from_strips(artifact, artifact.pairs)
     arrays = {
         name: values

@@ -25,19 +25,23 @@ pa         parents     (n_components, n_features), -1 at a root
 `tables[k, i, b, a]` is P(x_i = a | x_pa = b, k); a root has P(x_i = a | k) at b = 0. Tree k
 belongs to component k.
 
+A single tree of more than 2,000 binary features needs no EM. Its pairs are counted strip by strip,
+so that no square of all features is held in memory; see `pipeline.models.trees.strips`. Values must
+not be missing then.
+
 Missing values are summed out by belief propagation, and the M-step takes the expected counts of all
 pairs, both exactly; see `pipeline.numerics.trees.messages`. This is also right if observed values
 decide which values are missing, but not if the missing values themselves do.
 
 Cost per block: n_samples n_components n_features; in passes that find trees, also n_features² for
-each row and each component that may have generated it. Passes: tens.
+each row and each component that may have generated it. Passes: tens; one for a wide single tree.
 Not identifiable: the order of the components, which are sorted by weight; the root of a tree; and
 the components themselves if there are few features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -46,7 +50,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, iter_word_ranges, unpack_levels
+from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unpack_levels
 from pipeline.data.features import (
     MAX_LEVELS,
     Feature,
@@ -78,6 +82,11 @@ from pipeline.models.trees.pair_counts import (
     sum_weighted_pairs,
     with_margins,
 )
+from pipeline.models.trees.strips import (
+    find_single_tree,
+    find_strip_pairs,
+    make_strip_margins,
+)
 from pipeline.numerics.trees.binary_rows import (
     compute_complete_log_likelihoods,
     make_log_polynomials,
@@ -95,12 +104,13 @@ from pipeline.numerics.trees.spanning_tree import (
     ROOT,
     compute_mutual_information,
     find_maximum_spanning_tree,
-    gather_tables,
     make_tables,
     normalize_tables,
     order_from_root,
 )
 from pipeline.params import NumberRange, array_field, optional_array_field
+from pipeline.passes.feature_strips import CELL_BYTES, MIN_STRIP_HEIGHT, estimate_strip_memory
+from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
@@ -116,6 +126,8 @@ _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
 _TREE_PERIOD = 3  # passes from one search for the trees to the next
+MAX_SQUARE_FEATURES = 2000
+"""Most features of a single tree whose pairs are counted in memory; wider data use strips."""
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 
 
@@ -162,13 +174,24 @@ class TreeMixtureParams:
         pairs = np.outer(self.margins, self.margins)
         return with_margins(pairs, self.margins, self.levels_per_feature)
 
+    def compute_independent_tables(self, parents: Counts) -> Array:
+        """Return P(x_parent = b, x_i = a) of independent features, at [i, b, a].
+
+        `parents` are those of a tree, (n_features,). A root has its margins at b = 0.
+        """
+        sizes = self.levels_per_feature
+        by_feature = np.zeros((len(sizes), sizes.max()))
+        by_feature[np.arange(sizes.max()) < sizes[:, None]] = self.margins
+        joint: Array = by_feature[parents][:, :, None] * by_feature[:, None]
+        joint[parents == ROOT] = 0.0
+        joint[parents == ROOT, 0] = by_feature[parents == ROOT]
+        return joint
+
     def compute_mean_log_prior(self) -> float:
         """Return Σ_k log π_k + Σ_k E log P(x | k) over rows of independent features."""
-        sizes = self.levels_per_feature
-        firsts, pairs = np.cumsum(sizes) - sizes, self.compute_independent_pairs()
         total = np.log(self.weights).sum()
         for parents, tables in zip(self.parents, self.tables, strict=True):
-            joint = gather_tables(pairs, firsts, sizes, parents)
+            joint = self.compute_independent_tables(parents)
             total += scipy.special.xlogy(joint, tables).sum()
         return float(total)
 
@@ -211,6 +234,8 @@ class TreeMixture(Mixture):
     max_held_out_components: ClassVar[int] = 64
     short_run_tol: ClassVar[float] = 1e-2
     single_start_is_short: ClassVar[bool] = True
+    pair_counts: ClassVar[tuple[str, ...]] = ()
+    cell_bytes: ClassVar[int] = CELL_BYTES
     n_components: int | None = 10
     smoothing: float = setting(1.0, minimum=_MIN_SMOOTHING)
     starts: int = setting(3, minimum=1)
@@ -235,7 +260,12 @@ class TreeMixture(Mixture):
         return count_levels(self.features) if self.features else None
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Return the bytes of each task's pair counts and of those that the M-step arranges."""
+        """Return the bytes of each task's pair counts and of those that the M-step arranges.
+
+        For a wide single tree, return those of the smallest strips of all threads.
+        """
+        if self.has_pair_tables(n_features):
+            return n_threads * estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
         n_trees = self.n_components or self.max_held_out_components
         return 8 * n_features**2 * (n_trees * (n_threads + 2) + 16)
 
@@ -258,8 +288,55 @@ class TreeMixture(Mixture):
             "seed": rng.integers(2**63, size=1),
         }
         warnings = warn_about_levels(level_rows, self.features)
-        state = FitState(None, auxiliary=auxiliary, warnings=warnings)
-        return self._begin_fit(state)
+        state = self._begin_fit(FitState(None, auxiliary=auxiliary, warnings=warnings))
+        n_features = len(auxiliary["margins"]) // 2
+        if not self.has_pair_tables(n_features):
+            return state
+        if not first.is_complete:
+            raise FitError(
+                f"Values are missing. One tree of more than {MAX_SQUARE_FEATURES} features, here "
+                f"{n_features}, needs complete rows. Fill in the values, or select features."
+            )
+        margins = make_strip_margins(first, auxiliary["margins"], self.smoothing)
+        auxiliary = {**state.auxiliary, "single_pass": np.array(True)}
+        return replace(state, working={**state.working, **margins}, auxiliary=auxiliary)
+
+    def count_columns(self, n_planes: int) -> Counts:
+        """Return 1 for each feature, (n_features,)."""
+        return np.ones(n_planes, np.int64)
+
+    def has_pair_tables(self, n_features: int) -> bool:
+        """Return whether this is a single tree of so many features that strips are counted."""
+        return self.n_components == 1 and not self.features and n_features > MAX_SQUARE_FEATURES
+
+    def tabulate(
+        self,
+        params: TreeMixtureParams,
+        working: Arrays,
+        features: slice,
+        chunks: Iterable[PackedChunk],
+        counts: Arrays | None,
+    ) -> Arrays:
+        """Count the pairs of a strip of features, and keep those that the tree may need."""
+        return find_strip_pairs(working, features, chunks)
+
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Find the tree and its tables."""
+        found, weight = find_single_tree(state.working, results), float(state.auxiliary["weight"])
+        params = replace(
+            state.params, parents=found.parents[None], tables=found.tables[None], weights=np.ones(1)
+        )
+        log_likelihood = scipy.special.xlogy(found.counts, found.tables).sum()
+        log_prior = self.smoothing * params.compute_mean_log_prior()
+        objective = float((log_likelihood + log_prior) / weight)
+        state = self._describe_components(replace(state, params=params), np.array([weight]), 0)
+        return replace(state, history=(objective,), iteration=1, done=True)
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> TreeMixtureParams:
         """Perturb the margins, by rank of the levels: reversing levels changes nothing."""
@@ -298,34 +375,50 @@ class TreeMixture(Mixture):
     ) -> FitState:
         """Run the M-step: find the tree of each component if pairs were counted, and its tables."""
         old, values = state.params, statistics.values
-        sizes, mass = old.levels_per_feature, values["mass"] + self.smoothing
-        pseudo_rows = self.smoothing * old.compute_independent_pairs()
-        firsts = np.cumsum(sizes) - sizes
-        parents, tables = [*old.parents], []
-        for k in range(len(mass)):
-            if "pairs" in values:
-                counts = count_level_pairs(values["pairs"][k], sizes) + pseudo_rows
-                information = compute_mutual_information(counts, firsts)
-                parents[k] = find_maximum_spanning_tree(information)
-                tables.append(make_tables(counts, firsts, sizes, parents[k]))
-            else:
-                joint = gather_tables(pseudo_rows, firsts, sizes, parents[k])
-                tables.append(normalize_tables(values["tables"][k] + joint))
-        trees = {"parents": np.stack(parents), "tables": np.stack(tables)}
+        mass = values["mass"] + self.smoothing
+        if "pairs" in values:
+            found = self._find_trees(old, values["pairs"])
+        else:
+            found = [
+                (parents, normalize_tables(own + self.smoothing * independent))
+                for parents, own, independent in zip(
+                    old.parents,
+                    values["tables"],
+                    map(old.compute_independent_tables, old.parents),
+                    strict=True,
+                )
+            ]
+        parents, tables = map(np.stack, zip(*found, strict=True))
         n_passes, is_short = len(state.history) + 1, bool(state.auxiliary["short"])
         finds_trees = np.array(not is_short and n_passes % _TREE_PERIOD == 0)
         return replace(
             state,
-            params=replace(old, weights=mass / mass.sum(), **trees),
+            params=replace(old, weights=mass / mass.sum(), parents=parents, tables=tables),
             working={**state.working, "finds_trees": finds_trees},
         )
+
+    def _find_trees(self, params: TreeMixtureParams, pairs: Array) -> list[tuple[Counts, Array]]:
+        """Return the parents and tables of each component, given its sums of products of planes."""
+        sizes, found = params.levels_per_feature, []
+        pseudo_rows = self.smoothing * params.compute_independent_pairs()
+        firsts = np.cumsum(sizes) - sizes
+        for products in pairs:
+            counts = count_level_pairs(products, sizes) + pseudo_rows
+            parents = find_maximum_spanning_tree(compute_mutual_information(counts, firsts))
+            found.append((parents, make_tables(counts, firsts, sizes, parents)))
+        return found
 
     def _make_working(self, held_out: float, *, is_short: bool) -> Arrays:
         working = super()._make_working(held_out, is_short=is_short)
         return {**working, "finds_trees": np.array(not is_short)}
 
     def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
-        """Stop on the change of the objective; short runs after a few passes."""
+        """Stop on the change of the objective; short runs after a few passes.
+
+        A wide single tree has a single pass.
+        """
+        if state.auxiliary.get("single_pass", False):
+            return ObjectiveCriterion(1, 0.0)
         criterion = super().get_convergence_criterion(state)
         if not state.auxiliary.get("short", False):
             return criterion

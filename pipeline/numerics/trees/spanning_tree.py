@@ -50,12 +50,38 @@ def find_maximum_spanning_tree(weights: Array) -> Indices:
 
     `weights` is symmetric, (n_features, n_features). The root is feature 0, whose parent is `ROOT`.
     """
+    left, right = np.triu_indices(len(weights), 1)
+    kept = find_maximum_spanning_forest(left, right, weights[left, right], len(weights))
+    return orient_tree(left[kept], right[kept], len(weights))
+
+
+def find_maximum_spanning_forest(
+    left: Indices, right: Indices, weights: Array, n_features: int
+) -> Indices:
+    """Return the indices of the edges of the maximum spanning forest, ascending.
+
+    `left`, `right` and `weights` are (n_edges,); no edge occurs twice. Of edges with equal weights,
+    the first are preferred. So the forest is unique, and an edge that is not in the forest of some
+    edges is not in that of more edges.
+    """
     # Rounding errors must not choose among equal weights; the sum may lose 1e-11 per edge.
-    weights = np.round(weights, 11)
-    lengths = weights.max() - weights + 1  # SciPy takes 0 as no edge
-    np.fill_diagonal(lengths, 0)
-    tree = scipy.sparse.csgraph.minimum_spanning_tree(lengths)
-    _, parents = scipy.sparse.csgraph.breadth_first_order(tree, 0, directed=False)
+    order = np.argsort(-np.round(weights, 11), kind="stable")
+    lengths = np.empty(len(weights))
+    lengths[order] = np.arange(1, len(weights) + 1)
+    edges = scipy.sparse.coo_array((lengths, (left, right)), shape=(n_features, n_features))
+    forest = scipy.sparse.csgraph.minimum_spanning_tree(edges.tocsr())
+    return np.sort(order[forest.data.astype(np.int64) - 1])
+
+
+def orient_tree(left: Indices, right: Indices, n_features: int) -> Indices:
+    """Return the parent of each feature in the tree with these edges, (n_features,).
+
+    The root is feature 0, whose parent is `ROOT`.
+    """
+    edges = scipy.sparse.coo_array(
+        (np.ones(len(left)), (left, right)), shape=(n_features, n_features)
+    )
+    _, parents = scipy.sparse.csgraph.breadth_first_order(edges.tocsr(), 0, directed=False)
     found = parents.astype(np.int64)
     found[0] = ROOT
     return found

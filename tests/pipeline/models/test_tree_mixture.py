@@ -12,11 +12,13 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.features import Feature, split_into_planes
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
+from pipeline.models.trees import strips, tree_mixture
 from pipeline.models.trees.pair_counts import (
     count_level_pairs,
     drop_negligible,
@@ -32,10 +34,12 @@ from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
     compute_mutual_information,
+    find_maximum_spanning_forest,
     find_maximum_spanning_tree,
     gather_tables,
     order_from_root,
 )
+from pipeline.passes import feature_strips
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, make_memory_rows
 
@@ -251,6 +255,57 @@ def test_tables_of_edges_are_those_of_counts_of_pairs(
         counts = count_level_pairs(products[k], n_levels)
         expected = gather_tables(counts, firsts, n_levels, params.parents[k])
         np.testing.assert_allclose(found[k], expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [None, "frequency", "sampling"])
+def test_strips_give_the_tree_and_tables_of_one_table(
+    kind: WeightKind | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where edges have equal weights: features 0 to 4 are equal, and 20 are constant."""
+    n_features, rng = 150, np.random.default_rng(4)
+    X = np.empty((700, n_features), np.uint8)
+    X[:, 0] = rng.random(700) < 0.4
+    for i in range(1, n_features):
+        X[:, i] = X[:, rng.integers(max(0, i - 4), i)] ^ (rng.random(700) < 0.15)
+    X[:, :5], X[:, 130:] = X[:, :1], 1
+    X = X[:, rng.permutation(n_features)]
+    weights = (
+        None if kind is None else rng.integers(0, 4, len(X)) * (1.7 if kind == "sampling" else 1)
+    )
+    data = DenseData(X, weights=weights)
+    rows = make_memory_rows(data, [100, 350, 250], kind=kind or "frequency")
+    model = TreeMixture(1, smoothing=0.3)
+    expected = fit_model(model, rows, SERIAL)
+    monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 100)
+    monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)  # strips of 32 features
+    monkeypatch.setattr(strips, "_ROWS_AT_ONCE", 7)
+    found = fit_model(model, rows, SERIAL)
+    assert found.iteration == 1
+    assert found.done
+    np.testing.assert_array_equal(found.params.parents, expected.params.parents)
+    within = 1e-9 if kind == "sampling" else 1e-14  # sums of numbers that are not whole
+    np.testing.assert_allclose(found.params.tables, expected.params.tables, atol=within)
+    assert found.history[-1] == pytest.approx(expected.history[-1], abs=1e-10)
+    assert found.diagnostics == expected.diagnostics
+    assert [w.text for w in found.warnings] == [w.text for w in expected.warnings]
+
+
+def test_strips_refuse_missing_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 10)
+    levels, seen = draw_incomplete_rows(BINARY, 50)
+    with pytest.raises(FitError, match=r"Values are missing.* more than 10 features, here 12"):
+        fit_model(TreeMixture(1), make_memory_rows(make_rows(BINARY, levels, seen)), SERIAL)
+    fit_model(TreeMixture(2, max_iter=2), make_memory_rows(make_rows(BINARY, levels)), SERIAL)
+
+
+def test_among_edges_of_equal_weight_the_first_are_taken() -> None:
+    left, right = np.triu_indices(6, 1)
+    weights = np.ones(len(left)) + np.random.default_rng(0).uniform(-4e-12, 4e-12, len(left))
+    kept = find_maximum_spanning_forest(left, right, weights, 6)
+    np.testing.assert_array_equal(kept, [0, 1, 2, 3, 4])
+    weights[right == 5] = 2
+    kept = find_maximum_spanning_forest(left, right, weights, 6)
+    assert {*zip(left[kept], right[kept], strict=True)} == {(i, 5) for i in range(5)}
 
 
 def test_posteriors_lose_at_most_a_tenth_of_a_billionth() -> None:
