@@ -41,7 +41,7 @@ AUTO = "auto"
 MODEL_GROUPS = {
     "correlations": ("clipped-pca",),
     "item response": ("latent-trait",),
-    "mixtures": ("bernoulli-mixture", "tree-mixture", "chow-liu", "hidden-tree"),
+    "mixtures": ("bernoulli-mixture", "hidden-tree", "tree-mixture", "chow-liu"),
     "independent components": ("blica", "binary-ica-likelihood", "fastica", "linear-ivae"),
     "causes": ("noisy-or",),
     "neural networks": ("autoencoder", "bottleneck", "rbm", "stack"),

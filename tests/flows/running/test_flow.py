@@ -30,7 +30,7 @@ from flows.report.inputs import ReportOptions
 from flows.running.flow import run_stages
 from pipeline.errors import ClusterLost
 from pipeline.executors.base import SerialExecutor
-from pipeline.models.registry import find_models
+from pipeline.models.registry import ALIASES, find_models
 from storage.artifacts.artifacts import load_artifact
 from storage.errors import DataError
 from tests.support.data import draw_probit_rows, write_arrays
@@ -78,7 +78,7 @@ def test_roles_that_nothing_reads_are_refused(tmp_path):
 
 def test_the_form_lists_the_models_and_takes_others():
     listed, other = parameter_schema(fit.fit).model_dump()["properties"]["model"]["anyOf"]
-    assert listed["enum"] == sorted(find_models())
+    assert listed["enum"] == [*sorted(find_models()), *ALIASES]
     assert other == {"type": "string"}
 
 
