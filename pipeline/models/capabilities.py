@@ -429,7 +429,8 @@ class CanCompareRows(Protocol):
 class CanTabulatePairs(Protocol):
     """Counts all pairs of features strip by strip if their table is too large for one task.
 
-    No passes follow. The arrays are stored in the artifact and read strip by strip.
+    The arrays are stored in the artifact and read strip by strip. Passes follow if the state that
+    `update_from_pairs` returns is not done.
     """
 
     pair_counts: tuple[str, ...]
@@ -479,7 +480,7 @@ class CanTabulatePairs(Protocol):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """CENTRAL: fit, given the results of all strips, and mark the state as done.
+        """CENTRAL: use the results of all strips; without passes, fit and mark the state as done.
 
         `results.read(key, names)` returns the arrays of a strip. It may also be called in a
         function that `map_items` maps over keys.

@@ -6,9 +6,12 @@ behind feature i, and the tree is the Chow–Liu tree of the features (A. Liu, G
 tree). Several trees have the same edges but their own tables, from other random starts; the model
 is the mean of their P(x).
 
-The first pass counts all pairs of features, which give the tree, see `feature_tree.py`. Then EM
-fits the tables of each tree, with `smoothing` pseudo-rows for each state: P(z_i | z_parent) has a
-uniform prior, P(x_i | z_i) one with the margins of the feature. Steps are extrapolated by SQUAREM
+The first pass counts all pairs of features, which give the tree, see `feature_tree.py`. Pairs of
+more than 4,000 binary features are counted strip by strip, see `strips.py`; values must not be
+missing then.
+
+EM fits the tables of each tree, with `smoothing` pseudo-rows for each state: P(z_i | z_parent) has
+a uniform prior, P(x_i | z_i) one with the margins of the feature. Steps are extrapolated by SQUAREM
 in the logarithms of the tables. The objective is the mean over the trees.
 
 =================  ===========  =======================================
@@ -35,7 +38,7 @@ the features determine them too weakly; and the order of the trees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -44,7 +47,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, iter_word_ranges, unpack_levels
+from pipeline.data.blocks import BinaryBlock, PackedChunk, iter_word_ranges, unpack_levels
 from pipeline.data.features import (
     MAX_LEVELS,
     Feature,
@@ -75,6 +78,7 @@ from pipeline.models.trees.base import (
     warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
+from pipeline.models.trees.strips import find_single_tree, find_strip_pairs, make_strip_margins
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
@@ -86,8 +90,10 @@ from pipeline.numerics.trees.hidden_messages import (
     add_expected_counts,
     fill_root_posteriors,
 )
-from pipeline.numerics.trees.spanning_tree import ROOT, order_from_root
+from pipeline.numerics.trees.spanning_tree import ROOT, move_root_to_center, order_from_root
 from pipeline.params import NumberRange, array_field, optional_array_field
+from pipeline.passes.feature_strips import CELL_BYTES, MIN_STRIP_HEIGHT, estimate_strip_memory
+from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
@@ -101,6 +107,8 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
+MAX_SQUARE_FEATURES = 4000
+"""Most features whose pairs are counted in memory; wider data use strips."""
 MAX_STATES = 64
 """Maximum number of states behind a feature."""
 _BATCH_WORDS = 64  # rows whose levels are in memory at once: 4,096
@@ -257,9 +265,12 @@ class HiddenTree(Model):
     def with_structure(self, structure: Structure) -> Model:
         """Return the model of levels, or this model if all features are binary."""
         super().with_structure(structure)
-        if are_binary(structure.features):
-            return self
-        return add_structure(OrdinalHiddenTree, self, Structure(features=structure.features))
+        features = Structure(features=structure.features)
+        if not are_binary(structure.features):
+            return add_structure(OrdinalHiddenTree, self, features)
+        if len(structure.features) > MAX_SQUARE_FEATURES:
+            return add_structure(WideHiddenTree, self, features)
+        return self
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -273,12 +284,15 @@ class HiddenTree(Model):
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of pair counts, or of the messages and counts of the passes."""
-        n_states = self.n_states or MAX_STATES
         # With missing values, each of the tables that threads sum and merge has four squares.
         squares = 8 * n_features**2 * (8 * n_threads + 16)
+        return max(squares, self._estimate_pass_memory(n_features, n_threads))
+
+    def _estimate_pass_memory(self, n_features: int, n_threads: int) -> int:
+        n_states = self.n_states or MAX_STATES
         messages = 8 * n_features * n_states * 2 * TILE_ROWS
         tables = 8 * n_features * self.trees * n_states * (n_states + 2)
-        return max(squares, messages * n_threads + tables * (3 * n_threads + 10))
+        return messages * n_threads + tables * (3 * n_threads + 10)
 
     def estimate_work(
         self, params: HiddenTreeParams, working: Arrays, n_features: int, n_rows: int
@@ -303,19 +317,30 @@ class HiddenTree(Model):
         counts = FeatureCounts(
             first.segments, first.rows, observed, ones, first.weights, first.weight_unit
         )
-        level_rows = count_rows_by_level(counts, self.features)
-        self._check_number_of_states(first.weight)
-        n_levels = np.array([len(rows) for rows in level_rows])
+        state, n_levels = self._check_counts(counts, rng)
         parents = find_feature_tree(first, n_levels)
+        correlation = _compute_correlation(count_edges(first, n_levels, parents))
+        return self._begin_fit(state, parents, correlation)
+
+    def _check_counts(
+        self, counts: FeatureCounts, rng: np.random.Generator
+    ) -> tuple[FitState, Counts]:
+        """Return the state before the tree is found, and the number of levels of each feature."""
+        level_rows = count_rows_by_level(counts, self.features)
+        self._check_number_of_states(counts.weight)
         auxiliary = {
-            "weight": np.array(first.weight),
+            "weight": np.array(counts.weight),
             "margins": compute_margins(level_rows),
-            "parents": parents,
-            "correlation": _compute_correlation(count_edges(first, n_levels, parents)),
             "seed": rng.integers(2**63, size=1),
         }
         warnings = warn_about_levels(level_rows, self.features)
-        state = FitState(None, auxiliary=auxiliary, warnings=warnings)
+        n_levels = np.array([len(rows) for rows in level_rows])
+        return FitState(None, auxiliary=auxiliary, warnings=warnings), n_levels
+
+    def _begin_fit(self, state: FitState, parents: Counts, correlation: Array) -> FitState:
+        """Draw the start, given the tree and the correlation of each feature with its parent."""
+        auxiliary = {**state.auxiliary, "parents": parents, "correlation": correlation}
+        state = replace(state, auxiliary=auxiliary)
         if (n_states := self.n_states) is not None:
             return self._begin_stage(state, n_states, 0.0)
         return self._begin_stage(state, 1, HELD_OUT_SHARE)
@@ -563,6 +588,84 @@ class OrdinalHiddenTree(HiddenTree):
     def features(self) -> tuple[Feature, ...]:
         """The features."""
         return self.structure.features
+
+
+@dataclass(frozen=True)
+class WideHiddenTree(HiddenTree):
+    """Hyperparameters of the hidden tree, for so many features that pairs are counted in strips.
+
+    Attributes
+    ----------
+    structure
+        The features.
+    """
+
+    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts  # type: ignore[assignment]
+    pair_counts: ClassVar[tuple[str, ...]] = ()
+    cell_bytes: ClassVar[int] = CELL_BYTES
+
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Return the bytes of the smallest strips, or of the passes."""
+        strip = estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
+        return max(n_threads * strip, self._estimate_pass_memory(n_features, n_threads))
+
+    def summarize_first(  # type: ignore[override]
+        self, block: BinaryBlock, rng: RowRandom
+    ) -> FeatureCounts:
+        """Count the ones of a block."""
+        return FeatureCounts.from_block(block)
+
+    def first_key(self, seed: int) -> str:
+        """Return the key of counts of ones."""
+        return Model.first_key(self, seed)
+
+    def initialize(  # type: ignore[override]
+        self, first: FeatureCounts, rng: np.random.Generator
+    ) -> FitState:
+        """Check the counts; the tree is found in strips of pairs."""
+        state, _ = self._check_counts(first, rng)
+        return replace(state, working=make_strip_margins(first, state.auxiliary["margins"], 0.0))
+
+    def warm_start(self, state: FitState, params: HiddenTreeParams) -> FitState:
+        """Start from an earlier fit and its tree, with the margins of the rows here."""
+        return replace(super().warm_start(state, params), working=state.working)
+
+    def count_columns(self, n_planes: int) -> Counts:
+        """Return 1 for each feature, (n_features,)."""
+        return np.ones(n_planes, np.int64)
+
+    def has_pair_tables(self, n_features: int) -> bool:
+        """Return True."""
+        return True
+
+    def tabulate(
+        self,
+        params: None,
+        working: Arrays,
+        features: slice,
+        chunks: Iterable[PackedChunk],
+        counts: Arrays | None,
+    ) -> Arrays:
+        """Count the pairs of a strip of features, and keep those that the tree may need."""
+        return find_strip_pairs(working, features, chunks)
+
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Find the tree, and draw the start; a warm start keeps its tree."""
+        if state.params is not None:
+            return replace(state, working={"held_out": np.array(0.0)})
+        found = find_single_tree(state.working, results)
+        parents = move_root_to_center(found.parents)
+        correlation = _compute_correlation(found.counts)  # of each feature with its old parent
+        is_turned = parents != found.parents
+        correlation = np.where(is_turned, correlation[parents], correlation)
+        return self._begin_fit(state, parents, correlation)
 
 
 def read_levels(params: HiddenTreeParams, block: BinaryBlock) -> Levels:

@@ -1,4 +1,4 @@
-"""A single tree of many binary features, whose pairs are counted strip by strip.
+"""The tree of many binary features, whose pairs are counted strip by strip.
 
 A task counts the pairs of its features with all later ones, and keeps those in the maximum spanning
 forest of the pairs of its strip: no other pair of the strip can be in the tree. The tree is the
@@ -16,6 +16,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import PackedChunk
+from pipeline.errors import FitError
 from pipeline.models.state import Arrays
 from pipeline.numerics.trees.spanning_tree import (
     ROOT,
@@ -61,7 +62,17 @@ def make_strip_margins(first: FeatureCounts, margins: Array, smoothing: float) -
     """Return what tasks need: counts in units of weight, and the pseudo-rows of the prior.
 
     `margins` are the shares of both levels of each feature, (2 n_features,).
+
+    Raises
+    ------
+    FitError
+        If values are missing.
     """
+    if not first.is_complete:
+        raise FitError(
+            f"Values are missing. The tree of as many as {len(margins) // 2} features needs "
+            "complete rows. Fill in the values, or select features."
+        )
     return {
         "total": np.array(first.total),
         "weight_unit": np.array(first.weight_unit),

@@ -292,11 +292,6 @@ class TreeMixture(Mixture):
         n_features = len(auxiliary["margins"]) // 2
         if not self.has_pair_tables(n_features):
             return state
-        if not first.is_complete:
-            raise FitError(
-                f"Values are missing. One tree of more than {MAX_SQUARE_FEATURES} features, here "
-                f"{n_features}, needs complete rows. Fill in the values, or select features."
-            )
         margins = make_strip_margins(first, auxiliary["margins"], self.smoothing)
         auxiliary = {**state.auxiliary, "single_pass": np.array(True)}
         return replace(state, working={**state.working, **margins}, auxiliary=auxiliary)

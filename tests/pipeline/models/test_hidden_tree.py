@@ -11,15 +11,24 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, split_into_planes
+from pipeline.data.features import Feature, make_binary_features, split_into_planes
+from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    fit_model,
+    initialize_fit,
+    start_fit,
+)
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
+from pipeline.models.trees import hidden_tree
 from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
 from pipeline.models.trees.hidden_tree import HiddenTree, HiddenTreeParams
 from pipeline.numerics.trees.spanning_tree import ROOT, move_root_to_center
+from pipeline.params import get_named_arrays
+from pipeline.passes import feature_strips
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
@@ -361,3 +370,44 @@ def list_edges(code: tuple[int, ...]) -> list[tuple[int, int]]:
         degrees[i] -= 1
     edges.append(tuple(i for i in range(n) if degrees[i] == 1))
     return edges
+
+
+@pytest.mark.parametrize("kind", [None, "frequency", "sampling"])
+def test_strips_give_the_fit_of_one_table(
+    kind: WeightKind | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where edges have equal weights: features 0 to 4 are equal, and 10 are constant."""
+    n_features, rng = 90, np.random.default_rng(4)
+    X = np.empty((500, n_features), np.uint8)
+    X[:, 0] = rng.random(500) < 0.4
+    for i in range(1, n_features):
+        X[:, i] = X[:, rng.integers(max(0, i - 4), i)] ^ (rng.random(500) < 0.15)
+    X[:, :5], X[:, 80:] = X[:, :1], 1
+    weights = None if kind is None else rng.integers(0, 4, len(X)) * 1.0
+    rows = make_memory_rows(DenseData(X, weights=weights), [100, 400], kind=kind or "frequency")
+    structure = Structure(features=make_binary_features([f"f{i}" for i in range(n_features)]))
+    model = HiddenTree(states=2, trees=2, max_iter=4)
+    expected = fit_model(model.with_structure(structure), rows, SERIAL)
+    monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 50)
+    monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)  # strips of 32 features
+    wide = model.with_structure(structure)
+    found = fit_model(wide, rows, SERIAL)
+    for name, (_, values) in get_named_arrays(expected.params).items():
+        np.testing.assert_allclose(getattr(found.params, name), values, rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(found.history, expected.history, rtol=1e-12)
+    assert found.diagnostics == expected.diagnostics
+    assert [w.text for w in found.warnings] == [w.text for w in expected.warnings]
+    first = collect_first_statistics(wide, rows, SERIAL, 0)
+    begun = start_fit(wide, first, rows, SERIAL, 0, initial_params=found.params)
+    warm = fit_model(wide, rows, SERIAL, state=begun)
+    np.testing.assert_array_equal(warm.params.parents, found.params.parents)
+    assert warm.history[0] >= found.history[-1]
+
+
+def test_strips_refuse_missing_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 5)
+    X = np.random.default_rng(0).integers(0, 2, (50, 8)).astype(np.uint8)
+    structure = Structure(features=make_binary_features([f"f{i}" for i in range(8)]))
+    rows = make_memory_rows(DenseData(X, np.tril(np.ones_like(X))))
+    with pytest.raises(FitError, match=r"Values are missing.* as many as 8 features"):
+        fit_model(HiddenTree(states=2).with_structure(structure), rows, SERIAL)
