@@ -34,7 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "Bottleneck": {"n_components": 2, "max_iter": 2},
     "ClippedPCA": {"n_components": 1, "constant_features": "keep"},
     "FastICA": {},
-    "HiddenTree": {"states": 2, "max_iter": 3},
+    "HiddenTree": {"n_components": 4, "max_iter": 3},
     "KernelPCA": {"n_components": 1},
     "LaplacianEigenmap": {"n_components": 1, "k": 1},
     "LatentTrait": {"n_components": 1, "max_iter": 3, "constant_features": "pin", "nodes": 5},
