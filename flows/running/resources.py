@@ -66,14 +66,18 @@ def check_memory(need: int, n_features: int, limit: int, is_option: bool = False
     """
     if need <= limit:
         return
-    allowance = f"{{memory}} allows {limit / 1e9:.1f} GB"
+    allowance = f"{{memory}} allows {_format_size(limit)}"
     remedy = "Allow more, or use a larger machine"
     if not is_option:
-        allowance, remedy = f"{limit / 1e9:.1f} GB of memory are free", "Use a larger machine"
+        allowance, remedy = f"{_format_size(limit)} of memory are free", "Use a larger machine"
     raise FitError(
-        f"{n_features} features need {need / 1e9:.1f} GB, but {allowance}. "
-        f"{remedy} or fewer features."
+        f"{n_features} features need {_format_size(need)}, but {allowance}. "
+        f"{remedy}, fewer features or a smaller model."
     )
+
+
+def _format_size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.3g} MB"
 
 
 _THIS_PROCESS = "this process"

@@ -136,14 +136,18 @@ def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
         array = f"imputed_{array}"
     names = tuple(codes.manifest.get("feature_names", ()))
     if array not in codes or codes.manifest["arrays"][array]["shape"][1:] != [len(names)]:
-        raise _make_missing_array_error(codes, array)
+        raise _make_missing_array_error(codes, array.removeprefix("imputed_"), has_levels)
     return ReconstructedSource(
         path=path, options=options, feature_names=names, n_rows=codes.n_rows, array=array
     )
 
 
-def _make_missing_array_error(codes: Codes, array: str) -> DataError:
+def _make_missing_array_error(codes: Codes, array: str, has_levels: bool) -> DataError:
+    option = "impute" if any(name.startswith("imputed_") for name in codes) else "reconstruct"
+    remedy = f"Transform again with {{{option}={array}}}."
+    if has_levels and array == "probabilities":  # they have a column for each level
+        remedy = f"Transform with {{{option}=levels}}, and leave out {{threshold}}."
     return DataError(
         f"{codes.path}: the codes have {', '.join(codes)}, but not the {array} of all features. "
-        f"Transform again with {{reconstruct={array}}}."
+        f"{remedy}"
     )

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import latentbits as lb
 from flows.data.datasets import load_fitted_model
 from pipeline.data.blocks import pack_block
 from pipeline.data.matching import UNKNOWN_SEGMENT
@@ -271,6 +273,20 @@ def test_imputed_bits_are_data_without_missing_values(cli, transformed):
     X, observed, _, split = rows()
     X, observed = X[split == "test"], observed[split == "test"]
     np.testing.assert_array_equal(found, np.where(observed == 1, X, probabilities > 0.5))
+
+
+def test_imputed_probabilities_that_are_no_data_name_a_remedy(cli, tmp_path):
+    levels = pd.Categorical.from_codes(np.arange(30) % 3, ["a", "b", "c"], ordered=True)
+    frame = pd.DataFrame({"x": levels, "y": np.arange(30) % 2})
+    lb.TreeMixture(n_components=1).fit(frame).fitted_.save(tmp_path / "fit")
+    lb.from_dataframe(frame, path=tmp_path / "d.zarr")
+    command = ("--dataset", tmp_path / "d.zarr", "--artifact", tmp_path / "fit")
+    cli("transform", *command, "--impute", "probabilities", "--output", "z.zarr")
+    ingest = ("ingest", "z.zarr", "--dataset", "again.zarr")
+    refusal = cli(*ingest).check_refused()
+    assert "not the levels of all features. Transform again with --impute levels." in refusal
+    refusal = cli(*ingest, "--threshold", 0.5).check_refused()
+    assert "Transform with --impute levels, and leave out --threshold." in refusal
 
 
 def test_a_model_that_cannot_impute_is_refused(refused, artifact):

@@ -44,7 +44,7 @@ def warn_about_levels(
     level_rows: Sequence[Array], features: Sequence[Feature]
 ) -> tuple[FitWarning, ...]:
     """Warn about constant features, and levels without rows, given `count_rows_by_level`."""
-    consequence = "only the smoothing determines how often they differ"
+    consequence = "only the smoothing determines their probabilities"
     total, largest = (np.array([f(r) for r in level_rows]) for f in (np.sum, np.max))
     warnings = (
         *make_constant_feature_warnings(total, largest, consequence),

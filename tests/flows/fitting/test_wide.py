@@ -232,7 +232,7 @@ def test_no_room_for_strips_is_told(cli: Any, data: Path, monkeypatch: pytest.Mo
 
 def test_memory_that_no_strips_fit_into_is_refused_with_the_least(cli: Any, data: Path) -> None:
     message = cli("fit", "--dataset", data, "--memory", "1kB").check_refused()
-    assert "but --memory allows 0.0 GB. Allow more" in message
+    assert "but --memory allows 0.001 MB. Allow more" in message
     message = cli("fit", "--dataset", data, "--memory", "much").check_refused()
     assert message == "error: --memory is 'much', which is not a size such as 4GB."
     assert not Path("runs").exists()
