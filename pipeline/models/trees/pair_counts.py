@@ -35,91 +35,86 @@ def drop_negligible(posterior: Array) -> Array:
     return np.where(posterior * posterior.shape[1] < _NEGLIGIBLE, 0.0, posterior)
 
 
-def sum_edge_tables(
+def add_edge_tables(
     block: BinaryBlock,
     levels: Levels | None,
     weights: Array,
     parents: Counts,
-    orders: Counts,
+    orders: Counts | None,
     tables: Array,
     n_levels: Counts,
-) -> Array:
-    """Sum the expected numbers of rows by the level of each feature and of its parent.
+    sums: Array,
+) -> None:
+    """Add the expected numbers of rows by the level of each feature and of its parent.
 
-    The parameters are those of `sum_weighted_pairs`; `levels` may be None if all features are
-    binary and no value is missing.
-
-    Returns
-    -------
-    ndarray
-        (n_components, n_features, n_levels, n_levels) at [k, i, level of the parent, level of i].
+    The other parameters are those of `add_weighted_pairs`. Numbers are added to `sums`,
+    (n_components, n_features, n_levels, n_levels), at [k, i, level of the parent, level of i].
     """
-    if levels is None:
-        return sum_complete_tables(block.words, weights, parents)
-    sums, firsts = np.zeros(tables.shape), np.cumsum([0, *n_levels])
+    if levels is None or orders is None:
+        sums += sum_complete_tables(block.words, weights, parents)
+        return
+    firsts = np.cumsum([0, *n_levels])
     for k, own in enumerate(np.ascontiguousarray(weights.T)):
         add_expected_tables(levels, parents[k], orders[k], tables[k], own, firsts, sums[k])
-    return sums
 
 
-def sum_weighted_pairs(
+def add_weighted_pairs(
     block: BinaryBlock,
     levels: Levels | None,
     weights: Array,
     parents: Counts,
-    orders: Counts,
+    orders: Counts | None,
     tables: Array,
     n_levels: Counts,
-) -> Array:
-    """Sum the expected products of planes over rows, for each component.
+    sums: Array,
+) -> None:
+    """Add the expected products of planes, for each component.
 
     Parameters
     ----------
     block
         The rows.
-    levels
-        Their levels, `MISSING` if missing, (n_samples, n_features); None if no value is missing.
+    levels, orders
+        Levels of the rows, `MISSING` if missing, (n_samples, n_features), and the features with
+        parents first, (n_components, n_features). None if all features are binary and no value is
+        missing.
     weights
         Posterior of the components times the weight of the row, (n_samples, n_components).
-    parents, orders, tables
+    parents, tables
         The trees; see `pipeline.numerics.trees.messages`.
     n_levels
         Number of levels of each feature, (n_features,).
-
-    Returns
-    -------
-    ndarray
-        (n_components, 1 + n_planes, 1 + n_planes); the first column stands for 1.
+    sums
+        To which products are added, (n_components, 1 + n_planes, 1 + n_planes); the first column
+        stands for 1.
     """
     values, n_planes = block.unpack_values(), 1 + block.n_features
     is_incomplete = np.zeros(len(values), np.bool_)
     if levels is not None:
         is_incomplete = (levels == MISSING).any(axis=1)
-    sums = np.empty((weights.shape[1], n_planes, n_planes))
     firsts = np.cumsum([0, *n_levels])
     to_planes = _make_planes_from_levels(n_levels) if is_incomplete.any() else None
     for k, own in enumerate(np.ascontiguousarray(weights.T)):
         (rows,) = np.nonzero(own)
         planes = np.ones((len(rows), n_planes))
         planes[:, 1:] = values[rows]
-        shared, places = 0.0, np.flatnonzero(is_incomplete[rows])
-        if levels is not None and to_planes is not None and len(places):
+        places = np.flatnonzero(is_incomplete[rows])
+        if levels is not None and orders is not None and to_planes is not None and len(places):
             expected = np.empty((len(places), firsts[-1]))
             joint = np.zeros((firsts[-1], firsts[-1]))
             tree = (parents[k], orders[k], tables[k])
             incomplete = rows[places]
             fill_expectations(levels[incomplete], *tree, own[incomplete], firsts, expected, joint)
             planes[places] = (to_planes @ expected.T).T
-            shared = to_planes @ (to_planes @ joint).T
+            sums[k] += to_planes @ (to_planes @ joint).T
         planes *= np.sqrt(own[rows])[:, None]
-        sums[k] = planes.T @ planes + shared
-    return sums
+        sums[k] += planes.T @ planes
 
 
 def count_level_pairs(products: Array, n_levels: Counts) -> Array:
     """Return counts of pairs of levels, (n_levels in all, n_levels in all), for one component.
 
-    `products`, (1 + n_planes, 1 + n_planes), are an entry of what `sum_weighted_pairs` returns.
+    `products`, (1 + n_planes, 1 + n_planes), are an entry of what `add_weighted_pairs` adds to.
     Rounding below 0 is cut off.
     """
     to_levels = _make_levels_from_planes(n_levels)

@@ -76,10 +76,10 @@ from pipeline.models.trees.base import (
     warn_about_levels,
 )
 from pipeline.models.trees.pair_counts import (
+    add_edge_tables,
+    add_weighted_pairs,
     count_level_pairs,
     drop_negligible,
-    sum_edge_tables,
-    sum_weighted_pairs,
     with_margins,
 )
 from pipeline.models.trees.strips import (
@@ -567,8 +567,11 @@ def _is_binary_and_complete(params: TreeMixtureParams, block: BinaryBlock) -> bo
 
 def _run_e_step(params: TreeMixtureParams, finds_trees: bool, block: BinaryBlock) -> Sums:
     """Sum the log-likelihood, and the pairs of features or only the edges of each component."""
-    count = sum_weighted_pairs if finds_trees else sum_edge_tables
-    total, counts, mass = 0.0, np.zeros(()), np.zeros(len(params.weights))
+    total, n_levels = 0.0, params.levels_per_feature
+    n_trees, n_products = len(params.weights), 1 + block.n_features
+    shape = (n_trees, n_products, n_products) if finds_trees else params.tables.shape
+    count = add_weighted_pairs if finds_trees else add_edge_tables
+    counts, mass = np.zeros(shape), np.zeros(n_trees)
     for part in iter_word_ranges(block, _BATCH_WORDS):
         posterior, nats = compute_posterior(params, part)
         weights = drop_negligible(posterior)
@@ -577,9 +580,10 @@ def _run_e_step(params: TreeMixtureParams, finds_trees: bool, block: BinaryBlock
             nats = nats * part.row_weights
         total += float(nats.sum())
         mass += weights.sum(axis=0)
-        levels = None if _is_binary_and_complete(params, part) else read_levels(params, part)
-        trees = (params.parents, params.orders, params.tables)
-        counts = counts + count(part, levels, weights, *trees, params.levels_per_feature)
+        levels = orders = None
+        if not _is_binary_and_complete(params, part):
+            levels, orders = read_levels(params, part), params.orders
+        count(part, levels, weights, params.parents, orders, params.tables, n_levels, counts)
     values = {
         "pairs" if finds_trees else "tables": counts,
         "mass": mass,

@@ -118,12 +118,18 @@ def sum_complete_tables(words: Words, weights: Array, parents: Indices) -> Array
 
 
 def _iter_bits(words: Words, n_samples: int) -> Iterator[tuple[slice, Array]]:
-    """Yield ranges of rows with their bits as numbers, (n_features, n_rows)."""
+    """Yield ranges of rows with their bits as numbers, (n_features, n_rows).
+
+    Every range overwrites the last one: new memory for each would take as long as the sums.
+    """
+    numbers = np.empty((len(words), 64 * min(_WORDS_AT_ONCE, words.shape[1])))
     for first in range(0, words.shape[1], _WORDS_AT_ONCE):
         rows = slice(64 * first, min(64 * (first + _WORDS_AT_ONCE), n_samples))
         part = np.ascontiguousarray(words[:, first : first + _WORDS_AT_ONCE]).view(np.uint8)
         bits = np.unpackbits(part, axis=1, count=rows.stop - rows.start, bitorder="little")
-        yield rows, bits.astype(np.float64)
+        own = numbers.ravel()[: bits.size].reshape(bits.shape)
+        own[:] = bits
+        yield rows, own
 
 
 @_kernel

@@ -122,17 +122,15 @@ def order_from_root(parents: Indices) -> Indices:
     """
     if (parents >= len(parents)).any():
         raise FitError(_NO_TREE)
-    depths = np.full(len(parents), -1, np.int64)
-    depths[parents == ROOT] = 0
-    for depth in range(1, len(parents)):
-        is_next = (parents != ROOT) & (depths < 0)
-        is_next &= depths[parents] == depth - 1
-        if not is_next.any():
-            break
-        depths[is_next] = depth
-    if (depths < 0).any():
+    # Each step doubles how far `above` looks up; the last place stands for what is above roots.
+    above = np.append(np.where(parents == ROOT, len(parents), parents), len(parents))
+    depths = np.append((parents != ROOT).astype(np.int64), 0)
+    for _ in range(len(parents).bit_length()):
+        depths += depths[above]
+        above = above[above]
+    if (above < len(parents)).any():
         raise FitError(_NO_TREE)
-    return np.argsort(depths, kind="stable").astype(np.int64)
+    return np.argsort(depths[:-1], kind="stable").astype(np.int64)
 
 
 def gather_tables(counts: Array, firsts: Indices, n_levels: Indices, parents: Indices) -> Array:

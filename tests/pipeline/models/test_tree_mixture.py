@@ -20,10 +20,10 @@ from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.models.trees import strips, tree_mixture
 from pipeline.models.trees.pair_counts import (
+    add_edge_tables,
+    add_weighted_pairs,
     count_level_pairs,
     drop_negligible,
-    sum_edge_tables,
-    sum_weighted_pairs,
 )
 from pipeline.models.trees.tree_mixture import TreeMixture, TreeMixtureParams
 from pipeline.numerics.trees.dependence import (
@@ -213,7 +213,8 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
     indicators = np.zeros((len(every), firsts[-1]))
     indicators[np.arange(len(every))[:, None], firsts[:-1] + every] = 1.0
     weights = np.random.default_rng(2).uniform(0, 2, (len(levels), 2))
-    products = sum_weighted_pairs(
+    products = np.zeros((2, 1 + sum(n_levels - 1), 1 + sum(n_levels - 1)))
+    add_weighted_pairs(
         make_rows(sizes, levels, seen).pack(),
         np.where(seen, levels, np.uint8(MISSING)),
         weights,
@@ -221,6 +222,7 @@ def test_expected_counts_of_pairs_are_those_of_enumeration(sizes: tuple[int, ...
         params.orders,
         params.tables,
         n_levels,
+        products,
     )
     for k in range(2):
         expected = np.zeros((firsts[-1], firsts[-1]))
@@ -248,8 +250,12 @@ def test_tables_of_edges_are_those_of_counts_of_pairs(
     weights[:, 1] *= np.arange(len(levels)) % 9 == 0
     block = make_rows(sizes, levels, None if is_complete else seen).pack()
     known = None if is_complete else np.where(seen, levels, np.uint8(MISSING))
-    arguments = (block, known, weights, params.parents, params.orders, params.tables, n_levels)
-    products, found = sum_weighted_pairs(*arguments), sum_edge_tables(*arguments)
+    orders = None if is_complete else params.orders
+    arguments = (block, known, weights, params.parents, orders, params.tables, n_levels)
+    products = np.zeros((3, 1 + block.n_features, 1 + block.n_features))
+    found = np.zeros(params.tables.shape)
+    add_weighted_pairs(*arguments, products)
+    add_edge_tables(*arguments, found)
     firsts = np.cumsum(n_levels) - n_levels
     for k in range(3):
         counts = count_level_pairs(products[k], n_levels)
