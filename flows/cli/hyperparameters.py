@@ -114,7 +114,8 @@ def _format_model_help(model: type[Model]) -> str:
 
 
 def _format_description(description: str) -> str:
-    text = fill(re.sub(r"\bNone\b", AUTO, description), 79, **_INDENTATION)
+    text = re.sub(r"\bNone\b", AUTO, description).replace("n_components", "--components")
+    text = fill(text, 79, **_INDENTATION)
     return f"{text}\n" if text else ""
 
 

@@ -89,6 +89,7 @@ def test_help_lists_models_or_the_settings_of_the_model_named():
         assert name in models
         settings = format_settings_help(["--model", name])
         assert settings.startswith(f"Settings of {name} (--set NAME=VALUE):\n")
+        assert "n_components" not in settings  # an argument of Python
         assert all(
             f"  {setting}=" in settings for setting in list_hyperparameters(find_models()[name])
         )

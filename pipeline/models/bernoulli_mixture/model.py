@@ -431,7 +431,7 @@ class BernoulliMixture(Mixture):
         return {}
 
     def _warn_about_features(self, first: FeatureCounts) -> tuple[FitWarning, ...]:
-        consequence = "only the smoothing determines how often they differ"
+        consequence = "only the smoothing determines their probabilities"
         return make_constant_feature_warnings(*pool_margins(first), consequence)
 
     def _draw_start(
