@@ -145,7 +145,7 @@ def test_what_cannot_be_fitted_is_refused(
     ("settings", "told"),
     [
         ({"width": 0.0}, "width must be above 0, but is 0.0"),
-        ({"width": np.inf}, "width must be above 0, but is inf"),
+        ({"width": np.inf}, "width must be finite, but is inf"),
         ({"landmarks": 1}, "landmarks must be at least 2 and at most 5,000, but is 1"),
         ({"landmarks": 9999}, "landmarks must be at least 2 and at most 5,000, but is 9999"),
         ({"n_components": 0}, "components must be at least 1"),

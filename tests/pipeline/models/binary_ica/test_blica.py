@@ -339,8 +339,8 @@ def test_no_intervals_without_bootstrap() -> None:
     [
         ({"n_components": 0}, "components must be at least 1, but is 0."),
         ({"regularization": 1.0}, "regularization must be above 1, but is 1.0."),
-        ({"regularization": float("nan")}, "regularization must be above 1, but is nan."),
-        ({"regularization": float("inf")}, "regularization must be above 1, but is inf."),
+        ({"regularization": float("nan")}, "regularization must be finite, but is nan."),
+        ({"regularization": float("inf")}, "regularization must be finite, but is inf."),
         ({"min_rows": 0}, "min_rows must be at least 1, but is 0."),
         ({"starts": 0}, "starts must be at least 1, but is 0."),
         ({"bootstrap": 19}, "bootstrap must be 0, or at least 20, but is 19."),
