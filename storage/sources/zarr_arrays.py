@@ -114,9 +114,12 @@ class ReconstructedSource(Source):
 
 
 def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
-    """Open the reconstructed bits or levels, or the probabilities if there is a threshold.
+    """Open the reconstructed or imputed bits or levels, or probabilities if there is a threshold.
 
-    Imputed ones are opened if none were reconstructed.
+    Raises
+    ------
+    DataError
+        If there are none, or both reconstructed and imputed ones.
     """
     codes = open_codes(path)
     levels = codes.manifest.get("feature_levels", {})
@@ -132,7 +135,12 @@ def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
             for name, own in levels.items()
         }
         options = replace(options, feature_maps={**maps, **options.feature_maps})
-    if array not in codes and f"imputed_{array}" in codes:
+    if f"imputed_{array}" in codes:
+        if array in codes:
+            raise DataError(
+                f"{path}: the codes have both {array} and imputed_{array}. Transform again with "
+                "only one of {reconstruct} and {impute}."
+            )
         array = f"imputed_{array}"
     names = tuple(codes.manifest.get("feature_names", ()))
     if array not in codes or codes.manifest["arrays"][array]["shape"][1:] != [len(names)]:

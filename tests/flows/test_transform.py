@@ -275,6 +275,12 @@ def test_imputed_bits_are_data_without_missing_values(cli, transformed):
     np.testing.assert_array_equal(found, np.where(observed == 1, X, probabilities > 0.5))
 
 
+def test_rows_that_are_both_reconstructed_and_imputed_are_refused_as_data(cli, transformed):
+    transformed("bernoulli-mixture", "--impute", "bits", "--reconstruct", "bits")
+    refusal = cli("ingest", "z.zarr", "--dataset", "again.zarr").check_refused()
+    assert "have both bits and imputed_bits. Transform again with only one of" in refusal
+
+
 def test_imputed_probabilities_that_are_no_data_name_a_remedy(cli, tmp_path):
     levels = pd.Categorical.from_codes(np.arange(30) % 3, ["a", "b", "c"], ordered=True)
     frame = pd.DataFrame({"x": levels, "y": np.arange(30) % 2})
