@@ -185,7 +185,7 @@ class BernoulliMixture(WeightedModelEstimator):
     Parameters
     ----------
     n_components
-        Number of components. None doubles it from 1 while held-out rows gain.
+        Number of components. None doubles it from 1 while held-out rows become more likely.
     smoothing
         Pseudo-counts of ones, of zeros and of rows in every component; also the number of
         rows with the mean and the variance of all rows that is added for every continuous
@@ -523,15 +523,16 @@ class HiddenTree(WeightedModelEstimator):
     Parameters
     ----------
     n_components
-        Number of states of the roots of all trees. None takes `states` times `trees`.
+        Number of states of the root, summed over the trees. None is `states` times `trees`.
     states
-        Number of states behind each feature, at most 64. None takes `n_components` divided
-        by `trees`, or, without that, doubles it from 1 while held-out rows gain.
+        Number of states behind each feature, at most 64. None is `n_components` divided by
+        `trees`; without `n_components`, it is doubled from 1 while held-out rows become
+        more likely.
     trees
-        Number of random starts that are all fitted; the model is the mean of their
-        probabilities.
+        Number of sets of tables on the same tree, each fitted from a random start of its
+        own. The probability of a row is the mean over the sets.
     smoothing
-        Pseudo-rows of each state, in each table.
+        Number of pseudo-rows added to each state in each table.
     max_iter
         Maximum number of passes, for each number of states.
     tol
@@ -1253,11 +1254,12 @@ class TreeMixture(WeightedModelEstimator):
     Parameters
     ----------
     n_components
-        Number of trees. None doubles it from 1 while held-out rows gain.
+        Number of trees. None doubles it from 1 while held-out rows become more likely.
     smoothing
-        Pseudo-rows of the independent model in every component.
+        Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs, without edges; the fit continues with the best.
+        Number of short runs, which fit mixtures of independent features. The best run
+        continues with trees.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol

@@ -45,5 +45,5 @@ def test_a_wide_tree_of_incomplete_rows_is_refused(cli) -> None:
     seen[7, 8] = 0
     write_arrays(Path("d.zarr"), draw_chain(400), observed=seen)
     refused = cli(*FIT, "--executor", "serial").check_refused()
-    assert "Values are missing. The tree of as many as 2100 features" in refused
+    assert "Values are missing, but a tree of 2,100 features" in refused
     assert not Path("runs").exists() or not [*Path("runs").rglob("pairs")]

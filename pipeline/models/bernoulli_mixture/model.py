@@ -326,7 +326,7 @@ class BernoulliMixture(Mixture):
     Attributes
     ----------
     n_components
-        Number of components. None doubles it from 1 while held-out rows gain.
+        Number of components. None doubles it from 1 while held-out rows become more likely.
     smoothing
         Pseudo-counts of ones, of zeros and of rows in every component; also the number of rows
         with the mean and the variance of all rows that is added for every continuous feature.

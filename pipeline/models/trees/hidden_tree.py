@@ -209,14 +209,15 @@ class HiddenTree(Model):
     Attributes
     ----------
     n_components
-        Number of states of the roots of all trees. None takes `states` times `trees`.
+        Number of states of the root, summed over the trees. None is `states` times `trees`.
     states
-        Number of states behind each feature, at most 64. None takes `n_components` divided by
-        `trees`, or, without that, doubles it from 1 while held-out rows gain.
+        Number of states behind each feature, at most 64. None is `n_components` divided by `trees`;
+        without `n_components`, it is doubled from 1 while held-out rows become more likely.
     trees
-        Number of random starts that are all fitted; the model is the mean of their probabilities.
+        Number of sets of tables on the same tree, each fitted from a random start of its own. The
+        probability of a row is the mean over the sets.
     smoothing
-        Pseudo-rows of each state, in each table.
+        Number of pseudo-rows added to each state in each table.
     max_iter
         Maximum number of passes, for each number of states.
     tol
@@ -242,11 +243,14 @@ class HiddenTree(Model):
         super().__post_init__()
         n_components, n_states = self.n_components, self.n_states
         if n_components is not None and n_components != (n_states or 0) * self.trees:
-            text = f"{{components}} is {n_components}, but should be {{states}} times {{trees}}"
+            text = f"{{components}} is {n_components}, but "
             if self.states is None:
-                text += f", a multiple of {self.trees}. Choose another number."
+                text += f"with {{trees={self.trees}}} it must be a multiple of {self.trees}."
             else:
-                text += f", {self.states * self.trees}. Leave out one of them."
+                text += (
+                    f"{{states={self.states}}} and {{trees={self.trees}}} make "
+                    f"{self.states * self.trees} components. Leave out {{components}}."
+                )
             raise FitError(text, parameter="components")
         if n_states is not None and n_states > MAX_STATES:
             raise FitError(

@@ -70,8 +70,8 @@ def make_strip_margins(first: FeatureCounts, margins: Array, smoothing: float) -
     """
     if not first.is_complete:
         raise FitError(
-            f"Values are missing. The tree of as many as {len(margins) // 2} features needs "
-            "complete rows. Fill in the values, or select features."
+            f"Values are missing, but a tree of {len(margins) // 2:,} features needs complete "
+            "rows. Fill in the values, or select fewer features."
         )
     return {
         "total": np.array(first.total),

@@ -213,11 +213,12 @@ class TreeMixture(Mixture):
     Attributes
     ----------
     n_components
-        Number of trees. None doubles it from 1 while held-out rows gain.
+        Number of trees. None doubles it from 1 while held-out rows become more likely.
     smoothing
-        Pseudo-rows of the independent model in every component.
+        Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs, without edges; the fit continues with the best.
+        Number of short runs, which fit mixtures of independent features. The best run continues
+        with trees.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol

@@ -351,7 +351,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert HiddenTree().n_states is None
     with pytest.raises(FitError, match=r"^components is 7, .* a multiple of 3\."):
         HiddenTree(7, trees=3)
-    with pytest.raises(FitError, match=r"^components is 6, .* times trees, 8\."):
+    with pytest.raises(FitError, match=r"^components is 6, but states=4 and trees=2 make 8 "):
         HiddenTree(6, states=4, trees=2)
     with pytest.raises(FitError, match=r"^states must be at most 64, but is 100: .* 80 kB"):
         HiddenTree(states=100)
@@ -409,5 +409,5 @@ def test_strips_refuse_missing_values(monkeypatch: pytest.MonkeyPatch) -> None:
     X = np.random.default_rng(0).integers(0, 2, (50, 8)).astype(np.uint8)
     structure = Structure(features=make_binary_features([f"f{i}" for i in range(8)]))
     rows = make_memory_rows(DenseData(X, np.tril(np.ones_like(X))))
-    with pytest.raises(FitError, match=r"Values are missing.* as many as 8 features"):
+    with pytest.raises(FitError, match="Values are missing, but a tree of 8 features"):
         fit_model(HiddenTree(states=2).with_structure(structure), rows, SERIAL)
