@@ -183,8 +183,9 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     if options.warm_start:
         is_fixed = pattern is not None or "n_components" in get_fixed_settings(options.model)
         components = model.n_components if is_fixed else options.components
-        start = find_warm_start(model, components, dataset, runs, options.group)
-        model, initial_fit = start
+        model, initial_fit = find_warm_start(
+            model, components, dataset, runs, options.group, can_change_components=not is_fixed
+        )
     items, known, features = None, None, list_features(dataset)
     if options.items is not None:
         check_can_have_known_items(model)
@@ -250,6 +251,8 @@ def find_warm_start(
     dataset: BinaryDataset,
     runs: AnyPath,
     group: str | None = None,
+    *,
+    can_change_components: bool = True,
 ) -> tuple[Model, LoadedModel]:
     """Find the latest fit in the folder of runs to start from, and check that it can be used.
 
@@ -263,6 +266,8 @@ def find_warm_start(
         The rows to fit, and the folder of runs.
     group
         Value of `--group`; the latest fit must have the same.
+    can_change_components
+        Whether `--components` may be another number; errors suggest it only then.
 
     Returns
     -------
@@ -300,9 +305,12 @@ def find_warm_start(
         )
     n_components = int(latest.artifact.manifest["n_components"])
     if components not in (None, AUTO) and model.n_components != n_components:
+        remedy = (
+            f"Set {{components={n_components}}}, or leave" if can_change_components else "Leave"
+        )
         raise FitError(
             f"The latest artifact, {latest.artifact.path}, has {n_components} components, not "
-            f"{model.n_components}. Set {{components={n_components}}}, or leave out {{warm_start}}."
+            f"{model.n_components}. {remedy} out {{warm_start}}."
         )
     if getattr(model, "layers", None) is not None:
         return model, latest  # its warm start compares the layers

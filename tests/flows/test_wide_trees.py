@@ -21,7 +21,7 @@ def draw_chain(n_rows: int) -> np.ndarray:
     return (errors.cumsum(axis=1) % 2).astype(np.uint8)
 
 
-def test_a_wide_tree_has_the_same_bytes_with_any_executor(cli) -> None:
+def test_a_wide_tree_has_the_same_bytes_with_any_executor_and_start(cli) -> None:
     write_arrays(Path("d.zarr"), draw_chain(400))
     artifact = cli(*FIT, "--executor", "serial").json["artifact"]
     fitted = lb.load(artifact)
@@ -29,7 +29,7 @@ def test_a_wide_tree_has_the_same_bytes_with_any_executor(cli) -> None:
     assert (np.abs(parents - np.arange(N_FEATURES)) == 1).sum() > 0.99 * N_FEATURES
     assert fitted.manifest["iterations"] == 1
     assert fitted.manifest["diagnostics"]["n_components"] == 1
-    again = lb.load(cli(*FIT, "--executor", "threads").json["artifact"])
+    again = lb.load(cli(*FIT, "--executor", "threads", "--warm-start").json["artifact"])
     assert again.params.tables.tobytes() == fitted.params.tables.tobytes()
     assert again.params.parents.tobytes() == parents.tobytes()
 

@@ -350,7 +350,12 @@ class TreeMixture(Mixture):
         return TreeMixtureParams(weights, parents, tables, margins, n_levels)
 
     def warm_start(self, state: FitState, params: TreeMixtureParams) -> FitState:
-        """Start from an earlier fit, without short runs, with the margins of the rows here."""
+        """Start from an earlier fit, without short runs, with the margins of the rows here.
+
+        The single pass of a wide single tree needs no start.
+        """
+        if "single_pass" in state.auxiliary:
+            return state
         params = replace(params, margins=state.auxiliary["margins"])
         return replace(self._begin_long_run(state, 0.0), params=params)
 

@@ -85,6 +85,13 @@ def test_the_number_of_components_is_kept_unless_another_is_asked_for(cli, datas
     assert done.json["iterations"] <= 3
 
 
+def test_a_start_with_several_trees_is_refused_for_a_single_tree(cli, dataset) -> None:
+    command = ("fit", "--dataset", dataset, *OPTIONS, "--model")
+    cli(*command, "tree-mixture", "--components", "2", "--set", "max_iter=2")
+    refused = cli(*command, "chow-liu", "--warm-start").check_refused()
+    assert refused.endswith("has 2 components, not 1. Leave out --warm-start.")
+
+
 def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_path) -> None:
     command = ("fit", "--dataset", dataset, *OPTIONS, "--warm-start")
     trait, mixture = ("--model", "latent-trait"), ("--model", "bernoulli-mixture")
