@@ -38,7 +38,16 @@ def make_item_table(artifact: Artifact) -> BatchedTable:
             "Export codes instead."
         )
     names = artifact.manifest["feature_names"]
-    return _make_parameter_table("feature", names, columns, _list_curves(artifact))
+    texts = _list_curves(artifact)
+    # Parents of features in trees are recorded as indices.
+    texts |= {c.name: _name_parents(c.values, names) for c in columns if c.array == "parents"}
+    columns = [column for column in columns if column.array != "parents"]
+    return _make_parameter_table("feature", names, columns, texts)
+
+
+def _name_parents(parents: Array, names: Sequence[str]) -> pa.Array:
+    """Return the name of the parent of each feature; missing at a root."""
+    return pa.array([None if i < 0 else names[i] for i in parents.tolist()], pa.string())
 
 
 def _list_curves(artifact: Artifact) -> dict[str, pa.Array]:

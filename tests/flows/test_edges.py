@@ -49,6 +49,12 @@ def test_edges_of_a_chain_have_the_information_of_its_errors(cli) -> None:
     assert edges["parent"][0] in ("a", "=1+1")
     assert f"strongest of tree 1  {edges['feature'][0]}, {edges['parent'][0]}" in repr(edges)
 
+    items = ("export", "--artifact", artifact, "--what", "items", "--output", "i.parquet")
+    assert cli(*items).code == 0
+    parents = pd.read_parquet("i.parquet").set_index("feature")["parents_1"]
+    assert parents.isna().sum() == 1
+    assert parents.dropna().to_dict() == dict(zip(edges["feature"], edges["parent"], strict=True))
+
 
 def test_edges_of_several_trees_of_levels(cli) -> None:
     rng = np.random.default_rng(1)
