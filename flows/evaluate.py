@@ -25,8 +25,8 @@ models, best first, and two simple baselines:
 - its difference from the best model, with the standard error of row-wise differences; a star marks
   more than two standard errors
 - how well bits and measurements are reconstructed from the codes of their own row
-- how well each value is predicted from all other values of its row, in up to 2,000 rows: for
-  models that can compute this exactly, and for measurements
+- how well each value is predicted from all other values of its row, in up to 2,000 rows; only
+  measurements if the model cannot compute this exactly
 - how well labels are predicted, if the model predicts labels
 - how the shares of ones and of joint ones differ between the data and rows
   drawn from the model; `--details` lists the largest differences

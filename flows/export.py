@@ -48,8 +48,8 @@ deviation 1 over the rows of the table.
 `--what correlations`: one line per pair of features (and segment, if there are several) with their
 tetrachoric correlation and its status. The correlation is missing if the data do not determine it.
 
-`--what edges`: one line per edge of a fitted tree with the two features, their mutual information
-in nats and their correlation under the tree, and the weight of the tree.
+`--what edges`: one line per edge of a fitted tree with the number and the weight of the tree, the
+two features, and their mutual information in nats and their correlation under the tree.
 
 `--what information`: one line per level of the trait from −4 to 4, with the information of the test
 and of each item, the standard error that follows, and the expected number of ones, or with several

@@ -58,7 +58,9 @@ def main(*, json: Json = False) -> None:
     for name, text in describe_models().items():
         table.add_row(name, text)
         for alias, fixed in _list_aliases(name).items():
-            settings_text = ", ".join(f"{key}={value}" for key, value in fixed.items())
+            settings_text = ", ".join(
+                f"{key.removeprefix('n_')}={value}" for key, value in fixed.items()
+            )
             table.add_row(f"  {alias}", f"{name} with {settings_text}.")
     console = Console(highlight=False)
     console.print(table)

@@ -34,7 +34,7 @@ from storage.stores.locations import parse_path
 HELP = """Compute probabilities of features, given the values of other features.
 
 Each line has the probability of a level given the evidence, its marginal probability without
-evidence, and the lift, the ratio of both. Features that are not named may have any value. The
+evidence, and the lift, which is their ratio. Features that are not named may have any value. The
 probabilities follow from the likelihood of the model; a model without an accurate likelihood is
 refused.
 """

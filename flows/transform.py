@@ -117,10 +117,11 @@ features have several levels, `probabilities` has a column for each level of eac
 one, counted from 0, or the expected value of a continuous feature. `flows.ingest` converts bits or
 levels to a dataset with the same features.
 
-`--impute` completes the rows instead: observed values are kept, and missing ones are predicted from
-all observed values of their row. The choices are those of `--reconstruct`, and the array is called
-`imputed_probabilities`, `imputed_bits` and so on. The probabilities are exact, not given the codes,
-so only models that can compute them take this option, such as bernoulli-mixture and hidden-tree.
+`--impute` fills in missing values: each is predicted from all observed values of its row. Observed
+values are kept. The choices are those of `--reconstruct`; the array is called
+`imputed_probabilities`, `imputed_bits` and so on. The probabilities are exact, and do not depend on
+the codes. bernoulli-mixture, tree-mixture and hidden-tree can compute them. `flows.ingest` also
+converts completed bits or levels to a dataset.
 """
 EXAMPLES = f"""Examples:
 
@@ -167,7 +168,7 @@ class TransformOptions:
         Reconstruction | None,
         Option(
             group=OUTPUT,
-            help="Also write the rows, with missing values predicted from the observed ones.",
+            help="Also write completed rows: missing values predicted from the observed ones.",
         ),
     ] = None
     person_fit: Annotated[

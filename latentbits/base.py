@@ -242,7 +242,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return {
             "argument_names": _ARGUMENT_NAMES,
             "model": self.model_class.name,
-            # `fit` takes None for the default number, but estimators for the choice of the model.
+            # None is the default number in `fit`, but the model's choice in estimators.
             "components": "auto" if self.n_components is None else self.n_components,
             "seed": self.seed_,
             "executor": make_executor(self.n_jobs),
@@ -334,9 +334,9 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def impute(self, X: Any, segments: ArrayLike | None = None) -> NDArray[Any]:
         """Fill in missing values, (n_samples, n_features), float32 if X is.
 
-        A missing value becomes P(x = 1 | the observed values of its row), which is exact, or for a
-        feature with several levels its expected level, counted from 0. Observed values are kept,
-        as 0, 1 or levels counted from 0.
+        A missing value becomes P(x = 1 | the observed values of its row). For a feature with
+        several levels, it becomes the expected level, counted from 0. Both are exact. Observed
+        values are kept, as 0, 1 or levels counted from 0.
 
         Parameters
         ----------

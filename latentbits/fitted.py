@@ -155,7 +155,7 @@ class Fitted(ResultDisplayMixin):
         return Plots(self._to_loaded_model())
 
     def get_edges(self) -> Edges:
-        """Return the edges of the fitted trees, with the dependence of their features.
+        """Return the edges of the fitted trees, with mutual information and correlation.
 
         Returns
         -------
@@ -273,8 +273,8 @@ def find_fitted(source: Fitted | FittedEstimator | str | AnyPath) -> Fitted:
     if isinstance(fitted, str | AnyPath):
         return load(fitted)
     raise FitError(
-        f"This {type(source).__name__} is no fitted model. Pass the result of `latentbits.fit`, an "
-        "estimator after its `fit`, or the path of a fit."
+        f"This {type(source).__name__} is not a fitted model. Pass the result of `latentbits.fit`, "
+        "an estimator after its `fit`, or the path of a fit."
     )
 
 
@@ -282,10 +282,10 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
     """Results of `Fitted.get_edges`: columns of a table with one line per edge, by name.
 
     `tree` is the number of the tree, counted from 1, and `weight` the share of rows that it
-    describes. `feature` and `parent` are the names of the two features; which one is the parent may
-    be arbitrary. `mutual_information` is in nats. `correlation` is that of the scores 0, 1, 2, … of
-    levels, which is phi for binary features; both are those of the features under the tree. Lines
-    are sorted by tree, the strongest edges first.
+    describes. `feature` and `parent` are the names of the two features; which of them is the parent
+    may be arbitrary. `mutual_information`, in nats, and `correlation` are those of the two features
+    under the tree. Levels have the scores 0, 1, 2, …, so the correlation of binary features is phi.
+    Lines are sorted by tree, and those of a tree by mutual information, the largest first.
     """
 
     def _iter_display_items(self) -> DisplayItems:

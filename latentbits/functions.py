@@ -456,8 +456,8 @@ def transform(
         expected level, both counted from 0, (n_rows, n_features). Of a continuous feature, it is
         the expected value.
     impute
-        Like `reconstruct`, but completes the rows: observed values are kept, and missing ones are
-        predicted from all observed values of their row, exactly. The array is called
+        Adds completed rows, of the same kinds as `reconstruct`. Observed values are kept. Missing
+        values are predicted from all observed values of their row, exactly. The array is called
         `imputed_probabilities`, `imputed_bits`, and so on.
     seed, n_jobs, executor, progress
         As for `fit`.
@@ -623,9 +623,9 @@ def evaluate(
         `wrong_bits` and `nll_per_bit` of reconstructions, and for features with several levels
         `wrong_levels`, `rank_correlation` and, by feature, `levels`; for continuous features the
         mean `r2` and `correlation` of values and reconstructions and, by feature, `continuous`,
-        with `rmse`; in `held_out`, for values that are predicted from the other values of their
-        row, the same with the share that is `inside_90` % intervals, and for features with levels
-        the share of `wrong_values` and `nll_per_value`; `prediction` of labels. Unless
+        with `rmse`; `held_out`, the same for continuous values predicted from the other values of
+        their row, with the share that is `inside_90` % intervals, and for other features the share
+        of `wrong_values` and the mean `nll_per_value`; `prediction` of labels. Unless
         all codes are equal: `neighbourhoods` and, with a label, `neighbour_labels`. With outcomes:
         `classification`, P(assigned class | class), and `outcomes` with the estimates and standard
         errors of each class and a Wald test that all are equal.

@@ -312,10 +312,10 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
         rows = _format_rows(result["rows"], result["of"])
         yield f"held-out: each value is predicted from all other values of its row, in {rows}"
     if any("wrong_values" in own for own in held_out):
-        yield "held-out wrong: the share of values that are not the most probable ones"
-        yield "held-out nats: mean −log P of a value"
+        yield "held-out wrong: the share of values that differ from the most probable value"
+        yield "held-out nats: mean −log P(value)"
     if any("inside_90" in own for own in held_out):
-        yield "held-out R²: of measurements and their expected values, mean over features"
+        yield "held-out R²: of measurements and their predictions, mean over features"
         yield "inside 90 %: share of held-out values in their predicted 90 % intervals"
     kinds = {model["kind"] for model in models}
     for kind, text in _KIND_TEXTS.items():

@@ -319,6 +319,6 @@ def find_warm_start(
     except FitError:
         raise FitError(
             f"The latest artifact, {latest.artifact.path}, has {n_components} components, which "
-            "the settings of this fit do not allow. Use those of that fit, or leave out "
+            "the settings of this fit do not allow. Use the settings of that fit, or leave out "
             "{warm_start}."
         ) from None

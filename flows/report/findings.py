@@ -95,8 +95,8 @@ def _iter_state_sentences(artifact: Artifact) -> Iterator[str]:
     if n_trees > 1:
         yield (
             f"The fit has {n_trees:,} trees with the same edges. The components are the hidden "
-            f"states of {root}, their root: {n_states:,} in the first tree, then {n_states:,} in "
-            "the next."
+            f"states of {root}, the root of all trees: {n_states:,} per tree, one tree after the "
+            "other."
         )
     elif n_states > 1:
         yield f"The components are the hidden states of {root}, the root of the tree."

@@ -245,7 +245,7 @@ def _check_kind(option: str, kind: Reconstruction | None, features: Sequence[Fea
     if kind == "bits" and ordinal:
         raise FitError(
             f"Feature {ordinal[0].name!r} has the levels {'<'.join(ordinal[0].levels)}, so its "
-            f"values are no bits. Choose {{{option}=levels}}."
+            f"values are not bits. Choose {{{option}=levels}}."
         )
 
 

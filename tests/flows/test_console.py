@@ -109,7 +109,7 @@ def test_an_alias_fixes_settings_of_its_model():
         with pytest.raises(FitError, match="chow-liu is tree-mixture with components=1"):
             build_model("chow-liu", components, [])
     listed = typed("models").stdout
-    assert "chow-liu             tree-mixture with n_components=1." in listed
+    assert "chow-liu             tree-mixture with components=1." in listed
     listed = json.loads(typed("models", "--json").stdout)
     assert listed["tree-mixture"]["aliases"] == {"chow-liu": {"n_components": 1}}
     assert listed["blica"]["aliases"] == {}

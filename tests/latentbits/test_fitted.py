@@ -170,5 +170,7 @@ def test_fitted_estimators_and_paths_stand_for_their_fit(X: np.ndarray, tmp_path
         assert found == expected
     for other in (lb.LatentTrait(), None, lb.LatentTrait):
         name = type(other).__name__
-        with pytest.raises(FitError, match=f"^This {name} is no fitted model. .* after its `fit`"):
+        with pytest.raises(
+            FitError, match=f"^This {name} is not a fitted model. .* after its `fit`"
+        ):
             lb.transform(other, X)  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ def test_missing_levels_are_imputed(codes: np.ndarray, texts: np.ndarray) -> Non
     np.testing.assert_array_equal(levels, by_level.argmax(axis=2))
     expected = lb.transform(fitted, texts, impute="expected-levels")["imputed_expected_levels"]
     np.testing.assert_allclose(expected, by_level @ np.arange(3.0), rtol=1e-12)
-    with pytest.raises(FitError, match=r'so its values are no bits\. Choose impute="levels"'):
+    with pytest.raises(FitError, match=r'so its values are not bits\. Choose impute="levels"'):
         lb.transform(fitted, texts, impute="bits")
 
 

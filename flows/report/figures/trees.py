@@ -70,11 +70,11 @@ def plot_trees(
             else _plot_tree(shown, names, strongest)
         )
         title = "Tree of features" if len(trees) == 1 else f"Tree {trees[k] + 1}"
-        note = "" if len(trees) == 1 else f"The tree of {own.weight[0]:.0%} of the rows. "
+        note = "" if len(trees) == 1 else f"This tree describes {own.weight[0]:.0%} of the rows. "
         of_all = "" if len(trees) == 1 else " of all trees"
         note += (
-            "Lines join neighbours in the tree. The thicker a line, the larger their mutual "
-            f"information; the thickest{of_all} is {format_number(strongest, 2)} nats. "
+            "Lines join neighbours in the tree. Thicker lines mean larger mutual information; the "
+            f"thickest line{of_all} stands for {format_number(strongest, 2)} nats. "
         )
         note += "Points are pixels. " if layout else "Positions and lengths have no meaning. "
         note += format_shown_count("edges", len(shown.tree), counts[k], ", the strongest")
@@ -227,9 +227,9 @@ def make_edge_table(edges: TreeEdges, names: Sequence[str]) -> TextTable:
         rows.append((names[edges.feature[k]], names[edges.parent[k]], *values, *tree))
     columns = ("feature", "parent", "mutual information, nats", "correlation")
     note = (
-        "Which of two features is the parent is arbitrary. Correlations are those of the scores 0, "
-        "1, 2, … of levels: phi for binary features. All "
-        f"{len(edges.tree):,} edges: latentbits export --what edges."
+        "Which feature of an edge is the parent is arbitrary. Correlations are phi for binary "
+        "features; levels have the scores 0, 1, 2, …. latentbits export --what edges writes all "
+        f"{len(edges.tree):,} edges."
     )
     tree_column = ("tree",) if has_many else ()
     return TextTable("Strongest edges", (*columns, *tree_column), tuple(rows), note, True)

@@ -192,7 +192,7 @@ def test_the_table_has_the_strongest_edges() -> None:
     assert float(table.rows[0][3].replace("−", "-")) == pytest.approx(
         edges.correlation[0], abs=0.005
     )
-    assert "All 39 edges: latentbits export --what edges." in table.note
+    assert "latentbits export --what edges writes all 39 edges." in table.note
     several = make_edge_table(draw_edges(40, n_trees=3), names)
     assert several.columns[-1] == "tree"
     assert {row[-1] for row in several.rows} == {"1", "2", "3"}
@@ -235,7 +235,7 @@ def test_the_report_of_a_fit_has_its_tree(fitted: Path, tmp_path: Path) -> None:
         (
             ["states=2", "trees=3"],
             "The fit has 3 trees with the same edges. The components are the hidden states of "
-            "ROOT, their root: 2 in the first tree, then 2 in the next.",
+            "ROOT, the root of all trees: 2 per tree, one tree after the other.",
         ),
     ],
 )
