@@ -23,10 +23,15 @@ from pipeline.numerics.trees.spanning_tree import ROOT
 Array = NDArray[np.float64]
 Levels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 TILE_ROWS = 64
 """Rows whose messages are in memory at once."""
 _SMALL = 1e-100  # beliefs below it are scaled before they underflow
+_TINY = 1e-150  # rows in which a state has a smaller belief need logarithms
+_MANY_CHILDREN = (
+    8  # probabilities of fits are above 1e-15: with fewer messages no belief underflows
+)
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 _reordering_kernel = njit(  # sums over rows may be added in another order
@@ -208,6 +213,9 @@ def _pass_up(own: Levels, tree: StateTree, beliefs: Array, upward: Array, nats: 
     n_features, n_states = beliefs.shape[:2]
     parents, order = tree.parents, tree.order
     totals = np.empty(TILE_ROWS)
+    # Of many children, the last may favour a state that is nearly impossible given the first.
+    needs_logs, n_children = False, np.zeros(n_features, np.int64)
+    logs, has_logs = np.empty((0, 0, 0)), np.empty((0, 0), np.bool_)
     nats[:] = 0.0
     for i in range(n_features):
         for s in range(n_states):
@@ -216,8 +224,13 @@ def _pass_up(own: Levels, tree: StateTree, beliefs: Array, upward: Array, nats: 
                 beliefs[i, s, r] = table[own[i, r]]
     for place in range(n_features - 1, 0, -1):
         i = order[place]
+        parent = parents[i]
+        if needs_logs:
+            _leave_logs(logs[i], has_logs[i], beliefs[i], nats)
         _multiply(tree.transitions[i], beliefs[i], upward[i])
-        belief = beliefs[parents[i]]
+        if needs_logs:
+            _add_logs(upward[i], has_logs[parent], logs[parent])
+        belief = beliefs[parent]
         totals[:] = 0.0
         for s in range(n_states):
             for r in range(TILE_ROWS):
@@ -225,11 +238,19 @@ def _pass_up(own: Levels, tree: StateTree, beliefs: Array, upward: Array, nats: 
                 totals[r] += belief[s, r]
         if totals.min() < _SMALL:
             for r in range(TILE_ROWS):
-                if 0 < totals[r] < _SMALL:
+                if 0 < totals[r] < _SMALL and not (needs_logs and has_logs[parent, r]):
                     nats[r] += math.log(totals[r])
                     for s in range(n_states):
                         belief[s, r] /= totals[r]
+        n_children[parent] += 1
+        if n_children[parent] > _MANY_CHILDREN and belief.min() < _TINY:
+            if not needs_logs:
+                needs_logs = True
+                logs, has_logs = np.empty_like(beliefs), np.zeros((n_features, TILE_ROWS), np.bool_)
+            _begin_logs(belief, has_logs[parent], logs[parent])
     top = beliefs[order[0]]
+    if needs_logs:
+        _leave_logs(logs[order[0]], has_logs[order[0]], top, nats)
     totals[:] = 0.0
     for s in range(n_states):
         for r in range(TILE_ROWS):
@@ -240,6 +261,36 @@ def _pass_up(own: Levels, tree: StateTree, beliefs: Array, upward: Array, nats: 
             top[s, r] /= totals[r]
     for r in range(TILE_ROWS):
         nats[r] += math.log(totals[r])
+
+
+@_kernel
+def _begin_logs(belief: Array, has_logs: Flags, logs: Array) -> None:
+    """Take the logarithms of the beliefs of a feature in rows where one is tiny."""
+    for r in range(TILE_ROWS):
+        if not has_logs[r] and belief[:, r].min() < _TINY:
+            has_logs[r] = True
+            for s in range(len(belief)):
+                logs[s, r] = math.log(belief[s, r]) if belief[s, r] > 0 else -math.inf
+
+
+@_kernel
+def _add_logs(message: Array, has_logs: Flags, logs: Array) -> None:
+    """Add the logarithms of the message of a child, in rows that have logarithms."""
+    for r in range(TILE_ROWS):
+        if has_logs[r]:
+            for s in range(len(message)):
+                logs[s, r] += math.log(message[s, r]) if message[s, r] > 0 else -math.inf
+
+
+@_kernel
+def _leave_logs(logs: Array, has_logs: Flags, belief: Array, nats: Array) -> None:
+    """Replace the beliefs of a feature in rows that have logarithms."""
+    for r in range(TILE_ROWS):
+        if has_logs[r]:
+            largest = logs[:, r].max()
+            nats[r] += largest
+            for s in range(len(belief)):
+                belief[s, r] = math.exp(logs[s, r] - largest)
 
 
 @_kernel

@@ -23,6 +23,7 @@ Indices = NDArray[np.int64]
 MISSING = 255
 """Level of a missing value."""
 _SMALL = 1e-100  # evidence below it is rescaled before it underflows
+_TINY = 1e-150  # evidence for a level below it is kept as a logarithm
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
@@ -82,10 +83,16 @@ def _pass_up(
     for i in range(n_features):
         if own[i] == MISSING:
             evidence[i] = 1.0
+    # Of many children, the last may favour a level that is nearly impossible given the first.
+    needs_logs, has_logs = False, np.empty(0, np.bool_)
     total = 0.0
     for place in range(n_features - 1, -1, -1):
         i = order[place]
         parent = parents[i]
+        if needs_logs and has_logs[i]:
+            largest = evidence[i].max()
+            total += largest
+            evidence[i] = np.exp(evidence[i] - largest)
         level_above = 0
         if parent != ROOT:
             level_above = own[parent]
@@ -98,7 +105,8 @@ def _pass_up(
                     message += tables[i, level_above, a] * evidence[i, a]
                 total += math.log(message)
             continue
-        largest = 0.0
+        largest, is_tiny = 0.0, False
+        is_log = needs_logs and has_logs[parent]
         for b in range(n_levels):
             if own[i] != MISSING:
                 message = tables[i, b, own[i]]
@@ -106,11 +114,22 @@ def _pass_up(
                 message = 0.0
                 for a in range(n_levels):
                     message += tables[i, b, a] * evidence[i, a]
+            if is_log:
+                evidence[parent, b] += math.log(message) if message > 0 else -math.inf
+                continue
             evidence[parent, b] *= message
             largest = max(largest, evidence[parent, b])
+            is_tiny |= 0 < evidence[parent, b] < _TINY
         if 0 < largest < _SMALL:
             evidence[parent] /= largest
             total += math.log(largest)
+        if is_tiny:
+            if not needs_logs:
+                needs_logs, has_logs = True, np.zeros(n_features, np.bool_)
+            has_logs[parent] = True
+            for b in range(n_levels):
+                value = evidence[parent, b]
+                evidence[parent, b] = math.log(value) if value > 0 else -math.inf
     return total
 
 

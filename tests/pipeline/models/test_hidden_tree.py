@@ -320,6 +320,34 @@ def test_long_and_wide_trees_do_not_underflow() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+def test_many_children_outweigh_those_before_them() -> None:
+    """Of a star of 3,000 features, the last ones favour one state, and more of the others not."""
+    n, stays = 3000, np.array([[0.99, 0.01], [0.01, 0.99]])
+    emissions = np.array([[0.9, 0.1], [0.1, 0.9]])
+    parents = np.array([ROOT, *np.zeros(n - 1, np.int64)])
+    params = HiddenTreeParams(
+        np.array([0.5, 0.5]),
+        parents,
+        np.tile(stays, (1, n, 1, 1)) * (parents != ROOT)[:, None, None],
+        np.tile(emissions, (1, n, 1, 1)),
+        np.full(2 * n, 0.5),
+    )
+    is_last = np.arange(n) >= 0.8 * n
+    X = np.stack([is_last, ~is_last, np.arange(n) % 2]).astype(np.uint8)
+    block, model, rng = DenseData(X).pack(), HiddenTree(), RowRandom(0)
+    by_level = np.log(np.stack([emissions, *[stays @ emissions] * (n - 1)]))
+    by_state = np.log(0.5) + np.stack([by_level[np.arange(n), :, row].sum(axis=0) for row in X])
+    expected = scipy.special.logsumexp(by_state, axis=1)
+    nats = model.log_likelihood(params, block, rng).nats
+    np.testing.assert_allclose(nats, expected, rtol=1e-12)
+    posterior = np.exp(by_state - expected[:, None])
+    codes = model.transform(params, block, rng)["mean"]
+    np.testing.assert_allclose(codes, posterior, rtol=1e-9)
+    sums = model.summarize(params, {"held_out": np.array(0.0)}, block, rng)
+    np.testing.assert_allclose(sums.values["roots"][0], posterior.sum(axis=0), rtol=1e-9)
+    assert sums.objective == pytest.approx(expected.sum(), rel=1e-12)
+
+
 def test_held_out_rows_choose_the_number_of_states() -> None:
     params = draw_params(BINARY, 4, 1, seed=7)
     X = HiddenTree().sample(params, 4000, np.random.default_rng(0))

@@ -163,6 +163,31 @@ def test_imputed_probabilities_do_not_underflow(is_star: bool) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+def test_many_children_of_a_missing_value_outweigh_those_before_them() -> None:
+    """3,000 features that often copy the first; the last ones are 1, and more of the others 0."""
+    n, copies = 3000, np.array([[0.9, 0.1], [0.1, 0.9]])
+    parents, tables = np.zeros(n, np.int64), np.tile(copies, (1, n, 1, 1))
+    parents[0], tables[0, 0, 0] = ROOT, 0.5
+    params = TreeMixtureParams(np.ones(1), parents[None], tables, np.full(2 * n, 0.5))
+    is_last = np.arange(n) >= 0.8 * n
+    X = np.stack([is_last, ~is_last, np.arange(n) % 2]).astype(np.uint8)
+    observed = np.ones_like(X)
+    observed[:, 0] = 0
+    block, model = DenseData(X, observed).pack(), TreeMixture(1)
+    n_ones = X[:, 1:].sum(axis=1)
+    by_level = np.stack(
+        [np.log(own[0]) * (n - 1 - n_ones) + np.log(own[1]) * n_ones for own in copies]
+    )
+    expected = scipy.special.logsumexp(by_level + np.log(0.5), axis=0)
+    nats = model.log_likelihood(params, block, RowRandom(0)).nats
+    np.testing.assert_allclose(nats, expected, rtol=1e-12)
+    (found,) = model.impute(params, block, RowRandom(0))[:, 0][None]
+    np.testing.assert_allclose(found, scipy.special.expit(by_level[1] - by_level[0]), rtol=1e-9)
+    working = {"held_out": np.array(0.0), "finds_trees": np.array(False)}
+    sums = model.summarize(params, working, block, RowRandom(0))
+    np.testing.assert_allclose(sums.values["tables"][0, 0, 0, 1], found.sum(), rtol=1e-9)
+
+
 def test_values_that_the_others_make_impossible_are_refused() -> None:
     """Feature 1 copies feature 0, and feature 2 copies feature 1."""
     parents, tables = np.array([[ROOT, 0, 1]]), np.tile(np.eye(2), (1, 3, 1, 1))
