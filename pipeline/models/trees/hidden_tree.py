@@ -1,4 +1,4 @@
-"""Hidden tree: each feature has a hidden state behind it, and the states depend along a tree.
+"""Hidden tree: a hidden state behind each feature, and a tree along which the states depend.
 
 Model: P(x) = Σ_z P(z_root) Π_i P(z_i | z_pa(i)) Π_i P(x_i | z_i), where z_i is one of a few states
 behind feature i, and the tree is the Chow–Liu tree of the features (A. Liu, G. Van den Broeck,
@@ -7,8 +7,8 @@ tree). Several trees have the same edges but their own tables, from other random
 is the mean of their P(x).
 
 The first pass counts all pairs of features, which give the tree, see `feature_tree.py`. Pairs of
-more than 4,000 binary features are counted strip by strip, see `strips.py`; values must not be
-missing then.
+more than 4,000 binary features are counted strip by strip, see `strips.py`; such data must have no
+missing values.
 
 EM fits the tables of each tree, with `smoothing` pseudo-rows for each state: P(z_i | z_parent) has
 a uniform prior, P(x_i | z_i) one with the margins of the feature. Steps are extrapolated by SQUAREM

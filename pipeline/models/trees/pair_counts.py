@@ -1,7 +1,7 @@
 """Counts of pairs of levels, weighted by the posterior of each component.
 
 Posteriors that are nearly 0 are set to 0 before, see `drop_negligible`, so that each component is
-counted in the rows that it may have generated.
+counted only in rows for which its posterior is not negligible.
 
 Rows are stored as planes: plane c of a feature is 1 if its level is at least c. Tasks sum products
 of planes. Differences of neighbouring planes are indicators of levels, so the counts of pairs of

@@ -1,4 +1,4 @@
-"""Mixture of trees: within each component, every feature depends on one other feature.
+"""Mixture of trees: within each component, features depend on each other along a tree.
 
 Model: P(x) = Σ_k π_k Π_i θ_k(x_i | x_pa(k, i)), where pa(k, i) is the parent of feature i in the
 tree of component k (M. Meilă, M. I. Jordan, "Learning with mixtures of trees", Journal of Machine
@@ -26,15 +26,16 @@ pa         parents     (n_components, n_features), -1 at a root
 belongs to component k.
 
 A single tree of more than 2,000 binary features needs no EM. Its pairs are counted strip by strip,
-so that no square of all features is held in memory; see `pipeline.models.trees.strips`. Values must
-not be missing then.
+so that no square of all features is held in memory; see `pipeline.models.trees.strips`. Such data
+must have no missing values.
 
 Missing values are summed out by belief propagation, and the M-step takes the expected counts of all
 pairs, both exactly; see `pipeline.numerics.trees.messages`. This is also right if observed values
 decide which values are missing, but not if the missing values themselves do.
 
 Cost per block: n_samples n_components n_features; in passes that find trees, also n_features² for
-each row and each component that may have generated it. Passes: tens; one for a wide single tree.
+each row and each component whose probability given the row is not negligible. Passes: tens; one for
+a wide single tree.
 Not identifiable: the order of the components, which are sorted by weight; the root of a tree; and
 the components themselves if there are few features.
 """
