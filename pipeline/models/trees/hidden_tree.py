@@ -38,7 +38,7 @@ the features determine them too weakly; and the order of the trees.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -78,6 +78,11 @@ from pipeline.models.trees.base import (
     warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
+from pipeline.models.trees.hidden_start import (
+    compute_correlation,
+    draw_emissions,
+    make_transitions,
+)
 from pipeline.models.trees.strips import find_single_tree, find_strip_pairs, make_strip_margins
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
@@ -114,10 +119,6 @@ MAX_STATES = 64
 _BATCH_WORDS = 64  # rows whose levels are in memory at once: 4,096
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
-_START_TILT = 3.0
-"""At the start, standard deviation over states of log P(highest) − log P(lowest level)."""
-_START_STAY = 0.9
-"""At the start, how often a variable has the state of its parent, besides by chance."""
 _IMPOSSIBLE = "The tables of the tree give a row the probability 0. Fit again."
 _SHARE = NumberRange(minimum=0, maximum=1)
 
@@ -323,7 +324,7 @@ class HiddenTree(Model):
         )
         state, n_levels = self._check_counts(counts, rng)
         parents = find_feature_tree(first, n_levels)
-        correlation = _compute_correlation(count_edges(first, n_levels, parents))
+        correlation = compute_correlation(count_edges(first, n_levels, parents))
         return self._begin_fit(state, parents, correlation)
 
     def _check_counts(
@@ -368,10 +369,7 @@ class HiddenTree(Model):
         parents, n_levels = auxiliary["parents"], self.n_levels
         sizes = np.full(len(parents), 2) if n_levels is None else n_levels
         margins = np.split(auxiliary["margins"], np.cumsum(sizes)[:-1])
-        tables = np.full((n_states, n_states), (1 - _START_STAY) / n_states)
-        tables += _START_STAY * np.eye(n_states)
-        transitions = np.tile(tables, (self.trees, len(parents), 1, 1))
-        transitions[:, parents == ROOT] = 0.0
+        transitions = np.stack([make_transitions(parents, n_states)] * self.trees)
         seed, correlation = int(auxiliary["seed"][0]), auxiliary["correlation"]
         rngs = (np.random.default_rng([seed, n_states, tree]) for tree in range(self.trees))
         emissions = [draw_emissions(margins, parents, correlation, n_states, rng) for rng in rngs]
@@ -666,7 +664,7 @@ class WideHiddenTree(HiddenTree):
             return replace(state, working={"held_out": np.array(0.0)})
         found = find_single_tree(state.working, results)
         parents = move_root_to_center(found.parents)
-        correlation = _compute_correlation(found.counts)  # of each feature with its old parent
+        correlation = compute_correlation(found.counts)  # of each feature with its old parent
         is_turned = parents != found.parents
         correlation = np.where(is_turned, correlation[parents], correlation)
         return self._begin_fit(state, parents, correlation)
@@ -709,54 +707,6 @@ def compute_posteriors(params: HiddenTreeParams, levels: Levels) -> tuple[Array,
     if not np.isfinite(nats).all():
         raise FitError(_IMPOSSIBLE)
     return nats, posteriors
-
-
-def draw_emissions(
-    margins: Sequence[Array],
-    parents: Counts,
-    correlation: Array,
-    n_states: int,
-    rng: np.random.Generator,
-) -> Array:
-    """Draw P(x_i = level | z_i) at the start, (n_features, n_states, n_levels).
-
-    In each state, the margins of a feature are tilted towards its high or its low levels. Tilts of
-    neighbours in the tree are as similar as the features. "High" is the end of the levels that
-    fewer rows have, so that reversing levels changes nothing.
-
-    Parameters
-    ----------
-    margins
-        Share of each level of each feature, (n_levels,) each.
-    parents
-        The tree, (n_features,).
-    correlation
-        Of each feature with its parent, (n_features,); any number at the root.
-    n_states
-        Number of states.
-    rng
-        Draws the tilts.
-    """
-    signs = np.array([1.0 if own[0] >= own[-1] else -1.0 for own in margins])
-    tilts = rng.standard_normal((len(parents), n_states)) * (n_states > 1)
-    emissions = np.zeros((len(parents), n_states, max(map(len, margins))))
-    for i in order_from_root(parents).tolist():
-        if (parent := parents[i]) != ROOT:
-            strength = np.clip(np.abs(correlation[i]), 0.0, 1.0)
-            sign = np.sign(correlation[i]) * signs[i] * signs[parent]
-            tilts[i] = np.sqrt(1 - strength) * tilts[i]
-            tilts[i] += sign * np.sqrt(strength) * tilts[parent]
-        scores = signs[i] * np.linspace(-0.5, 0.5, len(margins[i]))
-        own = margins[i] * np.exp(_START_TILT * np.outer(tilts[i], scores))
-        emissions[i, :, : len(scores)] = _normalize(own)
-    return emissions
-
-
-def _compute_correlation(counts: Array) -> Array:
-    """Return the correlation of levels in each table of counts; 0 if there is none."""
-    totals = counts.sum(axis=(1, 2), keepdims=True)
-    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
-    return np.nan_to_num(compute_table_correlation(shares))
 
 
 def _find_levels(params: HiddenTreeParams) -> NDArray[np.bool_]:
