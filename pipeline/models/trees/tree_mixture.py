@@ -269,7 +269,8 @@ class TreeMixture(Mixture):
         if self.has_pair_tables(n_features):
             return n_threads * estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
         n_trees = self.n_components or self.max_held_out_components
-        return 8 * n_features**2 * (n_trees * (n_threads + 2) + 16)
+        # With missing values, a task has ten squares besides its counts: see `fill_expectations`.
+        return 8 * n_features**2 * (n_trees * (n_threads + 2) + 10 * n_threads + 16)
 
     def estimate_work(
         self, params: TreeMixtureParams, working: Arrays, n_features: int, n_rows: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -418,6 +419,21 @@ def test_components_of_a_sample_are_found() -> None:
     expected = compute_joint(params, every).sum(axis=1)
     found = compute_joint(state.params, every).sum(axis=1)
     assert scipy.special.rel_entr(expected, found).sum() < 0.005
+
+
+def test_memory_of_tasks_with_missing_values_is_within_the_estimate() -> None:
+    n_features, rng, model = 400, np.random.default_rng(0), TreeMixture(2)
+    params = draw_params((2,) * n_features, 2, seed=1)
+    X, observed = rng.random((2, 100, n_features)) > 0.02
+    block = DenseData(X.astype(np.uint8), observed.astype(np.uint8)).pack()
+    working = {"held_out": np.array(0.0), "finds_trees": np.array(True)}
+    model.summarize(params, working, block.take_rows(np.arange(3)), RowRandom(0))  # compiles
+    tracemalloc.start()
+    model.summarize(params, working, block, RowRandom(0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one, two = (model.estimate_memory(n_features, 1, n_threads) for n_threads in (1, 2))
+    assert 0.5 * (two - one) < peak < 1.05 * (two - one)
 
 
 def test_held_out_rows_choose_the_number_of_components() -> None:
