@@ -83,7 +83,12 @@ from pipeline.models.trees.hidden_start import (
     draw_emissions,
     make_transitions,
 )
-from pipeline.models.trees.strips import find_single_tree, find_strip_pairs, make_strip_margins
+from pipeline.models.trees.strips import (
+    KEPT_PAIRS,
+    find_single_tree,
+    find_strip_pairs,
+    make_strip_margins,
+)
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
@@ -643,13 +648,19 @@ class WideHiddenTree(HiddenTree):
 
     def tabulate(
         self,
-        params: None,
+        params: HiddenTreeParams | None,
         working: Arrays,
         features: slice,
         chunks: Iterable[PackedChunk],
         counts: Arrays | None,
     ) -> Arrays:
-        """Count the pairs of a strip of features, and keep those that the tree may need."""
+        """Count the pairs of a strip of features, and keep those that the tree may need.
+
+        A warm start, whose `params` are known, has a tree and needs no pair.
+        """
+        if params is not None:
+            shape = features.stop - features.start, len(params.parents) - features.start
+            return {KEPT_PAIRS: np.zeros(shape, np.uint32)}
         return find_strip_pairs(working, features, chunks)
 
     def update_from_pairs(
