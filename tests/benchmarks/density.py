@@ -40,7 +40,7 @@ MODELS: Mapping[str, Sequence[Model]] = {
     "tree-mixture": [TreeMixture(k, smoothing=s) for k in (8, 40) for s in (1.0, 4.0)],
     "hidden-tree": [
         HiddenTree(states=states, trees=trees, max_iter=max_iter)
-        for states, trees, max_iter in ((16, 5, 12), (16, 5, 40), (32, 3, 40))
+        for states, trees, max_iter in ((16, 5, 12), (16, 5, 40), (32, 2, 40))
     ],
 }
 """The settings that are tried."""
