@@ -210,11 +210,11 @@ def _make_table(job: ExportJob, progress: Progress, scale: CodeScale | None) -> 
     from flows.exporting.artifacts import (
         make_coefficient_table,
         make_correlation_table,
+        make_edge_table,
         make_fit_table,
         make_group_table,
         make_item_table,
     )
-    from flows.exporting.edges import make_edge_table
     from flows.exporting.information import make_information_table, make_short_test_table
     from flows.exporting.linked_items import make_linked_table
 

@@ -218,7 +218,7 @@ class TransformJob:
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
     @property
-    def added(self) -> AddedArrays:
+    def added_arrays(self) -> AddedArrays:
         """What to write besides codes."""
         return AddedArrays(
             self.options.reconstruct,
@@ -266,7 +266,9 @@ def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
 
 def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
     coder, n_planes = job.coder, job.dataset.n_planes
-    arrays = describe_codes(coder.model, coder.params, n_planes, job.options.dtype, job.added)
+    arrays = describe_codes(
+        coder.model, coder.params, n_planes, job.options.dtype, job.added_arrays
+    )
     return arrays if job.split is None else {**arrays, ROW: ((), (), "int64")}
 
 
@@ -281,7 +283,7 @@ def _write_codes(
         make_row_source(job.dataset, job.split).read,
         find_segment_indices(job.coder.segments, job.dataset.segment_names),
         job.options.dtype,
-        job.added,
+        job.added_arrays,
     )
     report, arrays = partial(progress, "transform"), _describe_arrays(job)
     size = choose_rows_per_range(arrays, sum(n_rows))
@@ -361,7 +363,7 @@ def prepare_transform(options: TransformOptions) -> TransformJob:
     if split is None:
         check_table_size(output, dataset.n_rows)
     job = TransformJob(options, coder, dataset, split, output, open_executor)
-    check_can_be_reconstructed(job.added, list_features(dataset))
+    check_can_be_reconstructed(job.added_arrays, list_features(dataset))
     return job
 
 

@@ -283,9 +283,9 @@ class Edges(ResultDisplayMixin, dict[str, Any]):
 
     `tree` is the number of the tree, counted from 1, and `weight` the share of rows that it
     describes. `feature` and `parent` are the names of the two features; which of them is the parent
-    may be arbitrary. `mutual_information`, in nats, and `correlation` are those of the two features
-    under the tree. Levels have the scores 0, 1, 2, …, so the correlation of binary features is phi.
-    Lines are sorted by tree, and those of a tree by mutual information, the largest first.
+    is arbitrary. `mutual_information` is in nats. `correlation` gives levels the scores 0, 1, 2, …,
+    so it is phi for binary features. Both describe the features under the tree. Lines are sorted by
+    tree, then by mutual information, the largest first.
     """
 
     def _iter_display_items(self) -> DisplayItems:

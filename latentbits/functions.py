@@ -507,9 +507,9 @@ def transform_dataset(
         rows = _make_row_source(dataset, split)
         task = _make_transform_task(fitted, dataset, rows, seed)
         features = list_features_to_reconstruct(dataset)
-        added = AddedArrays(reconstruct, impute, features=features)
-        check_can_be_reconstructed(added, features)
-        task = replace(task, added=added)
+        added_arrays = AddedArrays(reconstruct, impute, features=features)
+        check_can_be_reconstructed(added_arrays, features)
+        task = replace(task, added_arrays=added_arrays)
         return LatentCodes(transform_rows(task, rows, executor, show))
 
 

@@ -1,4 +1,4 @@
-"""Tables of an artifact: its items, its correlations and its key numbers."""
+"""Tables of an artifact: its items, correlations, edges of trees and key numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import scipy
 from numpy.typing import NDArray
 
 from flows.cli.errors import format_warnings
+from flows.data.datasets import LoadedModel
 from flows.exporting.columns import (
     Array,
     ParameterColumn,
@@ -19,6 +20,7 @@ from flows.exporting.columns import (
     read_parameter_columns,
 )
 from flows.exporting.files import BatchedTable, make_table
+from pipeline.inference.edges import find_tree_edges, make_edge_columns
 from pipeline.numerics.gaussian.pair_tables import PairStatus
 from storage.artifacts.artifacts import Artifact
 from storage.codes.codes import Codes
@@ -118,6 +120,19 @@ def _make_parameter_table(
         for name, values in column.iter_arrays()
     }
     return make_table({kind: pa.array(names, pa.string()), **texts, **arrays})
+
+
+def make_edge_table(fitted: LoadedModel) -> BatchedTable:
+    """Make a table with one line per edge of a tree: tree by tree, the strongest edges first."""
+    edges = find_tree_edges(fitted.model, fitted.params, str(fitted.artifact.path))
+    columns = make_edge_columns(edges, fitted.feature_names)
+    texts = ("feature", "parent")
+    return make_table(
+        {
+            name: pa.array(values, pa.string() if name in texts else None, from_pandas=True)
+            for name, values in columns.items()
+        }
+    )
 
 
 def make_correlation_table(artifact: Artifact) -> BatchedTable:

@@ -87,7 +87,7 @@ def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
 
 
 def _iter_state_sentences(artifact: Artifact) -> Iterator[str]:
-    """Say which hidden states the components are, if they are states at the root of a tree."""
+    """Name the feature whose hidden states are the components; none without a hidden tree."""
     if "transitions" not in artifact:
         return
     n_trees, _, n_states, _ = artifact["transitions"].shape

@@ -63,10 +63,11 @@ class AddedArrays(NamedTuple):
     Attributes
     ----------
     reconstruction
-        What to reconstruct from the codes, if anything; its array has the same name, with `_`.
+        What to return of rows reconstructed from codes; None for no such rows. The array has the
+        same name, with `_` for `-`.
     imputation
-        What to return of each value, of which only missing ones are predicted, if anything; its
-        array has the same name after `imputed_`.
+        What to return of rows with predictions in place of missing values; None for no such rows.
+        The array has the same name, with `_` for `-`, after `imputed_`.
     person_fit
         Whether to return how well the answers of each row fit its code.
     features
@@ -93,7 +94,7 @@ class TransformTask:
     read: Callable[[int], PackedChunk]  # reads a chunk by its key
     segments: NDArray[np.int64]  # the model's index of each segment of the data, (n_segments,)
     dtype: str  # type in which floats are stored
-    added: AddedArrays = CODES_ONLY
+    added_arrays: AddedArrays = CODES_ONLY
     # Likelihood to compute instead of codes, such as `log_likelihood`; also the name of its array.
     measure: str | None = None
 
@@ -108,7 +109,7 @@ class TransformTask:
         for block, places in self._iter_blocks(row_range):
             check_cancelled()
             if self.measure is None:
-                coded = _code_block(self.model, params, block, self.rng, self.added)
+                coded = _code_block(self.model, params, block, self.rng, self.added_arrays)
             else:
                 nats = compute_likelihoods(self.model, self.measure, params, block, self.rng).nats
                 coded = {self.measure: nats}
@@ -145,15 +146,15 @@ def describe_codes(
     params: Any,
     n_planes: int,
     dtype: str,
-    added: AddedArrays = CODES_ONLY,
+    added_arrays: AddedArrays = CODES_ONLY,
 ) -> ArrayDescriptions:
     """Describe the arrays that a `TransformTask` returns, without any data."""
     empty = make_empty_rows(params, 0, n_planes)
-    codes = _code_block(model, params, empty, RowRandom(0), added)
+    codes = _code_block(model, params, empty, RowRandom(0), added_arrays)
     dims = dict(model.codes)
-    for prefix, kind in (("", added.reconstruction), (_IMPUTED, added.imputation)):
+    for prefix, kind in (("", added_arrays.reconstruction), (_IMPUTED, added_arrays.imputation)):
         if kind is not None:
-            has_levels = kind == "probabilities" and added.features
+            has_levels = kind == "probabilities" and added_arrays.features
             dims[prefix + _name_array(kind)] = ("level",) if has_levels else ("feature",)
     return {
         name: (
@@ -166,21 +167,21 @@ def describe_codes(
 
 
 def _code_block(
-    model: Model, params: Any, block: BinaryBlock, rng: RowRandom, added: AddedArrays
+    model: Model, params: Any, block: BinaryBlock, rng: RowRandom, added_arrays: AddedArrays
 ) -> dict[str, NDArray[Any]]:
     """Return the codes of a block's rows, and the added arrays."""
     codes = dict(model.transform(params, block, rng))
-    if added.person_fit:
+    if added_arrays.person_fit:
         codes |= check_has_person_fit(model).person_fit(params, block, codes["mean"])
-    segments, features = np.full(block.n_samples, block.segment), added.features
-    numbers = None
-    if find_continuous(features) and "expected-levels" in added:
+    segments, features = np.full(block.n_samples, block.segment), added_arrays.features
+    kinds, numbers = (added_arrays.reconstruction, added_arrays.imputation), None
+    if find_continuous(features) and "expected-levels" in kinds:
         able = check_has_continuous_features(model)
         numbers = able.reconstruct_numbers(params, codes["mean"], segments)
-    if (kind := added.reconstruction) is not None:
+    if (kind := added_arrays.reconstruction) is not None:
         planes = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
         codes[_name_array(kind)] = _reconstruct_features(kind, planes, numbers, features)
-    if (kind := added.imputation) is not None:
+    if (kind := added_arrays.imputation) is not None:
         planes = _complete_planes(check_can_impute(model), params, block, rng)
         if numbers is not None and block.numbers is not None:
             # Given the code of a mixture, a missing number depends on no other value.
@@ -212,10 +213,7 @@ def _reconstruct_features(
     numbers: NDArray[np.float64] | None,
     features: tuple[Feature, ...],
 ) -> NDArray[Any]:
-    """Return what is asked for, given the probability of each plane, and numbers if there are any.
-
-    See `Reconstruction` for the kinds.
-    """
+    """Convert probabilities of planes, and values of continuous features, to a `Reconstruction`."""
     if not features:
         is_discrete = kind in ("bits", "levels")
         return (planes > 0.5).astype(np.uint8) if is_discrete else planes
@@ -228,9 +226,12 @@ def _reconstruct_features(
     return find_likely_levels(levels, features) if kind == "levels" else levels
 
 
-def check_can_be_reconstructed(added: AddedArrays, features: Sequence[Feature]) -> None:
+def check_can_be_reconstructed(added_arrays: AddedArrays, features: Sequence[Feature]) -> None:
     """Refuse levels of continuous features, and bits of features with several levels."""
-    for option, kind in (("reconstruct", added.reconstruction), ("impute", added.imputation)):
+    for option, kind in (
+        ("reconstruct", added_arrays.reconstruction),
+        ("impute", added_arrays.imputation),
+    ):
         _check_kind(option, kind, features)
 
 

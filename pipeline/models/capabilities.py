@@ -219,7 +219,7 @@ class HasTrees(Protocol):
     """Describes the dependence of features by trees."""
 
     def get_trees(self, params: Any) -> Sequence[FeatureTree]:
-        """Return the fitted trees; those of components are in the order of the components."""
+        """Return the fitted trees; if each component has one, in the order of the components."""
 
 
 @runtime_checkable

@@ -104,7 +104,7 @@ def _count_shown(edges: TreeEdges, layout: ImageLayout | None, n_trees: int) -> 
 
 
 def _plot_tree(edges: TreeEdges, names: Sequence[str], strongest: float) -> Plot:
-    """Plot a tree whose nodes have a row each, with the name of the feature next to the node."""
+    """Plot a tree of features. Every feature has a row, with its name next to its node."""
     features, pairs = np.unique([edges.parent, edges.feature], return_inverse=True)
     places = place_nodes(len(features), pairs.T)
     texts = [_shorten_name(names[i]) for i in features.tolist()]

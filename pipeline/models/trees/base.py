@@ -1,4 +1,4 @@
-"""Levels of features, as the models of this folder take them."""
+"""What tree models have in common: levels of features, and their margins."""
 
 from __future__ import annotations
 
@@ -18,6 +18,36 @@ from pipeline.statistics.counts import (
 )
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+class TreeParams:
+    """What the parameters of tree models have in common: levels and their margins.
+
+    Attributes
+    ----------
+    margins
+        Share of each level of each feature, (n_levels in all,).
+    n_levels
+        Numbers of levels of the features; None if all features are binary.
+    """
+
+    margins: Array
+    n_levels: Counts | None
+
+    @property
+    def levels_per_feature(self) -> Counts:
+        """Number of levels of each feature, (n_features,)."""
+        if self.n_levels is None:
+            return np.full(len(self.margins) // 2, 2, np.int64)
+        return self.n_levels
+
+    def place_margins(self) -> Array:
+        """Return the margins by feature, (n_features, n_levels); 0 beyond a feature's levels."""
+        sizes = self.levels_per_feature
+        placed = np.zeros((len(sizes), sizes.max()))
+        placed[np.arange(sizes.max()) < sizes[:, None]] = self.margins
+        return placed
 
 
 def count_rows_by_level(counts: FeatureCounts, features: Sequence[Feature]) -> tuple[Array, ...]:
@@ -38,6 +68,26 @@ def compute_margins(level_rows: Sequence[Array]) -> Array:
     """
     by_feature = [rows + 0.5 for rows in level_rows]
     return np.concatenate([rows / rows.sum() for rows in by_feature])
+
+
+def convert_to_planes(levels: Array, n_levels: Counts) -> Array:
+    """Return P(x_i ≥ c) of each plane c, given the probabilities of levels.
+
+    Parameters
+    ----------
+    levels
+        P(x_i = level) in each case, (n_cases, n_features, n_levels).
+    n_levels
+        Number of levels of each feature, (n_features,).
+
+    Returns
+    -------
+    ndarray
+        (n_cases, n_planes).
+    """
+    reached = levels[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
+    by_feature = [reached[:, i, 1:size] for i, size in enumerate(n_levels.tolist())]
+    return np.concatenate(by_feature, axis=1)
 
 
 def warn_about_levels(

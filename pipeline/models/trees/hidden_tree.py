@@ -23,8 +23,8 @@ P(z_i | z_pa(i))   transitions  (n_trees, n_features, n_states, n_states)
 P(x_i | z_i)       emissions    (n_trees, n_features, n_states, n_levels)
 =================  ===========  =======================================
 
-A component is a state of the root of one of the trees: those of the first tree, then those of the
-second, and so on. `transitions[t, i, b, a]` is P(z_i = a | z_pa = b), and 0 at the root. The root
+Components are the states of the root: all states of the first tree, then all of the second, and so
+on. `transitions[t, i, b, a]` is P(z_i = a | z_pa = b), and 0 at the root. The root
 is the feature in the middle of the longest path of the tree.
 
 Missing values are summed out exactly. This is also right if observed values decide which values are
@@ -73,7 +73,9 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.models.trees.base import (
+    TreeParams,
     compute_margins,
+    convert_to_planes,
     count_rows_by_level,
     warn_about_levels,
 )
@@ -118,7 +120,8 @@ Counts = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
 MAX_SQUARE_FEATURES = 4000
-"""Most features whose pairs are counted in memory; wider data use strips."""
+"""Most features whose pairs are counted in memory. Strips, for wider data, need no such memory, but
+complete rows."""
 MAX_STATES = 64
 """Maximum number of states behind a feature."""
 _BATCH_WORDS = 64  # rows whose levels are in memory at once: 4,096
@@ -129,7 +132,7 @@ _SHARE = NumberRange(minimum=0, maximum=1)
 
 
 @dataclass(frozen=True)
-class HiddenTreeParams:
+class HiddenTreeParams(TreeParams):
     """Parameters; the module's table gives shapes.
 
     Attributes
@@ -160,13 +163,6 @@ class HiddenTreeParams:
         return int(self.transitions.shape[2])
 
     @property
-    def levels_per_feature(self) -> Counts:
-        """Number of levels of each feature, (n_features,)."""
-        if self.n_levels is None:
-            return np.full(len(self.parents), 2, np.int64)
-        return self.n_levels
-
-    @property
     def root_weights(self) -> Array:
         """P(z_root) of each tree, (n_trees, n_states)."""
         return self.weights.reshape(self.n_trees, self.n_states) * self.n_trees
@@ -177,13 +173,6 @@ class HiddenTreeParams:
         if np.count_nonzero(self.parents == ROOT) != 1:
             raise FitError("The features do not form one tree. Fit again.")
         return order_from_root(self.parents)
-
-    def place_margins(self) -> Array:
-        """Return the margins by feature, (n_features, n_levels); 0 beyond a feature's levels."""
-        sizes = self.levels_per_feature
-        placed = np.zeros((len(sizes), self.emissions.shape[3]))
-        placed[np.arange(placed.shape[1]) < sizes[:, None]] = self.margins
-        return placed
 
     def compute_state_margins(self, root_states: Array) -> Array:
         """Return P(z_i) in a tree given probabilities of the root's states.
@@ -555,13 +544,8 @@ class HiddenTree(Model):
         """Return Σ_k codes_k P(plane = 1 | k) clipped to 0 and 1, (n_samples, n_planes)."""
         given = np.tile(np.eye(params.n_states), (params.n_trees, 1, 1))
         levels = params.compute_state_margins(given) @ params.emissions
-        # P(x ≥ c | k) of each plane c, (n_features, n_components, n_levels).
-        reached = levels[..., ::-1].cumsum(axis=-1)[..., ::-1]
-        reached = reached.transpose(1, 0, 2, 3).reshape(len(params.parents), -1, levels.shape[-1])
-        sizes = params.levels_per_feature
-        planes = np.concatenate(
-            [own[:, 1:size] for own, size in zip(reached, sizes, strict=True)], axis=1
-        )
+        by_component = np.concatenate([*levels.swapaxes(1, 2)])
+        planes = convert_to_planes(by_component, params.levels_per_feature)
         probabilities: Array = np.clip(codes @ planes, 0.0, 1.0)
         return probabilities
 

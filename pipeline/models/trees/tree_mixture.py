@@ -72,7 +72,9 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.models.trees.base import (
+    TreeParams,
     compute_margins,
+    convert_to_planes,
     count_rows_by_level,
     warn_about_levels,
 )
@@ -133,7 +135,7 @@ _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 
 
 @dataclass(frozen=True)
-class TreeMixtureParams:
+class TreeMixtureParams(TreeParams):
     """Parameters; the module's table gives shapes.
 
     Attributes
@@ -158,13 +160,6 @@ class TreeMixtureParams:
         "feature", allowed=NumberRange(minimum=2, maximum=MAX_LEVELS)
     )
 
-    @property
-    def levels_per_feature(self) -> Counts:
-        """Number of levels of each feature, (n_features,)."""
-        if self.n_levels is None:
-            return np.full(self.parents.shape[1], 2, np.int64)
-        return self.n_levels
-
     @cached_property
     def orders(self) -> Counts:
         """Features with parents first, (n_components, n_features)."""
@@ -180,9 +175,7 @@ class TreeMixtureParams:
 
         `parents` are those of a tree, (n_features,). A root has its margins at b = 0.
         """
-        sizes = self.levels_per_feature
-        by_feature = np.zeros((len(sizes), sizes.max()))
-        by_feature[np.arange(sizes.max()) < sizes[:, None]] = self.margins
+        by_feature = self.place_margins()
         joint: Array = by_feature[parents][:, :, None] * by_feature[:, None]
         joint[parents == ROOT] = 0.0
         joint[parents == ROOT, 0] = by_feature[parents == ROOT]
@@ -508,10 +501,7 @@ class TreeMixture(Mixture):
         segments: NDArray[np.int64] | None = None,
     ) -> Array:
         """Return Σ_k codes_k P(plane = 1 | k) clipped to 0 and 1, (n_samples, n_planes)."""
-        margins, sizes = params.compute_margins(), params.levels_per_feature
-        # P(x ≥ c | k) of each plane c.
-        reached = margins[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
-        planes = np.concatenate([reached[:, i, 1:size] for i, size in enumerate(sizes)], axis=1)
+        planes = convert_to_planes(params.compute_margins(), params.levels_per_feature)
         probabilities: Array = np.clip(codes @ planes, 0.0, 1.0)
         return probabilities
 

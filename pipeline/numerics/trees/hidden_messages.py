@@ -110,10 +110,11 @@ def add_expected_counts(
     root_counts
         To which the expected counts of the root's states are added, (n_states,).
     edge_counts
-        To which those of (parent state, own state), divided by `transitions`, are added,
-        (n_features, n_states, n_states); nothing at the root.
+        To which the expected counts of (parent state, own state), divided by `transitions`, are
+        added, (n_features, n_states, n_states); nothing at the root.
     level_counts
-        To which those of (state, level) are added, (n_features, n_states, n_levels).
+        To which the expected counts of (state, level) are added, (n_features, n_states,
+        n_levels).
     """
     n_features, n_samples = levels.shape
     n_states = len(tree.root)
