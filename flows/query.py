@@ -29,6 +29,7 @@ from flows.exporting.formats import check_table_file
 from pipeline.data.matching import find_segment_index
 from pipeline.errors import FitError
 from pipeline.inference.query import SEGMENT_REMEDY, QueryAnswer, answer_query, make_query
+from storage.named_values import collect_values
 from storage.stores.locations import parse_path
 
 HELP = """Compute probabilities of features, given the values of other features.
@@ -109,22 +110,23 @@ def parse_evidence(texts: Sequence[str], names: Collection[str]) -> dict[str, st
     Raises
     ------
     FitError
-        If a part is not `NAME=VALUE`, or a feature has two values.
+        If a part is not `NAME=VALUE`.
+    DataError
+        If a feature is named twice.
     """
-    evidence: dict[str, str] = {}
-    for text in texts:
-        for part in [text] if text.rpartition("=")[0] in names else text.split(","):
-            name, sign, value = part.rpartition("=")
-            if not sign:
-                raise FitError(
-                    f"{part!r} has no value. Write {part or 'NAME'}=VALUE.", parameter="given"
-                )
-            if evidence.setdefault(name, value) != value:
-                raise FitError(
-                    f"{name!r} has the values {evidence[name]!r} and {value!r}. Choose one.",
-                    parameter="given",
-                )
-    return evidence
+    parts = (
+        part
+        for text in texts
+        for part in ([text] if text.rpartition("=")[0] in names else text.split(","))
+    )
+    return collect_values("{given}", map(_split_evidence, parts))
+
+
+def _split_evidence(part: str) -> tuple[str, str]:
+    name, sign, value = part.rpartition("=")
+    if not sign:
+        raise FitError(f"{part!r} has no value. Write {part or 'NAME'}=VALUE.", parameter="given")
+    return name, value
 
 
 def _write_answer(answer: QueryAnswer, target: Path, overwrite: bool) -> None:

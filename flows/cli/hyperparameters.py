@@ -28,6 +28,7 @@ from pipeline.models.registry import (
     list_model_names,
 )
 from pipeline.models.settings import describe_settings, describe_type, list_hyperparameters
+from storage.named_values import collect_values
 
 if TYPE_CHECKING:
     from pipeline.models.base import Model
@@ -73,10 +74,13 @@ def build_model(
     values: dict[str, Any] = {}
     if components is not None:
         values["n_components"] = _parse_components(components)
+    names = list_hyperparameters(model)
+    pairs = [_split_setting(setting, names) for setting in settings]
     if layers is not None:
-        values["layers"] = _parse_layers(model, layers)
-    for setting in settings:
-        key, value = _split_setting(setting, list_hyperparameters(model))
+        if "layers" not in names:
+            raise FitError(f"{model.name} has no layers, unlike stack. Leave out {{layers}}.")
+        pairs.append(("layers", layers))
+    for key, value in collect_values("{set}", pairs).items():
         values[key] = _convert_setting(key, value, hints[key])
     return model(**add_fixed_settings(name, values))
 
@@ -143,13 +147,6 @@ def _parse_components(value: int | str) -> int | None:
     except ValueError:
         message = f"{{components}} is {value!r}, but should be a whole number or auto."
         raise FitError(message) from None
-
-
-def _parse_layers(model: type[Model], text: str) -> Any:
-    """Parse the setting `layers`, which has its own option."""
-    if "layers" not in list_hyperparameters(model):
-        raise FitError(f"{model.name} has no layers, unlike stack. Leave out {{layers}}.")
-    return _convert_setting("layers", text, get_type_hints(model)["layers"])
 
 
 def _split_setting(setting: str, names: Sequence[str]) -> tuple[str, str]:

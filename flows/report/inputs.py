@@ -9,7 +9,7 @@ from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Rep
 from flows.data.datasets import LoadedModel, adapt_to_fit, check_label, load_fitted_model
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
-from flows.report.orientation import parse_pole
+from flows.report.orientation import parse_poles
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
@@ -134,8 +134,7 @@ def make_report_inputs(
         check_label(dataset, options.label)
         if options.names is not None:
             dataset.check_columns([options.names])
-    for text in options.orient:
-        parse_pole(text, fitted.artifact.manifest["n_components"])
+    parse_poles(options.orient, fitted.artifact.manifest["n_components"])
     return ReportInputs(fitted, layout, dataset, options, (note,) if note else ())
 
 

@@ -14,6 +14,7 @@ from flows.report.figures.row_plots import ColourLabels
 from flows.report.figures.rows import CodedRows, DatasetSample
 from pipeline.errors import FitError, format_suggestion
 from pipeline.models.base import reverse_components
+from storage.named_values import collect_values
 
 Array = NDArray[np.float64]
 
@@ -26,8 +27,17 @@ class Pole(NamedTuple):
     sign: int
 
 
-def parse_pole(text: str, n_components: int) -> Pole:
-    """Parse `NAME=+1` or `NAME=-2`: the sign, and the number of the component."""
+def parse_poles(texts: Sequence[str], n_components: int) -> list[Pole]:
+    """Parse texts such as `NAME=+1` or `NAME=-2`: the sign, and the number of the component.
+
+    Raises `FitError` or `DataError` if a text has another form, or a component occurs twice.
+    """
+    poles = [_parse_pole(text, n_components) for text in texts]
+    by_component = ((f"component {pole.component + 1}", pole) for pole in poles)
+    return [*collect_values("{orient}", by_component).values()]
+
+
+def _parse_pole(text: str, n_components: int) -> Pole:
     name, _, number = text.rpartition("=")
     is_number = number[:1] in ("+", "-") and number[1:].isdecimal() and int(number[1:]) > 0
     if not name or not is_number:
@@ -59,7 +69,7 @@ def orient_components(
         Names of these rows, if they have any. A name of a row and of a feature means the row. The
         position of a row counts from the mean of all rows, that of a feature is its loading.
     texts
-        See `parse_pole`.
+        See `parse_poles`.
     """
     if not texts:
         return fitted, sample
@@ -70,8 +80,7 @@ def orient_components(
     coded = sample.coded_rows if sample else None
     row_names = [str(value) for value in names.values] if names else []
     signs = np.ones(int(fitted.artifact.manifest["n_components"]))
-    for text in texts:
-        pole = parse_pole(text, len(signs))
+    for pole in parse_poles(texts, len(signs)):
         value = _find_position(fitted, coded, row_names, pole)
         signs[pole.component] = pole.sign * (-1.0 if value < 0 else 1.0)
     arrays = reverse_components(fitted.model, fitted.params, signs)

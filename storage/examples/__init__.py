@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.named_values import collect_values
 from storage.sources import SourceBatch
 from storage.sources.base import make_feature_names
 
@@ -213,15 +214,14 @@ def _parse_example_name(name: str) -> tuple[str, dict[str, int]]:
     if kind not in _EXAMPLES:
         raise DataError(_format_unknown_name("example", kind, _EXAMPLES))
     _, defaults = _EXAMPLES[kind]
-    values = dict(defaults)
-    for setting in filter(None, settings.split(",")):
-        key, _, value = setting.partition("=")
+    pairs = (setting.partition("=")[::2] for setting in settings.split(",") if setting)
+    values = collect_values(f"example:{kind}", pairs)
+    for key, value in values.items():
         if key not in defaults:
             raise DataError(_format_unknown_name(f"example:{kind} parameter", key, defaults))
         if not value.isdecimal() or (int(value) < 1 and key != "seed"):
             raise DataError(f"example:{kind}: {key} must be a positive integer, not {value!r}.")
-        values[key] = int(value)
-    return kind, values
+    return kind, {key: int(values.get(key, default)) for key, default in defaults.items()}
 
 
 def _format_unknown_name(noun: str, name: str, known: Mapping[str, Any]) -> str:

@@ -70,6 +70,18 @@ def test_a_dataset_without_its_option(refused, dataset):
 
 
 @pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        (("--set", "repair=none", "--set", "repair=shrink"), "repair"),
+        (("--model", "stack", "--layers", "4", "--set", "layers=3,2"), "layers"),
+    ],
+)
+def test_a_setting_given_twice(refused, options, setting):
+    message = refused("fit", "--dataset", "nowhere.zarr", *options)
+    assert message == f"error: --set: {setting} is given twice. Choose one value."
+
+
+@pytest.mark.parametrize(
     ("name", "output"),
     [("transform", "--output"), ("sample", "--output"), ("ingest", "--dataset")],
 )

@@ -10,7 +10,7 @@ import pytest
 
 import latentbits as lb
 from flows.query import parse_evidence, split_names
-from pipeline.errors import FitError
+from storage.errors import DataError
 
 NAMES = ["milk", "bread", "butter, salted", "mood"]
 
@@ -86,7 +86,8 @@ def test_mistakes_are_refused(cli, fitted, options: tuple[str, ...], message: st
 def test_names_with_commas_and_signs_are_understood() -> None:
     names = ["a, b", "c", "q>=2", "d"]
     assert split_names(["a, b", "c,q>=2"], names) == ["a, b", "c", "q>=2"]
-    texts = ["a, b=1", "c=low,q>=2=0", "c=low"]
+    texts = ["a, b=1", "c=low,q>=2=0"]
     assert parse_evidence(texts, names) == {"a, b": "1", "c": "low", "q>=2": "0"}
-    with pytest.raises(FitError, match=r"^given: 'c' has the values 'low' and 'high'\. Choose"):
-        parse_evidence(["c=low", "c=high"], names)
+    for texts in (["c=low", "c=high"], ["c=low,c=low"]):
+        with pytest.raises(DataError, match=r"^given: c is given twice\. Choose one value\.$"):
+            parse_evidence(texts, names)

@@ -223,6 +223,7 @@ REFUSED = {
     "features=9": "components is 10, but features is only 9. Use components=9 or fewer",
     "rows_per_segment=0": "rows_per_segment must be a positive integer, not '0'",
     "segments=-1": "segments must be a positive integer, not '-1'",
+    "seed=1,seed=2": "seed is given twice. Choose one value.",
     "segment=3": "parameter 'segment' is unknown. Choose one of features, components, segments, "
     "rows_per_segment, seed. Did you mean 'segments'?",
 }

@@ -13,6 +13,7 @@ from flows.report.inputs import FigureOptions
 from flows.report.page import Report, build_report_from_artifact
 from pipeline.errors import FitError
 from pipeline.models.registry import find_models
+from storage.errors import DataError
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
@@ -81,8 +82,7 @@ def test_a_named_row_or_feature_is_at_the_chosen_pole(artifact: Path) -> None:
         found = positions(other)
         for name, values in plain.items():
             np.testing.assert_allclose(found[name][0], -values[0])
-    same = positions(drawn(artifact, orient=(f"{top}=+1", f"{bottom}=-1")))
-    assert same == plain
+    assert positions(drawn(artifact, orient=(f"{top}=+1",))) == plain
     weights = [report.fitted.artifact["weights"] for report in (drawn(artifact), reversed_report)]
     np.testing.assert_allclose(*(weights[0], -weights[1]))
     assert "Component 1 is led by" in " ".join(reversed_report.findings)
@@ -104,6 +104,11 @@ def test_a_named_row_or_feature_is_at_the_chosen_pole(artifact: Path) -> None:
 def test_poles_that_do_not_exist_are_refused(artifact: Path, text: str, message: str) -> None:
     with pytest.raises(FitError, match=message):
         drawn(artifact, orient=(text,))
+
+
+def test_a_component_has_one_pole(artifact: Path) -> None:
+    with pytest.raises(DataError, match=r"^orient: component 1 is given twice\."):
+        drawn(artifact, orient=("f0=+1", "f1=-1"))
 
 
 def test_components_whose_sign_has_a_meaning_are_not_reversed(tmp_path: Path) -> None:
