@@ -92,7 +92,8 @@ def _is_compositional(codes: Array) -> bool:
 def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     """Plot the mean share of each component among the rows of each label."""
     groups, _ = group_rows_by_label(labels, len(coded.codes))
-    names = [group.key.name or "all rows" for group in groups]
+    groups = [group for group in groups if len(group.rows)]
+    names = [group.name for group in groups]
     means = np.array([coded.codes[group.rows].mean(axis=0) for group in groups])
     label_name = labels.name if labels else "rows"
     columns = [str(k + 1) for k in range(means.shape[1])]

@@ -241,8 +241,9 @@ class ColourLabels(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Rows with the same colour and marker."""
+    """Rows with the same colour and marker. `key` has no name if a colour ramp explains colours."""
 
+    name: str
     key: LegendKey
     rows: NDArray[np.intp]
 
@@ -286,7 +287,7 @@ def group_rows_by_label(
 ) -> tuple[list[RowGroup], ColourRamp | None]:
     """Group rows by label; many ordered labels share a colour ramp, which is returned too."""
     if labels is None:
-        return [RowGroup(LegendKey("", COLOURS[0]), np.arange(n_rows))], None
+        return [RowGroup("all rows", LegendKey("", COLOURS[0]), np.arange(n_rows))], None
     if len(labels.order) > MAX_COLOURED_LABELS:
         return _group_by_order(labels)
     return _group_by_frequency(labels), None
@@ -299,7 +300,9 @@ def _group_by_order(labels: ColourLabels) -> tuple[list[RowGroup], ColourRamp]:
     ]
     groups = [
         RowGroup(
-            LegendKey("", colour), np.flatnonzero(np.isin(labels.values.astype(step.dtype), step))
+            str(step[0]) if len(step) == 1 else f"{step[0]} to {step[-1]}",
+            LegendKey("", colour),
+            np.flatnonzero(np.isin(labels.values.astype(step.dtype), step)),
         )
         for step, colour in zip(steps, colours, strict=True)
     ]
@@ -314,12 +317,13 @@ def _group_by_frequency(labels: ColourLabels) -> list[RowGroup]:
     n_named = MAX_COLOURED_LABELS - (len(counts) > MAX_COLOURED_LABELS)
     names = sorted((name for name, _ in counts.most_common(n_named)), key=_make_sort_key)
     groups = [
-        RowGroup(_choose_key(name, k), np.flatnonzero(texts == name))
+        RowGroup(name, _choose_key(name, k), np.flatnonzero(texts == name))
         for k, name in enumerate(names)
     ]
     if len(counts) > n_named:
         grey_rows = np.flatnonzero([text not in names for text in texts])
-        groups.insert(0, RowGroup(LegendKey(f"{len(counts) - n_named} others", GREY), grey_rows))
+        others = f"{len(counts) - n_named} others"
+        groups.insert(0, RowGroup(others, LegendKey(others, GREY), grey_rows))
     return groups
 
 

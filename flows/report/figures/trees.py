@@ -71,7 +71,7 @@ def plot_trees(
         )
         title = "Tree of features" if len(trees) == 1 else f"Tree {trees[k] + 1}"
         note = "" if len(trees) == 1 else f"This tree describes {own.weight[0]:.0%} of the rows. "
-        of_all = "" if len(trees) == 1 else " of all trees"
+        of_all = "" if len(trees) == 1 else " of the trees shown"
         note += (
             "Lines join neighbours in the tree. Thicker lines mean larger mutual information; the "
             f"thickest line{of_all} stands for {format_number(strongest, 2)} nats. "

@@ -311,7 +311,20 @@ def test_labels_are_told_apart_or_in_order():
     assert len({kind.key[1:] for kind in kinds}) == len(kinds)
     kinds, ramp = group_rows_by_label(ColourLabels("x", many, list(dict.fromkeys(many))), 41)
     assert (ramp.low, ramp.high) == ("x n0", "n39")
+    assert (kinds[0].name, kinds[-1].name) == ("n0 to n1", "n39")
     assert sorted(np.concatenate([kind.rows for kind in kinds])) == list(range(41))
+
+
+def test_shares_of_components_have_the_names_of_many_segments(tmp_path):
+    X = np.random.default_rng(0).random((280, 4)) < 0.5
+    segments = [f"s{k % 14}" for k in range(280)]
+    dataset = write_arrays(tmp_path / "data.zarr", X, segments=segments)
+    model = build_model("bernoulli-mixture", "2", [])
+    artifact = write_fit(tmp_path / "artifact", model, dataset)
+    write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
+    text = Page(tmp_path / REPORT_FILE).text
+    assert "Mean share of 2 components among 280 rows, by segment" in text
+    assert "all rows" not in text.split("Share of components")[1].split("Mean share")[0]
 
 
 @pytest.mark.parametrize(
