@@ -10,6 +10,7 @@ from flows.data.datasets import LoadedModel, adapt_to_fit, check_label, load_fit
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
 from flows.report.orientation import parse_poles
+from pipeline.data.covariates import read_covariates
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
@@ -97,6 +98,15 @@ class ReportInputs:
     dataset: BinaryDataset | None
     options: FigureOptions
     notes: tuple[str, ...]
+
+    @property
+    def used_columns(self) -> tuple[str, ...]:
+        """Per-row columns that the fit used as weights, sampling units, groups or covariates."""
+        manifest = self.fitted.artifact.manifest
+        weights, covariates = manifest.get("row_weights") or {}, read_covariates(manifest)
+        names = [weights.get("column"), weights.get("psu"), manifest.get("group")]
+        names += [column.name for column in covariates.columns] if covariates else []
+        return tuple(name for name in names if name is not None)
 
 
 def load_report_inputs(

@@ -108,7 +108,7 @@ def build_report(inputs: ReportInputs) -> Report:
     if dataset is not None:
         with limit_blas_threads():
             sample = read_dataset_sample(fitted, dataset)
-        names = choose_names(sample.coded_rows, options.names)
+        names = choose_names(sample.coded_rows, options.names, inputs.used_columns)
     fitted, sample = orient_components(fitted, sample, names, options.orient)
     causes = find_causes(fitted)
     figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
@@ -142,7 +142,8 @@ def _iter_row_figures(
     correlations: NDArray[np.float64],
 ) -> Iterator[Figure]:
     fitted, coded = inputs.fitted, sample.coded_rows
-    labels = choose_labels(coded, dataset.segment_names, inputs.options.label)
+    label, used_columns = inputs.options.label, inputs.used_columns
+    labels = choose_labels(coded, dataset.segment_names, label, used_columns)
     if not isinstance(fitted.model, IsMixture) or coded.codes.shape[1] > 1:  # else, codes are 1
         yield from plot_latent_space(fitted, coded, labels, inputs.layout)
         if names is not None and len(coded.codes) <= MAX_NAMED_ROWS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,13 +171,38 @@ def _plot_position_page(
     return Plot(x, y, tuple(marks), _ROW_HEIGHT * len(page) + 60)
 
 
-def choose_names(coded: CodedRows, name: str | None) -> ColourLabels | None:
-    """Return the column `name`, or else a column of texts that all differ, if there is one."""
-    for column, values in coded.columns.items():
-        is_distinct = values.dtype.kind in "OUT" and len({*map(str, values)}) == len(values)
-        if column == name or (name is None and column != "split" and is_distinct):
+def choose_names(
+    coded: CodedRows, name: str | None, used_columns: Container[str]
+) -> ColourLabels | None:
+    """Return the column `name`, or else a column of texts that all differ, if there is one.
+
+    Columns that the fit used, such as weights, and numbers with fractions are not chosen.
+    """
+    if name is not None:
+        return ColourLabels(name, coded.columns[name]) if name in coded.columns else None
+    for column, values in _iter_text_columns(coded, used_columns):
+        if len({*map(str, values)}) == len(values):
             return ColourLabels(column, values)
     return None
+
+
+def _iter_text_columns(
+    coded: CodedRows, used_columns: Container[str]
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the columns of texts that may name rows."""
+    for column, values in coded.columns.items():
+        is_free = column != "split" and column not in used_columns
+        if is_free and values.dtype.kind in "OUT" and not _have_fractions(values):
+            yield column, values
+
+
+def _have_fractions(texts: NDArray[Any]) -> bool:
+    """Return whether texts are numbers, of which some are not whole; empty texts are missing."""
+    try:
+        numbers = [float(text) for text in map(str, texts) if text]
+    except ValueError:
+        return False
+    return not all(number.is_integer() for number in numbers)
 
 
 def _make_axis_choices(points: Array, places: list[Array], room: float) -> tuple[AxisChoice, ...]:
@@ -249,12 +274,13 @@ class RowGroup(NamedTuple):
 
 
 def choose_labels(
-    coded: CodedRows, segments: Sequence[str], name: str | None
+    coded: CodedRows, segments: Sequence[str], name: str | None, used_columns: Container[str]
 ) -> ColourLabels | None:
     """Return the column `name`, or choose labels if it is None.
 
     The first choice is a column with few values, then the segments in the order of the data. If
-    there are few rows, the last choice is a column of texts, which probably names the rows.
+    there are few rows, the last choice is a column of texts, which probably names the rows; it is
+    not one of `used_columns`, which the fit used as weights, groups or covariates.
     """
     by_segment = ColourLabels(SEGMENT, coded.segments, segments)
     if name in coded.columns:
@@ -269,9 +295,8 @@ def choose_labels(
     if len(segments) > 1:
         return by_segment
     if len(coded.codes) <= MAX_NAMED_ROWS:
-        for column, values in coded.columns.items():
-            if column != "split" and values.dtype.kind in "OUT":
-                return ColourLabels(column, values)
+        for column, values in _iter_text_columns(coded, used_columns):
+            return ColourLabels(column, values)
     return None
 
 

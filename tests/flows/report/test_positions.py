@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import latentbits as lb
 from flows.report.figures.marks import LineMarks, PointMarks
 from flows.report.inputs import FigureOptions
 from flows.report.page import Report, build_report_from_artifact
@@ -86,6 +87,21 @@ def test_a_named_row_or_feature_is_at_the_chosen_pole(artifact: Path) -> None:
     weights = [report.fitted.artifact["weights"] for report in (drawn(artifact), reversed_report)]
     np.testing.assert_allclose(*(weights[0], -weights[1]))
     assert "Component 1 is led by" in " ".join(reversed_report.findings)
+
+
+def test_weights_and_measurements_are_no_names(tmp_path: Path) -> None:
+    X, _ = draw_probit_rows(90, 6, 1, seed=1)
+    weights, ages = 1 + np.arange(90) / 64, np.arange(90)
+    columns = {"weight": weights, "age": ages, "unit": ages, "height": weights, "name": NAMES}
+    texts = {name: values.astype(str).astype(object) for name, values in columns.items()}
+    dataset = write_arrays(tmp_path / "d.zarr", X, columns=texts)
+    model: dict[str, Any] = {"model": "latent-trait", "components": 1, "tol": 1e-2}
+    survey = {"weight": "weight", "weights": "sampling", "psu": "unit", "covariates": ["age"]}
+    lb.fit(dataset, **model, **survey).save(tmp_path / "survey")
+    lb.fit(dataset, **model).save(tmp_path / "plain")
+    assert set(positions(drawn(tmp_path / "survey"))) == set(NAMES)
+    assert set(positions(drawn(tmp_path / "survey", names="weight"))) == set(texts["weight"])
+    assert set(positions(drawn(tmp_path / "plain"))) == set(texts["age"])
 
 
 @pytest.mark.parametrize(
