@@ -23,7 +23,7 @@ models, best first, and two simple baselines:
 
 - log-likelihood per row: exact, estimated or a lower bound
 - its difference from the best model, with the standard error of row-wise differences; a star marks
-  more than two standard errors
+  differences that a paired t test finds at the 5 % level in six rows or more
 - how well bits and measurements are reconstructed from the codes of their own row
 - how well each value is predicted from all other values of its row, in up to 2,000 rows; only
   measurements if the model cannot compute this exactly

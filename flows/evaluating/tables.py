@@ -217,7 +217,7 @@ def _find_difference(
 
 
 def _format_mark(difference: Mapping[str, Any] | None) -> str:
-    return _MARK if difference and difference["exceeds_two_standard_errors"] else ""
+    return _MARK if difference and difference["is_significant"] else ""
 
 
 def _make_comparison_table(models: Sequence[ModelSummary], differences: Differences) -> Table:
@@ -293,7 +293,8 @@ def _iter_footnotes(models: Sequence[ModelSummary], differences: Differences) ->
     if differences:
         yield (
             "difference: from the first model that is comparable, ± its standard error, paired by "
-            f"row; {_MARK}: more than two standard errors, also of wrong bits and levels"
+            f"row; {_MARK}: p < 0.05 in a paired t test of six rows or more, also of wrong bits "
+            "and levels"
         )
     if any("wrong_levels" in model for model in models):
         yield "wrong bits: of the bits that say whether a value is at least a level"

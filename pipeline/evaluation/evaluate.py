@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource
@@ -66,6 +67,11 @@ _LIKELIHOOD_MEASURES: dict[str, tuple[type, str]] = {
 }
 _LIKELIHOOD_KINDS = {"exact", "estimate", "bound"}  # kinds that are comparable with each other
 _CELLS_AT_ONCE = 1 << 21
+_LEVEL, _MIN_ROWS = 0.05, 6
+"""Level of the tests of differences, and the fewest rows of which one may be significant.
+
+Differences with the same sign in all of five rows occur by chance with probability 2/2⁵ > 0.05.
+"""
 
 
 @dataclass(frozen=True)
@@ -393,7 +399,6 @@ def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any
     if measure.name is None:
         return {"kind": "none", "refusals": list(measure.refusals)}
     n, mean = sums.n_rows, sums.objective / sums.n_rows
-    variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
     row_variance = float(sums.values["error_variance"])
     shared = float(sums.values["shared_error"]) / n
     error = float(np.hypot(np.sqrt(row_variance) / n, shared))
@@ -402,10 +407,17 @@ def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any
         "kind": kind,
         measure.name: mean,
         "bits": mean / np.log(2),
-        "standard_error": float(np.sqrt(variance / n)),
+        "standard_error": _compute_mean_error(sums),
         "estimation_error": error,
         "refusals": list(measure.refusals),
     }
+
+
+def _compute_mean_error(sums: Sums) -> float:
+    """Return the standard error of the mean of nats per row; 0 for a single row."""
+    n = sums.n_rows
+    squares = float(sums.values["squared_nats"]) - sums.objective**2 / n
+    return float(np.sqrt(max(squares, 0.0) / n / max(n - 1, 1)))
 
 
 def describe_reconstruction(sums: Sums, subject: EvaluatedModel | None = None) -> dict[str, Any]:
@@ -444,7 +456,7 @@ def describe_differences(
         `models`, the two names; `nats_per_row`, if their likelihoods are comparable; `wrong_bits`,
         and `wrong_levels` of features with several, if both reconstruct rows. Each has the
         `difference`, first minus second model, its `standard_error`, and whether it
-        `exceeds_two_standard_errors`.
+        `is_significant`: at the 5 % level of a paired t test, of six rows or more.
     """
     by_name = {model["name"]: model for model in models}
     return [
@@ -459,29 +471,28 @@ def is_comparable(kind: str, other: str) -> bool:
 
 
 def _describe_pair(a: Mapping[str, Any], b: Mapping[str, Any], sums: Sums) -> dict[str, Any]:
-    differences = {}
+    differences, n = {}, sums.n_rows
     if is_comparable(a["kind"], b["kind"]):
-        n, mean = sums.n_rows, sums.objective / sums.n_rows
-        variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
-        errors = [np.sqrt(variance / n), a["estimation_error"], b["estimation_error"]]
-        differences["nats_per_row"] = (mean, float(np.linalg.norm(errors)))
+        errors = [_compute_mean_error(sums), a["estimation_error"], b["estimation_error"]]
+        differences["nats_per_row"] = (sums.objective / n, float(np.linalg.norm(errors)))
     for kind in ("bits", "levels"):
         if sums.values.get(f"observed_{kind}", 0):
-            differences[f"wrong_{kind}"] = _compare_errors(kind, sums.values)
+            differences[f"wrong_{kind}"] = _compare_errors(kind, sums.values, n)
+    quantile = float(scipy.special.stdtrit(n - 1, 1 - _LEVEL / 2))
     return {
         name: {
             "difference": difference,
             "standard_error": error,
-            "exceeds_two_standard_errors": abs(difference) > 2 * error,
+            "is_significant": n >= _MIN_ROWS and abs(difference) > quantile * error,
         }
         for name, (difference, error) in differences.items()
     }
 
 
-def _compare_errors(kind: str, values: Mapping[str, NDArray[Any]]) -> tuple[float, float]:
+def _compare_errors(kind: str, values: Mapping[str, NDArray[Any]], n: int) -> tuple[float, float]:
     """Return the difference in the share of wrong bits or levels, and its standard error.
 
-    The share is a ratio of sums over rows. Its error follows from the residuals of the rows:
+    The share is a ratio of sums over `n` rows. Its error follows from the residuals of the rows:
     number of wrong values − share × number of observed values.
     """
     n_observed = int(values[f"observed_{kind}"])
@@ -491,7 +502,7 @@ def _compare_errors(kind: str, values: Mapping[str, NDArray[Any]]) -> tuple[floa
         - 2 * share * float(values[f"wrong_by_observed_{kind}"])
         + share**2 * float(values[f"squared_observed_{kind}"])
     )
-    return share, float(np.sqrt(max(squares, 0.0))) / n_observed
+    return share, float(np.sqrt(max(squares, 0.0) * n / max(n - 1, 1))) / n_observed
 
 
 def assign_folds(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import t, ttest_1samp
 
 from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks
 from pipeline.data.features import make_binary_features
@@ -26,6 +27,7 @@ from pipeline.evaluation.calibration import (
 )
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
+    ModelScores,
     RowFold,
     assign_folds,
     describe_differences,
@@ -63,6 +65,11 @@ def mixture(weights: Any = WEIGHTS, probabilities: Any = PROBABILITIES) -> Evalu
 def drawn(n_rows: int, seed: int = 0) -> NDArray[np.uint8]:
     subject = mixture()
     return subject.model.sample(subject.params, n_rows, np.random.default_rng(seed))
+
+
+def compute_mean_error(values: NDArray[np.float64]) -> float:
+    n = len(values)
+    return float(values.std(ddof=1) / np.sqrt(n)) if n > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +170,7 @@ def test_scores_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObje
     assert found["kind"] == "exact"
     assert found["log_likelihood"] == pytest.approx(nats.mean())
     assert found["bits"] == pytest.approx(nats.mean() / np.log(2))
-    assert found["standard_error"] == pytest.approx(nats.std() / np.sqrt(len(nats)), abs=1e-6)
+    assert found["standard_error"] == pytest.approx(compute_mean_error(nats), abs=1e-6)
     assert found["estimation_error"] == 0
     if mask.any():
         probabilities = joint / joint.sum(axis=1, keepdims=True) @ PROBABILITIES
@@ -195,19 +202,40 @@ def test_differences_are_paired_by_row(data: DenseData, draw: st.DataObject) -> 
         expected = joint / joint.sum(axis=1, keepdims=True) @ p
         per_row[name] = np.log(joint.sum(axis=1)), (((expected > 0.5) != X) & mask).sum(axis=1)
     (nats, wrong), (other_nats, other_wrong) = per_row["a"], per_row["b"]
-    error = (nats - other_nats).std() / np.sqrt(n)
+    error = compute_mean_error(nats - other_nats)
     assert found["nats_per_row"]["difference"] == pytest.approx((nats - other_nats).mean())
     assert found["nats_per_row"]["standard_error"] == pytest.approx(error, abs=1e-6)
     if mask.any():
         observed = mask.sum(axis=1)
         share = (wrong - other_wrong).sum() / observed.sum()
-        error = np.sqrt(((wrong - other_wrong - share * observed) ** 2).sum()) / observed.sum()
+        residuals = wrong - other_wrong - share * observed
+        error = np.sqrt((residuals**2).sum() * n / max(n - 1, 1)) / observed.sum()
         assert found["wrong_bits"]["difference"] == pytest.approx(share)
         assert found["wrong_bits"]["standard_error"] == pytest.approx(error, abs=1e-9)
     for value in found.values():
         if value != found["models"]:
-            exceeds = abs(value["difference"]) > 2 * value["standard_error"]
-            assert value["exceeds_two_standard_errors"] == exceeds
+            limit = t.isf(0.025, n - 1) * value["standard_error"]
+            assert value["is_significant"] == (n >= 6 and abs(value["difference"]) > limit)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 8, 40])
+def test_significance_is_that_of_a_paired_t_test(n: int) -> None:
+    """Equal differences in all rows are not significant either if there are few rows."""
+    means = np.array([-0.5, 0.5, 0.6, 0.7, 1.0])
+    rng = np.random.default_rng(n)
+    for mean in means:
+        nats = rng.normal(mean, 1, n)
+        sums = Sums(n, n, float(nats.sum()), {"squared_nats": np.array((nats**2).sum())})
+        assert _is_significant(sums) == (n >= 6 and ttest_1samp(nats, 0).pvalue < 0.05)
+    same = Sums(n, n, 3.0 * n, {"squared_nats": np.array(9.0 * n)})
+    assert _is_significant(same) == (n >= 6)
+
+
+def _is_significant(differences: Sums) -> bool:
+    model = {"kind": "exact", "estimation_error": 0.0}
+    scores = ModelScores({}, {("a", "b"): differences})
+    (found,) = describe_differences([{"name": name, **model} for name in "ab"], scores)
+    return bool(found["nats_per_row"]["is_significant"])
 
 
 def test_only_comparable_likelihoods_have_differences() -> None:
@@ -231,7 +259,7 @@ def test_only_comparable_likelihoods_have_differences() -> None:
     assert constant == {
         "difference": pytest.approx(1.0),
         "standard_error": pytest.approx(0.02),
-        "exceeds_two_standard_errors": True,
+        "is_significant": True,
     }
 
 
