@@ -231,6 +231,36 @@ def test_names_of_a_tree_neither_overlap_nor_are_cut(browser: Any, tmp_path: Pat
         check(browser, page)
 
 
+# Names of edges, and of these the names that are broken within a word that has room in a line.
+BROKEN = """
+const room = document.querySelector(".pairs").clientWidth;
+const cells = [...document.querySelectorAll(".pairs tr > :nth-child(-n + 2)")];
+const isBroken = cell => {
+  const text = cell.firstChild, range = document.createRange();
+  return [...text.data.matchAll(/[^ -]+/g)].some(word => {
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    const boxes = [...range.getClientRects()];
+    return boxes.length > 1 && boxes.reduce((sum, box) => sum + box.width, 0) < 0.9 * room;
+  });
+};
+return [cells.length, cells.filter(isBroken).map(cell => cell.innerText)];
+"""
+
+
+def test_long_names_of_edges_are_not_broken_within_words(browser: Any, tmp_path: Path) -> None:
+    X, _ = draw_probit_rows(300, 6, 1, seed=6)
+    names = [
+        *("satisfaction_with_public_transport", "Bundesausbildungsförderungsgesetz", "q7"),
+        *("Should the government do more for the environment?", "age_group", "W" * 90),
+    ]
+    page = report(tmp_path, write_arrays(tmp_path / "d.zarr", X, names=names), "tree-mixture", 2)
+    for width in WIDTHS.values():
+        show(browser, page, width)
+        assert browser.execute_script(BROKEN) == [22, []]
+        check(browser, page)
+
+
 def test_the_first_screen_has_findings_and_a_table_that_sorts(
     browser: Any, data: BinaryDataset, tmp_path: Path
 ) -> None:
