@@ -367,7 +367,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     @available_if(_has_capability(IsMixture))
     def predict(self, X: Any) -> NDArray[np.int64]:
         """Return the most probable component of each row, counted from 0, (n_samples,)."""
-        return np.asarray(self.transform(X).argmax(axis=1))
+        return np.asarray(self.predict_proba(X).argmax(axis=1))
 
     @available_if(_has_capability(IsMixture))
     def aic(self, X: Any) -> float:

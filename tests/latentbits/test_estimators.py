@@ -280,7 +280,9 @@ def test_a_mixture_predicts_components_and_has_criteria(X: np.ndarray) -> None:
     made = lb.BernoulliMixture(n_components=3, random_state=0).fit(X)
     shares = made.predict_proba(X)
     np.testing.assert_allclose(shares.sum(axis=1), 1)
-    assert made.predict(X).tolist() == shares.argmax(axis=1).tolist()
+    components = shares.argmax(axis=1).tolist()
+    assert made.predict(X).tolist() == components
+    assert made.set_output(transform="pandas").predict(X).tolist() == components
     # Independently of the library's kernels: log Σ_k π_k Π_i p_ki^x_i (1 − p_ki)^(1 − x_i).
     p, observed = made.probabilities_, ~np.isnan(X)
     ones = np.nan_to_num(X)
