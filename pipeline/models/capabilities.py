@@ -491,9 +491,7 @@ def check_can_sample(model: Model) -> CanSample:
     """Return the model if it can draw rows; refuse any other."""
     if isinstance(model, CanSample):
         return model
-    raise FitError(
-        f"The model {model.name} cannot draw rows. Choose another {{model}}.", parameter="model"
-    )
+    raise FitError(f"The model {model.name} cannot draw rows. Fit another model.")
 
 
 def check_has_continuous_features(model: Model) -> HasContinuousFeatures:
@@ -501,9 +499,8 @@ def check_has_continuous_features(model: Model) -> HasContinuousFeatures:
     if isinstance(model, HasContinuousFeatures):
         return model
     raise FitError(
-        f"The model {model.name} neither draws nor reconstructs continuous features. Choose "
-        "another {model}.",
-        parameter="model",
+        f"The model {model.name} neither draws nor reconstructs continuous features. Fit another "
+        "model."
     )
 
 
@@ -511,9 +508,7 @@ def check_has_person_fit(model: Model) -> HasPersonFit:
     """Return the model if it measures person fit; refuse any other."""
     if isinstance(model, HasPersonFit):
         return model
-    raise FitError(
-        f"The model {model.name} has no person fit. Leave out {{person_fit}}.", parameter="model"
-    )
+    raise FitError(f"The model {model.name} has no person fit. Leave out {{person_fit}}.")
 
 
 def check_can_reconstruct(model: Model) -> CanReconstruct:
@@ -521,8 +516,7 @@ def check_can_reconstruct(model: Model) -> CanReconstruct:
     if isinstance(model, CanReconstruct):
         return model
     raise FitError(
-        f"The model {model.name} cannot reconstruct features from codes. Choose another {{model}}.",
-        parameter="model",
+        f"The model {model.name} cannot reconstruct features from codes. Fit another model."
     )
 
 
@@ -531,7 +525,6 @@ def check_can_impute(model: Model) -> CanImpute:
     if isinstance(model, CanImpute):
         return model
     raise FitError(
-        f"The model {model.name} cannot compute exact probabilities of missing values. Choose "
-        "another {model}, such as bernoulli-mixture or hidden-tree.",
-        parameter="model",
+        f"The model {model.name} cannot compute exact probabilities of missing values. Fit another "
+        "model, such as tree-mixture or hidden-tree."
     )

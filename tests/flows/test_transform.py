@@ -297,7 +297,8 @@ def test_imputed_probabilities_that_are_no_data_name_a_remedy(cli, tmp_path):
 
 def test_a_model_that_cannot_impute_is_refused(refused, artifact):
     message = refused("--impute", "bits", artifact=artifact("latent-trait"), output="new/z.zarr")
-    assert "The model latent-trait cannot compute exact probabilities of missing" in message
+    assert "error: The model latent-trait cannot compute exact probabilities of missing" in message
+    assert message.endswith("Fit another model, such as tree-mixture or hidden-tree.")
     assert not Path("new").exists()
 
 
