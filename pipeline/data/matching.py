@@ -54,6 +54,8 @@ def map_fitted_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
 
 def find_segment_index(fitted: Mapping[str, int], name: str, remedy: str) -> int:
     """Return the model's index of a segment; refuse an unknown name with this remedy."""
+    if not fitted:
+        raise FitError("The fit has the same parameters in all segments. Leave the segment out.")
     if name not in fitted:
         shown = str(name)[:_MAX_SHOWN]
         raise FitError(

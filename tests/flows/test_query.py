@@ -83,6 +83,16 @@ def test_mistakes_are_refused(cli, fitted, options: tuple[str, ...], message: st
     assert message in cli("query", "--artifact", fitted[1], *options).check_refused()
 
 
+def test_a_segment_is_refused_if_segments_share_their_parameters(cli, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).random((60, 3)) < 0.5
+    fit = lb.fit(lb.from_numpy(X, segment=np.arange(60) % 2), "tree-mixture", components=1)
+    with pytest.raises(ValueError, match="the same parameters in all segments"):
+        lb.query(fit, of=["f0"], segment="1")
+    fit.save(tmp_path / "fit")
+    refused = cli("query", "--artifact", tmp_path / "fit", "--of", "f0", "--segment", "1")
+    assert "The fit has the same parameters in all segments." in refused.check_refused()
+
+
 def test_names_with_commas_and_signs_are_understood() -> None:
     names = ["a, b", "c", "q>=2", "d"]
     assert split_names(["a, b", "c,q>=2"], names) == ["a, b", "c", "q>=2"]
