@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
@@ -295,6 +296,26 @@ def test_a_mixture_predicts_components_and_has_criteria(X: np.ndarray) -> None:
     assert made.aic(X) == pytest.approx(2 * n_parameters - 2 * nats.sum())
     assert made.bic(X) == pytest.approx(n_parameters * np.log(len(X)) - 2 * nats.sum())
     assert not hasattr(lb.LatentTrait(), "predict_proba")
+
+
+def test_a_hidden_tree_predicts_pairs_of_tree_and_state(X: np.ndarray) -> None:
+    made = lb.HiddenTree(states=2, trees=3, max_iter=5, random_state=0).fit(X)
+    shares = made.predict_proba(X).reshape(len(X), 3, 2)
+    assert made.predict(X).tolist() == shares.reshape(len(X), 6).argmax(axis=1).tolist()
+    # Each tree alone, as a fit of its own.
+    params = made.fitted_.params
+    for tree in range(3):
+        own = replace(
+            params,
+            weights=params.root_weights[tree],
+            transitions=params.transitions[[tree]],
+            emissions=params.emissions[[tree]],
+        )
+        alone = deepcopy(made)
+        alone.fitted_ = replace(made.fitted_, params=own)
+        nats = alone.score_samples(X) - made.score_samples(X)
+        expected = np.exp(nats)[:, None] / 3 * alone.predict_proba(X)
+        np.testing.assert_allclose(shares[:, tree], expected, rtol=1e-9)
 
 
 def test_arrays_have_the_names_of_scikit_learn(X: np.ndarray) -> None:

@@ -204,7 +204,9 @@ class HiddenTree(Model):
     Attributes
     ----------
     n_components
-        Number of states of the root, summed over the trees. None is `states` times `trees`.
+        Number of components, which are pairs of a tree and a state of its root: all states of the
+        first tree, then all of the second, and so on. None is `states` times `trees`. States of
+        different trees are unrelated; with a single tree, components are classes of rows.
     states
         Number of states behind each feature, at most 64. None is `n_components` divided by `trees`;
         without `n_components`, it is doubled from 1 while held-out rows become more likely.
