@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.trees.dependence import compute_table_correlation
 from pipeline.numerics.trees.spanning_tree import ROOT, order_from_root
 
 Array = NDArray[np.float64]
@@ -66,10 +65,3 @@ def draw_emissions(
         own = margins[i] * np.exp(_TILT * np.outer(tilts[i], scores))
         emissions[i, :, : len(scores)] = own / own.sum(axis=1, keepdims=True)
     return emissions
-
-
-def compute_correlation(counts: Array) -> Array:
-    """Return the correlation of levels in each table of counts; 0 if there is none."""
-    totals = counts.sum(axis=(1, 2), keepdims=True)
-    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
-    return np.nan_to_num(compute_table_correlation(shares))

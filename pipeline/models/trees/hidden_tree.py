@@ -7,8 +7,7 @@ tree). Several trees have the same edges but their own tables, from other random
 is the mean of their P(x).
 
 The first pass counts all pairs of features, which give the tree, see `feature_tree.py`. Pairs of
-more than 4,000 binary features are counted strip by strip, see `strips.py`; such data must have no
-missing values.
+more than 4,000 features, or levels above the lowest ones, are counted strip by strip.
 
 EM fits the tables of each tree, with `smoothing` pseudo-rows for each state: P(z_i | z_parent) has
 a uniform prior, P(x_i | z_i) one with the margins of the feature. Steps are extrapolated by SQUAREM
@@ -79,18 +78,18 @@ from pipeline.models.trees.base import (
     count_rows_by_level,
     warn_about_levels,
 )
-from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
-from pipeline.models.trees.hidden_start import (
-    compute_correlation,
-    draw_emissions,
-    make_transitions,
+from pipeline.models.trees.feature_tree import (
+    CELL_BYTES,
+    Edges,
+    PseudoRows,
+    find_edges,
+    find_strip_edges,
+    get_parent_correlation,
+    join_strips,
+    make_empty_strip,
+    prepare_strips,
 )
-from pipeline.models.trees.strips import (
-    KEPT_PAIRS,
-    find_single_tree,
-    find_strip_pairs,
-    make_strip_margins,
-)
+from pipeline.models.trees.hidden_start import draw_emissions, make_transitions
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
@@ -102,9 +101,14 @@ from pipeline.numerics.trees.hidden_messages import (
     add_expected_counts,
     fill_root_posteriors,
 )
-from pipeline.numerics.trees.spanning_tree import ROOT, move_root_to_center, order_from_root
+from pipeline.numerics.trees.spanning_tree import (
+    ROOT,
+    move_root_to_center,
+    order_from_root,
+    orient_tree,
+)
 from pipeline.params import NumberRange, array_field, optional_array_field
-from pipeline.passes.feature_strips import CELL_BYTES, MIN_STRIP_HEIGHT, estimate_strip_memory
+from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memory
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -120,8 +124,7 @@ Counts = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
 MAX_SQUARE_FEATURES = 4000
-"""Most features whose pairs are counted in memory. Strips, for wider data, need no such memory, but
-complete rows."""
+"""Most planes whose pairs are counted in one table; more are counted in strips."""
 MAX_STATES = 64
 """Maximum number of states behind a feature."""
 _BATCH_WORDS = 64  # rows whose levels are in memory at once: 4,096
@@ -267,10 +270,10 @@ class HiddenTree(Model):
         """Return the model of levels, or this model if all features are binary."""
         super().with_structure(structure)
         features = Structure(features=structure.features)
+        if sum(feature.n_planes for feature in structure.features) > MAX_SQUARE_FEATURES:
+            return add_structure(WideHiddenTree, self, features)
         if not are_binary(structure.features):
             return add_structure(OrdinalHiddenTree, self, features)
-        if len(structure.features) > MAX_SQUARE_FEATURES:
-            return add_structure(WideHiddenTree, self, features)
         return self
 
     @property
@@ -319,9 +322,7 @@ class HiddenTree(Model):
             first.segments, first.rows, observed, ones, first.weights, first.weight_unit
         )
         state, n_levels = self._check_counts(counts, rng)
-        parents = find_feature_tree(first, n_levels)
-        correlation = compute_correlation(count_edges(first, n_levels, parents))
-        return self._begin_fit(state, parents, correlation)
+        return self._begin_fit(state, find_edges(first, n_levels), len(n_levels))
 
     def _check_counts(
         self, counts: FeatureCounts, rng: np.random.Generator
@@ -338,8 +339,10 @@ class HiddenTree(Model):
         n_levels = np.array([len(rows) for rows in level_rows])
         return FitState(None, auxiliary=auxiliary, warnings=warnings), n_levels
 
-    def _begin_fit(self, state: FitState, parents: Counts, correlation: Array) -> FitState:
-        """Draw the start, given the tree and the correlation of each feature with its parent."""
+    def _begin_fit(self, state: FitState, edges: Edges, n_features: int) -> FitState:
+        """Draw the start on the tree with these edges."""
+        parents = move_root_to_center(orient_tree(edges.left, edges.right, n_features))
+        correlation = get_parent_correlation(edges, parents)
         auxiliary = {**state.auxiliary, "parents": parents, "correlation": correlation}
         state = replace(state, auxiliary=auxiliary)
         if (n_states := self.n_states) is not None:
@@ -579,12 +582,13 @@ class OrdinalHiddenTree(HiddenTree):
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The features."""
-        return self.structure.features
+        """The features; none if all are binary."""
+        features = self.structure.features
+        return () if are_binary(features) else features
 
 
 @dataclass(frozen=True)
-class WideHiddenTree(HiddenTree):
+class WideHiddenTree(OrdinalHiddenTree):
     """Hyperparameters of the hidden tree, for so many features that pairs are counted in strips.
 
     Attributes
@@ -593,7 +597,6 @@ class WideHiddenTree(HiddenTree):
         The features.
     """
 
-    structure: Structure = field(default_factory=Structure, metadata={"is_setting": False})
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts  # type: ignore[assignment]
     pair_counts: ClassVar[tuple[str, ...]] = ()
     cell_bytes: ClassVar[int] = CELL_BYTES
@@ -617,16 +620,19 @@ class WideHiddenTree(HiddenTree):
         self, first: FeatureCounts, rng: np.random.Generator
     ) -> FitState:
         """Check the counts; the tree is found in strips of pairs."""
-        state, _ = self._check_counts(first, rng)
-        return replace(state, working=make_strip_margins(first, state.auxiliary["margins"], 0.0))
+        state, n_levels = self._check_counts(first, rng)
+        return replace(
+            state,
+            working=prepare_strips(first, n_levels, PseudoRows(0.0, state.auxiliary["margins"])),
+        )
 
     def warm_start(self, state: FitState, params: HiddenTreeParams) -> FitState:
         """Start from an earlier fit and its tree, with the margins of the rows here."""
         return replace(super().warm_start(state, params), working=state.working)
 
     def count_columns(self, n_planes: int) -> Counts:
-        """Return 1 for each feature, (n_features,)."""
-        return np.ones(n_planes, np.int64)
+        """Return the number of planes of each feature, (n_features,)."""
+        return np.array([feature.n_planes for feature in self.structure.features], np.int64)
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Return True."""
@@ -645,9 +651,8 @@ class WideHiddenTree(HiddenTree):
         A warm start, whose `params` are known, has a tree and needs no pair.
         """
         if params is not None:
-            shape = features.stop - features.start, len(params.parents) - features.start
-            return {KEPT_PAIRS: np.zeros(shape, np.uint32)}
-        return find_strip_pairs(working, features, chunks)
+            return make_empty_strip(features, len(params.parents))
+        return find_strip_edges(working, features, chunks)
 
     def update_from_pairs(
         self,
@@ -659,12 +664,8 @@ class WideHiddenTree(HiddenTree):
         """Find the tree, and draw the start; a warm start keeps its tree."""
         if state.params is not None:
             return replace(state, working={"held_out": np.array(0.0)})
-        found = find_single_tree(state.working, results)
-        parents = move_root_to_center(found.parents)
-        correlation = compute_correlation(found.counts)  # of each feature with its old parent
-        is_turned = parents != found.parents
-        correlation = np.where(is_turned, correlation[parents], correlation)
-        return self._begin_fit(state, parents, correlation)
+        n_features = len(self.structure.features)
+        return self._begin_fit(state, join_strips(results, n_features), n_features)
 
 
 def read_levels(params: HiddenTreeParams, block: BinaryBlock) -> Levels:

@@ -25,17 +25,17 @@ pa         parents     (n_components, n_features), -1 at a root
 `tables[k, i, b, a]` is P(x_i = a | x_pa = b, k); a root has P(x_i = a | k) at b = 0. Tree k
 belongs to component k.
 
-A single tree of more than 2,000 binary features needs no EM. Its pairs are counted strip by strip,
-so that no square of all features is held in memory; see `pipeline.models.trees.strips`. Such data
-must have no missing values.
+The pairs of a single tree of more than 2,000 features, or levels above the lowest ones, are counted
+strip by strip, so that no square of all features is held in memory; see `feature_tree.py`. EM then
+keeps this tree. With missing values, it is that of the counted pairs, not of the expected ones.
 
 Missing values are summed out by belief propagation, and the M-step takes the expected counts of all
 pairs, both exactly; see `pipeline.numerics.trees.messages`. This is also right if observed values
 decide which values are missing, but not if the missing values themselves do.
 
 Cost per block: n_samples n_components n_features; in passes that find trees, also n_features² for
-each row and each component whose probability given the row is not negligible. Passes: tens; one for
-a wide single tree.
+each row and each component whose probability given the row is not negligible. Passes: tens; four
+for a single tree of many features without missing values.
 Not identifiable: the order of the components, which are sorted by weight; the root of a tree; and
 the components themselves if there are few features.
 """
@@ -78,17 +78,19 @@ from pipeline.models.trees.base import (
     count_rows_by_level,
     warn_about_levels,
 )
+from pipeline.models.trees.feature_tree import (
+    CELL_BYTES,
+    PseudoRows,
+    find_strip_edges,
+    join_strips,
+    prepare_strips,
+)
 from pipeline.models.trees.pair_counts import (
     add_edge_tables,
     add_weighted_pairs,
     count_level_pairs,
     drop_negligible,
     with_margins,
-)
-from pipeline.models.trees.strips import (
-    find_single_tree,
-    find_strip_pairs,
-    make_strip_margins,
 )
 from pipeline.numerics.trees.binary_rows import (
     compute_complete_log_likelihoods,
@@ -110,9 +112,10 @@ from pipeline.numerics.trees.spanning_tree import (
     make_tables,
     normalize_tables,
     order_from_root,
+    orient_tree,
 )
 from pipeline.params import NumberRange, array_field, optional_array_field
-from pipeline.passes.feature_strips import CELL_BYTES, MIN_STRIP_HEIGHT, estimate_strip_memory
+from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memory
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -130,7 +133,7 @@ _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
 _TREE_PERIOD = 3  # passes from one search for the trees to the next
 MAX_SQUARE_FEATURES = 2000
-"""Most features of a single tree whose pairs are counted in memory; wider data use strips."""
+"""Most planes of a single tree whose pairs are counted in one table; more are counted in strips."""
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 
 
@@ -284,21 +287,24 @@ class TreeMixture(Mixture):
             "seed": rng.integers(2**63, size=1),
         }
         warnings = warn_about_levels(level_rows, self.features)
+        n_levels = np.array([len(rows) for rows in level_rows])
+        is_wide = self.has_pair_tables(int((n_levels - 1).sum()))
+        auxiliary["is_wide"] = np.array(is_wide)
         state = self._begin_fit(FitState(None, auxiliary=auxiliary, warnings=warnings))
-        n_features = len(auxiliary["margins"]) // 2
-        if not self.has_pair_tables(n_features):
+        if not is_wide:
             return state
-        margins = make_strip_margins(first, auxiliary["margins"], self.smoothing)
-        auxiliary = {**state.auxiliary, "single_pass": np.array(True)}
-        return replace(state, working={**state.working, **margins}, auxiliary=auxiliary)
+        pseudo_rows = PseudoRows(self.smoothing, auxiliary["margins"])
+        return replace(state, working=prepare_strips(first, n_levels, pseudo_rows))
 
     def count_columns(self, n_planes: int) -> Counts:
-        """Return 1 for each feature, (n_features,)."""
-        return np.ones(n_planes, np.int64)
+        """Return the number of planes of each feature, (n_features,)."""
+        if self.n_levels is None:
+            return np.ones(n_planes, np.int64)
+        return self.n_levels - 1
 
     def has_pair_tables(self, n_features: int) -> bool:
-        """Return whether this is a single tree of so many features that strips are counted."""
-        return self.n_components == 1 and not self.features and n_features > MAX_SQUARE_FEATURES
+        """Return whether this is a single tree of so many planes that strips are counted."""
+        return self.n_components == 1 and n_features > MAX_SQUARE_FEATURES
 
     def tabulate(
         self,
@@ -309,7 +315,7 @@ class TreeMixture(Mixture):
         counts: Arrays | None,
     ) -> Arrays:
         """Count the pairs of a strip of features, and keep those that the tree may need."""
-        return find_strip_pairs(working, features, chunks)
+        return find_strip_edges(working, features, chunks)
 
     def update_from_pairs(
         self,
@@ -318,16 +324,14 @@ class TreeMixture(Mixture):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Find the tree and its tables."""
-        found, weight = find_single_tree(state.working, results), float(state.auxiliary["weight"])
-        params = replace(
-            state.params, parents=found.parents[None], tables=found.tables[None], weights=np.ones(1)
-        )
-        log_likelihood = scipy.special.xlogy(found.counts, found.tables).sum()
-        log_prior = self.smoothing * params.compute_mean_log_prior()
-        objective = float((log_likelihood + log_prior) / weight)
-        state = self._describe_components(replace(state, params=params), np.array([weight]), 0)
-        return replace(state, history=(objective,), iteration=1, done=True)
+        """Find the tree; its features are independent until the first pass."""
+        n_features = state.params.parents.shape[1]
+        edges = join_strips(results, n_features)
+        parents = orient_tree(edges.left, edges.right, n_features)
+        tables = normalize_tables(state.params.compute_independent_tables(parents))
+        params = replace(state.params, parents=parents[None], tables=tables[None])
+        working = {"held_out": np.array(0.0), "finds_trees": np.array(False)}
+        return replace(state, params=params, working=working)
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> TreeMixtureParams:
         """Perturb the margins, by rank of the levels: reversing levels changes nothing."""
@@ -347,9 +351,9 @@ class TreeMixture(Mixture):
     def warm_start(self, state: FitState, params: TreeMixtureParams) -> FitState:
         """Start from an earlier fit, without short runs, with the margins of the rows here.
 
-        The single pass of a wide single tree needs no start.
+        A single tree whose pairs are counted in strips is found anew.
         """
-        if "single_pass" in state.auxiliary:
+        if state.auxiliary["is_wide"]:
             return state
         params = replace(params, margins=state.auxiliary["margins"])
         return replace(self._begin_long_run(state, 0.0), params=params)
@@ -386,7 +390,8 @@ class TreeMixture(Mixture):
             ]
         parents, tables = map(np.stack, zip(*found, strict=True))
         n_passes, is_short = len(state.history) + 1, bool(state.auxiliary["short"])
-        finds_trees = np.array(not is_short and n_passes % _TREE_PERIOD == 0)
+        keeps_trees = is_short or bool(state.auxiliary["is_wide"])
+        finds_trees = np.array(not keeps_trees and n_passes % _TREE_PERIOD == 0)
         return replace(
             state,
             params=replace(old, weights=mass / mass.sum(), parents=parents, tables=tables),
@@ -409,12 +414,7 @@ class TreeMixture(Mixture):
         return {**working, "finds_trees": np.array(not is_short)}
 
     def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
-        """Stop on the change of the objective; short runs after a few passes.
-
-        A wide single tree has a single pass.
-        """
-        if state.auxiliary.get("single_pass", False):
-            return ObjectiveCriterion(1, 0.0)
+        """Stop on the change of the objective; short runs after a few passes."""
         criterion = super().get_convergence_criterion(state)
         if not state.auxiliary.get("short", False):
             return criterion

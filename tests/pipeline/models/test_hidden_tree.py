@@ -11,7 +11,7 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.features import Feature, make_binary_features, split_into_planes
+from pipeline.data.features import Feature, split_into_planes
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
@@ -23,8 +23,8 @@ from pipeline.fitting.loop import (
 )
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.models.trees import hidden_tree
-from pipeline.models.trees.feature_tree import count_edges, find_feature_tree
+from pipeline.models.trees import feature_tree, hidden_tree
+from pipeline.models.trees.feature_tree import find_edges
 from pipeline.models.trees.hidden_tree import HiddenTree, HiddenTreeParams
 from pipeline.numerics.trees.spanning_tree import ROOT, move_root_to_center
 from pipeline.params import get_named_arrays
@@ -194,19 +194,17 @@ def test_the_tree_is_the_best_of_all_trees(is_complete: bool) -> None:
         table = np.histogram2d(levels[both, i], levels[both, j], bins=(SEVERAL[i], SEVERAL[j]))[0]
         independent = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
         weights[i, j] = scipy.special.rel_entr(table, independent).sum() / len(levels)
-    parents = find_feature_tree(pairs, np.array(SEVERAL))
-    found = sum(weights[i, p] for i, p in enumerate(parents.tolist()) if p != ROOT)
+    edges = find_edges(pairs, np.array(SEVERAL))
+    assert len(edges.left) == 4
     best = max(
         sum(weights[i, j] for i, j in list_edges(code)) for code in product(range(5), repeat=3)
     )
-    assert found == pytest.approx(best, abs=1e-10)
-    tables = count_edges(pairs, np.array(SEVERAL), parents)
-    for i, parent in enumerate(parents.tolist()):
-        expected = np.zeros(tables[i].shape)
-        if parent != ROOT:
-            both = seen[:, i] & seen[:, parent]
-            np.add.at(expected, (levels[both, parent], levels[both, i]), 1)
-        np.testing.assert_array_equal(tables[i], expected)
+    assert weights[edges.left, edges.right].sum() == pytest.approx(best, abs=1e-10)
+    for i, j, information, correlation in zip(*edges, strict=True):
+        assert information == pytest.approx(weights[i, j], abs=1e-12)
+        both = seen[:, i] & seen[:, j]
+        expected = np.corrcoef(levels[both][:, [i, j]].T)[0, 1]
+        assert correlation == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_root_is_in_the_middle() -> None:
@@ -400,43 +398,60 @@ def list_edges(code: tuple[int, ...]) -> list[tuple[int, int]]:
     return edges
 
 
+def draw_wide_rows(sizes: tuple[int, ...], n_samples: int, seed: int) -> Levels:
+    """Draw rows along a tree. Features 0 to 4 are equal, and the last 10 are constant."""
+    rng = np.random.default_rng(seed)
+    levels = np.empty((n_samples, len(sizes)), np.uint8)
+    share = rng.random(n_samples)
+    for i, size in enumerate(sizes):
+        if i > 0:
+            parent = int(rng.integers(max(0, i - 4), i))
+            share = (levels[:, parent] + rng.random(n_samples)) / sizes[parent]
+            share = np.where(rng.random(n_samples) < 0.3, rng.random(n_samples), share)
+        levels[:, i] = np.minimum(size * share, size - 1)
+    levels[:, 1:5], levels[:, -10:] = levels[:, :1], 1
+    return levels
+
+
 @pytest.mark.parametrize("kind", [None, "frequency", "sampling"])
+@pytest.mark.parametrize("sizes", [(2,), (2, 2, 2, 2, 2, 3, 2, 4)])
+@pytest.mark.parametrize("is_complete", [True, False])
 def test_strips_give_the_fit_of_one_table(
-    kind: WeightKind | None, monkeypatch: pytest.MonkeyPatch
+    kind: WeightKind | None,
+    sizes: tuple[int, ...],
+    is_complete: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where edges have equal weights: features 0 to 4 are equal, and 10 are constant."""
-    n_features, rng = 90, np.random.default_rng(4)
-    X = np.empty((500, n_features), np.uint8)
-    X[:, 0] = rng.random(500) < 0.4
-    for i in range(1, n_features):
-        X[:, i] = X[:, rng.integers(max(0, i - 4), i)] ^ (rng.random(500) < 0.15)
-    X[:, :5], X[:, 80:] = X[:, :1], 1
-    weights = None if kind is None else rng.integers(0, 4, len(X)) * 1.0
-    rows = make_memory_rows(DenseData(X, weights=weights), [100, 400], kind=kind or "frequency")
-    structure = Structure(features=make_binary_features([f"f{i}" for i in range(n_features)]))
-    model = HiddenTree(states=2, trees=2, max_iter=4)
-    expected = fit_model(model.with_structure(structure), rows, SERIAL)
+    """Also where edges have equal weights."""
+    n_features, rng = 88, np.random.default_rng(4)
+    sizes *= n_features // len(sizes)
+    levels = draw_wide_rows(sizes, 500, 4)
+    seen = None if is_complete else rng.random(levels.shape) < 0.9
+    weights = None if kind is None else rng.integers(0, 4, len(levels)) * 1.0
+    data = replace(make_rows(sizes, levels, seen), weights=weights)
+    rows = make_memory_rows(data, [100, 400], kind=kind or "frequency")
+    settings = {"states": 2, "trees": 2, "max_iter": 4}
+    expected = fit_model(make_model(sizes, **settings), rows, SERIAL)
     monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 50)
-    monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)  # strips of 32 features
-    wide = model.with_structure(structure)
-    found = fit_model(wide, rows, SERIAL)
+    monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)
+    monkeypatch.setattr(feature_tree, "_TABLE_CELLS", 2000)  # several tables per strip
+    found = fit_model(make_model(sizes, **settings), rows, SERIAL)
     for name, (_, values) in get_named_arrays(expected.params).items():
         np.testing.assert_allclose(getattr(found.params, name), values, rtol=1e-9, err_msg=name)
     np.testing.assert_allclose(found.history, expected.history, rtol=1e-12)
     assert found.diagnostics == expected.diagnostics
     assert [w.text for w in found.warnings] == [w.text for w in expected.warnings]
+
+
+def test_a_warm_start_of_strips_counts_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (2,) * 30
+    rows = make_memory_rows(make_rows(sizes, draw_wide_rows(sizes, 200, 5)))
+    monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 20)
+    wide = make_model(sizes, states=2, max_iter=4)
+    found = fit_model(wide, rows, SERIAL)
     first = collect_first_statistics(wide, rows, SERIAL, 0)
-    monkeypatch.setattr(hidden_tree, "find_strip_pairs", None)  # a warm start counts no pairs
+    monkeypatch.setattr(hidden_tree, "find_strip_edges", None)
     begun = start_fit(wide, first, rows, SERIAL, 0, initial_params=found.params)
     warm = fit_model(wide, rows, SERIAL, state=begun)
     np.testing.assert_array_equal(warm.params.parents, found.params.parents)
     assert warm.history[0] >= found.history[-1]
-
-
-def test_strips_refuse_missing_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hidden_tree, "MAX_SQUARE_FEATURES", 5)
-    X = np.random.default_rng(0).integers(0, 2, (50, 8)).astype(np.uint8)
-    structure = Structure(features=make_binary_features([f"f{i}" for i in range(8)]))
-    rows = make_memory_rows(DenseData(X, np.tril(np.ones_like(X))))
-    with pytest.raises(FitError, match="Values are missing, but a tree of 8 features"):
-        fit_model(HiddenTree(states=2).with_structure(structure), rows, SERIAL)

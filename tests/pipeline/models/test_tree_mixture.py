@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -19,7 +20,8 @@ from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
-from pipeline.models.trees import strips, tree_mixture
+from pipeline.models.trees import feature_tree, tree_mixture
+from pipeline.models.trees.feature_tree import find_edges
 from pipeline.models.trees.pair_counts import (
     add_edge_tables,
     add_weighted_pairs,
@@ -42,6 +44,7 @@ from pipeline.numerics.trees.spanning_tree import (
 )
 from pipeline.passes import feature_strips
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import PairCounts
 from tests.support.strategies import DenseData, make_memory_rows
 
 Array = NDArray[np.float64]
@@ -92,10 +95,13 @@ def make_rows(
     return DenseData(X if mask is None else X * mask, mask)
 
 
-def fit_trees(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
+def make_model(sizes: tuple[int, ...], **settings: Any) -> Any:
     features = tuple(Feature(f"f{i}", tuple("0123456789"[:k])) for i, k in enumerate(sizes))
-    model = TreeMixture(**settings).with_structure(Structure(features=features))
-    return fit_model(model, make_memory_rows(data), SERIAL)
+    return TreeMixture(**settings).with_structure(Structure(features=features))
+
+
+def fit_trees(sizes: tuple[int, ...], data: DenseData, **settings: Any) -> FitState:
+    return fit_model(make_model(sizes, **settings), make_memory_rows(data), SERIAL)
 
 
 def draw_incomplete_rows(sizes: tuple[int, ...], n_rows: int) -> tuple[Levels, NDArray[np.bool_]]:
@@ -290,30 +296,33 @@ def test_tables_of_edges_are_those_of_counts_of_pairs(
 
 
 @pytest.mark.parametrize("kind", [None, "frequency", "sampling"])
+@pytest.mark.parametrize("sizes", [(2,), (2, 2, 2, 3, 2, 4)])
 def test_strips_give_the_tree_and_tables_of_one_table(
-    kind: WeightKind | None, monkeypatch: pytest.MonkeyPatch
+    kind: WeightKind | None, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where edges have equal weights: features 0 to 4 are equal, and 20 are constant."""
     n_features, rng = 150, np.random.default_rng(4)
-    X = np.empty((700, n_features), np.uint8)
-    X[:, 0] = rng.random(700) < 0.4
-    for i in range(1, n_features):
-        X[:, i] = X[:, rng.integers(max(0, i - 4), i)] ^ (rng.random(700) < 0.15)
-    X[:, :5], X[:, 130:] = X[:, :1], 1
-    X = X[:, rng.permutation(n_features)]
+    sizes *= n_features // len(sizes)
+    levels = np.empty((700, n_features), np.uint8)
+    share = rng.random(700)
+    for i, size in enumerate(sizes):
+        levels[:, i] = np.minimum(size * share, size - 1)
+        below = (levels[:, rng.integers(max(0, i - 3), i + 1)] + rng.random(700)) / max(sizes)
+        share = np.where(rng.random(700) < 0.3, rng.random(700), below)
+    levels[:, 1:5], levels[:, 130:] = levels[:, :1], 1
     weights = (
-        None if kind is None else rng.integers(0, 4, len(X)) * (1.7 if kind == "sampling" else 1)
+        None
+        if kind is None
+        else rng.integers(0, 4, len(levels)) * (1.7 if kind == "sampling" else 1)
     )
-    data = DenseData(X, weights=weights)
+    data = replace(make_rows(sizes, levels), weights=weights)
     rows = make_memory_rows(data, [100, 350, 250], kind=kind or "frequency")
-    model = TreeMixture(1, smoothing=0.3)
+    model = make_model(sizes, n_components=1, smoothing=0.3)
     expected = fit_model(model, rows, SERIAL)
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 100)
-    monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)  # strips of 32 features
-    monkeypatch.setattr(strips, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(feature_strips, "_MAX_STRIP_HEIGHT", 64)
+    monkeypatch.setattr(feature_tree, "_TABLE_CELLS", 5000)  # several tables per strip
     found = fit_model(model, rows, SERIAL)
-    assert found.iteration == 1
-    assert found.done
     np.testing.assert_array_equal(found.params.parents, expected.params.parents)
     within = 1e-9 if kind == "sampling" else 1e-14  # sums of numbers that are not whole
     np.testing.assert_allclose(found.params.tables, expected.params.tables, atol=within)
@@ -322,12 +331,37 @@ def test_strips_give_the_tree_and_tables_of_one_table(
     assert [w.text for w in found.warnings] == [w.text for w in expected.warnings]
 
 
-def test_strips_refuse_missing_values(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [BINARY, SEVERAL])
+def test_strips_with_missing_values_give_the_tree_of_the_pairs_and_its_tables(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables are those of the counts that enumeration expects, with pseudo-rows."""
+    monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 5)
+    levels, seen = draw_incomplete_rows(sizes, 200)
+    data = make_rows(sizes, levels, seen)
+    fitted = fit_trees(sizes, data, n_components=1, tol=1e-11, smoothing=1e-6)
+    params, every = fitted.params, list_rows(sizes)
+    edges = find_edges(PairCounts.from_block(data.pack(), pooled=True), np.array(sizes))
+    found = {frozenset((i, p)) for i, p in enumerate(params.parents[0].tolist()) if p != ROOT}
+    assert found == {frozenset(pair) for pair in zip(*edges[:2], strict=True)}
+    probabilities = compute_joint(params, every)[:, 0]
+    joint = np.zeros(params.tables[0].shape)
+    for row, own in zip(levels, seen, strict=True):
+        posterior = probabilities * (every[:, own] == row[own]).all(axis=1)
+        posterior /= posterior.sum()
+        for i, parent in enumerate(params.parents[0].tolist()):
+            above = np.zeros(len(every), int) if parent == ROOT else every[:, parent]
+            np.add.at(joint[i], (above, every[:, i]), posterior)
+    totals = joint.sum(axis=2, keepdims=True)
+    expected = np.divide(joint, totals, out=np.zeros_like(joint), where=totals > 0)
+    np.testing.assert_allclose(params.tables[0], expected, atol=1e-5)
+
+
+def test_several_wide_trees_are_fitted_without_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 10)
+    monkeypatch.setattr(tree_mixture, "find_strip_edges", None)
     levels, seen = draw_incomplete_rows(BINARY, 50)
-    with pytest.raises(FitError, match="Values are missing, but a tree of 12 features"):
-        fit_model(TreeMixture(1), make_memory_rows(make_rows(BINARY, levels, seen)), SERIAL)
-    fit_model(TreeMixture(2, max_iter=2), make_memory_rows(make_rows(BINARY, levels)), SERIAL)
+    fit_trees(BINARY, make_rows(BINARY, levels, seen), n_components=2, max_iter=2)
 
 
 def test_among_edges_of_equal_weight_the_first_are_taken() -> None:
