@@ -34,8 +34,8 @@ pairs, both exactly; see `pipeline.numerics.trees.messages`. This is also right 
 decide which values are missing, but not if the missing values themselves do.
 
 Cost per block: n_samples n_components n_features; in passes that find trees, also n_features² for
-each row and each component whose probability given the row is not negligible. Passes: tens; four
-for a single tree of many features without missing values.
+each row and each component whose probability given the row is not negligible. Passes: tens; two for
+a single tree if no value is missing.
 Not identifiable: the order of the components, which are sorted by weight; the root of a tree; and
 the components themselves if there are few features.
 """
@@ -281,15 +281,16 @@ class TreeMixture(Mixture):
         """Check the counts, and start from random components around the margins."""
         level_rows = count_rows_by_level(first, self.features)
         self._check_number_of_components(first)
+        n_levels = np.array([len(rows) for rows in level_rows])
+        is_wide = self.has_pair_tables(int((n_levels - 1).sum()))
         auxiliary = {
             "weight": np.array(first.weight),
             "margins": compute_margins(level_rows),
             "seed": rng.integers(2**63, size=1),
+            "is_complete": np.array(first.is_complete),
+            "is_wide": np.array(is_wide),
         }
         warnings = warn_about_levels(level_rows, self.features)
-        n_levels = np.array([len(rows) for rows in level_rows])
-        is_wide = self.has_pair_tables(int((n_levels - 1).sum()))
-        auxiliary["is_wide"] = np.array(is_wide)
         state = self._begin_fit(FitState(None, auxiliary=auxiliary, warnings=warnings))
         if not is_wide:
             return state
@@ -414,8 +415,13 @@ class TreeMixture(Mixture):
         return {**working, "finds_trees": np.array(not is_short)}
 
     def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
-        """Stop on the change of the objective; short runs after a few passes."""
+        """Stop on the change of the objective; short runs after a few passes.
+
+        The first M-step of a single tree is exact if no value is missing; a second pass scores it.
+        """
         criterion = super().get_convergence_criterion(state)
+        if len(state.params.weights) == 1 and state.auxiliary.get("is_complete", False):
+            return replace(criterion, tol=np.inf)
         if not state.auxiliary.get("short", False):
             return criterion
         return replace(criterion, max_iter=min(self.max_iter, _SHORT_PASSES))
