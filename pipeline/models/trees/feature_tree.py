@@ -43,8 +43,8 @@ _TABLE_CELLS = 1 << 21
 """Pairs of levels whose counts are in memory at once."""
 
 
-class Edges(NamedTuple):
-    """Edges between features, (n_edges,) each, ordered by `left` and `right`; `left` < `right`.
+class FeaturePairs(NamedTuple):
+    """FeaturePairs between features, (n_edges,) each, ordered by `left` and `right`; `left` < `right`.
 
     `information` is the weight of an edge, nats per row. `correlation` is that of levels, and 0 if
     a feature is constant.
@@ -56,7 +56,7 @@ class Edges(NamedTuple):
     correlation: Array
 
 
-_NO_EDGES = Edges(*np.zeros((2, 0), np.int64), *np.zeros((2, 0)))
+_NO_PAIRS = FeaturePairs(*np.zeros((2, 0), np.int64), *np.zeros((2, 0)))
 
 
 class PseudoRows(NamedTuple):
@@ -69,7 +69,7 @@ class PseudoRows(NamedTuple):
     margins: Array
 
 
-def find_edges(pairs: PairCounts, n_levels: Counts) -> Edges:
+def find_edges(pairs: PairCounts, n_levels: Counts) -> FeaturePairs:
     """Find the tree of features from the counts of all pairs of planes, all segments pooled."""
 
     def read_table(left: slice, right: slice) -> PairTable:
@@ -131,13 +131,13 @@ def make_empty_strip(features: slice, n_features: int) -> dict[str, NDArray[Any]
     }
 
 
-def join_strips(results: RangeResults, n_features: int) -> Edges:
+def join_strips(results: RangeResults, n_features: int) -> FeaturePairs:
     """Find the tree of features from the edges of all strips."""
-    edges, first = _NO_EDGES, 0
+    edges, first = _NO_PAIRS, 0
     for key in range(results.n_ranges):
         strip = results.read(key, ["is_edge", "information", "correlation"])
         left, right = places = np.nonzero(strip["is_edge"])
-        own = Edges(
+        own = FeaturePairs(
             first + left, first + right, strip["information"][places], strip["correlation"][places]
         )
         edges = _keep_forest(_join(edges, own), n_features)
@@ -145,7 +145,7 @@ def join_strips(results: RangeResults, n_features: int) -> Edges:
     return edges
 
 
-def get_parent_correlation(edges: Edges, parents: Counts) -> Array:
+def get_parent_correlation(edges: FeaturePairs, parents: Counts) -> Array:
     """Return the correlation of each feature with its parent, (n_features,); 0 at the root."""
     is_left_above = parents[edges.right] == edges.left
     correlation = np.zeros(len(parents))
@@ -153,14 +153,14 @@ def get_parent_correlation(edges: Edges, parents: Counts) -> Array:
     return correlation
 
 
-def _join(a: Edges, b: Edges) -> Edges:
+def _join(a: FeaturePairs, b: FeaturePairs) -> FeaturePairs:
     """Join edges; those of `b` have later features on the left."""
-    return Edges._make(np.concatenate(pair) for pair in zip(a, b, strict=True))
+    return FeaturePairs._make(np.concatenate(pair) for pair in zip(a, b, strict=True))
 
 
-def _keep_forest(edges: Edges, n_features: int) -> Edges:
+def _keep_forest(edges: FeaturePairs, n_features: int) -> FeaturePairs:
     kept = find_maximum_spanning_forest(edges.left, edges.right, edges.information, n_features)
-    return Edges._make(values[kept] for values in edges)
+    return FeaturePairs._make(values[kept] for values in edges)
 
 
 def _find_forest(
@@ -169,14 +169,14 @@ def _find_forest(
     n_levels: Counts,
     total: float,
     pseudo_rows: PseudoRows,
-) -> Edges:
+) -> FeaturePairs:
     """Return the maximum spanning forest of the pairs of features with all later features.
 
     `total` is the weight of all rows.
     """
     first_planes, firsts = np.cumsum([0, *(n_levels - 1)]), np.cumsum([0, *n_levels])
     n_at_once = max(1, _TABLE_CELLS // int(n_levels.max() * n_levels.sum()))
-    edges, n_features = _NO_EDGES, len(n_levels)
+    edges, n_features = _NO_PAIRS, len(n_levels)
     for start in range(features.start, features.stop, n_at_once):
         stop = min(start + n_at_once, features.stop)
         table = read_table(
@@ -188,10 +188,12 @@ def _find_forest(
         cells += pseudo_rows.weight * np.outer(pseudo_rows.margins[slice(*own)], later)
         information = _sum_information(cells, left, right) / (total + pseudo_rows.weight)
         rows, columns = np.triu_indices(len(left), 1, len(right))
-        found = Edges(rows, columns, information[rows, columns], np.zeros(len(rows)))
+        found = FeaturePairs(rows, columns, information[rows, columns], np.zeros(len(rows)))
         found = _keep_forest(found, n_features)
         correlation = _compute_correlation(cells, left, right, found)
-        found = Edges(start + found.left, start + found.right, found.information, correlation)
+        found = FeaturePairs(
+            start + found.left, start + found.right, found.information, correlation
+        )
         edges = _keep_forest(_join(edges, found), n_features)
     return edges
 
@@ -245,7 +247,7 @@ def _xlogx(counts: Array) -> Array:
     return np.asarray(scipy.special.xlogy(counts, counts), np.float64)
 
 
-def _compute_correlation(cells: Array, left: Counts, right: Counts, edges: Edges) -> Array:
+def _compute_correlation(cells: Array, left: Counts, right: Counts, edges: FeaturePairs) -> Array:
     """Return the correlation of the levels of edges; 0 if there is none."""
     steps = np.arange(max(left.max(), right.max()))
     places, exists = [], []

@@ -80,7 +80,7 @@ from pipeline.models.trees.base import (
 )
 from pipeline.models.trees.feature_tree import (
     CELL_BYTES,
-    Edges,
+    FeaturePairs,
     PseudoRows,
     find_edges,
     find_strip_edges,
@@ -339,7 +339,7 @@ class HiddenTree(Model):
         n_levels = np.array([len(rows) for rows in level_rows])
         return FitState(None, auxiliary=auxiliary, warnings=warnings), n_levels
 
-    def _begin_fit(self, state: FitState, edges: Edges, n_features: int) -> FitState:
+    def _begin_fit(self, state: FitState, edges: FeaturePairs, n_features: int) -> FitState:
         """Draw the start on the tree with these edges."""
         parents = move_root_to_center(orient_tree(edges.left, edges.right, n_features))
         correlation = get_parent_correlation(edges, parents)
