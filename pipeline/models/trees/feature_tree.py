@@ -44,10 +44,10 @@ _TABLE_CELLS = 1 << 21
 
 
 class FeaturePairs(NamedTuple):
-    """FeaturePairs between features, (n_edges,) each, ordered by `left` and `right`; `left` < `right`.
+    """Pairs of features, (n_pairs,) each, ordered by `left` and `right`; `left` < `right`.
 
-    `information` is the weight of an edge, nats per row. `correlation` is that of levels, and 0 if
-    a feature is constant.
+    `information` is the weight of a pair as an edge of the tree, nats per row. `correlation` is
+    that of levels, and 0 if a feature is constant.
     """
 
     left: Counts
