@@ -54,8 +54,8 @@ def find_level_probabilities(planes: Array, n_levels: Counts) -> Array:
     """
     parts, first = [], 0
     for n in (n_levels[n_levels > 0] - 1).tolist():
-        own = np.pad(planes[:, first : first + n], ((0, 0), (1, 0)), constant_values=1.0)
-        parts.append(-np.diff(np.pad(own, ((0, 0), (0, 1))), axis=1))
+        own = np.pad(planes[:, first : first + n], ((0, 0), (1, 1)), constant_values=(1.0, 0.0))
+        parts.append(own[:, :-1] - own[:, 1:])
         first += n
     return np.hstack([np.empty((len(planes), 0)), *parts])
 

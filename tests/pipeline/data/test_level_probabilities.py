@@ -31,6 +31,12 @@ def test_planes_out_of_order_become_a_distribution() -> None:
     assert name_levels((MOOD, SEX))[2:4] == ("mood=good", "sex=f")
 
 
+def test_impossible_levels_have_no_negative_zero() -> None:
+    levels = find_level_probabilities(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([3]))
+    np.testing.assert_array_equal(levels, [[0, 0, 1], [1, 0, 0]])
+    assert not np.signbit(levels).any()
+
+
 def test_planes_are_joined_if_all_of_them_are_there() -> None:
     split = {"mood": MOOD.levels, "sex": SEX.levels}
     names = ["mood>=fair", "mood>=good", "pain", "sex"]
