@@ -51,7 +51,7 @@ from flows.report.figures.marks import (
     RuleMark,
     TextMarks,
 )
-from flows.report.figures.text import shorten_text
+from flows.report.figures.text import shorten_texts
 
 _RC_PARAMS: Any = {
     "axes.formatter.limits": (-4, 9),
@@ -424,7 +424,8 @@ def _format_axis(axes: Axes, side: MatplotlibAxis, axis: Axis, spine: str) -> No
     """Label an axis, with its ticks and lines across the plot."""
     side.set_label_text(axis.label, color=SOFT_TEXT_COLOUR)
     side.set_ticks([tick.place for tick in axis.ticks])
-    side.set_ticklabels([shorten_text(tick.text, _MAX_NAME_LENGTHS[spine]) for tick in axis.ticks])
+    texts = [tick.text for tick in axis.ticks]
+    side.set_ticklabels(shorten_texts(texts, _MAX_NAME_LENGTHS[spine]))
     side.set_minor_locator(NullLocator())
     length = 5 if axis.has_lines else 0
     side.set_tick_params(length=length, color=RULE_COLOUR, labelcolor=TEXT_COLOUR)

@@ -31,7 +31,7 @@ from flows.report.figures.marks import (
     RuleMark,
     TextMarks,
 )
-from flows.report.figures.text import shorten_text
+from flows.report.figures.text import shorten_texts
 
 Array = NDArray[np.float64]
 
@@ -98,10 +98,12 @@ def _place_points(plot: Plot, x: Any, y: Any) -> tuple[Array, Array]:
 def _render_names(axis: Axis, side: str) -> str:
     places = _compute_shares(axis, [tick.place for tick in axis.ticks])
     edge, places = ("left", places) if side == "x" else ("top", 100 - places)
+    texts = [tick.text for tick in axis.ticks]
     names = "".join(
-        f'<span style="{edge}:{place:.2f}%"{_render_title(tick.text)}>'
-        f"{escape(shorten_text(tick.text, MAX_NAME_LENGTH))}</span>"
-        for place, tick in zip(places, axis.ticks, strict=True)
+        f'<span style="{edge}:{place:.2f}%"{_render_title(text)}>{escape(short)}</span>'
+        for place, text, short in zip(
+            places, texts, shorten_texts(texts, MAX_NAME_LENGTH), strict=True
+        )
     )
     n = len(axis.ticks) if side == "x" else 0
     share = " third" if n > _THIRD_ON_PHONE else " half" if n > _HALF_ON_PHONE else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -25,6 +25,16 @@ def format_number(value: float, digits: int = 4) -> str:
 def shorten_text(text: str, max_length: int) -> str:
     """Shorten a text to at most `max_length` letters, with an ellipsis at the end."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
+
+def shorten_texts(texts: Sequence[str], max_length: int) -> list[str]:
+    """Shorten texts; those that would be equal keep their end instead of their start."""
+    short = [shorten_text(text, max_length) for text in texts]
+    counts = Counter(short)
+    return [
+        "…" + text[1 - max_length :] if own != text and counts[own] > 1 else own
+        for text, own in zip(texts, short, strict=True)
+    ]
 
 
 def format_shown_count(noun: str, shown: int, total: int, selection: str = "") -> str:

@@ -24,7 +24,7 @@ from flows.report.figures.marks import LineMarks
 from flows.report.figures.parameters import correlate_features_with_codes, plot_parameters
 from flows.report.figures.row_plots import MAX_COLOURED_LABELS, ColourLabels, group_rows_by_label
 from flows.report.figures.rows import CodedRows, read_dataset_sample
-from flows.report.figures.text import format_number
+from flows.report.figures.text import format_number, shorten_texts
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.pictures import render_picture
@@ -341,6 +341,11 @@ def test_shares_of_components_have_the_names_of_many_segments(tmp_path):
 )
 def test_numbers_have_sensible_digits(value, written):
     assert format_number(value) == written
+
+
+def test_names_that_begin_alike_are_shortened_to_their_ends():
+    names = ["question 1>=yes", "question 2>=yes", "another question", "milk"]
+    assert shorten_texts(names, 9) == ["…n 1>=yes", "…n 2>=yes", "another …", "milk"]
 
 
 def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
