@@ -221,15 +221,15 @@ def make_edge_table(edges: TreeEdges, names: Sequence[str]) -> TextTable:
     has_many = len(np.unique(edges.tree)) > 1
     rows = []
     for k in np.argsort(-edges.mutual_information, kind="stable")[:_MAX_TABLE_ROWS].tolist():
-        correlation = f"{edges.correlation[k]:.2f}".replace("-", "−").replace("nan", "–")
+        correlation = f"{edges.correlation[k]:z.2f}".replace("-", "−").replace("nan", "–")
         values = f"{edges.mutual_information[k]:.4f}", correlation
         tree = (f"{edges.tree[k] + 1}",) if has_many else ()
         rows.append((names[edges.feature[k]], names[edges.parent[k]], *values, *tree))
     columns = ("feature", "parent", "mutual information, nats", "correlation")
     note = (
-        "Which feature of an edge is the parent is arbitrary. Correlations are phi for binary "
-        "features; levels have the scores 0, 1, 2, …. latentbits export --what edges writes all "
-        f"{len(edges.tree):,} edges."
+        "Which feature of an edge is the parent is arbitrary. Correlations take levels as the "
+        "numbers 0, 1, 2, …; for binary features, they are phi. The command latentbits export "
+        f"--what edges writes all {len(edges.tree):,} edges."
     )
     tree_column = ("tree",) if has_many else ()
     return TextTable("Strongest edges", (*columns, *tree_column), tuple(rows), note, True)

@@ -198,6 +198,8 @@ def test_the_table_has_the_strongest_edges() -> None:
     assert {row[-1] for row in several.rows} == {"1", "2", "3"}
     unknown = edges._replace(correlation=np.full(39, np.nan))
     assert make_edge_table(unknown, names).rows[0][3] == "–"
+    tiny = edges._replace(correlation=np.full(39, -0.001))
+    assert make_edge_table(tiny, names).rows[0][3] == "0.00"
 
 
 @pytest.fixture(scope="module")
