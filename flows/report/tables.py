@@ -91,7 +91,8 @@ _COLUMN_EXPLANATIONS = {
     "component.",
     "deviations": "Weights of a continuous feature are for (value − mean) / scale. Its deviation "
     "is the standard deviation given the components, in the same units.",
-    "margins_1": "Margins are the shares of the levels, the lowest level first.",
+    "margins_1": "Margins are the shares of the levels, the lowest level first: of a binary "
+    "feature, the shares of zeros and of ones.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
     "information: about 1 if the model holds, larger if answers are more erratic.",
     "s_x2": "S-X² compares the frequencies of levels at each sum score with those of the model; a "
