@@ -52,7 +52,7 @@ class Mixture(Model):
         if self.n_components is None and first.weight < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
                 f"The dataset has only {first.weight:.0f} rows; choosing {{components}} needs at "
-                f"least {_MIN_ROWS_TO_CHOOSE}. Give a number.",
+                f"least {_MIN_ROWS_TO_CHOOSE}. Set {{components}} to a number.",
                 parameter="components",
             )
         if (self.n_components or 1) > first.weight:

@@ -233,7 +233,11 @@ def test_of_the_number_of_components_one_thing_is_advised(
             {"n_components": 21},
             "components is 21, but the dataset has only 20 rows. Choose at most 20",
         ),
-        (99, {"n_components": None}, "only 99 rows; choosing components needs at least 100"),
+        (
+            99,
+            {"n_components": None},
+            "choosing components needs at least 100. Set components to a number.",
+        ),
     ],
 )
 def test_too_few_rows_are_refused(n_rows: int, more: dict[str, Any], message: str) -> None:
