@@ -95,9 +95,12 @@ def read_published() -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Print one line per set and model."""
+    names, known = sys.argv[1:], list_sets()
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"{unknown[0]} is not a set in {SHARED}; choose from {', '.join(known)}.")
     published, total = read_published(), 0.0
     print(f"{'set':8}  {'model':18}  {'settings':36}  {'valid':>9}  {'test':>9}  {'CPU s':>6}")
-    for name in sys.argv[1:] or list_sets():
+    for name in names or known:
         rows = read_splits(name)
         for kind, models in MODELS.items():
             start = time.process_time()
