@@ -91,8 +91,6 @@ _COLUMN_EXPLANATIONS = {
     "component.",
     "deviations": "Weights of a continuous feature are for (value − mean) / scale. Its deviation "
     "is the standard deviation given the components, in the same units.",
-    "margins_1": "Margins are the shares of the levels, the lowest level first: of a binary "
-    "feature, the shares of zeros and of ones.",
     "infit": "Infit and outfit are mean squared residuals, with and without weighting by "
     "information: about 1 if the model holds, larger if answers are more erratic.",
     "s_x2": "S-X² compares the frequencies of levels at each sum score with those of the model; a "
@@ -371,18 +369,14 @@ def make_parameter_table(
 ) -> NumberTable | None:
     """Return the parameters of features, or else their correlations with components, if known.
 
-    Parents and tables of trees are left out, as there is a figure of trees. `correlations` have
-    shape (n_features, n_components).
+    The parameters of trees are left out, as there are a figure and a table of edges. `correlations`
+    have shape (n_features, n_components).
     """
-    columns = _select_columns(
-        [
-            column
-            for column in _iter_distinct_columns(read_parameter_columns(artifact, "feature"))
-            if "tree" not in artifact.dims(column.array) and column.array != "parents"
-        ]
-    )
-    title = "Parameters"
-    if not columns and correlations is not None:
+    columns, title = [], "Parameters"
+    if "parents" not in artifact:
+        distinct = _iter_distinct_columns(read_parameter_columns(artifact, "feature"))
+        columns = _select_columns([*distinct])
+    if not columns and correlations is not None and correlations.any():  # a single tree has 0
         columns = [
             ParameterColumn("correlation", f"_{k}", values)
             for k, values in enumerate(correlations.T, 1)

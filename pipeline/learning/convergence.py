@@ -283,7 +283,7 @@ def warn_about_ending(
     if convergence.is_stalled:
         reason = "because no step raised the objective; fewer components may do better"
     else:
-        reason = f"after {convergence.max_iter} passes; raise {{max_iter}}"
+        reason = f"at {{max_iter={convergence.max_iter}}}; raise it"
     objectives = ", ".join(f"{value:.6f}" for value in history[-2:])
     text = f"{describe_ending(False)}, {reason}. Last objectives: {objectives}"
     return (FitWarning(text),)

@@ -116,8 +116,8 @@ def find_strip_edges(
     places = edges.left - features.start, edges.right - features.start
     arrays = make_empty_strip(features, len(n_levels))
     arrays["is_edge"][places] = True
-    arrays["information"][places] = edges.information
-    arrays["correlation"][places] = edges.correlation
+    arrays["edge_information"][places] = edges.information
+    arrays["edge_correlation"][places] = edges.correlation
     return arrays
 
 
@@ -126,8 +126,8 @@ def make_empty_strip(features: slice, n_features: int) -> dict[str, NDArray[Any]
     shape = features.stop - features.start, n_features - features.start
     return {
         "is_edge": np.zeros(shape, np.bool_),
-        "information": np.zeros(shape),
-        "correlation": np.zeros(shape),
+        "edge_information": np.zeros(shape),
+        "edge_correlation": np.zeros(shape),
     }
 
 
@@ -135,11 +135,10 @@ def join_strips(results: RangeResults, n_features: int) -> FeaturePairs:
     """Find the tree of features from the edges of all strips."""
     edges, first = _NO_PAIRS, 0
     for key in range(results.n_ranges):
-        strip = results.read(key, ["is_edge", "information", "correlation"])
+        strip = results.read(key, ["is_edge", "edge_information", "edge_correlation"])
         left, right = places = np.nonzero(strip["is_edge"])
-        own = FeaturePairs(
-            first + left, first + right, strip["information"][places], strip["correlation"][places]
-        )
+        strengths = strip["edge_information"][places], strip["edge_correlation"][places]
+        own = FeaturePairs(first + left, first + right, *strengths)
         edges = _keep_forest(_join(edges, own), n_features)
         first += len(strip["is_edge"])
     return edges

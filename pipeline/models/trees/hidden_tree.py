@@ -253,10 +253,12 @@ class HiddenTree(Model):
                 )
             raise FitError(text, parameter="components")
         if n_states is not None and n_states > MAX_STATES:
+            name, per_state = self._find_states_setting()
             raise FitError(
-                f"{{states}} must be at most {MAX_STATES}, but is {n_states}: the pairs of states "
-                f"would take {8 * n_states**2 / 1000:,.0f} kB for each feature and tree.",
-                parameter="states",
+                f"{{{name}}} must be at most {per_state * MAX_STATES}, but is "
+                f"{per_state * n_states}: the pairs of states would take "
+                f"{8 * n_states**2 / 1000:,.0f} kB for each feature and tree.",
+                parameter=name,
             )
 
     @property
@@ -265,6 +267,10 @@ class HiddenTree(Model):
         if self.states is not None or self.n_components is None:
             return self.states
         return self.n_components // self.trees
+
+    def _find_states_setting(self) -> tuple[str, int]:
+        """Return the setting that gives the number of states, and its value per state."""
+        return ("components", self.trees) if self.states is None else ("states", 1)
 
     def with_structure(self, structure: Structure) -> Model:
         """Return the model of levels, or this model if all features are binary."""
@@ -354,8 +360,15 @@ class HiddenTree(Model):
         if self.n_states is None and weight < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
                 f"The dataset has only {weight:.0f} rows; choosing {{states}} needs at least "
-                f"{_MIN_ROWS_TO_CHOOSE}. Give a number.",
+                f"{_MIN_ROWS_TO_CHOOSE}. Set {{states}} to a number.",
                 parameter="states",
+            )
+        if (self.n_states or 1) > weight:
+            name, per_state = self._find_states_setting()
+            raise FitError(
+                f"{{{name}}} is {per_state * (self.n_states or 1)}, but the dataset has only "
+                f"{weight:.0f} rows. Choose at most {per_state * int(weight)}.",
+                parameter=name,
             )
 
     def _begin_stage(self, state: FitState, n_states: int, held_out: float) -> FitState:
@@ -382,8 +395,8 @@ class HiddenTree(Model):
         """Start from an earlier fit and its tree, with the margins of the rows here."""
         if (params.n_trees, params.n_states) != (self.trees, self.n_states or params.n_states):
             raise FitError(
-                f"The fit given to {{warm_start}} has {{states={params.n_states}}} and "
-                f"{{trees={params.n_trees}}}. Use these, or fit without {{warm_start}}.",
+                f"{{warm_start}} continues a fit with {{states={params.n_states}}} and "
+                f"{{trees={params.n_trees}}}. Use these, or leave out {{warm_start}}.",
                 parameter="warm_start",
             )
         params = replace(params, margins=state.auxiliary["margins"])

@@ -420,7 +420,7 @@ class TreeMixture(Mixture):
         The first M-step of a single tree is exact if no value is missing; a second pass scores it.
         """
         criterion = super().get_convergence_criterion(state)
-        if len(state.params.weights) == 1 and state.auxiliary.get("is_complete", False):
+        if state.auxiliary.get("is_complete", False) and len(state.params.weights) == 1:
             return replace(criterion, tol=np.inf)
         if not state.auxiliary.get("short", False):
             return criterion

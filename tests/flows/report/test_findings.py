@@ -55,7 +55,9 @@ def test_the_fit_of_pairs_is_judged_by_the_numbers_of_its_figure(tmp_path: Path)
         assert f"root mean square {rmse}, by chance about {chance}" in sentence
 
 
-@pytest.mark.parametrize("model", ["kernel-pca", "laplacian-eigenmap"])
+@pytest.mark.parametrize(
+    "model", ["kernel-pca", "laplacian-eigenmap", "tree-mixture", "hidden-tree"]
+)
 def test_models_without_parameters_of_features_tell_correlations(
     tmp_path: Path, model: str
 ) -> None:

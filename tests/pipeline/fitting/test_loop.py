@@ -221,7 +221,7 @@ def test_a_fit_that_stops_early_says_so() -> None:
     state = fit_model(Shares(max_iter=3), ROWS, SERIAL)
     assert state.iteration == 3
     (notice,) = state.warnings
-    assert "stopped before converging, after 3 passes; raise {max_iter}" in notice.text
+    assert "stopped before converging, at {max_iter=3}; raise it" in notice.text
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -221,5 +221,5 @@ def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> Non
     told = [w.text for w in state.warnings]
     assert told[0].startswith("training diverged: no pass was better than the initial parameters.")
     assert told[0].endswith("Use a lower learning rate: {rate=0.05}.")
-    assert "stopped before converging, after 10 passes; raise {max_iter}" in told[1]
+    assert "stopped before converging, at {max_iter=10}; raise it" in told[1]
     assert np.isfinite(state.params.weights).all()

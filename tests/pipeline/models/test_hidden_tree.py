@@ -366,7 +366,7 @@ def test_a_warm_start_keeps_the_tree_of_the_earlier_fit() -> None:
     np.testing.assert_array_equal(again.params.parents, earlier.parents)
     assert again.history[-1] > again.history[0] + 1e-3
     for model in (HiddenTree(1), HiddenTree(2, trees=2), HiddenTree(trees=2)):
-        with pytest.raises(FitError, match="has states=2 and trees=1"):
+        with pytest.raises(FitError, match="with states=2 and trees=1"):
             model.warm_start(begun, earlier)
 
 
@@ -381,8 +381,24 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         HiddenTree(6, states=4, trees=2)
     with pytest.raises(FitError, match=r"^states must be at most 64, but is 100: .* 80 kB"):
         HiddenTree(states=100)
-    with pytest.raises(FitError, match=r"^states must be at most 64, but is 65: .* 34 kB"):
+    with pytest.raises(FitError, match=r"^components must be at most 64, but is 65: .* 34 kB"):
         HiddenTree(65)
+    with pytest.raises(FitError, match=r"^components must be at most 128, but is 130: .* 34 kB"):
+        HiddenTree(130, trees=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"^The dataset has only 5 rows; choosing states needs .* Set states to a number\."),
+        ({"states": 6}, r"^states is 6, but the dataset has only 5 rows\. Choose at most 5\."),
+        ({"n_components": 12, "trees": 2}, r"^components is 12, .* Choose at most 10\."),
+    ],
+)
+def test_too_few_rows_are_refused(settings: dict[str, Any], message: str) -> None:
+    data = make_rows(BINARY, list_rows(BINARY)[:5])
+    with pytest.raises(FitError, match=message):
+        fit_tree(BINARY, data, **settings)
 
 
 def list_edges(code: tuple[int, ...]) -> list[tuple[int, int]]:

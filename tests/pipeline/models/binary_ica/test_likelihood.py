@@ -107,7 +107,7 @@ def test_fit_beats_blica_and_likelihood_of_truth():
 def test_fit_stopped_early_returns_best_scored_point():
     _, rows, X = draw_example(rows=100)
     state = fit_model(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
-    assert "stopped before converging, after 2 passes; raise {max_iter}" in state.warnings[0].text
+    assert "stopped before converging, at {max_iter=2}; raise it" in state.warnings[0].text
     # The fit sorts the columns of A at its end. Their order rotates the quadrature lattice, which
     # changes the result by its error of about 2e-7.
     A, offsets, means, log_variances, *_ = state.params.point

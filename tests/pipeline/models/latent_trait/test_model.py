@@ -452,7 +452,7 @@ def test_a_fit_that_goes_on_reaches_the_same_bytes() -> None:
         assert again.history == whole.history
         assert again.params.weights.tobytes() == whole.params.weights.tobytes()
     assert any(
-        "stopped before converging, after 6 passes; raise {max_iter}" in notice.text
+        "stopped before converging, at {max_iter=6}; raise it" in notice.text
         for notice in whole.warnings
     )
 
