@@ -119,9 +119,7 @@ from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memo
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import (
-    FeatureCounts,
-)
+from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -325,12 +323,14 @@ class TreeMixture(Mixture):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Find the tree; its features are independent until the first pass."""
-        n_features = state.params.parents.shape[1]
+        """Find the tree; edges that are new to a warm start begin as independent."""
+        old, n_features = state.params, state.params.parents.shape[1]
         edges = join_strips(results, n_features)
         parents = orient_tree(edges.left, edges.right, n_features)
-        tables = normalize_tables(state.params.compute_independent_tables(parents))
-        params = replace(state.params, parents=parents[None], tables=tables[None])
+        tables = normalize_tables(old.compute_independent_tables(parents))
+        is_known = parents == old.parents[0]
+        tables[is_known] = old.tables[0, is_known]
+        params = replace(old, parents=parents[None], tables=tables[None])
         working = {"held_out": np.array(0.0), "finds_trees": np.array(False)}
         return replace(state, params=params, working=working)
 
@@ -352,11 +352,12 @@ class TreeMixture(Mixture):
     def warm_start(self, state: FitState, params: TreeMixtureParams) -> FitState:
         """Start from an earlier fit, without short runs, with the margins of the rows here.
 
-        A single tree whose pairs are counted in strips is found anew.
+        A single tree whose pairs are counted in strips is found anew; its edges that the earlier
+        tree had start from their tables.
         """
-        if state.auxiliary["is_wide"]:
-            return state
         params = replace(params, margins=state.auxiliary["margins"])
+        if state.auxiliary["is_wide"]:
+            return replace(state, params=params)
         return replace(self._begin_long_run(state, 0.0), params=params)
 
     def summarize(

@@ -17,7 +17,12 @@ from pipeline.data.features import Feature, split_into_planes
 from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
-from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    fit_model,
+    initialize_fit,
+    start_fit,
+)
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
 from pipeline.models.trees import feature_tree, tree_mixture
@@ -40,6 +45,7 @@ from pipeline.numerics.trees.spanning_tree import (
     find_maximum_spanning_forest,
     find_maximum_spanning_tree,
     gather_tables,
+    normalize_tables,
     order_from_root,
 )
 from pipeline.passes import feature_strips
@@ -493,6 +499,30 @@ def test_a_warm_start_ends_as_a_fit_to_the_same_rows() -> None:
     cold = fit_model(model, rows, SERIAL)
     assert again.history[-1] == pytest.approx(cold.history[-1], abs=1e-12)
     np.testing.assert_array_equal(again.params.margins, cold.params.margins)
+
+
+def test_a_warm_start_of_strips_continues_with_the_tables_of_its_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 5)
+    levels, seen = draw_incomplete_rows(BINARY, 300)
+    data = make_rows(BINARY, levels, seen)
+    rows, model = make_memory_rows(data), TreeMixture(1, tol=1e-7)
+    earlier = fit_model(model, rows, SERIAL)
+    first = collect_first_statistics(model, rows, SERIAL, 0)
+    begun = start_fit(model, first, rows, SERIAL, 0, initial_params=earlier.params)
+    np.testing.assert_array_equal(begun.params.tables, earlier.params.tables)
+    again = fit_model(model, rows, SERIAL, state=begun)
+    assert len(again.history) < len(earlier.history) / 2
+    assert again.history[-1] >= earlier.history[-1]
+    # Another feature is the parent where the tree of more rows has other edges.
+    other = replace(earlier.params, parents=np.roll(earlier.params.parents, 1, axis=1))
+    begun = start_fit(model, first, rows, SERIAL, 0, initial_params=other)
+    np.testing.assert_array_equal(begun.params.parents, earlier.params.parents)
+    is_new = begun.params.parents[0] != other.parents[0]
+    independent = begun.params.compute_independent_tables(begun.params.parents[0])
+    expected = normalize_tables(independent)[is_new]
+    np.testing.assert_allclose(begun.params.tables[0, is_new], expected, atol=1e-15)
 
 
 def test_parents_in_a_cycle_are_refused() -> None:
