@@ -37,7 +37,7 @@ Counts = NDArray[np.int64]
 ReadTable = Callable[[slice, slice], PairTable]
 """Returns the tables of some planes (left) with others (right)."""
 
-CELL_BYTES = 56
+TREE_CELL_BYTES = 56
 """Memory of a task per pair of planes in a strip: counts, edges, and edges as stored."""
 _TABLE_CELLS = 1 << 21
 """Pairs of levels whose counts are in memory at once."""

@@ -79,7 +79,7 @@ from pipeline.models.trees.base import (
     warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import (
-    CELL_BYTES,
+    TREE_CELL_BYTES,
     FeaturePairs,
     PseudoRows,
     find_edges,
@@ -612,7 +612,7 @@ class WideHiddenTree(OrdinalHiddenTree):
 
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts  # type: ignore[assignment]
     pair_counts: ClassVar[tuple[str, ...]] = ()
-    cell_bytes: ClassVar[int] = CELL_BYTES
+    cell_bytes: ClassVar[int] = TREE_CELL_BYTES
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the smallest strips, or of the passes."""

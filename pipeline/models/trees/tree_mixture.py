@@ -79,7 +79,7 @@ from pipeline.models.trees.base import (
     warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import (
-    CELL_BYTES,
+    TREE_CELL_BYTES,
     PseudoRows,
     find_strip_edges,
     join_strips,
@@ -231,7 +231,7 @@ class TreeMixture(Mixture):
     short_run_tol: ClassVar[float] = 1e-2
     single_start_is_short: ClassVar[bool] = True
     pair_counts: ClassVar[tuple[str, ...]] = ()
-    cell_bytes: ClassVar[int] = CELL_BYTES
+    cell_bytes: ClassVar[int] = TREE_CELL_BYTES
     n_components: int | None = 10
     smoothing: float = setting(1.0, minimum=_MIN_SMOOTHING)
     starts: int = setting(3, minimum=1)
