@@ -269,7 +269,7 @@ def prepare_evaluation(options: EvaluateOptions) -> EvaluationPlan:
     if options.folds is not None:
         check_folds(options.folds, options.label, [model.subject.model for model in models])
     need = 8 * _N_MATRICES * min(dataset.n_planes, MAX_COMPARED_FEATURES) ** 2
-    check_memory(need, dataset.n_planes, find_memory_limit())
+    check_memory(need, dataset.n_features, find_memory_limit())
     own_rows = make_training_rows(dataset, resolve_split(dataset, None, TRAIN))
     training = next((model.training_rows for model in models[:1] if model.training_rows), own_rows)
     for rows in (training, *(model.training_rows for model in models if model.training_rows)):

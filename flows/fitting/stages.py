@@ -123,7 +123,7 @@ def _fit_and_save(job: FitJob, stages: StageRunner) -> dict[str, Any]:
 def _open_checkpoints(job: FitJob) -> CheckpointStore:
     """Check that there is enough memory, and load the latest checkpoint if the fit resumes."""
     is_option = job.options.memory is not None
-    check_memory(job.minimum_memory, job.dataset.n_planes, job.memory_budget, is_option)
+    check_memory(job.minimum_memory, job.dataset.n_features, job.memory_budget, is_option)
     folder = job.run_folder.states_folder
     return CheckpointStore(folder, load_state(job.model, folder) if job.options.resume else None)
 

@@ -52,3 +52,12 @@ def test_a_wide_tree_of_incomplete_rows_has_the_same_bytes_with_any_executor(cli
     completed = lb.transform(fits[0], "d.zarr", impute="bits")["imputed_bits"]
     assert (completed == X)[~seen].mean() > 0.85  # a feature is that before with probability 0.9
     np.testing.assert_array_equal(completed[seen], X[seen])
+
+
+def test_memory_is_refused_with_the_number_of_features_not_of_their_levels(cli) -> None:
+    names = [f"f{i}" for i in range(3)]
+    levels = {name: list("01234") for name in names}
+    X = np.random.default_rng(2).integers(0, 5, (20, 3)).astype(np.uint8)
+    write_arrays(Path("d.zarr"), X, names=names, feature_levels=levels)
+    message = cli(*FIT, "--memory", "1kB").check_refused()
+    assert message.startswith("error: 3 features need ")
