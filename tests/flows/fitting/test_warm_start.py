@@ -134,7 +134,7 @@ def test_a_start_with_other_hidden_states_is_refused(cli, dataset) -> None:
     assert "has 4 components, which the settings of this fit do not allow" in done.message
     done = cli(*command, "--set", "states=4", "--warm-start")
     assert done.code == 2
-    assert "has --set states=2 and --set trees=2. Use these" in done.message
+    assert "continues a fit with --set states=2 and --set trees=2. Use these" in done.message
     done = cli(*command, "--set", "states=2", "--set", "trees=2", "--warm-start")
     assert done.code == 0
 
