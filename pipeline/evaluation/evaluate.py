@@ -68,9 +68,9 @@ _LIKELIHOOD_MEASURES: dict[str, tuple[type, str]] = {
 _LIKELIHOOD_KINDS = {"exact", "estimate", "bound"}  # kinds that are comparable with each other
 _CELLS_AT_ONCE = 1 << 21
 _LEVEL, _MIN_ROWS = 0.05, 6
-"""Level of the tests of differences, and the fewest rows of which one may be significant.
+"""Significance level of tests of differences, and the fewest rows that are tested.
 
-Differences with the same sign in all of five rows occur by chance with probability 2/2⁵ > 0.05.
+In five rows, all differences have the same sign by chance with probability 2/2⁵ > 0.05.
 """
 
 

@@ -197,7 +197,7 @@ def _iter_text_columns(
 
 
 def _have_fractions(texts: NDArray[Any]) -> bool:
-    """Return whether texts are numbers, of which some are not whole; empty texts are missing."""
+    """Return whether all texts are numbers or empty, and some number is not whole."""
     try:
         numbers = [float(text) for text in map(str, texts) if text]
     except ValueError:

@@ -153,7 +153,7 @@ def get_parent_correlation(edges: FeaturePairs, parents: Counts) -> Array:
 
 
 def _join(a: FeaturePairs, b: FeaturePairs) -> FeaturePairs:
-    """Join edges; those of `b` have later features on the left."""
+    """Join pairs; every `left` of `b` comes after those of `a`."""
     return FeaturePairs._make(np.concatenate(pair) for pair in zip(a, b, strict=True))
 
 
@@ -200,9 +200,9 @@ def _find_forest(
 def _count_cells(table: PairTable, left: Counts, right: Counts) -> Array:
     """Return the rows at each pair of levels, (levels of the left, levels of the right features).
 
-    `left` and `right` are numbers of levels; `table` has a row per plane of the left and a column
-    per plane of the right features. The rows that reach a level are those of its plane; all rows
-    reach the lowest level.
+    `left` and `right` are numbers of levels. `table` has a row for each plane of the left features,
+    and a column for each plane of the right ones. A plane counts the rows at its level or above;
+    the lowest level has no plane.
     """
     (rows, is_lowest_row), (columns, is_lowest_column) = map(_list_planes, (left, right))
     shape, at = table.joint.shape, np.ix_(rows, columns)

@@ -23,8 +23,8 @@ P(x_i | z_i)       emissions    (n_trees, n_features, n_states, n_levels)
 =================  ===========  =======================================
 
 Components are the states of the root: all states of the first tree, then all of the second, and so
-on. `transitions[t, i, b, a]` is P(z_i = a | z_pa = b), and 0 at the root. The root
-is the feature in the middle of the longest path of the tree.
+on. `transitions[t, i, b, a]` is P(z_i = a | z_pa = b), and 0 at the root. The root is the feature
+in the middle of the longest path of the tree.
 
 Missing values are summed out exactly. This is also right if observed values decide which values are
 missing, but not if the missing values themselves do.
@@ -363,10 +363,10 @@ class HiddenTree(Model):
                 f"{_MIN_ROWS_TO_CHOOSE}. Set {{states}} to a number.",
                 parameter="states",
             )
-        if (self.n_states or 1) > weight:
+        if self.n_states is not None and self.n_states > weight:
             name, per_state = self._find_states_setting()
             raise FitError(
-                f"{{{name}}} is {per_state * (self.n_states or 1)}, but the dataset has only "
+                f"{{{name}}} is {per_state * self.n_states}, but the dataset has only "
                 f"{weight:.0f} rows. Choose at most {per_state * int(weight)}.",
                 parameter=name,
             )

@@ -341,7 +341,7 @@ def test_strips_give_the_tree_and_tables_of_one_table(
 def test_strips_with_missing_values_give_the_tree_of_the_pairs_and_its_tables(
     sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tables are those of the counts that enumeration expects, with pseudo-rows."""
+    """Tables against expected counts by enumeration."""
     monkeypatch.setattr(tree_mixture, "MAX_SQUARE_FEATURES", 5)
     levels, seen = draw_incomplete_rows(sizes, 200)
     data = make_rows(sizes, levels, seen)
