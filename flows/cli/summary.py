@@ -86,6 +86,14 @@ def list_known_items(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("known items", f"{items['n_items']:,} from {Path(items['path']).name}")]
 
 
+def list_starts(diagnostics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the line about starts in a summary or report; empty for a single start."""
+    n_starts = diagnostics.get("starts", 1)
+    if n_starts == 1:
+        return []
+    return [("starts", f"{n_starts}, {diagnostics['starts_at_best']} reached the best objective")]
+
+
 def _format_weights(weights: Mapping[str, Any]) -> str:
     """Describe the weights of rows, given their record in a manifest."""
     column, total = weights["column"], weights["total"]
@@ -137,6 +145,7 @@ def _make_fit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         format_segment_count(summary["n_segments"], summary["group"]),
         *list_known_items(summary),
         ("passes", describe_passes(summary["iterations"], summary["converged"])),
+        *list_starts(summary["diagnostics"]),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
     if summary["warm_start"]:

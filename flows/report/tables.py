@@ -16,6 +16,7 @@ from flows.cli.summary import (
     join_names,
     list_covariates,
     list_known_items,
+    list_starts,
     list_weights,
 )
 from flows.exporting.columns import (
@@ -143,6 +144,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         *list_known_items(manifest),
         ("components", f"{manifest['n_components']:,}"),
         ("passes", describe_passes(manifest["iterations"], manifest["converged"])),
+        *list_starts(manifest["diagnostics"]),
     ]
     if objective := manifest.get("objective"):
         measure = manifest["diagnostics"].get("objective_is", "objective")

@@ -27,9 +27,12 @@ from pipeline.fitting.pair_work import (
 from pipeline.learning.convergence import (
     SquaremStep,
     choose_squarem_step,
+    describe_starts,
     find_final_objective,
+    find_reachable_objective,
     is_stage_over,
     warn_about_ending,
+    warn_about_starts,
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
@@ -254,9 +257,11 @@ def _update_starts(
     iteration = state.iteration + 1
     if not all(s.done for s in starts):
         return replace(state, starts=starts, iteration=iteration)
-    best = max(
-        starts, key=lambda s: find_final_objective(model.get_convergence_criterion(s), s.history)
-    )
+    endings = [(model.get_convergence_criterion(s), s.history) for s in starts]
+    objectives = [find_final_objective(*ending) for ending in endings]
+    diagnostics = describe_starts(objectives, [find_reachable_objective(*e) for e in endings])
+    best = starts[int(np.argmax(objectives))]
+    best = replace(best, diagnostics={**best.diagnostics, **diagnostics})
     return _begin_stage(replace(model.select_start(best), iteration=iteration))
 
 
@@ -314,7 +319,12 @@ def _advance_stage(model: Model, state: FitState, statistics: Statistics) -> Fit
     if next_stage is not None:
         return _begin_stage(next_stage)
     finished = model.finish(state, statistics)
-    return replace(finished, params=convert_to_c_order(finished.params), done=True)
+    return replace(
+        finished,
+        params=convert_to_c_order(finished.params),
+        diagnostics={**state.diagnostics, **finished.diagnostics},
+        done=True,
+    )
 
 
 def _begin_stage(state: FitState) -> FitState:
@@ -409,5 +419,6 @@ def _complete_fit(model: Model, state: FitState, executor: Executor, seed: int) 
         with limit_blas_threads():
             prepared = convert_to_c_order(model.prepare(state.params, rng, executor.map))
         state = replace(state, params=prepared)
-    new_warnings = warn_about_ending(model.get_convergence_criterion(state), state.history)
-    return replace(state, warnings=(*state.warnings, *new_warnings))
+    ending = warn_about_ending(model.get_convergence_criterion(state), state.history)
+    starts = warn_about_starts(state.diagnostics)
+    return replace(state, warnings=(*state.warnings, *ending, *starts))

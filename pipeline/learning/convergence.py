@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ AccelerationMemory = Mapping[str, NDArray[np.float64]]
 _CYCLE_PASSES = 3  # passes in a cycle of SQUAREM
 _MAX_GAIN_RATIO = 0.99  # a slower decay of gains cannot be distinguished from rounding
 _MAX_ROWS_OF_TOLERANCE = 10_000
+_SAME_OPTIMUM_NATS = 0.1  # of all rows; starts that differ by less are at the same optimum
+_MANY_STARTS = 4  # of fewer, a single one at the best is no sign of more optima
 _FIRST_LIMIT, _GROWTH = 4.0, 4.0
 
 
@@ -78,13 +80,18 @@ class ObjectiveCriterion:
     keeps_best: ClassVar[bool] = False
     is_stalled: ClassVar[bool] = False
 
+    @property
+    def threshold(self) -> float:
+        """Change per row below which a stage has converged, nats."""
+        return self.tol * min(1.0, _MAX_ROWS_OF_TOLERANCE / self.weight)
+
     def has_converged(self, history: Sequence[float]) -> bool:
         """Return whether the last cycle changed little, and further ones would too."""
         if self.max_iter == 1 and self.tol == 0:
             return len(history) >= 1
         if len(history) < 2:
             return False
-        threshold = self.tol * min(1.0, _MAX_ROWS_OF_TOLERANCE / self.weight)
+        threshold = self.threshold
         if len(history) == 2:  # one plain step, as after a warm start: any ratio may follow
             change = abs(history[1] - history[0])
             return change * _MAX_GAIN_RATIO / (1 - _MAX_GAIN_RATIO) <= threshold
@@ -244,6 +251,47 @@ def is_stage_over(convergence: ConvergenceCriterion, history: Sequence[float]) -
 def find_final_objective(convergence: ConvergenceCriterion, history: Sequence[float]) -> float:
     """Return the objective of the parameters that a stage ends with."""
     return max(history) if convergence.ends_with_best(history) else history[-1]
+
+
+def find_reachable_objective(convergence: ConvergenceCriterion, history: Sequence[float]) -> float:
+    """Return the objective that a stage might have reached if it had been continued.
+
+    A stage that stops on the change of its objective stops a little below its optimum. So two
+    starts with the same optimum do not end with the same objective.
+    """
+    objective = find_final_objective(convergence, history)
+    if not isinstance(convergence, ObjectiveCriterion):
+        return objective
+    tolerance = max(convergence.threshold, _SAME_OPTIMUM_NATS / convergence.weight)
+    return objective + tolerance + estimate_remaining_gain(history)
+
+
+def describe_starts(objectives: Sequence[float], reachable: Sequence[float]) -> dict[str, int]:
+    """Return the diagnostics of several starts: their number, and how many reached the best.
+
+    Parameters
+    ----------
+    objectives
+        Objective of each start.
+    reachable
+        What each start might have reached, see `find_reachable_objective`; or its objective plus
+        the difference that does not matter.
+    """
+    best = max(objectives)
+    n_at_best = sum(value >= best for value in reachable)
+    return {"starts": len(objectives), "starts_at_best": n_at_best}
+
+
+def warn_about_starts(diagnostics: Mapping[str, Any]) -> tuple[FitWarning, ...]:
+    """Return a warning if a single one of many starts reached the best objective."""
+    n_starts = diagnostics.get("starts", 1)
+    if n_starts < _MANY_STARTS or diagnostics["starts_at_best"] > 1:
+        return ()
+    text = (
+        f"only 1 of {n_starts} starts reached the best objective, so a better fit may exist; "
+        f"{{starts={4 * n_starts}}} searches longer"
+    )
+    return (FitWarning(text),)
 
 
 class Ending(NamedTuple):

@@ -105,11 +105,20 @@ class Mixture(Model):
         if state.working["held_out"] == 0:
             return None
         auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
+        if is_best:
+            auxiliary |= {f"best_{n}": np.array(v) for n, v in state.diagnostics.items()}
         state, n_doubled = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
         if is_best and n_doubled <= min(self.max_held_out_components, statistics.weight):
             return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
+        diagnostics = {
+            name: int(auxiliary[f"best_{name}"])
+            for name in ("starts", "starts_at_best")
+            if f"best_{name}" in auxiliary
+        }
         return replace(
-            self._begin_long_run(state, 0.0), params=get_best_params(self.params, auxiliary)
+            self._begin_long_run(state, 0.0),
+            params=get_best_params(self.params, auxiliary),
+            diagnostics=diagnostics,
         )
 
     def _describe_components(self, state: FitState, mass: Any, empty_rows: Any) -> FitState:

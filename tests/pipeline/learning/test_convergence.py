@@ -15,9 +15,12 @@ from pipeline.learning.convergence import (
     PatienceCriterion,
     choose_squarem_step,
     describe_passes,
+    describe_starts,
     estimate_remaining_gain,
     find_final_objective,
+    find_reachable_objective,
     is_stage_over,
+    warn_about_starts,
 )
 
 
@@ -200,3 +203,31 @@ def test_fits_by_a_single_pass_do_not_converge() -> None:
     assert describe_passes(1, converged=True) == "1, not iterative"
     assert describe_passes(1200, converged=True) == "1,200, converged"
     assert describe_passes(1, converged=False) == "1, stopped before converging"
+
+
+def test_starts_with_the_same_optimum_reach_the_best_objective() -> None:
+    criterion = ObjectiveCriterion(500, 1e-6, weight=1000)
+    histories = [(-4.0, -3.0, -2.9999), (-4.0, -3.1, -2.99985), (-4.0, -3.3, -3.2)]
+    reachable = [find_reachable_objective(criterion, history) for history in histories]
+    found = describe_starts([history[-1] for history in histories], reachable)
+    assert found == {"starts": 3, "starts_at_best": 2}
+
+
+def test_a_start_that_still_gains_may_reach_the_best_objective() -> None:
+    rising = [-3.0 - 0.8**k for k in range(20)]  # stopped by the limit of passes
+    assert rising[-1] < -3.01
+    assert find_reachable_objective(ObjectiveCriterion(20, 1e-4), rising) >= -3.0
+    ended = PassCountCriterion(20)
+    assert find_reachable_objective(ended, rising) == rising[-1]
+
+
+@pytest.mark.parametrize(
+    ("n_starts", "n_at_best", "warns"), [(3, 1, False), (8, 2, False), (8, 1, True)]
+)
+def test_a_single_start_of_many_at_the_best_is_a_warning(
+    n_starts: int, n_at_best: int, warns: bool
+) -> None:
+    warnings = warn_about_starts({"starts": n_starts, "starts_at_best": n_at_best})
+    assert bool(warnings) == warns
+    assert all("starts=32" in warning.render() for warning in warnings)
+    assert warn_about_starts({}) == ()
