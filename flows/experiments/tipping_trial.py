@@ -230,7 +230,7 @@ def _run_trial(trial: TippingTrial) -> TippingResult:
         "passes": end.iteration,
         "cpu_seconds": near_end.cpu,
         "wall_seconds": near_end.wall,
-        "converged": model.get_convergence_criterion(end).has_converged(end.history),
+        "converged": end.converged,
         "pinned": len(state.auxiliary["constant"]),
         "steepest": float(np.abs(end.params.weights).max()),
     }

@@ -92,6 +92,7 @@ def _describe_state(state: FitState) -> dict[str, Any]:
         "warnings": [asdict(warning) for warning in state.warnings],
         "starts": [_describe_state(start) for start in state.starts],
         "done": state.done,
+        "converged": state.converged,
     }
 
 
@@ -111,6 +112,7 @@ class _StateRecord(TypedDict):
     warnings: list[_WarningRecord]
     starts: list[_StateRecord]
     done: bool
+    converged: bool
 
 
 def load_state(model: Model, folder: AnyPath) -> FitState | None:
@@ -143,6 +145,7 @@ def _rebuild_state(
             _rebuild_state(model, select_prefix(arrays, f"start{k}-"), d) for k, d in starts
         ),
         done=record["done"],
+        converged=record["converged"],
     )
 
 

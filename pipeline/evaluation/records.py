@@ -12,7 +12,7 @@ from pipeline.data.weights import RowWeights
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules, list_versions
-from pipeline.learning.convergence import find_ending
+from pipeline.learning.convergence import find_final_objective
 from pipeline.models.base import Model
 from pipeline.models.known_items import KnownItems
 from pipeline.models.loading_pattern import LoadingPattern
@@ -66,13 +66,13 @@ def describe_provenance(
 def describe_outcome(model: Model, dataset: Dataset, state: FitState) -> dict[str, Any]:
     """Describe the end of a fit: convergence, objective, diagnostics and warnings."""
     names = (list_plane_names(dataset), dataset.segment_names)
-    ending = find_ending(model.get_convergence_criterion(state), state.history)
+    convergence, history = model.get_convergence_criterion(state), state.history
     labels = name_categories(model, state.params, dataset)
     return {
         "iterations": state.iteration,
-        "converged": ending.converged,
-        "history": state.history,
-        "objective": ending.objective,
+        "converged": state.converged,
+        "history": history,
+        "objective": find_final_objective(convergence, history) if history else None,
         "diagnostics": state.diagnostics,
         "warnings": [warning.render(*names, spell=keep_placeholder) for warning in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),

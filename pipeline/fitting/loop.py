@@ -25,6 +25,7 @@ from pipeline.fitting.pair_work import (
     state_from_results,
 )
 from pipeline.learning.convergence import (
+    ConvergenceCriterion,
     SquaremStep,
     choose_squarem_step,
     describe_starts,
@@ -290,7 +291,31 @@ def _update_state(
         return replace(updated, params=next_params)
     final_params = updated.best if convergence.ends_with_best(history) else mapped.params
     last = replace(updated, params=final_params, best=None)
-    return replace(last, done=True) if start >= 0 else _advance_stage(model, last, statistics)
+    if start >= 0:
+        return replace(last, done=True)
+    next_stage = model.next_stage(last, statistics)
+    if next_stage is not None:
+        return _begin_stage(next_stage)
+    finished = model.finish(last, statistics)
+    finished = replace(
+        finished,
+        params=convert_to_c_order(finished.params),
+        diagnostics={**last.diagnostics, **finished.diagnostics},
+    )
+    return _end_fit(finished, convergence, history)
+
+
+def _end_fit(
+    state: FitState, convergence: ConvergenceCriterion, history: Sequence[float]
+) -> FitState:
+    """End a fit: record whether its last stage converged, and warn about how the fit ended.
+
+    The criterion and the history are the ones by which the stage ended.
+    """
+    ending = warn_about_ending(convergence, history)
+    warnings = (*state.warnings, *ending, *warn_about_starts(state.diagnostics))
+    converged = convergence.has_converged(history)
+    return replace(state, done=True, converged=converged, warnings=warnings)
 
 
 def _compute_objective(model: Model, state: FitState, statistics: Statistics) -> float:
@@ -312,19 +337,6 @@ def _accelerate(
     start, end = model.pack_params(state.params), model.pack_params(mapped.params)
     step = choose_squarem_step(start, end, objective, state.acceleration)
     return step._replace(parameters=model.unpack_params(mapped.params, step.parameters, weight))
-
-
-def _advance_stage(model: Model, state: FitState, statistics: Statistics) -> FitState:
-    next_stage = model.next_stage(state, statistics)
-    if next_stage is not None:
-        return _begin_stage(next_stage)
-    finished = model.finish(state, statistics)
-    return replace(
-        finished,
-        params=convert_to_c_order(finished.params),
-        diagnostics={**state.diagnostics, **finished.diagnostics},
-        done=True,
-    )
 
 
 def _begin_stage(state: FitState) -> FitState:
@@ -374,8 +386,9 @@ def fit_model(
     if state is None:
         first = collect_first_statistics(model, rows, executor, seed, progress)
         state = start_fit(model, first, rows, executor, seed, progress=progress)
-    if is_stage_over(model.get_convergence_criterion(state), state.history):
-        state = replace(state, done=True)  # the model only needed its pair work
+    convergence = model.get_convergence_criterion(state)
+    if not state.done and is_stage_over(convergence, state.history):
+        state = _end_fit(state, convergence, state.history)  # it only needed its pair work
     has_fixed_statistics = model.counts_key(rows.n_features) is not None
     while not state.done:
         if statistics is None:
@@ -386,7 +399,7 @@ def fit_model(
         statistics = statistics if has_fixed_statistics else None
         checkpoint(state)
     state = _run_information_pass(model, state, rows, executor, seed, progress)
-    return _complete_fit(model, state, executor, seed)
+    return _prepare_params(model, state, executor, seed)
 
 
 def _run_information_pass(
@@ -412,13 +425,11 @@ def _summarize_information(model: Any, inputs: PassInputs, block: BinaryBlock) -
     return part
 
 
-def _complete_fit(model: Model, state: FitState, executor: Executor, seed: int) -> FitState:
-    """Prepare the parameters for use, and warn if the fit did not converge."""
-    if isinstance(model, CanPrepare):
-        rng = np.random.default_rng([seed, state.iteration])
-        with limit_blas_threads():
-            prepared = convert_to_c_order(model.prepare(state.params, rng, executor.map))
-        state = replace(state, params=prepared)
-    ending = warn_about_ending(model.get_convergence_criterion(state), state.history)
-    starts = warn_about_starts(state.diagnostics)
-    return replace(state, warnings=(*state.warnings, *ending, *starts))
+def _prepare_params(model: Model, state: FitState, executor: Executor, seed: int) -> FitState:
+    """Prepare the parameters of a finished fit for use."""
+    if not isinstance(model, CanPrepare):
+        return state
+    rng = np.random.default_rng([seed, state.iteration])
+    with limit_blas_threads():
+        prepared = convert_to_c_order(model.prepare(state.params, rng, executor.map))
+    return replace(state, params=prepared)

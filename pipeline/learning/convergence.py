@@ -294,22 +294,6 @@ def warn_about_starts(diagnostics: Mapping[str, Any]) -> tuple[FitWarning, ...]:
     return (FitWarning(text),)
 
 
-class Ending(NamedTuple):
-    """How a fit ended: whether its last stage converged, and the objective of its parameters.
-
-    The objective is in nats per row; None for a fit without passes.
-    """
-
-    converged: bool
-    objective: float | None
-
-
-def find_ending(convergence: ConvergenceCriterion, history: Sequence[float]) -> Ending:
-    """Return how a fit ended, from the criterion and the history of its last stage."""
-    objective = find_final_objective(convergence, history) if history else None
-    return Ending(convergence.has_converged(history), objective)
-
-
 def describe_ending(converged: bool) -> str:
     """Describe how a fit ended, for summaries, reports and lists of runs."""
     return "converged" if converged else "stopped before converging"
@@ -325,8 +309,12 @@ def describe_passes(n_passes: int, converged: bool) -> str:
 def warn_about_ending(
     convergence: ConvergenceCriterion, history: Sequence[float]
 ) -> tuple[FitWarning, ...]:
-    """Return a warning if a fit stopped before it converged."""
-    if convergence.has_converged(history) or not is_stage_over(convergence, history):
+    """Return a warning if a fit whose last stage is over stopped before it converged.
+
+    The criterion is the one that ended the stage: after the last update, a model's criterion may
+    no longer know why.
+    """
+    if convergence.has_converged(history):
         return ()
     if convergence.is_stalled:
         reason = "because no step raised the objective; fewer components may do better"

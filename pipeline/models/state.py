@@ -43,6 +43,8 @@ class FitState:
         `params` are the parameters of the first start.
     done
         Whether the fit has ended; for a start, whether its stage has.
+    converged
+        Whether the last stage had converged when it ended; False before.
     """
 
     params: Any
@@ -56,6 +58,7 @@ class FitState:
     warnings: tuple[FitWarning, ...] = ()
     starts: tuple[FitState, ...] = ()
     done: bool = False
+    converged: bool = False
 
     def with_feature_names(self, names: Sequence[str]) -> FitState:
         """Return the state with names in place of the indices of features in its warnings."""

@@ -289,9 +289,11 @@ class BinaryICALikelihood(ProbitICA):
         gain = min(maximum.gain, float(previous.get("gain", np.inf)))
         likelihood = np.array([statistics.log_likelihood, statistics.error])
         start = previous.get("start", likelihood)
-        is_below_start = gain <= self.tol and likelihood[0] < start[0]
-        if is_below_start and previous["widenings"] < _MAX_WIDENINGS:
-            return _restart_with_wider_priors(state)
+        if gain <= self.tol and likelihood[0] < start[0]:
+            if previous.get("gain", np.inf) <= self.tol:  # the last pass; the one before was higher
+                return _take_step(state, previous, 0.0)
+            if previous["widenings"] < _MAX_WIDENINGS:
+                return _restart_with_wider_priors(state)
         auxiliary = {
             **previous,
             "priors": np.array(priors),

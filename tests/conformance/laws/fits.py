@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.errors import FitError
 from pipeline.executors.base import ThreadsExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
-from pipeline.learning.convergence import find_final_objective
+from pipeline.learning.convergence import describe_ending, find_final_objective
 from pipeline.models.capabilities import CanLearnLocally, CanWarmStart
 from pipeline.params import get_named_arrays
 from tests.conformance.checks import assert_same, offered, params_of
@@ -76,6 +76,15 @@ def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
             assert again.iteration <= max(5, done.iteration // 5), settings_
             assert again.history[-1] >= done.history[-1] - model.tol, settings_
         assert get_named_arrays(again.params).keys() == get_named_arrays(done.params).keys()
+
+
+def test_a_fit_that_has_not_converged_says_so(facts: Facts) -> None:
+    """Whether it was cut short, could not improve, or ended in one of several stages."""
+    rows = make_memory_rows(masked_probit(facts, 120, seed=2))
+    for n_passes in (1, 3, 12):
+        state = fit_model(facts.make_brief(n_passes), rows, SERIAL)
+        words = [w for w in state.warnings if describe_ending(False) in w.text]
+        assert bool(words) != state.converged, n_passes
 
 
 def test_the_seed_alone_decides_the_start(facts: Facts) -> None:

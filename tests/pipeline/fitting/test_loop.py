@@ -19,6 +19,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, fit_pass, initialize_fit
 from pipeline.learning.convergence import (
+    ExpectedGainCriterion,
     ObjectiveCriterion,
     PatienceCriterion,
     is_stage_over,
@@ -224,6 +225,32 @@ def test_a_fit_that_stops_early_says_so() -> None:
     assert "stopped before converging, at {max_iter=3}; raise it" in notice.text
 
 
+@dataclass(frozen=True)
+class Stalling(Shares):
+    """Stalls in the pass after the second, and forgets it in the last update."""
+
+    name: ClassVar[str] = "stalling"
+
+    def update(
+        self, state: FitState, statistics: ShareStatistics, map_items: Any, rng: Any
+    ) -> FitState:
+        moved = super().update(state, statistics, map_items, rng)
+        return replace(moved, auxiliary={"stalled": np.array(len(state.history) == 1)})
+
+    def get_convergence_criterion(self, state: FitState) -> ExpectedGainCriterion:
+        return ExpectedGainCriterion(9, 0.1, 1.0, bool(state.auxiliary.get("stalled", False)))
+
+
+def test_a_fit_says_why_it_ended_whatever_the_last_update_changed() -> None:
+    states: list[FitState] = []
+    state = fit_model(Stalling(), ROWS, SERIAL, checkpoint=states.append)
+    assert state.iteration == 3
+    assert not state.converged
+    (notice,) = state.warnings
+    assert "stopped before converging, because no step raised the objective" in notice.text
+    assert fit_model(Stalling(), ROWS, SERIAL, state=states[-1]).warnings == state.warnings
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_resumed_fit_gives_the_same_bytes(executor: Any) -> None:
     states: list[FitState] = []
@@ -311,7 +338,7 @@ def test_converged_and_stopped_are_different_answers(
     convergence = ObjectiveCriterion(max_iter=4, tol=1e-3)
     assert convergence.has_converged(history) == converged
     assert is_stage_over(convergence, history) == (converged or stopped)
-    assert bool(warn_about_ending(convergence, history)) == (stopped and not converged)
+    assert bool(warn_about_ending(convergence, history)) == (not converged)
 
 
 def test_one_pass_models_converge_in_one_pass() -> None:

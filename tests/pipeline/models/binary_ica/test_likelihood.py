@@ -269,7 +269,7 @@ def test_uniform_variance_matches_simulation(n):
 
 def test_fit_converging_below_its_start_is_repeated_with_wider_priors():
     _, rows, _ = draw_example(rows=100)
-    model, executor = BinaryICALikelihood(2), SerialExecutor()
+    model, executor = BinaryICALikelihood(2, tol=1e9), SerialExecutor()
     rng = np.random.default_rng(0)
     state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
     start = state.params.point.to_vector()
@@ -278,9 +278,9 @@ def test_fit_converging_below_its_start_is_repeated_with_wider_priors():
     priors = state.auxiliary["priors"]
     assert (state.params.point.to_vector() != start).any()
     lower = replace(sums, log_likelihood=sums.log_likelihood - 1)
-    converged = {"gain": np.array(0.0), "reached": np.array(-np.inf)}
+    converging = {"gain": np.array(np.inf), "reached": np.array(-np.inf)}
     for n in range(1, 4):
-        state = replace(state, auxiliary={**state.auxiliary, **converged})
+        state = replace(state, auxiliary={**state.auxiliary, **converging})
         state = model.update(state, lower, executor.map, rng)
         np.testing.assert_array_equal(state.params.point.to_vector(), start)
         np.testing.assert_allclose(state.auxiliary["priors"], 4.0**n * priors)
@@ -289,6 +289,22 @@ def test_fit_converging_below_its_start_is_repeated_with_wider_priors():
         state = model.update(state, sums, executor.map, rng)
         np.testing.assert_allclose(state.auxiliary["priors"], 4.0**n * priors)
         assert (state.params.point.to_vector() != start).any()
+
+
+def test_last_pass_below_the_start_is_undone():
+    _, rows, _ = draw_example(rows=100)
+    model, executor = BinaryICALikelihood(2, tol=1e9), SerialExecutor()
+    rng = np.random.default_rng(0)
+    state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
+    sums = collect_pass_statistics(model, state, rows, executor, 0)
+    state = model.update(state, sums, executor.map, rng)
+    criterion = model.get_convergence_criterion(state)
+    lower = replace(sums, log_likelihood=sums.log_likelihood - 1)
+    last = model.update(state, lower, executor.map, rng)
+    assert criterion.has_converged([-1.0])
+    assert model.get_convergence_criterion(last).has_converged([-1.0])
+    np.testing.assert_array_equal(last.auxiliary["points"], state.auxiliary["points"])
+    assert last.auxiliary["likelihood"][0] == sums.log_likelihood
 
 
 def test_fit_stopped_below_its_start_returns_start():
