@@ -72,6 +72,7 @@ from pipeline.evaluation.prediction import find_target_labels
 from pipeline.evaluation.records import describe_outcome, describe_provenance
 from pipeline.executors.base import Executor, choose_executor
 from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.fitting.linkage import collect_linkage
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,
@@ -115,6 +116,7 @@ from pipeline.numerics.three_step import Correction
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import list_columns_to_read
+from pipeline.statistics.linkage import Linkage
 from pipeline.statistics.sums import Statistics
 
 if TYPE_CHECKING:
@@ -367,8 +369,8 @@ class RowCounts(NamedTuple):
 
     Attributes
     ----------
-    first, statistics
-        The model's first statistics, and those of its only pass.
+    first, linkage, statistics
+        The model's first statistics, the links of features, and the statistics of its only pass.
     key
         The model's `counts_key`: settings that change it change what is counted.
     segment_names
@@ -376,6 +378,7 @@ class RowCounts(NamedTuple):
     """
 
     first: Statistics
+    linkage: Linkage
     statistics: Statistics
     key: str | None
     segment_names: tuple[str, ...]
@@ -418,14 +421,16 @@ def fit_to_more_rows(
             )
         first = collect_first_statistics(built, rows, executor, seed, show)
         first = first if earlier is None else earlier.first.merge(first)
-        state = start_fit(built, first, rows, executor, seed, progress=show)
+        linkage = collect_linkage(built, rows, executor, show)
+        linkage = linkage if earlier is None else earlier.linkage.merge(linkage)
+        state = start_fit(built, first, rows, executor, seed, progress=show, linkage=linkage)
         statistics = collect_pass_statistics(built, state, rows, executor, seed, show)
         statistics = statistics if earlier is None else earlier.statistics.merge(statistics)
         state = fit_model(
             built, rows, executor, seed, state=state, statistics=statistics, progress=show
         )
     record = _describe_fit(built, dataset, None, seed, state, first.n_rows, split_levels)
-    counts = RowCounts(first, statistics, key, dataset.segment_names)
+    counts = RowCounts(first, linkage, statistics, key, dataset.segment_names)
     return Fitted(built, state.params, record, argument_names), counts
 
 

@@ -30,6 +30,7 @@ from pipeline.data.features import list_plane_names
 from pipeline.errors import FitError
 from pipeline.evaluation.records import describe_outcome
 from pipeline.executors.progress import Progress
+from pipeline.fitting.linkage import get_linkage_key
 from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,
@@ -42,6 +43,7 @@ from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.passes.feature_strips import EarlierStrips, FeaturePairJob, make_square_rows
 from pipeline.passes.row_ranges import ArrayDescriptions, Arrays, RangeResults, RowRange
+from pipeline.statistics.linkage import Linkage
 from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import (
     PAIRS_FOLDER,
@@ -199,6 +201,8 @@ def _make_initial_state(job: FitJob, first: Statistics) -> FitState:
         initial_params=None if job.initial_fit is None else job.initial_fit.params,
         run_pairs=partial(_write_pair_results, job),
         spare_memory=spare,
+        progress=job.progress,
+        kept_linkage=job.open_kept_statistics(Linkage, get_linkage_key(job.model)),
     )
 
 

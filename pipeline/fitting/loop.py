@@ -17,6 +17,11 @@ from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
+from pipeline.fitting.linkage import (
+    collect_linkage,
+    has_every_value,
+    warn_about_unlinked_features,
+)
 from pipeline.fitting.pair_work import (
     PairJob,
     get_pair_job_label,
@@ -57,6 +62,7 @@ from pipeline.passes.map_reduce import (
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
+from pipeline.statistics.linkage import Linkage
 from pipeline.statistics.sums import JointStatistics, Statistics
 
 
@@ -106,8 +112,12 @@ def start_fit(
     run_pairs: Callable[[PairJob], RangeResults] | None = None,
     spare_memory: int | None = None,
     progress: Progress = ignore_progress,
+    linkage: Linkage | None = None,
+    kept_linkage: KeptSums[Any] = NO_KEPT_SUMS,
 ) -> FitState:
     """Create the state before the first pass, and do the model's pair work if it has any.
+
+    Features that no row links are named in a warning.
 
     Parameters
     ----------
@@ -121,6 +131,10 @@ def start_fit(
         Runs pair work and returns its results. By default they stay in this process's memory.
     spare_memory
         Bytes that tasks of pair work may use beyond `model.estimate_memory`; None for no limit.
+    linkage
+        Which features all rows link, if it has been found before.
+    kept_linkage
+        Stored linkage of leading chunks.
 
     Raises
     ------
@@ -128,13 +142,16 @@ def start_fit(
         If the seed is out of range, or the model cannot use the data.
     """
     state = initialize_fit(model, first, seed)
+    if linkage is None and not has_every_value(model, first):
+        linkage = collect_linkage(model, rows, executor, progress, kept_linkage)
+    unlinked = () if linkage is None else warn_about_unlinked_features(model, linkage)
     if initial_params is not None and isinstance(model, CanWarmStart):
         state = model.warm_start(state, initial_params)
     if get_pair_job_label(model, rows.n_features):
         job = make_pair_job(model, state, rows, spare_memory)
         results = run_pairs(job) if run_pairs else run_in_memory(job, executor, progress)
         state = state_from_results(model, state, results, executor, seed)
-    return state
+    return state.with_warnings(unlinked)
 
 
 def check_seed(seed: int) -> None:

@@ -124,6 +124,9 @@ class Autoencoder(GradientModel):
     name: ClassVar[str] = "autoencoder"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     splits_levels: ClassVar[bool] = True
+    unlinked_effect: ClassVar[str] = (
+        "codes of different parts cannot be compared: predict only within a part"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams

@@ -80,6 +80,11 @@ class Model(Protocol):
     then have the names of planes; see `pipeline.models.feature_kinds.split_levels_for`."""
     summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that the summary of a fit shows, if present."""
+    unlinked_effect: ClassVar[str] = "how they depend on each other is not determined"
+    """What follows for parts of the features that no row links, after "so"; see
+    `pipeline.fitting.linkage`. Empty if rows need no common features."""
+    needs_linked_features: ClassVar[bool] = False
+    """Whether the model cannot be fitted to parts of the features that no row links."""
     can_have_pattern: ClassVar[bool] = False
     """Whether a loading pattern can set slopes to 0, or equal; see `with_structure`."""
     max_iter: int
@@ -100,6 +105,10 @@ class Model(Protocol):
         if structure.groups and not can_have_groups(type(self)):
             raise FitError(f"{self.name} has no parameters by group.", parameter="group")
         return self
+
+    def find_features_by_group(self) -> NDArray[np.intp]:
+        """Return the indices of features with parameters by group, which do not link the groups."""
+        return np.zeros(0, np.intp)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Split a pass by pairs of features so that a task's statistics fit into a budget."""

@@ -146,6 +146,7 @@ class Bottleneck(GradientModel):
     name: ClassVar[str] = "bottleneck"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     splits_levels: ClassVar[bool] = True
+    unlinked_effect: ClassVar[str] = ""  # the labels are common to all rows
     first_statistics: ClassVar[type[LabelCounts]] = LabelCounts
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.05, "momentum": 0.1}
     params: ClassVar[type[BottleneckParams]] = BottleneckParams

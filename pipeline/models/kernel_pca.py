@@ -80,6 +80,7 @@ N_EIGENVALUES = 10
 """Minimum number of stored eigenvalues, if there are as many."""
 _WIDTH_ROWS = 1000  # rows whose distances choose the width
 _MIN_AGREEMENT = 0.9
+_MAX_UNRELATED = 0.01  # share of pairs of rows without a common feature
 _MINUTES_OF_MAX_FIT = 0.25  # exact fit of MAX_ROWS rows with 256 features
 
 
@@ -124,6 +125,7 @@ class KernelPCA(Model):
     name: ClassVar[str] = "kernel-pca"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     splits_levels: ClassVar[bool] = True
+    unlinked_effect: ClassVar[str] = "the codes may show only which part a row belongs to"
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[LandmarkSums]] = LandmarkSums
     params: ClassVar[type[KernelPCAParams]] = KernelPCAParams
@@ -166,7 +168,7 @@ class KernelPCA(Model):
         if self.landmarks is None:
             _check_distinct_rows(first)
         rows, times = first.rows_with_values
-        median_distance = _median_distance(rows)
+        median_distance, unrelated = _measure_distances(rows)
         width = median_distance if self.width is None else self.width
         if self.landmarks is not None:
             places = choose_landmarks(rows, times, width, self.landmarks, rng)
@@ -183,9 +185,8 @@ class KernelPCA(Model):
         params = KernelPCAParams(
             values, np.array(width), np.zeros((rows.n_rows, 0)), empty, empty, mask
         )
-        return FitState(
-            params, auxiliary={"times": times}, warnings=make_unobserved_row_warnings(first)
-        )
+        warnings = make_unobserved_row_warnings(first) + _warn_about_unrelated_rows(unrelated)
+        return FitState(params, auxiliary={"times": times}, warnings=warnings)
 
     def counts_key(self, n_features: int) -> str | None:
         """Return a key of the counts, the only sums of an exact fit; None with landmarks."""
@@ -284,8 +285,11 @@ def _check_distinct_rows(first: DistinctRows) -> None:
     )
 
 
-def _median_distance(rows: BitRows) -> float:
-    """Return the median distance of distinct rows, which are in random order."""
+def _measure_distances(rows: BitRows) -> tuple[float, float]:
+    """Return the median distance of distinct rows, and the share of pairs without a common feature.
+
+    The rows are in random order.
+    """
     sample = rows.take(slice(_WIDTH_ROWS))
     squared = compute_squared_distances(sample, sample)[np.triu_indices(sample.n_rows, 1)]
     positive = squared[(squared > 0) & (squared < np.inf)]
@@ -294,7 +298,15 @@ def _median_distance(rows: BitRows) -> float:
             "No two rows differ in features observed in both, so there is nothing to fit. "
             "Fit other rows."
         )
-    return float(np.sqrt(np.median(positive)))
+    return float(np.sqrt(np.median(positive))), float(np.isinf(squared).mean())
+
+
+def _warn_about_unrelated_rows(share: float) -> tuple[FitWarning, ...]:
+    """Warn if many pairs of rows have no feature observed in both."""
+    if share <= _MAX_UNRELATED:
+        return ()
+    text = f"{share:.0%} of the pairs of rows have no feature observed in both, and a kernel of 0, "
+    return (FitWarning(text + "so the codes may show which features a row has"),)
 
 
 def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -120,6 +120,8 @@ class LaplacianEigenmap(Model):
     name: ClassVar[str] = "laplacian-eigenmap"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     splits_levels: ClassVar[bool] = True
+    unlinked_effect: ClassVar[str] = "no path of neighbours joins their rows"
+    needs_linked_features: ClassVar[bool] = True
     first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[LaplacianEigenmapParams]] = LaplacianEigenmapParams

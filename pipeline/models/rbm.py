@@ -222,6 +222,9 @@ class RestrictedBoltzmannMachine(GradientModel):
     name: ClassVar[str] = "rbm"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     splits_levels: ClassVar[bool] = True
+    unlinked_effect: ClassVar[str] = (
+        "how they depend on each other is not determined: predict only within a part"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[ChainSteps]] = ChainSteps
     default_rates: ClassVar[Mapping[str, float]] = CONTRASTIVE_RATES

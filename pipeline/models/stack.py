@@ -158,6 +158,9 @@ class Stack(GradientModel):
     name: ClassVar[str] = "stack"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     splits_levels: ClassVar[bool] = True
+    unlinked_effect: ClassVar[str] = (
+        "codes of different parts cannot be compared: predict only within a part"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[StackParams]] = StackParams

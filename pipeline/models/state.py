@@ -68,6 +68,11 @@ class FitState:
         """Return the state with one more warning."""
         return replace(self, warnings=(*self.warnings, FitWarning(text)))
 
+    def with_warnings(self, warnings: Sequence[FitWarning]) -> FitState:
+        """Return the state, and its starts, with more warnings."""
+        starts = tuple(start.with_warnings(warnings) for start in self.starts)
+        return replace(self, warnings=(*self.warnings, *warnings), starts=starts)
+
     @property
     def running_states(self) -> tuple[FitState, ...]:
         """The states that the next pass updates: the running starts, or this state."""

@@ -349,6 +349,9 @@ class BernoulliMixture(Mixture):
     has_cluster_errors: ClassVar[bool] = True
     has_covariates: ClassVar[bool] = True
     has_groups: ClassVar[bool] = True
+    unlinked_effect: ClassVar[str] = (
+        "which class of one part belongs to which class of another is not determined"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams

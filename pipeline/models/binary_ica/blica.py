@@ -210,6 +210,10 @@ class BLICA(ProbitICA):
     ordinal_class: ClassVar[str] = "pipeline.models.binary_ica.ordinal:OrdinalBLICA"
     mixed_class: ClassVar[str] = "pipeline.models.binary_ica.mixed:MixedBLICA"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
+    unlinked_effect: ClassVar[str] = (
+        "which source of one part belongs to which of another, and with which "
+        "sign, is not determined"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams

@@ -74,6 +74,10 @@ class FastICA(Model):
     """
 
     name: ClassVar[str] = "fastica"
+    unlinked_effect: ClassVar[str] = (
+        "which source of one part belongs to which of another, and with which "
+        "sign, is not determined"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[RowSample]] = RowSample
     params: ClassVar[type[FastICAParams]] = FastICAParams

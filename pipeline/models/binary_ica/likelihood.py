@@ -130,6 +130,10 @@ class BinaryICALikelihood(ProbitICA):
     mixed_class: ClassVar[str] = (
         "pipeline.models.binary_ica.mixed_likelihood:MixedBinaryICALikelihood"
     )
+    unlinked_effect: ClassVar[str] = (
+        "which source of one part belongs to which of another, and with which "
+        "sign, is not determined"
+    )
     first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams

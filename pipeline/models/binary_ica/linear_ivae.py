@@ -159,6 +159,10 @@ class LinearIVAE(GradientModel):
     """
 
     name: ClassVar[str] = "linear-ivae"
+    unlinked_effect: ClassVar[str] = (
+        "which source of one part belongs to which of another, and with which "
+        "sign, is not determined"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.03, "momentum": 0.1}
     params: ClassVar[type[LinearIVAEParams]] = LinearIVAEParams

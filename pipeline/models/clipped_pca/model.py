@@ -199,6 +199,9 @@ class ClippedPCA(Model):
     name: ClassVar[str] = "clipped-pca"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    unlinked_effect: ClassVar[str] = (
+        "correlations between them are taken as 0, and each component may belong to one part"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     pair_counts: ClassVar[tuple[str, ...]] = STRIP_COUNTS

@@ -214,6 +214,10 @@ class ConfirmatoryTrait(LatentTrait):
             n_sums += 2 * params.free_parameters.size**2
         return WorkEstimate(by_row, 8 * n_sums * self.n_groups, shared)
 
+    def find_features_by_group(self) -> NDArray[np.intp]:
+        """Return the items whose slopes differ by group."""
+        return find_features_by_group(self, self.structure)
+
     @property
     def n_groups(self) -> int:
         """Number of groups; 1 without groups."""
@@ -623,6 +627,15 @@ class ConfirmatoryTrait(LatentTrait):
             found["aic"] = 2 * n_parameters - 2 * log_likelihood
             found["bic"] = n_parameters * float(np.log(weight)) - 2 * log_likelihood
         return replace(state, diagnostics={**state.diagnostics, "fit_statistics": found})
+
+
+def find_features_by_group(model: LatentTrait, structure: Structure) -> NDArray[np.intp]:
+    """Return the items whose slopes differ by group; none without groups."""
+    if not structure.groups:
+        return np.zeros(0, np.intp)
+    if model.invariance == "configural":
+        return np.arange(len(structure.features))
+    return find_free_items(model.free, structure)
 
 
 def find_free_items(free: str, structure: Structure) -> NDArray[np.intp]:

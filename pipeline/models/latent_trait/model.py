@@ -238,6 +238,10 @@ class LatentTrait(Model):
     has_covariates: ClassVar[bool] = True
     has_groups: ClassVar[bool] = True
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal", "continuous")
+    unlinked_effect: ClassVar[str] = (
+        "traits may have opposite signs and other scales in each part, and "
+        "scores of different parts cannot be compared"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams

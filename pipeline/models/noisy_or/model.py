@@ -155,6 +155,9 @@ class NoisyOr(Model):
     """
 
     name: ClassVar[str] = "noisy-or"
+    unlinked_effect: ClassVar[str] = (
+        "which cause of one part belongs to which of another is not determined"
+    )
     first_statistics: ClassVar[type[RowSample]] = RowSample
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[NoisyOrParams]] = NoisyOrParams

@@ -228,6 +228,9 @@ class HiddenTree(Model):
     name: ClassVar[str] = "hidden-tree"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    unlinked_effect: ClassVar[str] = (
+        "how the parts are joined, and which levels correspond, is not determined"
+    )
     first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[HiddenTreeParams]] = HiddenTreeParams

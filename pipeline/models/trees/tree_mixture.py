@@ -224,6 +224,10 @@ class TreeMixture(Mixture):
     name: ClassVar[str] = "tree-mixture"
     feature_kinds: ClassVar[tuple[FeatureKind, ...]] = ("binary", "ordinal")
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("frequency", "sampling")
+    unlinked_effect: ClassVar[str] = (
+        "the parts are taken as independent given the tree, and which tree of "
+        "one part belongs to which of another is not determined"
+    )
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[TreeMixtureParams]] = TreeMixtureParams

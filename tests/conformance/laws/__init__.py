@@ -3,6 +3,7 @@
 from tests.conformance.laws.codes import *  # noqa: F403
 from tests.conformance.laws.degenerate import *  # noqa: F403
 from tests.conformance.laws.fits import *  # noqa: F403
+from tests.conformance.laws.identification import *  # noqa: F403
 from tests.conformance.laws.levels import *  # noqa: F403
 from tests.conformance.laws.parameters import *  # noqa: F403
 from tests.conformance.laws.predictions import *  # noqa: F403

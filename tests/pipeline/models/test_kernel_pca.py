@@ -164,3 +164,13 @@ def test_too_many_rows_are_refused_with_the_cost_and_the_way_out(
     with pytest.raises(FitError, match=r"exact fit takes at most 100;.* minutes.*landmarks=1000"):
         fitted(X)
     assert fitted(X, landmarks=20).diagnostics["landmarks"] == 20
+
+
+def test_rows_without_a_common_feature_are_warned_of() -> None:
+    X, text = probit(300, 12), "of the pairs of rows have no feature observed in both"
+    form = (np.arange(300)[:, None] % 2 == 0) == (np.arange(12) < 6)
+    form[:20] = True  # these rows link the two forms
+    forms = fitted(X, form.astype(np.uint8), n_components=2)
+    assert [w.text[:3] for w in forms.warnings if text in w.text] == ["31%"]
+    some = (np.random.default_rng(0).random(X.shape) < 0.8).astype(np.uint8)
+    assert not any(text in w.text for w in fitted(X, some, n_components=2).warnings)

@@ -46,6 +46,7 @@ from pipeline.models.latent_trait.confirmatory import (
     choose_group_axes,
     convert_code_moments,
     describe_traits,
+    find_features_by_group,
     find_free_items,
     get_traits,
 )
@@ -151,6 +152,10 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             check_known_slopes(adapted._known_values)
             check_free_items(model.free, structure.feature_names, adapted._known_values)
         return adapted
+
+    def find_features_by_group(self) -> NDArray[np.intp]:
+        """Return the items whose slopes differ by group."""
+        return find_features_by_group(self, self.structure)
 
     @property
     def n_groups(self) -> int:
