@@ -31,6 +31,10 @@ CorrelationEstimator = Callable[[PairTable], tuple[Array, Statuses]]
 
 _PAIRS_PER_TASK = 1 << 18
 _MAX_SENT_BYTES = 8 << 20
+_MAX_ROW_SETS, _MAX_SQUARES = 64, 4  # of the rows that couple pairs in null draws
+_MAX_MISFIT = 2.0  # χ² per pair of the numbers of rows, above which values are missing by design
+NULL_LEVEL = 0.05
+"""Probability that the leading eigenvalue of independent features exceeds its null threshold."""
 
 
 def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTable:
@@ -38,7 +42,7 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
 
     Each count follows its exact law given the margins (hypergeometric; normal for large counts).
     Pairs are coupled as they are in real data: their normal scores are the entries of the sample
-    correlation matrix of independent Gaussians, drawn as a Wishart matrix. If scores were drawn
+    correlation matrix of independent Gaussians, see `draw_scores`. If scores were drawn
     pair by pair, the leading null eigenvalue would be too low by about n_features / n_samples.
 
     `table` has the margins of all pairs, broadcastable to (n_features, n_features), each feature
@@ -49,8 +53,7 @@ def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTa
     upper = np.triu_indices(n_features, 1)
     margins = (np.broadcast_to(a, (n_features, n_features))[upper] for a in table[:3])
     n, ones_i, ones_j = (np.ascontiguousarray(a, dtype=np.float64) for a in margins)
-    n_rows = _count_coupling_rows(np.asarray(table.n))
-    scores = _draw_correlation(n_features, n_rows, rng)[upper] * np.sqrt(max(n_rows - 1, 1))
+    scores = draw_scores(np.asarray(table.n), np.arange(n_features), rng)[upper]
     return PairTable(n, ones_i, ones_j, joint_count_quantiles(n, ones_i, ones_j, scores))
 
 
@@ -86,36 +89,119 @@ def draw_independent_levels(table: PairTable, first_planes: Counts, scores: Arra
     return PairTable(n, ones_i, ones_j, joint)
 
 
-def draw_scores(n: NDArray[np.int64], n_scored: int, rng: np.random.Generator) -> Array:
+def draw_scores(
+    n: NDArray[np.int64], features: NDArray[np.intp], rng: np.random.Generator
+) -> Array:
     """Draw normal scores of all pairs of planes or continuous features, (n_scored, n_scored).
 
-    They are √(n_rows − 1) times a sample correlation matrix of independent normals. `n` is the
-    number of rows that observe both features, for all pairs of features or for each.
+    `n` is the number of rows that observe both features, for all pairs or for each; `features` are
+    the features that the scored columns belong to, (n_scored,).
+
+    Scores are √(n − 1) times the sample correlations of independent normals. Pairs are coupled by
+    the rows that they have in common: all rows, if values are missing at random, which gives
+    triples of features as many common rows as pairs on the scale of scores. Values missing by
+    design, as in test forms, leave other common rows, which `find_common_rows` finds.
     """
     n_rows = _count_coupling_rows(n)
-    scores: Array = _draw_correlation(n_scored, n_rows, rng) * np.sqrt(max(n_rows - 1, 1))
+    if n_rows is not None:
+        scores: Array = _draw_correlation(len(features), n_rows, rng) * np.sqrt(max(n_rows - 1, 1))
+        return scores
+    row_sets, remaining = find_common_rows(n)
+    rows = remaining[np.ix_(features, features)].astype(np.float64)
+    products, squares = np.sqrt(rows) * _draw_symmetric_normals(len(rows), rng), rows
+    for n_own, members in row_sets:
+        columns = np.flatnonzero(np.isin(features, members))
+        pairs = np.ix_(columns, columns)
+        own = _draw_products(len(columns), n_own, rng)
+        products[pairs] += own
+        squares[pairs] += own.diagonal()[:, None]
+    spread = np.sqrt(squares * squares.T)
+    scores = np.divide(products, spread, out=np.zeros_like(products), where=spread > 0)
+    scores *= np.sqrt(np.maximum(n - 1, 1))[np.ix_(features, features)]
     return scores
 
 
-def _count_coupling_rows(n: NDArray[np.int64]) -> int:
-    """Estimate how many rows couple the pairs: all rows, if values are missing at random."""
+def _count_coupling_rows(n: NDArray[np.int64]) -> int | None:
+    """Estimate how many rows couple the pairs: all rows, if values are missing at random, or None.
+
+    The numbers of rows of pairs are then those of independent features, up to chance.
+    """
     if n.ndim == 0:
         return int(n)
     i, j = np.nonzero(np.triu(n, 1))
     observed = n.diagonal().astype(np.float64)
-    return round(float((observed[i] * observed[j]).sum() / n[i, j].sum())) if len(i) else 1
+    if not len(i):
+        return 1
+    n_rows = float((observed[i] * observed[j]).sum() / n[i, j].sum())
+    i, j = np.triu_indices(len(n), 1)
+    expected = observed[i] * observed[j] / n_rows
+    misfit = np.divide((n[i, j] - expected) ** 2, expected, where=expected > 0, out=0 * expected)
+    return round(n_rows) if misfit.mean() < _MAX_MISFIT else None
 
 
-def _draw_correlation(n_features: int, n_rows: int, rng: np.random.Generator) -> Array:
-    """Draw the sample correlation matrix of independent normals."""
-    degrees = n_rows - 1
+class RowSet(NamedTuple):
+    """Rows that observe the same features."""
+
+    n_rows: int
+    features: NDArray[np.intp]
+
+
+def find_common_rows(n: NDArray[np.int64]) -> tuple[list[RowSet], NDArray[np.int64]]:
+    """Find sets of rows that explain most of the rows of pairs, (n_features, n_features).
+
+    Rows of test forms are found one after the other: the pair with the fewest rows shares them with
+    all features that have rows with both, and with each other.
+
+    Returns
+    -------
+    row_sets
+        Sets of rows. There are at most 64, and no more than cost as much as a few full squares.
+    remaining
+        Rows of each pair that are in no set.
+    """
+    remaining, n_features = n.astype(np.int64), len(n)
+    row_sets: list[RowSet] = []
+    upper, cost = np.triu(np.ones(n.shape, np.bool_), 1), 0
+    while len(row_sets) < _MAX_ROW_SETS and cost < _MAX_SQUARES * n_features**3:
+        counts = np.where(upper & (remaining > 0), remaining, np.iinfo(np.int64).max)
+        i, j = np.unravel_index(int(counts.argmin()), counts.shape)
+        n_rows = int(counts[i, j])
+        if n_rows == np.iinfo(np.int64).max:
+            break
+        members, is_candidate = [int(i), int(j)], (remaining[i] > 0) & (remaining[j] > 0)
+        is_candidate[members] = False
+        while is_candidate.any():
+            members.append(int(is_candidate.argmax()))
+            is_candidate &= remaining[members[-1]] > 0
+            is_candidate[members[-1]] = False
+        row_sets.append(RowSet(n_rows, np.sort(np.array(members, np.intp))))
+        remaining[np.ix_(members, members)] -= n_rows
+        cost += len(members) ** 3
+    return row_sets, np.maximum(remaining, 0)
+
+
+def _draw_symmetric_normals(n_features: int, rng: np.random.Generator) -> Array:
+    normals = np.triu(rng.standard_normal((n_features, n_features)))
+    return normals + np.triu(normals, 1).T
+
+
+def _draw_products(n_features: int, n_rows: int, rng: np.random.Generator) -> Array:
+    """Draw the sums of products of independent normals, less their means."""
+    degrees = max(n_rows - 1, 1)
     if degrees >= n_features:  # Bartlett's decomposition, which does not draw every row
         factor = np.tril(rng.standard_normal((n_features, n_features)), -1)
         np.fill_diagonal(factor, np.sqrt(rng.chisquare(degrees - np.arange(n_features))))
     else:
-        factor = rng.standard_normal((n_features, max(degrees, 1)))
-    factor /= np.linalg.norm(factor, axis=1, keepdims=True)
-    correlation: Array = factor @ factor.T
+        factor = rng.standard_normal((n_features, degrees))
+    products: Array = factor @ factor.T
+    return products
+
+
+def _draw_correlation(n_features: int, n_rows: int, rng: np.random.Generator) -> Array:
+    """Draw the sample correlation matrix of independent normals."""
+    products = _draw_products(n_features, n_rows, rng)
+    lengths = np.sqrt(products.diagonal())
+    correlation: Array = products / np.outer(lengths, lengths)
     return correlation
 
 
@@ -228,6 +314,19 @@ def draw_null_spectra(
     return np.array(list(map_draws(draw, seeds)))
 
 
+def find_null_thresholds(spectra: Array) -> Array:
+    """Return the threshold of each eigenvalue, (k,), given those of null draws, (n_draws, k).
+
+    An eigenvalue of independent features is above it with a probability of 5 %, or as close below
+    as so many draws allow: it and the draws are equally likely to have any rank among each other
+    (A. C. A. Hope, Journal of the Royal Statistical Society B 30, 1968). A quantile of few draws
+    would be exceeded too often.
+    """
+    rank = max(1, int(NULL_LEVEL * (len(spectra) + 1) + 1e-9))
+    thresholds: Array = np.sort(spectra, axis=0)[-rank]
+    return thresholds
+
+
 class PairStatusCounts(NamedTuple):
     """Counts of the pairs i < j by `PairStatus`.
 
@@ -290,7 +389,7 @@ def _draw_null_spectrum(
     if first_planes is not None:
         n, firsts = np.asarray(margins.n), first_planes[:-1]
         n = n if n.ndim == 0 else n[np.ix_(firsts, firsts)]
-        scores = draw_scores(n, int(first_planes[-1]), rng)
+        scores = draw_scores(n, np.repeat(np.arange(len(firsts)), np.diff(first_planes)), rng)
         correlation, status = estimate(draw_independent_levels(margins, first_planes, scores))
         mirror_upper_triangle(correlation, status)
         return leading_eigenvalues(correlation, n_leading)

@@ -314,7 +314,8 @@ def draw_mixed_null_spectrum(
     all_rows[:n], all_rows[:, :n] = np.rint(rows), np.rint(rows.T)
     own = np.asarray(margins.n)
     all_rows[n:, n:] = own if own.ndim == 0 else own[np.ix_(firsts, firsts)]
-    scores = draw_scores(all_rows, n_planes + n, rng)
+    owners = n + np.repeat(np.arange(len(firsts)), np.diff(first_planes))
+    scores = draw_scores(all_rows, np.concatenate([owners, np.arange(n)]), rng)
     correlation = np.eye(n_features)
     levels, status = estimate(
         draw_independent_levels(margins, first_planes, scores[:n_planes, :n_planes])

@@ -55,7 +55,7 @@ from pipeline.numerics.gaussian.polyserial import (
 )
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
-from pipeline.statistics.correlations import estimate_correlations
+from pipeline.statistics.correlations import estimate_correlations, find_null_thresholds
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.measurements import (
     FIRST_KEY,
@@ -311,8 +311,7 @@ class MixedClippedPCA(OrdinalClippedPCA):
             N_LEADING,
         )
         spectra = np.array([*map_items(draw, state.auxiliary["null_seeds"])])
-        quantiles: Array = np.quantile(spectra, 0.95, axis=0)
-        return quantiles
+        return find_null_thresholds(spectra)
 
 
 def _get_pairs(working: Arrays) -> PolyserialPairs:

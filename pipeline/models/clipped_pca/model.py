@@ -98,6 +98,7 @@ from pipeline.statistics.correlations import (
     estimate_arcsine,
     estimate_correlations,
     estimate_tetrachoric,
+    find_null_thresholds,
     mirror_upper_triangle,
 )
 from pipeline.statistics.counts import (
@@ -534,8 +535,7 @@ class ClippedPCA(Model):
         spectra = draw_null_spectra(
             counts, 0, self._estimator_function, seeds, N_LEADING, map_items, self.first_planes
         )
-        quantiles: Array = np.quantile(spectra, 0.95, axis=0)
-        return quantiles
+        return find_null_thresholds(spectra)
 
     def transform(
         self, params: ClippedPCAParams, block: BinaryBlock, rng: RowRandom

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtr
-from scipy.stats import chisquare, hypergeom
+from scipy.stats import chisquare, hypergeom, mannwhitneyu
 
 from pipeline.data.blocks import pack_block
 from pipeline.numerics.gaussian.pair_tables import arcsine_correlation, tetrachoric
 from pipeline.statistics import correlations as independence
-from pipeline.statistics.correlations import draw_independent_pairs
+from pipeline.statistics.correlations import (
+    draw_independent_pairs,
+    draw_null_spectra,
+    estimate_correlations,
+    estimate_tetrachoric,
+    find_common_rows,
+    find_null_thresholds,
+)
 from pipeline.statistics.counts import PairCounts, PairTable
+from tests.support.designs import link_by_rows
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -164,3 +173,36 @@ def test_the_smallest_tables(n_samples: int, n_features: int) -> None:
     np.testing.assert_array_equal(
         pairs.joint, np.full(n_features * (n_features - 1) // 2, n_samples)
     )
+
+
+@pytest.mark.parametrize(("n_draws", "rank"), [(20, 1), (39, 2), (60, 3), (99, 5), (300, 15)])
+def test_independent_features_exceed_the_threshold_in_five_percent(n_draws: int, rank: int) -> None:
+    drawn = np.random.default_rng(n_draws).permuted(np.tile(np.arange(n_draws), (3, 1)), axis=1)
+    thresholds = find_null_thresholds(drawn.T.astype(np.float64))
+    np.testing.assert_array_equal(thresholds, n_draws - rank)
+    assert rank / (n_draws + 1) <= 0.05  # the chance to rank among the first so many of n + 1
+
+
+def test_rows_of_linked_forms_are_found_from_the_counts_of_pairs() -> None:
+    mask = link_by_rows(500, 12, np.random.default_rng(0), 0.1).astype(np.int64)
+    row_sets, remaining = find_common_rows(mask.T @ mask)
+    first, second = range(6), range(6, 12)
+    sizes = {tuple(own.features.tolist()): own.n_rows for own in row_sets}
+    assert sizes == {(*first, *second): 50, tuple(first): 225, tuple(second): 225}
+    assert not remaining.any()
+
+
+@pytest.mark.parametrize("share", [0.08, 0.01])
+def test_null_eigenvalues_of_forms_are_those_of_independent_data(share: float) -> None:
+    """The forms are answered by other rows; their pairs are coupled by few common rows."""
+    rng = np.random.default_rng(1)
+    estimate, largest, null = partial(estimate_tetrachoric, "half"), [], []
+    mask = link_by_rows(600, 12, rng, share).astype(np.uint8)
+    for _ in range(60):
+        block = pack_block((rng.random(mask.shape) < 0.4).astype(np.uint8), mask)
+        counts = PairCounts.from_block(block, pooled=True)
+        (correlation,), _ = estimate_correlations(counts, estimate, map)
+        largest.append(np.linalg.eigvalsh(correlation)[-1])
+        seeds = rng.integers(2**63, size=2)
+        null += draw_null_spectra(counts, 0, estimate, seeds, 1, map)[:, 0].tolist()
+    assert mannwhitneyu(largest, null).pvalue > 0.01
