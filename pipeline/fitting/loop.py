@@ -31,6 +31,7 @@ from pipeline.fitting.pair_work import (
 )
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
+    ObjectiveCriterion,
     SquaremStep,
     choose_squarem_step,
     describe_starts,
@@ -348,8 +349,13 @@ def _compute_objective(model: Model, state: FitState, statistics: Statistics) ->
 def _accelerate(
     model: Model, state: FitState, mapped: FitState, objective: float, weight: float
 ) -> SquaremStep:
-    """Choose the parameters of the next pass: the result of `update`, or an extrapolation."""
-    if not isinstance(model, CanAccelerate) or model.acceleration == "none":
+    """Choose the parameters of the next pass: the result of `update`, or an extrapolation.
+
+    Only stages that end on the change of their objective are extrapolated: steps of others do not
+    always raise it.
+    """
+    is_em = isinstance(model.get_convergence_criterion(state), ObjectiveCriterion)
+    if not is_em or not isinstance(model, CanAccelerate) or model.acceleration == "none":
         return SquaremStep(mapped.params, {}, True)
     start, end = model.pack_params(state.params), model.pack_params(mapped.params)
     step = choose_squarem_step(start, end, objective, state.acceleration)

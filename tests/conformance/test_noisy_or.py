@@ -33,15 +33,15 @@ def joint_shares(found: Any, truth: Any) -> Pairs:
 
 FACTS = Facts(
     "noisy-or",
-    plain={"starts": 2, "epochs": 5, "max_iter": 10},
+    plain={"starts": 2, "epochs": 5},
     variants=(
-        {"layers": (3, 2), "n_components": None, "schedule": "stability", "leaks": "learned"},
-        {"tempering": 0.5, "prune": True, "sweeps": 5},
+        {"layers": (3, 2), "n_components": None, "schedule": "stability"},
+        {"tempering": 0.5, "prune": True, "sweeps": 5, "leaks": "learned"},
     ),
-    rising=(),
+    rising=(({"beta": 1.0}, 1e-9),),
     codes=hidden_states,
     flexible={"n_components": 6, "leaks": "learned"},
-    consistent={"leaks": "learned", "max_iter": 30},
+    consistent={"leaks": "learned"},
     recovered=joint_shares,
     errors={"shares": 1.0},
     fit_off=0.14,  # causes only turn features on: no two of these ever oppose each other,

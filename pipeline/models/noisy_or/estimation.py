@@ -23,7 +23,6 @@ from pipeline.models.noisy_or.gibbs import (
     MAX_PROBABILITY,
     MISSING,
     NoisyOrNetwork,
-    estimate_row_likelihoods,
     make_network,
     sample_states,
 )
@@ -36,18 +35,13 @@ Bits = NDArray[np.uint8]
 
 MIN_LEAK = 1e-4
 """Smallest weight of a leak; without leaks, rows that no unit explains would have probability 0."""
-MAX_CHOSEN_UNITS = 64
-"""Largest layer that the search for the number of units tries."""
+FIRST_WEIGHTS = (0.05, 0.15)
+"""Range of small initial weights, and of initial priors."""
 _MIN_PROBABILITY = 1e-9  # of f
-_FIRST_WEIGHTS = (0.05, 0.15)  # range of the initial weights
 _FIRST_ACTIVITY = 0.5
 _JOINT_TURNS = 5  # all layers together learn for this many times the epochs of one layer
 _FINAL_EPOCHS = 20  # epochs with all rows at once
 _MAX_SETTLED_FLIPS = 0.05  # mean flip probability below which a layer counts as settled
-_FEW_STARTS = 3
-_SCORED_ROWS = 300  # held-out rows that score a choice of layers
-_MAX_FAILURES = 2  # doublings without a gain that end the search
-_GAIN_STANDARD_ERRORS = 2  # a gain counts if it is above this many standard errors
 
 
 @dataclass(frozen=True)
@@ -228,17 +222,20 @@ def _learn_one_start(
     return learner.learn_from_all_rows(1)
 
 
+def draw_first_network(
+    sizes: Sequence[int], weights: tuple[float, float], leak: float, rng: np.random.Generator
+) -> NoisyOrParams:
+    """Draw a network with weights in a range; `sizes` are the units per layer, features first."""
+    first = tuple(rng.uniform(*weights, pair) for pair in pairwise(sizes))
+    prior = rng.uniform(*FIRST_WEIGHTS, sizes[-1])
+    return NoisyOrParams(first, (*(np.full(n, leak) for n in sizes[:-1]), prior))
+
+
 def _draw_learner(
     model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
 ) -> tuple[_EpochLearner, np.random.Generator]:
     rng = np.random.default_rng([seed, start])
-    sizes = (X.shape[1], *layers)
-    weights = [
-        rng.uniform(*_FIRST_WEIGHTS, (n, above)) for n, above in zip(sizes, layers, strict=False)
-    ]
-    leaks = [np.full(n, model.leak) for n in sizes[:-1]]
-    prior = rng.uniform(*_FIRST_WEIGHTS, layers[-1])
-    params = NoisyOrParams(tuple(weights), (*leaks, prior))
+    params = draw_first_network((X.shape[1], *layers), FIRST_WEIGHTS, model.leak, rng)
     states = (rng.random((len(X), sum(layers))) < _FIRST_ACTIVITY).astype(np.uint8)
     return _EpochLearner(model, X, RowRandom(seed, start), params, states), rng
 
@@ -303,41 +300,3 @@ def _iter_batches(n_rows: int, size: int, rng: np.random.Generator) -> Iterator[
         order = rng.permutation(n_rows)
         for first in range(0, max(n_rows - size, 0) + 1, size):
             yield order[first : first + size]
-
-
-def choose_layers(
-    model: Any, X: Bits, held_out: Bits, seed: int, map_items: MapFunction
-) -> tuple[tuple[int, ...], list[float]]:
-    """Choose the layers by the likelihood of held-out rows.
-
-    A single layer is doubled until two doublings in a row gain nothing; then a second layer of half
-    the size is tried. Return the layers, and the score of each choice that was tried, nats per row.
-    """
-    n_starts, scores = min(model.starts, _FEW_STARTS), []
-
-    def score(layers: tuple[int, ...]) -> Array:
-        learned = learn_from_starts(model, layers, X, seed, n_starts, map_items)
-        rows, network = held_out[:_SCORED_ROWS], learned.params.network
-        nats = estimate_row_likelihoods(network, rows, np.arange(len(rows)), RowRandom(seed))
-        scores.append(float(nats.mean()))
-        return nats
-
-    layers: tuple[int, ...] = (1,)
-    best, width, n_failures = score(layers), 2, 0
-    # A unit may act as a leak by being always on, so that 2 units gain nothing although 4 do.
-    while width <= min(MAX_CHOSEN_UNITS, X.shape[1]) and n_failures < _MAX_FAILURES:
-        if _is_gain(nats := score((width,)), best):
-            layers, best, n_failures = (width,), nats, 0
-        else:
-            n_failures += 1
-        width *= 2
-    if (above := layers[0] // 2) > 1 and _is_gain(score((*layers, above)), best):
-        layers = (*layers, above)
-    return layers, scores
-
-
-def _is_gain(nats: Array, before: Array) -> bool:
-    """Return whether the mean gain is above its sampling noise."""
-    gain = nats - before
-    error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    return bool(gain.mean() > _GAIN_STANDARD_ERRORS * error)

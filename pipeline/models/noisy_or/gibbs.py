@@ -346,21 +346,59 @@ def enumerate_log_probabilities(network: NoisyOrNetwork, X: Bits) -> Array:
     `MAX_ENUMERATED_HIDDEN` hidden units. The states of a layer are the rows of the network above
     it, which is enumerated first.
     """
-    n_features, n_above = network.sizes[:2]
-    off = network.off[:n_features]
-    misses = network.misses[: n_features * n_above].reshape(n_above, n_features)
-    above = (network.sizes[1:], network.misses[misses.size :], network.off[n_features:])
-    states = (np.arange(1 << n_above)[:, None] >> np.arange(n_above) & 1).astype(np.uint8)
-    is_top = len(network.sizes) == 2
-    prior = (
-        _log_independent(above[2], states)
-        if is_top
-        else enumerate_log_probabilities(NoisyOrNetwork(*above), states)
-    )
-    nats = np.empty(len(X))
+    off, misses = _get_feature_layer(network)
+    _, prior = enumerate_states(network)
+    nats, means = np.empty(len(X)), np.empty((len(X), 0))
+    table = np.empty((len(prior), 0))
     for rows in _iter_slices(len(X)):
-        _enumerate_states(misses, off, X[rows], prior, nats[rows])
+        _enumerate_states(misses, off, X[rows], prior, table, nats[rows], means[rows])
     return nats
+
+
+def enumerate_posterior_means(network: NoisyOrNetwork, X: Bits) -> Array:
+    """Return P(unit on | x) of all hidden units, (n_samples, n_hidden), by enumeration.
+
+    Given the units of the lowest layer, the layers above do not depend on the features. Parameters
+    are as for `enumerate_log_probabilities`.
+    """
+    off, misses = _get_feature_layer(network)
+    states, prior = enumerate_states(network)
+    table = states.astype(np.float64)
+    if len(network.sizes) > 2:
+        table = np.hstack([table, enumerate_posterior_means(_drop_features(network), states)])
+    nats, means = np.empty(len(X)), np.empty((len(X), network.n_hidden))
+    for rows in _iter_slices(len(X)):
+        _enumerate_states(misses, off, X[rows], prior, table, nats[rows], means[rows])
+    return means
+
+
+def _get_feature_layer(network: NoisyOrNetwork) -> tuple[Array, Array]:
+    """Return `off` of the features, and their misses, (n_above, n_features)."""
+    n_features, n_above = network.sizes[:2]
+    misses = network.misses[: n_features * n_above].reshape(n_above, n_features)
+    return network.off[:n_features], misses
+
+
+def _drop_features(network: NoisyOrNetwork) -> NoisyOrNetwork:
+    """Return the network above the features, whose features are the units of the lowest layer."""
+    n_features, n_above = network.sizes[:2]
+    return NoisyOrNetwork(
+        network.sizes[1:], network.misses[n_features * n_above :], network.off[n_features:]
+    )
+
+
+def list_states(n_units: int) -> Bits:
+    """Return all states of some units, (2^n_units, n_units), the first unit changing fastest."""
+    return (np.arange(1 << n_units)[:, None] >> np.arange(n_units) & 1).astype(np.uint8)
+
+
+def enumerate_states(network: NoisyOrNetwork) -> tuple[Bits, Array]:
+    """Return the states of the lowest hidden layer, and their prior log-probabilities."""
+    above = _drop_features(network)
+    states = list_states(above.sizes[0])
+    if len(above.sizes) == 1:
+        return states, _log_independent(above.off, states)
+    return states, enumerate_log_probabilities(above, states)
 
 
 def _iter_slices(n_rows: int) -> Iterator[slice]:
@@ -376,8 +414,14 @@ def _log_independent(off: Array, states: Bits) -> Array:
 
 
 @_kernel
-def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, nats: Array) -> None:
-    """Count through the states, reusing the products of all bits above the lowest one set."""
+def _enumerate_states(
+    misses: Array, off: Array, X: Bits, prior: Array, table: Array, nats: Array, means: Array
+) -> None:
+    """Count through the states, reusing the products of all bits above the lowest one set.
+
+    Fill in `nats`, log P(x), and `means`, (n_samples, n_columns): the posterior means of the
+    columns of `table`, (n_states, n_columns).
+    """
     n_above = len(misses)
     for n in range(len(X)):
         on = np.flatnonzero(X[n] == 1)
@@ -389,7 +433,7 @@ def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, nats: Ar
                 for j in range(n_above):
                     of_off[j] += math.log(misses[j, i])
         e[n_above] = off[on]
-        largest, total = -np.inf, 0.0
+        largest, total, sums = -np.inf, 0.0, np.zeros(table.shape[1])
         for s in range(len(prior)):
             top = 0
             while s >> top & 1 == 0 and top < n_above - 1:
@@ -404,11 +448,13 @@ def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, nats: Ar
                 continue
             log += _log_on_probability(e[0])
             if log > largest:
-                total = total * math.exp(largest - log) + 1.0
-                largest = log
-            else:
-                total += math.exp(log - largest)
-        nats[n] = largest + math.log(total)
+                shrink = math.exp(largest - log)
+                total, sums, largest = total * shrink, sums * shrink, log
+            share = math.exp(log - largest)
+            total += share
+            for column in range(len(sums)):
+                sums[column] += share * table[s, column]
+        nats[n], means[n] = largest + math.log(total), sums / total
 
 
 @_kernel

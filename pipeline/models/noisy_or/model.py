@@ -5,17 +5,23 @@ layer, whose units are on with a prior probability, down to the features (M. S. 
 Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS 1996). A leak is the
 weight of a unit that is always on; the prior is the leak of the top layer.
 
-Fit by Gibbs sampling of the hidden units (eqs 6 and 7; a flip changes u of the units below by ±w),
-with f = 1 − e^−w, g = 1 − e^−u and the update (eq. 9)
+The update of f = 1 − e^−w, with g = 1 − e^−u, is (eq. 9)
 
     f_ij ← (α − 1 + 2 f_ij + Σ_n S_i S_j f_ij / g_i) / (α + β + Σ_n S_j),
 
-whose fixed points maximize the likelihood under Beta(α, β) priors of f. First, networks are learned
-from a sample of 5,000 rows: from several starts, each re-estimated after every `batch` rows, lower
-layers first, from one draw of the hidden units per row. Then passes over all rows continue from the
-best start. Sums over rows do not depend on the chunking. Networks that were learned separately
-could not be averaged, because each network has its units in another order. A pass is scored by log
-P(x) of a tenth of the rows, at most 500, which are held out if there are at least 1,000 rows.
+whose fixed points maximize the likelihood under Beta(α, β) priors of f.
+
+If no layer has more than 10 hidden units, the sums are expectations over all states of the units
+(`exact.py`), and the fit is EM, accelerated by SQUAREM. Its objective is the exact log-likelihood.
+Otherwise, the units are drawn by Gibbs sampling (eqs 6 and 7; a flip changes u of the units below
+by ±w). A pass is then scored by log P(x) of a tenth of the rows, at most 500, which are held out if
+there are at least 1,000 rows.
+
+Networks are first searched for in a sample of 5,000 rows, from several starts: by exact EM
+(`search.py`), or re-estimated after every `batch` rows, lower layers first, from one draw of the
+hidden units per row. Then passes over all rows continue from the best; of exact fits, if there are
+more rows, from the best three until one is better. Networks that were learned separately could not
+be averaged, because each network has its units in another order.
 
 Causes only turn units on, so the model cannot represent features that exclude each other.
 
@@ -32,11 +38,14 @@ leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; in the
 ======  ===========  =======================================================
 
 The components are the hidden units of all layers, from the data up. log P(x) is exact by
-enumeration for at most 20 of them; otherwise it is estimated by annealed importance sampling.
+enumeration for at most 20 of them, or if the fit is exact; otherwise it is estimated by annealed
+importance sampling.
 
-Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one without sums, after which a
-network is searched for on the sample, then a few. Sums of one draw are unbiased, but there are many
-local maxima, and chains may hardly leave their start; the fit warns if two chains disagree.
+Cost per block: 2 n_samples n_features 2^n multiplications if n units of the lowest layer are
+enumerated; otherwise n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one without sums, after
+which a network is searched for on the sample, then a few. Sums of one draw are unbiased, but there
+are many local maxima, and chains may hardly leave their start; the fit warns if two chains
+disagree.
 Not identifiable: the order of the units within a layer.
 """
 
@@ -54,6 +63,7 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
+    ObjectiveCriterion,
     PassCountCriterion,
     PatienceCriterion,
 )
@@ -61,25 +71,40 @@ from pipeline.learning.held_out import HELD_OUT_PASS, is_held_out
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HiddenCauses, LogLikelihood
 from pipeline.models.noisy_or.estimation import (
-    MAX_CHOSEN_UNITS,
     MIN_LEAK,
     NoisyOrParams,
-    choose_layers,
-    learn_from_starts,
     log_prior,
     reestimate,
     remove_units,
     sum_unit_statistics,
     unpack_rows,
 )
+from pipeline.models.noisy_or.exact import (
+    CELLS_AT_ONCE,
+    StateSums,
+    WeightedRows,
+    can_enumerate,
+    maximize,
+    pack_params,
+    sum_by_state,
+    unpack_params,
+)
 from pipeline.models.noisy_or.gibbs import (
     MAX_ENUMERATED_HIDDEN,
     MISSING,
     enumerate_log_probabilities,
+    enumerate_posterior_means,
     estimate_log_probabilities,
     estimate_row_likelihoods,
     sample_posterior_means,
     sample_states,
+)
+from pipeline.models.noisy_or.search import (
+    MAX_CHOSEN_UNITS,
+    choose_layers,
+    compute_unit_values,
+    prune_units,
+    search_networks,
 )
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
@@ -96,12 +121,17 @@ SAMPLE_ROWS = 5000
 """Number of rows that networks are searched with."""
 CODE_SWEEPS = (50, 100)
 """Sweeps per chain that are discarded, and that are averaged, for codes."""
+EXACT_DRAWS = 1e12
+"""Effective number of draws of exact codes, which have no sampling error."""
 _HELD_OUT, _MIN_ROWS_TO_CHOOSE = 0.1, 100
 _MAX_SCORED_ROWS, _FEW_ROWS = 500, 1000
 _PASS_SWEEPS_FACTOR = 2  # a pass takes more sweeps than the search because its chains start anew
 _MAX_PRIOR = 1e6
 _MIN_ACTIVITY, _MIN_CAUSED = 1e-3, 0.05  # smallest share of rows, and largest f, of a useful unit
 _MAX_NAMED_UNITS = 10
+_MIN_UNIT_VALUE, _MIN_CAUSED_ONES = 1e-6, 0.5  # nats per row, and ones per feature in all rows
+_COMPARED_TOL = 1e-4  # of the passes that compare several networks
+_MIN_DRAWN_GAIN = 1e-3  # nats per row; less is no improvement of a pass with drawn units
 _CHECKED_ROWS, _MAX_UNMIXED_SHARE, _MIN_EFFECTIVE_DRAWS = 300, 0.1, 10
 
 
@@ -118,14 +148,14 @@ class NoisyOr(Model):
         too, the layers are chosen by held-out rows: one layer is doubled while that helps, then a
         second of half the size is tried.
     schedule
-        Learn each layer for `epochs`, from the data up, and then all together (paper); or start
-        each layer once flips of the units below have become rare (stability).
+        With drawn units, learn each layer for `epochs`, from the data up, and then all together
+        (paper); or start each layer once flips of the units below have become rare (stability).
     epochs
         Re-estimates per layer; afterwards there are five times as many of all layers together.
     batch
         Rows per re-estimate.
     starts
-        Number of random starts; the fit continues with the best.
+        Number of random starts; the fit continues with the best, or the best three.
     sweeps
         Maximum number of Gibbs sweeps per row; twice as many in passes over all rows.
     settled
@@ -140,18 +170,19 @@ class NoisyOr(Model):
     leaks
         Keep the leaks (fixed), or learn one per unit (learned).
     prune
-        Remove units that are hardly ever on, or turn nothing on.
+        Remove units that explain too little: in exact fits, those without which the BIC is better;
+        otherwise, those that are hardly ever on, or turn nothing on.
     chains
         Chains per row in the estimate of log P, used for more than 20 hidden units.
     temperatures
         Number of annealing steps of each of these chains.
     patience
-        Number of passes without improvement after which the fit stops.
+        Number of passes without improvement after which a fit with drawn units stops.
     max_iter
         Maximum number of passes over all rows.
     tol
-        Smallest gain of the objective per row that counts as an improvement, relative if the
-        objective is above 1.
+        Change of the objective per row, nats, at which the fit stops; with drawn units, the
+        smallest gain that counts as an improvement is at least 0.001.
     """
 
     name: ClassVar[str] = "noisy-or"
@@ -165,6 +196,7 @@ class NoisyOr(Model):
         "mean": ("component",),
         "effective_draws": ("component",),
     }
+    acceleration: ClassVar[str] = "squarem"
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("unmixed", "log_prior")
     n_components: int | None = None
     layers: tuple[int, ...] | None = setting(None, minimum=1)
@@ -183,8 +215,8 @@ class NoisyOr(Model):
     chains: int = setting(50, minimum=2)
     temperatures: int = setting(200, minimum=1)
     patience: int = setting(3, minimum=1)
-    max_iter: int = setting(50, minimum=1)
-    tol: float = setting(1e-3, minimum=0, below=1)
+    max_iter: int = setting(200, minimum=1)
+    tol: float = setting(1e-5, minimum=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,16 +234,23 @@ class NoisyOr(Model):
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the sample with its units, and of the rows of each task."""
-        n_hidden = sum(self._sizes or (MAX_CHOSEN_UNITS, MAX_CHOSEN_UNITS // 2))
+        sizes = (n_features, *(self._sizes or (MAX_CHOSEN_UNITS, MAX_CHOSEN_UNITS // 2)))
+        n_hidden = sum(sizes[1:])
         row_bytes = 60 * (n_features + n_hidden)
-        return (n_threads + 1) * (SAMPLE_ROWS * row_bytes + 100 * n_features * n_hidden)
+        own = SAMPLE_ROWS * row_bytes + 100 * n_features * n_hidden
+        if can_enumerate(sizes):
+            own += 40 * CELLS_AT_ONCE + 100 * (n_features << sizes[1])
+        return (n_threads + 1) * own
 
     def estimate_work(
         self, params: NoisyOrParams, working: Arrays, n_features: int, n_rows: int
     ) -> WorkEstimate:
-        """Return the work of the sweeps, after a pass without sums."""
+        """Return the work of the E-step, or of the sweeps, after a pass without sums."""
         if working["searching"]:
             return WorkEstimate(0)
+        if can_enumerate(params.sizes):
+            n_states = 1 << params.sizes[1]
+            return WorkEstimate(n_states * (15.0 + 0.2 * n_features), 16 * n_states * n_features)
         n_weights = sum(weights.size for weights in params.weights)
         n_sweeps = _PASS_SWEEPS_FACTOR * self.sweeps
         return WorkEstimate(4.0 * n_weights * n_sweeps, 16 * n_weights)
@@ -236,12 +275,17 @@ class NoisyOr(Model):
             )
         working = _make_stage_working(first.n_rows, int(rng.integers(2**63)), searching=True)
         _, is_learned = _split_rows(first.rows, working)
-        sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)[is_learned]
+        sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)
         leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
         return FitState(
             NoisyOrParams((np.zeros((len(ones), 1)),), leaks),
             working,
-            {"sample": sample, "n_samples": np.array(first.n_rows)},
+            {
+                "sample": sample,
+                "is_learned": is_learned,
+                "n_samples": np.array(first.n_rows),
+                "comparing": np.array(False),
+            },
             warnings=make_constant_feature_warnings(observed, ones),
         )
 
@@ -260,9 +304,12 @@ class NoisyOr(Model):
     def summarize(
         self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """Draw hidden units and compute the sums of eq. 9; score some of the rows."""
+        """Run the exact E-step; or draw units, compute the sums of eq. 9, and score some rows."""
         if working["searching"]:
             return Sums.from_block(block, 0.0, {})
+        if can_enumerate(params.sizes):
+            nats, by_state = sum_by_state(params, unpack_rows(block))
+            return Sums.from_block(block, float(nats.sum()), by_state._asdict())
         # Every pass uses the same draws, because otherwise passes could not be compared.
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
         is_scored, is_learned = _split_rows(block.rows, working)
@@ -283,76 +330,134 @@ class NoisyOr(Model):
         return {**sums, "on": states.sum(axis=0), "n_learnt": np.array(len(X))}
 
     def objective(self, params: NoisyOrParams, statistics: Sums) -> float:
-        """Return the mean log P(x) of the rows that score the pass, nats."""
-        return float(statistics.objective / max(statistics.values.get("n_judged", 0), 1))
+        """Return the mean log P(x) of all rows, or of those that score the pass, nats."""
+        n_rows = statistics.values.get("n_judged", statistics.weight)
+        return float(statistics.objective / max(n_rows, 1))
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Search in one pass; then stop after `patience` passes without improvement."""
-        if state.working.get("searching", False):
+        """Search in one pass; then stop on the change of the objective, or wait for a gain."""
+        if state.working.get("searching", True):
             return PassCountCriterion(1)
+        if can_enumerate(state.params.sizes):
+            tol = max(self.tol, _COMPARED_TOL * bool(state.auxiliary.get("comparing", False)))
+            n_rows = float(state.auxiliary.get("n_samples", 1))
+            return ObjectiveCriterion(self.max_iter, tol, n_rows)
         # Keep the last pass, not the best: scores are noisy, and later passes depend less on the
         # start.
-        return PatienceCriterion(self.max_iter, self.patience, self.tol, keeps_best=False)
+        gain = max(self.tol, _MIN_DRAWN_GAIN)
+        return PatienceCriterion(self.max_iter, self.patience, gain, keeps_best=False)
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Search for a network, or re-estimate all parameters."""
+        """Search for networks, or re-estimate all parameters."""
         if state.working["searching"]:
             return self._search(state, map_items, int(rng.integers(2**63)))
-        sums, layers = statistics.values, range(len(state.params.weights))
-        learns_leaks = self.leaks == "learned"
-        params = reestimate(state.params, sums, self.alpha, self.beta, layers, learns_leaks)
+        sums, learns_leaks = statistics.values, self.leaks == "learned"
+        prior = (self.alpha, self.beta)
+        if can_enumerate(state.params.sizes):
+            params = maximize(state.params, StateSums(**sums), *prior, learns_leaks)
+            return replace(state, params=params)
+        layers = range(len(state.params.weights))
+        params = reestimate(state.params, sums, *prior, layers, learns_leaks)
         activity = sums["on"] / max(sums["n_learnt"], 1)
         return replace(state, params=replace(params, activity=activity))
 
+    def pack_params(self, params: NoisyOrParams) -> Array:
+        """Return the log-odds of f."""
+        return pack_params(params, self.leaks == "learned")
+
+    def unpack_params(self, params: NoisyOrParams, packed: Array, weight: float) -> NoisyOrParams:
+        """Return the parameters with these log-odds of f."""
+        return unpack_params(params, packed, self.leaks == "learned")
+
     def _search(self, state: FitState, map_items: MapFunction, seed: int) -> FitState:
+        """Find networks in the sample; several are kept as starts if there are more rows."""
         sample, layers = state.auxiliary["sample"], self._sizes
+        learned = sample[state.auxiliary["is_learned"]]
         diagnostics = {}
         if layers is None:
-            n_out = max(int(_HELD_OUT * len(sample)), 1)
-            layers, scores = choose_layers(self, sample[n_out:], sample[:n_out], seed, map_items)
+            n_out = max(int(_HELD_OUT * len(learned)), 1)
+            layers, scores = choose_layers(self, learned[n_out:], learned[:n_out], seed, map_items)
             diagnostics = {"held_out_scores": scores}
-        params = learn_from_starts(self, layers, sample, seed, self.starts, map_items).params
+        is_exact = can_enumerate((sample.shape[1], *layers))
+        rows = sample if is_exact else learned
+        networks, ending = search_networks(self, layers, rows, seed, self.starts, map_items)
+        if self.prune:
+            networks = (self._prune(networks[0], rows),)
+        if int(state.auxiliary["n_samples"]) <= SAMPLE_ROWS:
+            networks = networks[:1]
+        state = replace(
+            state,
+            params=networks[0],
+            auxiliary={**state.auxiliary, **{n: np.array(v) for n, v in ending.items()}},
+            diagnostics=diagnostics,
+        )
+        return replace(state, starts=tuple(replace(state, params=p) for p in networks))
+
+    def _prune(self, params: NoisyOrParams, X: Bits) -> NoisyOrParams:
+        if can_enumerate(params.sizes):
+            return prune_units(self, params, X)
         dead = _is_dead_unit(params)
-        if self.prune and dead.any():
-            params = remove_units(params, dead)
-        return replace(state, params=params, diagnostics=diagnostics)
+        return remove_units(params, dead) if dead.any() else params
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Continue from the sample to all rows."""
+        """Continue from the sample to all rows, with several networks if they are compared."""
         if not state.working["searching"]:
             return None
-        return replace(state, working=_make_full_pass_working(state))
+        is_single = len(state.starts) == 1
+        auxiliary = {**state.auxiliary, "comparing": np.array(not is_single)}
+        state = replace(state, working=_make_full_pass_working(state), auxiliary=auxiliary)
+        starts = tuple(replace(state, params=start.params, starts=()) for start in state.starts)
+        return replace(state, starts=() if is_single else starts)
+
+    def select_start(self, state: FitState) -> FitState:
+        """Continue with the best network."""
+        return replace(state, auxiliary={**state.auxiliary, "comparing": np.array(False)})
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Add the diagnostics, and warnings about dead units and chains that have not mixed."""
-        params = state.params
-        unmixed = compute_unmixed_share(params, state.auxiliary["sample"])
-        scored_rows = "rows held out" if state.working["apart"] else "all rows"
+        params, sample = state.params, state.auxiliary["sample"]
+        n_samples = int(state.auxiliary["n_samples"])
         diagnostics = {
             **state.diagnostics,
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
-            "objective_is": f"log-likelihood of {scored_rows}",
             "log_prior": log_prior(params, self.alpha, self.beta, self.leaks == "learned"),
-            "unmixed": unmixed,
         }
-        warnings = (
-            *state.warnings,
-            *_warn_about_dead_units(params, self.prune),
-            *warn_about_unmixed_chains(unmixed),
-        )
-        return replace(state, diagnostics=diagnostics, warnings=warnings)
+        # The loop has counted only the starts that were compared on all rows.
+        for name in ("starts", "starts_at_best"):
+            if name in state.auxiliary:
+                diagnostics[name] = int(state.auxiliary[name])
+        if can_enumerate(params.sizes):
+            dead = _is_useless_unit(params, sample, n_samples)
+            diagnostics |= {"objective_is": "exact log-likelihood"}
+            warnings = _warn_about_dead_units(params, dead, self.prune)
+        else:
+            unmixed = compute_unmixed_share(params, sample)
+            scored_rows = "rows held out" if state.working["apart"] else "all rows"
+            diagnostics |= {
+                "objective_is": f"log-likelihood of {scored_rows}",
+                "unmixed": unmixed,
+            }
+            warnings = (
+                *_warn_about_dead_units(params, _is_dead_unit(params), self.prune),
+                *warn_about_unmixed_chains(unmixed),
+            )
+        return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *warnings))
 
     def transform(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Return P(unit on | x) as `mean`, and its effective number of independent draws.
 
-        Both are (n_samples, n_components), from two chains, one started with all units off and one
-        with all on. Where the chains disagree, `effective_draws` is small.
+        Both are (n_samples, n_components). For few units, the means are exact, and the number of
+        draws is `EXACT_DRAWS`. Otherwise they come from two chains, one started with all units off
+        and one with all on. Where the chains disagree, `effective_draws` is small.
         """
+        if can_enumerate(params.sizes):
+            mean = enumerate_posterior_means(params.network, unpack_rows(block))
+            return {"mean": mean, "effective_draws": np.full_like(mean, EXACT_DRAWS)}
         mean, effective_draws = sample_posterior_means(
             params.network, unpack_rows(block), rng.stream("codes").key, block.rows, *CODE_SWEEPS
         )
@@ -363,7 +468,7 @@ class NoisyOr(Model):
     ) -> LogLikelihood:
         """Return log P of the observed values of each row."""
         X, network = unpack_rows(block), params.network
-        if network.n_hidden <= MAX_ENUMERATED_HIDDEN:
+        if network.n_hidden <= MAX_ENUMERATED_HIDDEN or can_enumerate(params.sizes):
             return LogLikelihood(enumerate_log_probabilities(network, X), np.zeros(len(X)))
         key, chains = rng.stream("annealing").key, (self.chains, self.temperatures)
         return LogLikelihood(*estimate_log_probabilities(network, X, key, block.rows, *chains))
@@ -434,9 +539,23 @@ def _is_dead_unit(params: NoisyOrParams) -> NDArray[np.bool_]:
     return dead
 
 
-def _warn_about_dead_units(params: NoisyOrParams, is_pruned: bool) -> tuple[FitWarning, ...]:
+def _is_useless_unit(params: NoisyOrParams, X: Bits, n_samples: int) -> NDArray[np.bool_]:
+    """Return which hidden units may be removed without lowering the likelihood, (n_hidden,).
+
+    A unit that may cause ones outside the sample `X` is not among them.
+    """
+    values = compute_unit_values(params, WeightedRows.from_sample(X))
+    largest = np.concatenate([f.max(axis=0) for f in params.f])
+    activity = np.ones(len(largest)) if params.activity is None else params.activity
+    is_seen = n_samples <= len(X) or n_samples * activity * largest < _MIN_CAUSED_ONES
+    useless: NDArray[np.bool_] = (values < _MIN_UNIT_VALUE * len(X)) & is_seen
+    return useless
+
+
+def _warn_about_dead_units(
+    params: NoisyOrParams, dead: NDArray[np.bool_], is_pruned: bool
+) -> tuple[FitWarning, ...]:
     """Name the dead units by layer and number, both counted from 1."""
-    dead = _is_dead_unit(params)
     if not dead.any():
         return ()
     names = [f"{k}.{i + 1}" for k, n in enumerate(params.sizes[1:], 1) for i in range(n)]

@@ -16,10 +16,19 @@ from pipeline.models.noisy_or.estimation import (
     remove_units,
     sum_unit_statistics,
 )
-from pipeline.models.noisy_or.model import compute_unmixed_share, warn_about_unmixed_chains
+from pipeline.models.noisy_or.gibbs import MISSING
+from pipeline.models.noisy_or.model import (
+    _is_useless_unit,
+    compute_unmixed_share,
+    warn_about_unmixed_chains,
+)
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
+from tests.support.designs import DESIGNS
+from tests.support.enumerated_noisy_or import enumerated
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
+
+Parts = tuple[np.ndarray, ...]
 
 QUICK = {"starts": 2, "epochs": 10}
 
@@ -82,6 +91,50 @@ def test_known_causes_are_recovered() -> None:
     assert state.iteration > 2  # later passes also used rows outside the sample
 
 
+def draw_causes(kind: str, design: str, seed: int) -> tuple[DenseData, Parts, Parts]:
+    """Draw 3,000 rows of 10 features with 4 causes; return f and leaks too, as `enumerated`."""
+    rng = np.random.default_rng(seed)
+    f = rng.uniform(0.5, 0.95, (4, 10)) * (rng.random((4, 10)) < 0.4)
+    f[np.arange(4), np.arange(4)] = 0.8  # every cause has an effect
+    prior = rng.uniform(0.01, 0.05, 4) if kind == "rare" else rng.uniform(0.1, 0.4, 4)
+    leaks = rng.uniform(0.02, 0.2, 10) if kind == "leaks" else np.full(10, 1e-4)
+    on = rng.random((3000, 4)) < prior
+    off = (1 - leaks) * np.prod(1 - on[:, :, None] * f, axis=1)
+    X = (rng.random((3000, 10)) > off).astype(np.uint8)
+    observed = DESIGNS[design](3000, 10, rng).astype(np.uint8)
+    return DenseData(X * observed, observed), (f,), (leaks, prior)
+
+
+def gain_on_truth(kind: str, design: str, seed: int) -> float:
+    """By how many nats a fit is more likely than the parameters that the rows were drawn from."""
+    data, f, leaks = draw_causes(kind, design, seed)
+    model = NoisyOr(4, leaks="learned" if kind == "leaks" else "fixed")
+    params = fit_model(model, make_memory_rows(data), SerialExecutor(), seed).params
+    X = np.where(data.observed == 1, data.X, MISSING).astype(np.uint8)
+    fitted, _ = enumerated(tuple(own.T for own in params.f), params.f_of_leaks, X)
+    return float(fitted.sum() - enumerated(f, leaks, X)[0].sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "design"),
+    [
+        ("common", "complete"),
+        ("rare", "complete"),
+        ("leaks", "complete"),
+        ("common", "two forms, 8 % of rows link"),
+    ],
+)
+def test_no_cause_is_lost(kind: str, design: str) -> None:
+    assert gain_on_truth(kind, design, 0) > 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("kind", ["common", "rare", "leaks"])
+def test_no_cause_is_lost_in_any_design(kind: str, design: str) -> None:
+    assert min(gain_on_truth(kind, design, seed) for seed in range(3)) > 0
+
+
 @pytest.mark.matrix
 def test_held_out_rows_select_true_number_of_units() -> None:
     state = fit(draw_bars(np.random.default_rng(2), 1500), leaks="learned")
@@ -90,15 +143,28 @@ def test_held_out_rows_select_true_number_of_units() -> None:
     assert max(scores) > scores[0] + 1
 
 
-def test_unused_units_are_reported_and_pruned() -> None:
+def test_units_that_explain_too_little_are_pruned() -> None:
+    """Two causes; units that fit noise are removed, and a cause of a few rows is not."""
     X = draw_bars(np.random.default_rng(3), 1000, n_units=2)
-    warned = fit(X, layers=(6,), leaks="learned")
-    assert "hardly ever on, or turn nothing on: 1." in warned.warnings[0].text
-    pruned = fit(X, layers=(6,), leaks="learned", prune=True)
-    n_left = pruned.diagnostics["n_components"]
-    assert 2 <= n_left < 6
-    assert pruned.params.weights[0].shape == (12, n_left)
+    settings = {"layers": (6,), "leaks": "learned", "prune": True}
+    pruned = fit(X, **settings)
+    assert pruned.diagnostics["layers"] == [2]
     assert not pruned.warnings
+    X[:8] = np.arange(12) % 2
+    assert fit(X, **settings).diagnostics["layers"][0] > 2
+
+
+def test_only_units_without_which_rows_are_as_likely_are_called_unused() -> None:
+    X = draw_bars(np.random.default_rng(3), 1000, n_units=2)
+    f = np.vstack([np.eye(2).repeat(6, axis=1) * 0.9, np.full(12, 1e-9)])
+    prior = np.array([0.3, 0.3, 0.2])
+    params = NoisyOrParams.from_probabilities([f.T], [np.full(12, 0.01), prior], prior)
+    np.testing.assert_array_equal(_is_useless_unit(params, X, 1000), [False, False, True])
+    # A cause of a few rows outside the sample.
+    rare = np.array([0.3, 0.3, 1e-3])
+    f[2, :6] = 1e-3
+    params = NoisyOrParams.from_probabilities([f.T], [np.full(12, 0.01), rare], rare)
+    assert not _is_useless_unit(params, X, 10_000_000).any()
 
 
 def test_removing_units_updates_both_adjacent_layers() -> None:
@@ -147,10 +213,19 @@ def test_upper_units_group_cooccurring_units(schedule: str) -> None:
     assert agreement.min() < 0.2
 
 
-def test_held_out_rows_are_excluded_from_search() -> None:
+def test_the_objective_of_few_units_is_the_log_likelihood_of_all_rows() -> None:
+    X = draw_bars(np.random.default_rng(9), 1500)
+    state = fit(X, n_components=4)
+    assert state.diagnostics["objective_is"] == "exact log-likelihood"
+    nats, _ = enumerated(tuple(f.T for f in state.params.f), state.params.f_of_leaks, X)
+    assert state.history[-1] == pytest.approx(nats.mean(), abs=1e-6)
+
+
+@pytest.mark.matrix
+def test_rows_that_score_drawn_units_are_held_out() -> None:
     """Otherwise the first pass would look better than later ones."""
-    state = fit(draw_bars(np.random.default_rng(9), 1500), n_components=4)
-    assert len(state.auxiliary["sample"]) == pytest.approx(1350, abs=40)
+    state = fit(draw_bars(np.random.default_rng(9), 1500), n_components=12, epochs=2)
+    assert state.auxiliary["is_learned"].sum() == pytest.approx(1350, abs=40)
     assert state.diagnostics["objective_is"] == "log-likelihood of rows held out"
 
 

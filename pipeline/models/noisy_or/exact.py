@@ -1,0 +1,230 @@
+"""Exact EM of noisy-OR networks with few hidden units, by enumeration of their states.
+
+A row depends on the other layers only through the units of the lowest one. So its E-step sums over
+the 2^n states of this layer, whose prior probabilities come from the layers above. The sums over
+rows are kept by state, and the upper layers take them as rows: a state of the lowest layer is a row
+of the network above it, as frequent as its expected number of rows. So the passes over the data
+need no states of the upper layers.
+
+Given these sums, the M-step maximizes the expected log-likelihood and the log prior of f by
+iterations of eq. 9, none of which reads the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.learning.convergence import (
+    AccelerationMemory,
+    ObjectiveCriterion,
+    choose_squarem_step,
+    is_stage_over,
+)
+from pipeline.models.noisy_or.estimation import (
+    MIN_LEAK,
+    NoisyOrParams,
+    log_prior,
+    reestimate,
+)
+from pipeline.models.noisy_or.gibbs import MISSING, enumerate_states, list_states
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+CELLS_AT_ONCE = 1 << 18
+"""Rows in memory times states and features."""
+_MAX_UNITS = 10  # of a layer
+_MAX_STATE_VALUES = 1 << 18  # states of a layer times units below it
+_STEPS = 5  # iterations of eq. 9 per M-step
+
+
+def can_enumerate(sizes: Sequence[int]) -> bool:
+    """Return whether exact EM is possible; `sizes` are the units of each layer, features first."""
+    return all(
+        n <= _MAX_UNITS and n_below << n <= _MAX_STATE_VALUES for n_below, n in pairwise(sizes)
+    )
+
+
+class WeightedRows(NamedTuple):
+    """Distinct rows, (n_distinct, n_features), with `MISSING`; and how often each one occurs."""
+
+    X: Bits
+    times: Array
+
+    @classmethod
+    def from_sample(cls, X: Bits) -> WeightedRows:
+        """Merge equal rows."""
+        distinct, times = np.unique(X, axis=0, return_counts=True)
+        return cls(distinct, times.astype(np.float64))
+
+    @property
+    def n_rows(self) -> float:
+        """Number of all rows."""
+        return float(self.times.sum())
+
+
+class StateSums(NamedTuple):
+    """Expected numbers of rows by state of a layer.
+
+    Attributes
+    ----------
+    rows
+        Number of rows in each state, (n_states,).
+    ones, missing
+        Of these, the number in which each unit below is on, and in which it is not observed,
+        (n_states, n_below).
+    """
+
+    rows: Array
+    ones: Array
+    missing: Array
+
+
+def sum_by_state(
+    params: NoisyOrParams, X: Bits, times: Array | None = None, layer: int = 0
+) -> tuple[Array, StateSums]:
+    """Run the E-step of rows over the states of the layer above `layer`.
+
+    `X`, (n_samples, n_units), has the units of `layer`, by default the features, with `MISSING` for
+    missing values; `times` is how often each row occurs. Return log P(x) of each row, (n_samples,),
+    and the sums.
+    """
+    own = NoisyOrParams(params.weights[layer:], params.leaks[layer:])
+    states, prior = enumerate_states(own.network)
+    u = _compute_inputs(params, layer, states)
+    by_one, by_observed = np.log(-np.expm1(-u)) + u, u.sum(axis=1)
+    nats, n_states = np.empty(len(X)), len(states)
+    rows, ones, missing = np.zeros(n_states), np.zeros_like(u), np.zeros_like(u)
+    size = max(CELLS_AT_ONCE // (n_states + X.shape[1]), 1)
+    for first in range(0, len(X), size):
+        check_cancelled()
+        part = slice(first, first + size)
+        on, lost = (X[part] == 1).astype(np.float64), X[part] == MISSING
+        log_joint = on @ by_one.T + (prior - by_observed)
+        if lost.any():
+            log_joint += lost @ u.T
+        largest = log_joint.max(axis=1, keepdims=True)
+        posterior = np.exp(log_joint - largest)
+        total = posterior.sum(axis=1, keepdims=True)
+        nats[part] = (largest + np.log(total))[:, 0]
+        posterior *= (1.0 if times is None else times[part, None]) / total
+        rows += posterior.sum(axis=0)
+        ones += posterior.T @ on
+        if lost.any():
+            missing += posterior.T @ lost
+    return nats, StateSums(rows, ones, missing)
+
+
+def _compute_inputs(params: NoisyOrParams, layer: int, states: Bits) -> Array:
+    """Return u of the units of a layer in each state of the layer above, (n_states, n_units)."""
+    inputs: Array = params.leaks[layer] + states @ params.weights[layer].T
+    return inputs
+
+
+def maximize(
+    params: NoisyOrParams, sums: StateSums, alpha: float, beta: float, learns_leaks: bool
+) -> NoisyOrParams:
+    """Run the M-step of all layers, given the sums of the E-step of the features."""
+    sums_by_layer = [sums]
+    for layer in range(1, len(params.weights)):
+        states = list_states(params.sizes[layer])
+        sums_by_layer.append(sum_by_state(params, states, sums_by_layer[-1].rows, layer)[1])
+    activity = np.concatenate([s.rows @ list_states(_count_units(s)) for s in sums_by_layer])
+    layers = range(len(sums_by_layer))
+    for _ in range(_STEPS):
+        values: dict[str, NDArray[Any]] = {}
+        for layer, layer_sums in enumerate(sums_by_layer):
+            values |= _sum_unit_statistics(params, layer, layer_sums)
+        params = reestimate(params, values, alpha, beta, layers, learns_leaks)
+    share = activity / max(float(sums.rows.sum()), 1.0)
+    return NoisyOrParams(params.weights, params.leaks, share)
+
+
+def _count_units(sums: StateSums) -> int:
+    return len(sums.rows).bit_length() - 1
+
+
+def _sum_unit_statistics(
+    params: NoisyOrParams, layer: int, sums: StateSums
+) -> dict[str, NDArray[Any]]:
+    """Return the sums of eq. 9 of a layer's units; of the top layer, those of its prior too."""
+    states = list_states(_count_units(sums))
+    share = sums.ones / -np.expm1(-_compute_inputs(params, layer, states))
+    observed = sums.rows[:, None] - sums.missing
+    values = {
+        f"alone_{layer}": share.sum(axis=0),
+        f"seen_{layer}": observed.sum(axis=0),
+        f"hits_{layer}": share.T @ states,
+        f"on_{layer}": observed.T @ states,
+    }
+    if layer + 1 == len(params.weights):
+        top = layer + 1
+        n_rows, on = sums.rows.sum(), sums.rows @ states
+        values |= {f"alone_{top}": on / -np.expm1(-params.leaks[top]), f"seen_{top}": n_rows}
+    return values
+
+
+def pack_params(params: NoisyOrParams, learns_leaks: bool) -> Array:
+    """Return the log-odds of all f that are learned, as one array."""
+    leaks = params.f_of_leaks if learns_leaks else params.f_of_leaks[-1:]
+    return np.concatenate([logit(part).ravel() for part in (*params.f, *leaks)])
+
+
+def unpack_params(params: NoisyOrParams, packed: Array, learns_leaks: bool) -> NoisyOrParams:
+    """Return the parameters with these log-odds."""
+    n_fixed = 0 if learns_leaks else len(params.leaks) - 1
+    parts = [*params.f, *params.f_of_leaks[n_fixed:]]
+    ends = np.cumsum([part.size for part in parts])
+    values = [
+        expit(own).reshape(part.shape)
+        for own, part in zip(np.split(packed, ends[:-1]), parts, strict=True)
+    ]
+    n_layers = len(params.weights)
+    learned = [np.maximum(leak, -np.expm1(-MIN_LEAK)) for leak in values[n_layers:]]
+    unpacked = NoisyOrParams.from_probabilities(
+        values[:n_layers], [*params.f_of_leaks[:n_fixed], *learned], params.activity
+    )
+    leaks = (*params.leaks[:n_fixed], *unpacked.leaks[n_fixed:])
+    return NoisyOrParams(unpacked.weights, leaks, params.activity)
+
+
+class ExactFit(NamedTuple):
+    """A network after exact EM, with the mean of log P(x) plus the log prior per row."""
+
+    params: NoisyOrParams
+    history: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        """The objective of the last step."""
+        return self.history[-1]
+
+
+def run_exact_em(
+    model: Any, params: NoisyOrParams, rows: WeightedRows, criterion: ObjectiveCriterion
+) -> ExactFit:
+    """Run accelerated EM on rows in memory until the criterion ends it.
+
+    `model` has the settings. The history has the mean of log P(x) plus the log prior, nats per row.
+    """
+    learns_leaks = model.leaks == "learned"
+    prior = (model.alpha, model.beta, learns_leaks)
+    memory: AccelerationMemory = {}
+    history: list[float] = []
+    while not is_stage_over(criterion, history):
+        nats, sums = sum_by_state(params, *rows)
+        objective = float(rows.times @ nats + log_prior(params, *prior)) / rows.n_rows
+        mapped = maximize(params, sums, *prior)
+        start, end = (pack_params(p, learns_leaks) for p in (params, mapped))
+        step = choose_squarem_step(start, end, objective, memory)
+        memory, params = step.memory, unpack_params(mapped, step.parameters, learns_leaks)
+        if step.accepted:
+            history.append(objective)
+    return ExactFit(mapped, tuple(history))
