@@ -147,7 +147,7 @@ def start_fit(
         linkage = collect_linkage(model, rows, executor, progress, kept_linkage)
     unlinked = () if linkage is None else warn_about_unlinked_features(model, linkage)
     if initial_params is not None and isinstance(model, CanWarmStart):
-        state = model.warm_start(state, initial_params)
+        state = model.warm_start(replace(state, starts=()), initial_params)
     if get_pair_job_label(model, rows.n_features):
         job = make_pair_job(model, state, rows, spare_memory)
         results = run_pairs(job) if run_pairs else run_in_memory(job, executor, progress)

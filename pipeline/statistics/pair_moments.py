@@ -29,7 +29,6 @@ _COUNTS_PREFIX = "counts_"
 _PRIOR_ROWS = 5.0
 """Rows with the margins of the feature that are added to those of a pair, for its means."""
 _MOMENTS = ("pair_rows", "left", "right", "left_squares", "right_squares", "products")
-N_MOMENTS = len(_MOMENTS)
 
 
 class PairCorrelations(NamedTuple):
@@ -142,7 +141,7 @@ class PairMoments(CountStatistics):
         mean_right, variance_right = own(right, right_squares, is_left=False)
         covariance = products - mean_left * right - mean_right * left + n * mean_left * mean_right
         scale = np.sqrt(variance_left * variance_right)
-        is_defined = (scale > 0) & np.isfinite(scale) & (n > 0)
+        is_defined = (scale > 0) & np.isfinite(scale) & np.isfinite(covariance) & (n > 0)
         rows = np.where(is_defined, n, 0.0).sum(axis=0)
         sums = np.divide(covariance, scale, out=np.zeros(n.shape), where=is_defined).sum(axis=0)
         values = np.divide(sums, rows, out=np.zeros(rows.shape), where=rows > 0)
@@ -154,6 +153,12 @@ def choose_anchors(n_features: int, n_segments: int) -> Counts:
     n_anchors = max(_MIN_ANCHORS, _MAX_CELLS // max(n_segments * n_features, 1))
     n_anchors = min(n_anchors, n_features)
     return np.arange(n_anchors) * n_features // max(n_anchors, 1)
+
+
+def estimate_memory_of_moments(n_features: int, n_segments: int) -> int:
+    """Return the bytes of the moments of a task, while they are merged."""
+    n_cells = n_segments * len(choose_anchors(n_features, n_segments)) * n_features
+    return 2 * 8 * len(_MOMENTS) * n_cells
 
 
 def _add_margins(

@@ -80,6 +80,7 @@ from pipeline.numerics.logistic.asymptotes import (
 )
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -89,6 +90,7 @@ _NAMES = ("guessing", "slipping")
 _START = {"guessing": 0.15, "slipping": 0.05}  # without a prior
 _MAX_START = 0.25
 _NODE_MARGIN, _MAX_SPACING_RATIO = 1.5, 1.2  # of slopes when nodes are chosen; before new ones
+_LEAST_SLOPE = 0.3  # at the start, if slopes are positive
 _MIN_RANGE = 1e-3  # of a curve: 1 − s − g
 _MAX_SUM = 0.95  # of g + s after an extrapolation
 _MAX_HALVINGS, _TOLERATED_LOSS = 12, 1e-12
@@ -182,10 +184,11 @@ class AsymptoteTrait(ConfirmatoryTrait):
     def _get_prior(self, name: str) -> ItemPrior | None:
         return parse_prior(getattr(self, name), name, PRIOR_FAMILIES[name])
 
-    def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
-        """Check the margins, and start from equal items and groups."""
-        state = super().initialize(first, rng)
-        return self._choose_nodes(state)
+    def _start_from(
+        self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
+    ) -> FitState:
+        """Check the margins, and start from equal groups."""
+        return self._choose_nodes(super()._start_from(first, loadings, seed))
 
     def _begin_stage(
         self, state: FitState, weights: Array, held_out: float, estimator: str
@@ -226,6 +229,8 @@ class AsymptoteTrait(ConfirmatoryTrait):
         g, s = starts
         share = np.clip((expit(offsets) - g) / (1 - s - g), 0.05, 0.95)
         logits = np.tile(to_logits(np.array(starts)), (len(offsets), 1))
+        if self.slope_prior.startswith("lognormal"):
+            weights = np.maximum(np.abs(weights), _LEAST_SLOPE)
         return np.column_stack([weights, scipy.special.logit(share), logits])
 
     def _join_items(self, group: TraitGroup) -> Array:

@@ -111,7 +111,6 @@ from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 
-START_SLOPE, START_SPREAD = 1.0, 0.2
 _STRETCH = 1.5  # of the first stage of a bifactor pattern
 _BY_GROUP = ("gradient", "curvature", "moments")
 _INFORMATION = (
@@ -249,9 +248,22 @@ class ConfirmatoryTrait(LatentTrait):
         """Return the bytes of the sums of all groups."""
         return self.n_groups * super().estimate_memory(n_features, n_segments, n_threads)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+    def _count_start_segments(self) -> int | None:
+        return self.n_groups if self.structure.groups else None
+
+    def _get_start_pattern(self) -> NDArray[np.bool_] | None:
+        pattern = self.structure.pattern
+        return None if pattern is None else pattern.slopes >= 0
+
+    def _get_known_slopes(self) -> Array | None:
+        known = self.structure.known_items
+        return None if known is None else known[:, :-1]
+
+    def _start_from(
+        self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
+    ) -> FitState:
         """Check the margins, also within groups, and start from equal groups."""
-        state = super().initialize(first, rng)
+        state = super()._start_from(first, loadings, seed)
         design = self._get_design(state)
         known = self.structure.known_items
         if known is not None:
@@ -263,10 +275,6 @@ class ConfirmatoryTrait(LatentTrait):
         if self.structure.groups:
             self._check_own_offsets(first, design)
         weights, offsets = state.params.weights, state.params.offsets
-        if self.structure.pattern is not None:
-            weights = np.where(weights == 0, 0.0, START_SLOPE + START_SPREAD * weights)
-        elif weights.shape[1] == 1:
-            weights = np.where(weights == 0, 0.0, START_SLOPE)
         items = np.tile(self._make_first_items(weights, offsets), (self.n_groups, 1, 1))
         items = design.fill(design.collect(items))
         params = state.params

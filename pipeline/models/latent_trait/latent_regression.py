@@ -107,9 +107,11 @@ class LatentRegression(ConfirmatoryTrait):
         check_shared_axes(design)
         return design
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+    def _start_from(
+        self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
+    ) -> FitState:
         """Check the margins, and start from equal groups and coefficients of 0."""
-        state = super().initialize(first, rng)
+        state = super()._start_from(first, loadings, seed)
         center = np.array(self._covariates.means)
         if find_origin(self._get_design(state)) is None:
             center[:] = 0.0

@@ -111,6 +111,11 @@ from pipeline.models.latent_trait.standard_errors import (
     summarize_information,
     summarize_scores,
 )
+from pipeline.models.latent_trait.starts import (
+    convert_to_slopes,
+    find_start_loadings,
+    stretch_offsets,
+)
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
@@ -137,6 +142,7 @@ from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
+from pipeline.statistics.pair_moments import PairMoments, estimate_memory_of_moments
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
@@ -151,6 +157,9 @@ _ORDINAL_REGRESSION_CLASS = "pipeline.models.latent_trait.levels.regression:Ordi
 _REGRESSION_CLASS = "pipeline.models.latent_trait.latent_regression:LatentRegression"
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
+SHORT_RUN_TOL = 1e-4  # of several starts
+_MAX_FAST_COMPONENTS = 2
+_MAX_START_COLUMNS = 4  # further components start at random
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the stage on a lattice with fewer nodes
 _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn again
 _ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
@@ -242,7 +251,7 @@ class LatentTrait(Model):
         "traits may have opposite signs and other scales in each part, and "
         "scores of different parts cannot be compared"
     )
-    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[PairMoments]] = PairMoments
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
     signed_arrays: ClassVar[tuple[str, ...]] = (
@@ -376,7 +385,9 @@ class LatentTrait(Model):
             width *= 2
         if self.estimator not in ("variational", "ep"):
             width = max(width, 2 * self._n_nodes(min(q, MAX_COMPONENTS)))
-        return 8 * n_features * width * 4 * n_threads
+        n_segments = self._count_start_segments() or 1
+        pairs = estimate_memory_of_moments(n_features, n_segments) // n_segments
+        return (8 * n_features * width * 4 + pairs) * n_threads
 
     def estimate_work(
         self, params: LatentTraitParams, working: Arrays, n_features: int, n_rows: int
@@ -405,8 +416,76 @@ class LatentTrait(Model):
             return self.nodes or _DEFAULT_DRAWS
         return int((self.nodes or NODES_PER_AXIS_LIMITS[n_components]) ** n_components)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the margins, and start from random weights and the offsets of the margins."""
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairMoments:
+        """Count features, and their pairs with anchors, with all segments pooled without groups."""
+        return PairMoments.from_block(block, self._list_n_planes(), self._count_start_segments())
+
+    def first_key(self, seed: int) -> str:
+        """Return the key of the counts of pairs with anchors."""
+        n_segments = self._count_start_segments()
+        return "pair-moments" + ("" if n_segments is None else f"-by-group-{n_segments}")
+
+    def _list_n_planes(self) -> NDArray[np.int64] | None:
+        """Return the number of planes of each feature, None if all are binary."""
+        return None
+
+    def _count_start_segments(self) -> int | None:
+        """Return the number of groups within which pairs are counted, None to pool all rows."""
+        return None
+
+    def initialize(self, first: PairMoments, rng: np.random.Generator) -> FitState:
+        """Check the data, and start from the counts of pairs, several times if they are unclear."""
+        seed = rng.integers(2**63, size=1)
+        starts = []
+        for loadings in self._find_starts(first, self.n_components or 1, seed):
+            state = self._start_from(first.counts, loadings, seed)
+            starts.append(state)
+        if self.n_components is None:
+            columns = self._find_starts(first, _MAX_START_COLUMNS, seed)[0]
+            slopes = convert_to_slopes(columns, self._list_n_planes())
+            auxiliary = {**starts[0].auxiliary, "start_weights": slopes}
+            return replace(starts[0], auxiliary=auxiliary)
+        if len(starts) == 1:
+            return starts[0]
+        is_short = {"is_short": np.array(1)}
+        shorts = (replace(s, auxiliary={**s.auxiliary, **is_short}) for s in starts)
+        return replace(starts[0], starts=tuple(shorts))
+
+    def _find_starts(
+        self, first: PairMoments, n_components: int, seed: NDArray[np.int64]
+    ) -> list[Array]:
+        """Return loadings to start from, the most likely first, (n_features, n_components) each."""
+        n_planes = self._list_n_planes()
+        if n_planes is None:
+            n_planes = np.ones(first.counts.observed.shape[1], np.int64)
+        pattern = self._get_start_pattern()
+        loads = np.ones((len(n_planes), n_components), np.bool_) if pattern is None else pattern
+        return find_start_loadings(
+            first,
+            n_planes,
+            loads,
+            np.random.default_rng([*seed.tolist(), n_components]),
+            are_correlated=self.correlations == "free",
+            known=self._get_known_slopes(),
+        )
+
+    def _get_start_pattern(self) -> NDArray[np.bool_] | None:
+        """Return which slopes may differ from 0, (n_features, n_components); None if all may."""
+        return None
+
+    def _get_known_slopes(self) -> Array | None:
+        """Return slopes known before the fit, NaN if unknown, (n_features, n_components)."""
+        return None
+
+    def select_start(self, state: FitState) -> FitState:
+        """Continue the best start until it has converged."""
+        auxiliary = {name: value for name, value in state.auxiliary.items() if name != "is_short"}
+        return replace(state, auxiliary=auxiliary, starts=())
+
+    def _start_from(
+        self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
+    ) -> FitState:
+        """Check the margins, and start from these loadings and the offsets of the margins."""
         observed, ones = pool_margins(first)
         n_features = len(ones)
         if self.n_components is not None and self.n_components >= n_features:
@@ -423,15 +502,15 @@ class LatentTrait(Model):
                 constant.tolist(),
                 parameter="constant_features",
             )
-        weights = 0.5 * rng.standard_normal((n_features, self.n_components or 1))
+        weights = convert_to_slopes(loadings)
         if self._has_equal_slopes:
             weights[:] = 0.5
         weights[constant] = 0.0
-        offsets = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
+        margins = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
         auxiliary = {
             "constant": constant,
-            "margins": offsets,
-            "seed": rng.integers(2**63, size=1),
+            "margins": margins,
+            "seed": seed,
             "n_rows": np.array(first.n_rows),
             "weight": np.array(first.weight),
             "is_complete": np.array(first.is_complete),
@@ -439,12 +518,12 @@ class LatentTrait(Model):
         }
         text = "constant features, pinned at their margins: {features}"
         warnings = (FitWarning(text, tuple(constant.tolist())),) if constant.size else ()
+        offsets = margins * stretch_offsets(weights)
         state = FitState(make_params(weights, offsets), auxiliary=auxiliary, warnings=warnings)
         if self.n_components is None:
             return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(1))
-        # With up to two components, a pass on a lattice costs less than a variational one.
-        is_fast = bool(auxiliary["is_complete"]) and self.n_components <= 2
-        has_first_stage = self.estimator == "auto" and not (self._has_equal_slopes or is_fast)
+        # With up to two components, a pass on nodes costs little more than a variational one.
+        has_first_stage = self.estimator == "auto" and self.n_components > _MAX_FAST_COMPONENTS
         estimator = "variational" if has_first_stage else self._last_estimator(self.n_components)
         return self._begin_stage(state, weights, 0.0, estimator)
 
@@ -506,6 +585,8 @@ class LatentTrait(Model):
         """Stop on the change of the objective, sooner in the first stages."""
         is_first = self.estimator == "auto" and is_variational(state.working)
         tol = max(self.tol, is_first * _FIRST_STAGE_TOL)
+        if "is_short" in state.auxiliary:
+            tol = max(tol, SHORT_RUN_TOL)
         if "stretch" in state.working:
             tol = max(tol, _STRETCHED_TOL)
         return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
@@ -559,6 +640,8 @@ class LatentTrait(Model):
         limit = MAX_COMPONENTS if self.estimator == "quadrature" else n_features - 1
         if is_best and q < min(limit, n_features - 1):
             column = 0.5 * _component_rng(state).standard_normal((n_features, 1))
+            if q < _MAX_START_COLUMNS:
+                column = state.auxiliary["start_weights"][:, q : q + 1].copy()
             column[state.auxiliary["constant"]] = 0.0
             weights = np.column_stack([state.params.weights, column])
             return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(q + 1))

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 LOGISTIC_SCALE = 1.702  # of the logistic curve that is nearest to the normal one
-_MAX_STARTS = 4
+_MAX_STARTS = 3
 _MAX_LOSS = 60.0  # above the lowest one, of starts to try: about 30 nats
 _N_RANDOM, _N_RANDOM_IF_COMPLETE = 8, 2
 _MAX_COMMUNALITY = 0.85

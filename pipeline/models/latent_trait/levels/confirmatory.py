@@ -40,8 +40,6 @@ from pipeline.executors.base import MapFunction
 from pipeline.models.known_levels import standardize_forms
 from pipeline.models.latent_trait.confirmatory import (
     NOT_WITH_STRUCTURE,
-    START_SLOPE,
-    START_SPREAD,
     adapt_to_pattern,
     choose_group_axes,
     convert_code_moments,
@@ -237,9 +235,20 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
     def _are_items_known(self) -> NDArray[np.bool_]:
         return np.asarray(~np.isnan(self._known_values).any(axis=1))
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+    def _count_start_segments(self) -> int | None:
+        return self.n_groups if self.structure.groups else None
+
+    def _get_start_pattern(self) -> NDArray[np.bool_] | None:
+        return None if self._slopes is None else self._slopes >= 0
+
+    def _get_known_slopes(self) -> Array | None:
+        return None if self.structure.known_items is None else self._known_values[:, :-1]
+
+    def _start_from(
+        self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
+    ) -> FitState:
         """Check the levels, also within groups, and that the varying items identify the slopes."""
-        state = super().initialize(first, rng)
+        state = super()._start_from(first, loadings, seed)
         if (known := self.structure.known_items) is not None:
             items = standardize_forms(known, state.params.means, state.params.scales)
             counts = state.auxiliary["level_counts"]
@@ -286,14 +295,6 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
                     self._name_items(np.array([item])),
                     parameter="group",
                 )
-
-    def _begin_stage(
-        self, state: FitState, weights: Array, held_out: float, estimator: str
-    ) -> FitState:
-        """Start with positive slopes if there is a pattern."""
-        if self._slopes is not None:
-            weights = np.where(weights == 0, 0.0, START_SLOPE + START_SPREAD * weights)
-        return super()._begin_stage(state, weights, held_out, estimator)
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, with or without groups."""

@@ -76,7 +76,7 @@ from pipeline.models.latent_trait.levels.params import (
     with_forms,
 )
 from pipeline.models.latent_trait.levels.step import ItemGroup, take_level_steps
-from pipeline.models.latent_trait.model import LatentTrait, compute_difficulties
+from pipeline.models.latent_trait.model import SHORT_RUN_TOL, LatentTrait, compute_difficulties
 from pipeline.models.latent_trait.standard_errors import (
     MAX_ITEMS,
     MAX_PARAMETERS,
@@ -84,6 +84,7 @@ from pipeline.models.latent_trait.standard_errors import (
     count_complete_rows,
     draw_rows,
 )
+from pipeline.models.latent_trait.starts import convert_to_slopes, stretch_offsets
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.numerics.logistic.categories.curves import (
@@ -118,13 +119,13 @@ from pipeline.statistics.counts import (
     count_level_rows,
     make_empty_level_warnings,
 )
-from pipeline.statistics.measurements import FIRST_KEY, MeasuredCounts, check_numbers
+from pipeline.statistics.measurements import MeasuredCounts, check_numbers
 from pipeline.statistics.sums import ClusteredSums, Sums
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_START_SLOPE, _START_SCALE = 1.0, 1.15  # of offsets, because a slope makes margins less extreme
+_START_SLOPE = 1.0  # if all are equal
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the nodes of the first stage
 LAST_STRETCH = {
     1: 0.85,
@@ -194,14 +195,8 @@ class OrdinalTrait(LatentTrait):
     def _has_continuous(self) -> bool:
         return bool((self.n_planes == 0).any())
 
-    @property
-    def first_statistics(self) -> type[FeatureCounts]:  # type: ignore[override]
-        """Counts of features, with moments of continuous ones."""
-        return MeasuredCounts if self._has_continuous else FeatureCounts
-
-    def first_key(self, seed: int) -> str:
-        """Return a key of the counts, another one if they have moments."""
-        return FIRST_KEY if self._has_continuous else super().first_key(seed)
+    def _list_n_planes(self) -> Indices:
+        return self.n_planes
 
     def _name_items(self, items: Indices) -> tuple[str, ...]:
         """Return the names of items: an index in a message would stand for a plane."""
@@ -230,8 +225,10 @@ class OrdinalTrait(LatentTrait):
             n_sums += 3 * (n_columns * (params.weights.shape[1] + 1)) ** 2
         return WorkEstimate(nanoseconds, 8 * n_sums)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Check the levels, and start from their margins."""
+    def _start_from(
+        self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
+    ) -> FitState:
+        """Check the levels, and start from these loadings and the margins of the levels."""
         n_planes = self.n_planes
         n_features, q = len(n_planes), self.n_components or 1
         if q >= n_features:
@@ -250,22 +247,24 @@ class OrdinalTrait(LatentTrait):
                 self._name_items(constant),
                 parameter="constant_features",
             )
-        weights = np.full((n_features, 1), _START_SLOPE)
-        if self.n_components != 1:
-            weights = 0.5 * rng.standard_normal((n_features, q))
+        weights = convert_to_slopes(loadings, n_planes)
+        # Slopes of steps between levels are smaller than those of their normals.
+        if self.items != "graded":
+            weights /= np.sqrt(np.maximum(n_planes, 1))[:, None]
+        if self._has_equal_slopes:
+            weights[n_planes > 0] = _START_SLOPE
         weights[constant] = 0.0
         params = replace(make_params(weights, np.zeros(n_features)), n_levels=n_planes + 1)
         if isinstance(first, MeasuredCounts):
             check_numbers(first, self.structure.features)
             scales = np.sqrt(first.squares / first.number_weights)
-            params = replace(
-                params, means=first.means, scales=scales, deviations=np.ones(len(scales))
-            )
+            unique = 1.0 - (weights[n_planes == 0] ** 2).sum(axis=1)
+            params = replace(params, means=first.means, scales=scales, deviations=np.sqrt(unique))
         auxiliary = {
             "constant": constant,
             "diverging": np.zeros(0, np.int64),
             "level_counts": np.concatenate(level_rows),
-            "seed": rng.integers(2**63, size=1),
+            "seed": seed,
             "n_rows": np.array(first.n_rows),
             "weight": np.array(first.weight),
             "is_complete": np.array(first.is_complete),
@@ -306,7 +305,7 @@ class OrdinalTrait(LatentTrait):
         if offsets is None:
             offsets = _make_first_offsets(
                 state.auxiliary["level_counts"], self.n_planes, self.items
-            )
+            ) * np.repeat(stretch_offsets(weights), self.n_planes)
         levels = replace(params, level_offsets=offsets)
         if self.items == "nominal":  # starts as partial credit
             items = levels.get_level_items("partial-credit")
@@ -361,10 +360,12 @@ class OrdinalTrait(LatentTrait):
 
         Coarse nodes overestimate the likelihood of steep items.
         """
-        if self._has_coarse_nodes(state, _STOPPING_RATIO):
+        is_short = "is_short" in state.auxiliary
+        if not is_short and self._has_coarse_nodes(state, _STOPPING_RATIO):
             return PassCountCriterion(1)
         is_first = float(state.working.get("stretch", 0.0)) == _STRETCH
         tol = max(self.tol, is_first * _STRETCHED_TOL)
+        tol = max(tol, is_short * SHORT_RUN_TOL)
         return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
@@ -833,4 +834,4 @@ def _make_first_offsets(level_counts: Array, n_planes: Indices, kind: ItemKind) 
     offsets = np.zeros(int(n_planes.sum()))
     for alike in iter_alike(n_planes):
         offsets[alike.planes] = find_margin_offsets(level_counts[alike.levels], kind)
-    return _START_SCALE * offsets
+    return offsets

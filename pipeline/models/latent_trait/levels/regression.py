@@ -91,9 +91,11 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
     def _scale(self) -> Array:
         return np.array(self._covariates.deviations)
 
-    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+    def _start_from(
+        self, first: FeatureCounts, loadings: Array, seed: NDArray[np.int64]
+    ) -> FitState:
         """Check the levels, and start from equal groups and coefficients of 0."""
-        state, center = super().initialize(first, rng), np.array(self._covariates.means)
+        state, center = super()._start_from(first, loadings, seed), np.array(self._covariates.means)
         if find_origin(self._trait_design) is None:
             center[:] = 0.0
         coefficients = np.zeros((len(center), state.params.weights.shape[1]))
