@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.fitting.loop import start_fit
+from pipeline.fitting.loop import collect_first_statistics, start_fit
 from pipeline.fitting.shared_passes import fit_in_shared_passes
 from pipeline.models.base import Model
 from pipeline.models.latent_trait.em import LatentTraitParams
@@ -69,7 +70,7 @@ from pipeline.numerics.logistic.categories.curves import compute_plane_probabili
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite, iter_responsibilities
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, count_group_level_rows
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import Statistics, Sums
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -197,13 +198,20 @@ class GroupFits:
         models, states = [self._make_model(free_items) for free_items in choices], []
         for model in models:
             params = None if start is None else start.params
+            first = self._first_statistics
             state = start_fit(
-                model, self.first, self.rows, self.executor, self.seed, initial_params=params
+                model, first, self.rows, self.executor, self.seed, initial_params=params
             )
             states.append(state if start is None else replace(state, working=start.working))
         return fit_in_shared_passes(
             models, states, self.rows, self.executor, self.seed, self.progress
         )
+
+    @cached_property
+    def _first_statistics(self) -> Statistics:
+        """The statistics from which fits start, which are the same for all choices of items."""
+        model = self._make_model(())
+        return collect_first_statistics(model, self.rows, self.executor, self.seed, self.progress)
 
     def _make_model(self, free_items: Collection[int]) -> Model:
         model = LatentTrait(

@@ -35,7 +35,7 @@ def fit_in_shared_passes(
     fits, n_passes = list(states), 0
     while running := [k for k, state in enumerate(fits) if not state.done]:
         n_passes += 1
-        inputs = tuple(fits[k] for k in running)
+        inputs = tuple(state for k in running for state in fits[k].running_states)
         sums = collect_statistics(
             partial(_summarize_block, models[0], inputs, RowRandom(seed, n_passes)),
             rows,
@@ -44,8 +44,10 @@ def fit_in_shared_passes(
             progress=progress,
             work=_estimate_work(models[0], inputs, rows),
         )
-        for k, part in zip(running, sums.parts, strict=True):
-            fits[k] = fit_pass(models[k], fits[k], rows, executor, seed, part, progress)
+        parts = iter(sums.parts)
+        for k in running:
+            own = JointStatistics(tuple(next(parts) for _ in fits[k].running_states))
+            fits[k] = fit_pass(models[k], fits[k], rows, executor, seed, own, progress)
     return fits
 
 

@@ -26,8 +26,11 @@ _MAX_CELLS = 1 << 19  # of a table, for all segments
 _MIN_ANCHORS = 16
 _WORDS_AT_ONCE = 64
 _COUNTS_PREFIX = "counts_"
-_PRIOR_ROWS = 5.0
-"""Rows with the margins of the feature that are added to those of a pair, for its means."""
+_PRIOR_SHARE = 0.005
+"""Share of a feature's rows that are added, with their margins, to those of a pair for its means.
+
+A share, not a number, so that rows with a weight of 2 count like two rows.
+"""
 _MOMENTS = ("pair_rows", "left", "right", "left_squares", "right_squares", "products")
 
 
@@ -173,9 +176,9 @@ def _add_margins(
     total = np.maximum(np.take_along_axis(n, fullest, axis), 1e-300)
     mean = np.take_along_axis(sums, fullest, axis) / total
     second = np.take_along_axis(squares, fullest, axis) / total
-    rows = n + _PRIOR_ROWS
-    means = (sums + _PRIOR_ROWS * mean) / rows
-    variances = (squares + _PRIOR_ROWS * second) / rows - means**2
+    prior_rows = _PRIOR_SHARE * total
+    means = (sums + prior_rows * mean) / (n + prior_rows)
+    variances = (squares + prior_rows * second) / (n + prior_rows) - means**2
     return means, np.maximum(variances, 0.0)
 
 

@@ -1,9 +1,10 @@
 """Low-rank approximation of pairwise correlations, weighted by how well each is known.
 
-The loss Σ_ij n_ij (c_ij − Σ_kl l_ik ρ_kl l_jl)² + Σ_ik l_ik² over pairs i ≠ j, with n_ij the number
-of rows in which both features were observed, is nearly twice the negative logarithm of the
-likelihood of correlations c_ij with variance 1 / n_ij. Where few pairs link two parts of the
-features, it has several minima, which differ in the signs or the rotation of a part.
+The loss Σ_ij n_ij (c_ij − Σ_kl l_ik ρ_kl l_jl)² over pairs i ≠ j, with n_ij the number of rows in
+which both features were observed, is nearly twice the negative logarithm of the likelihood of
+correlations c_ij with variance 1 / n_ij. A small multiple of Σ_ik l_ik² keeps loadings finite that
+hardly any rows determine. Where few pairs link two parts of the features, the loss has several
+minima, which differ in the signs or the rotation of a part.
 
 With many features, c_ij is only given for pairs of some features, the anchors, with all features.
 """
@@ -20,6 +21,7 @@ Array = NDArray[np.float64]
 
 _MAX_ROUNDS = 500
 _START_SPREAD = 0.5
+_LARGEST_WEIGHT = 1000.0  # to which weights are scaled, beside 1 for Σ l²
 _MAX_CORRELATION = 0.9  # of two components
 _SAME_SHARE = 1e-2  # of the squares of fitted correlations, by which different minima differ
 
@@ -76,6 +78,8 @@ def find_low_rank_fits(
     # Pairs of anchors occur twice.
     weights = np.where(is_anchor, 0.5, 1.0) * weights
     weights[np.arange(len(anchors)), anchors] = 0.0
+    scale = max(float(weights.max(initial=0.0)) / _LARGEST_WEIGHT, 1e-300)
+    weights /= scale
     pairs = np.triu_indices(q, 1) if are_correlated else (np.zeros(0, np.intp),) * 2
     n_loadings = int(loads.sum())
 
@@ -106,7 +110,7 @@ def find_low_rank_fits(
         found = scipy.optimize.minimize(
             compute_loss, start, jac=True, method="L-BFGS-B", options=options
         )
-        fits.append(unpack(found.x)._replace(loss=float(found.fun)))
+        fits.append(unpack(found.x)._replace(loss=scale * float(found.fun)))
     return _drop_equal_fits(sorted(fits, key=lambda fit: fit.loss), anchors)
 
 
