@@ -87,11 +87,12 @@ class PairMoments(CountStatistics):
             n_planes = np.ones(block.n_features, np.int64)
         anchors = choose_anchors(len(n_planes), n_segments or 1)
         segment = np.array([0 if n_segments is None else block.segment])
+        kind = FeatureCounts if block.numbers is None else MeasuredCounts
+        counts = kind.from_block(block)
+        moments: tuple[NDArray[Any], ...]
         if block.numbers is None:
-            counts = FeatureCounts.from_block(block)
             moments = _count_planes(block, counts, n_planes, anchors)
         else:
-            counts = MeasuredCounts.from_block(block)
             moments = _sum_scores(block, n_planes, anchors)
         return cls(counts, segment, *(table[None] for table in moments))
 

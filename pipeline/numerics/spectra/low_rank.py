@@ -11,7 +11,7 @@ With many features, c_ij is only given for pairs of some features, the anchors, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -106,7 +106,7 @@ def find_low_rank_fits(
     for _ in range(n_starts):
         start = _START_SPREAD * rng.standard_normal(n_loadings + len(pairs[0]))
         start[n_loadings:] = 0.0
-        options = {"maxiter": _MAX_ROUNDS, "ftol": 1e-9, "gtol": 1e-4}
+        options: Any = {"maxiter": _MAX_ROUNDS, "ftol": 1e-9, "gtol": 1e-4}
         found = scipy.optimize.minimize(
             compute_loss, start, jac=True, method="L-BFGS-B", options=options
         )

@@ -1,28 +1,41 @@
 """Tests of moments of pairs of features with anchors."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from pipeline.data.blocks import pack_block
+from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.statistics import pair_moments
 from pipeline.statistics.pair_moments import PairMoments, choose_anchors
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 N_PLANES = np.array([1, 2, 3, 1, 0, 1, 0, 2])
 MOMENTS = ("pair_rows", "left", "right", "left_squares", "right_squares", "products")
 
 
-def draw_scores(n, has_numbers, rng):
+def draw_scores(
+    n: int, has_numbers: bool, rng: np.random.Generator
+) -> tuple[Floats, Mask, Indices]:
     """Return scores, which are observed, and numbers of planes."""
-    scores = np.stack(
+    drawn = np.stack(
         [rng.integers(0, k + 1, n) if k else rng.normal(5, 2, n) for k in N_PLANES], axis=1
-    ).astype(np.float32)
+    )
+    scores = drawn.astype(np.float32).astype(np.float64)
     columns = np.flatnonzero(has_numbers | (N_PLANES > 0))
     return scores[:, columns], rng.random((n, len(columns))) < 0.8, N_PLANES[columns]
 
 
-def make_block(scores, observed, n_planes, has_mask, segment=0):
+def make_block(
+    scores: NDArray[Any], observed: Mask, n_planes: Indices, has_mask: bool, segment: int = 0
+) -> BinaryBlock:
     planes = [scores[:, j] >= c for j, k in enumerate(n_planes.tolist()) for c in range(1, k + 1)]
     bits = np.stack(planes, axis=1).astype(np.uint8)
     mask = np.repeat(observed, n_planes, axis=1).astype(np.uint8)
@@ -32,7 +45,7 @@ def make_block(scores, observed, n_planes, has_mask, segment=0):
     return pack_block(bits & mask, mask if has_mask else None, segment, numbers=numbers)
 
 
-def sum_moments(scores, observed, weights):
+def sum_moments(scores: Floats, observed: Mask, weights: Indices) -> list[Floats]:
     x, m = np.where(observed, scores, 0.0).astype(float), observed.astype(float)
     w = weights[:, None]
     pairs = [(m, m), (x, m), (m, x), (x**2, m), (m, x**2), (x, x)]
@@ -43,7 +56,13 @@ def sum_moments(scores, observed, weights):
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("has_weights", [False, True])
 @pytest.mark.parametrize("n_cells", [1 << 19, 24])
-def test_moments_are_those_of_the_scores(has_numbers, has_mask, has_weights, n_cells, monkeypatch):
+def test_moments_are_those_of_the_scores(
+    has_numbers: bool,
+    has_mask: bool,
+    has_weights: bool,
+    n_cells: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pair_moments, "_MAX_CELLS", n_cells)
     monkeypatch.setattr(pair_moments, "_MIN_ANCHORS", 3)
     rng = np.random.default_rng(0)
@@ -64,7 +83,7 @@ def test_moments_are_those_of_the_scores(has_numbers, has_mask, has_weights, n_c
     assert type(restored.counts) is type(moments.counts)
 
 
-def test_correlations_are_those_of_numpy_within_segments():
+def test_correlations_are_those_of_numpy_within_segments() -> None:
     rng = np.random.default_rng(1)
     parts = []
     for segment in range(2):
@@ -86,7 +105,7 @@ def test_correlations_are_those_of_numpy_within_segments():
     np.testing.assert_allclose(joined.compute_correlations().values, expected, atol=2e-3)
 
 
-def test_a_single_common_row_counts():
+def test_a_single_common_row_counts() -> None:
     X = np.array([[1, 0], [0, 0], [1, 1], [0, 0], [1, 1]], np.uint8)
     observed = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [1, 1]], np.uint8)
     found = PairMoments.from_block(pack_block(X, observed)).compute_correlations()
@@ -94,7 +113,7 @@ def test_a_single_common_row_counts():
     assert found.values[0, 1] > 0
 
 
-def test_anchors_of_many_features_are_few():
+def test_anchors_of_many_features_are_few() -> None:
     assert choose_anchors(500, 1).tolist() == list(range(500))
     anchors = choose_anchors(10_000, 1)
     assert 16 <= len(anchors) <= 100
