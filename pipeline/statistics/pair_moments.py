@@ -106,6 +106,11 @@ class PairMoments(CountStatistics):
         """Sum of the weights of the rows."""
         return self.counts.weight
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no value is missing, of features with levels."""
+        return self.counts.is_complete
+
     def merge(self, other: Self) -> Self:
         """Add further rows."""
         sums = sum_by_segment(self, other, _MOMENTS)

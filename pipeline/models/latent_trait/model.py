@@ -158,6 +158,7 @@ _REGRESSION_CLASS = "pipeline.models.latent_trait.latent_regression:LatentRegres
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
 SHORT_RUN_TOL = 1e-4  # of several starts
+SEARCH_TOL = 1e-5  # of the search for the number of components
 _MAX_FAST_COMPONENTS = 2
 _MAX_START_COLUMNS = 4  # further components start at random
 _STRETCH, _STRETCHED_TOL = 1.3, 1e-4  # of the stage on a lattice with fewer nodes
@@ -587,6 +588,8 @@ class LatentTrait(Model):
         tol = max(self.tol, is_first * _FIRST_STAGE_TOL)
         if "is_short" in state.auxiliary:
             tol = max(tol, SHORT_RUN_TOL)
+        if state.working.get("held_out", 0.0) > 0:
+            tol = max(tol, SEARCH_TOL)
         if "stretch" in state.working:
             tol = max(tol, _STRETCHED_TOL)
         return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))

@@ -76,7 +76,12 @@ from pipeline.models.latent_trait.levels.params import (
     with_forms,
 )
 from pipeline.models.latent_trait.levels.step import ItemGroup, take_level_steps
-from pipeline.models.latent_trait.model import SHORT_RUN_TOL, LatentTrait, compute_difficulties
+from pipeline.models.latent_trait.model import (
+    SEARCH_TOL,
+    SHORT_RUN_TOL,
+    LatentTrait,
+    compute_difficulties,
+)
 from pipeline.models.latent_trait.standard_errors import (
     MAX_ITEMS,
     MAX_PARAMETERS,
@@ -366,6 +371,7 @@ class OrdinalTrait(LatentTrait):
         is_first = float(state.working.get("stretch", 0.0)) == _STRETCH
         tol = max(self.tol, is_first * _STRETCHED_TOL)
         tol = max(tol, is_short * SHORT_RUN_TOL)
+        tol = max(tol, (float(state.working["held_out"]) > 0) * SEARCH_TOL)
         return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
