@@ -80,16 +80,22 @@ def compute_held_out_score(statistics: Sums) -> float:
 
 
 def record_held_out_score(
-    params: Any, auxiliary: Mapping[str, NDArray[Any]], statistics: Sums
+    params: Any,
+    auxiliary: Mapping[str, NDArray[Any]],
+    statistics: Sums,
+    least_gain: float = 0.0,
 ) -> tuple[dict[str, NDArray[Any]], bool]:
     """Record the held-out score of a number of components at the end of its stage.
 
     Return `auxiliary` with the score added, and whether the score is the best so far. If it is,
     `auxiliary` also holds the parameters, and more components should be tried. `statistics` are
-    from the last pass of the stage.
+    from the last pass of the stage. The sum of the scores of all held-out rows must exceed that of
+    fewer components by `least_gain` nats.
     """
-    scores = np.append(get_held_out_scores(auxiliary), compute_held_out_score(statistics))
-    is_best = bool(scores[-1] >= scores.max())
+    before, score = get_held_out_scores(auxiliary), compute_held_out_score(statistics)
+    gain = (score - before.max(initial=-np.inf)) * float(statistics.values["held_out_weight"])
+    is_best = not before.size or gain >= least_gain
+    scores = np.append(before, score)
     named = get_named_arrays(params) if is_best else {}
     best = {f"best-{name}": array for name, (_, array) in named.items()}
     return {**auxiliary, "held_out_scores": scores, **best}, is_best

@@ -25,7 +25,6 @@ from pipeline.statistics.sums import Array, Counts, CountStatistics, sum_by_segm
 _MAX_CELLS = 1 << 19  # of a table, for all segments
 _MIN_ANCHORS = 16
 _WORDS_AT_ONCE = 64
-_COUNTS_PREFIX = "counts_"
 _PRIOR_SHARE = 0.005
 """Share of a feature's rows that are added, with their margins, to those of a pair for its means.
 
@@ -118,16 +117,16 @@ class PairMoments(CountStatistics):
 
     def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Return all arrays by name."""
-        counts = {_COUNTS_PREFIX + name: a for name, a in self.counts.to_arrays().items()}
-        return {**counts, **{name: getattr(self, name) for name in ("segments", *_MOMENTS)}}
+        moments = {name: getattr(self, name) for name in _MOMENTS}
+        return {**self.counts.to_arrays(), "pair_segments": self.segments, **moments}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Restore the statistics from the arrays of `to_arrays`."""
-        names = ("segments", *_MOMENTS)
-        counts = {n.removeprefix(_COUNTS_PREFIX): a for n, a in arrays.items() if n not in names}
+        names = ("pair_segments", *_MOMENTS)
+        counts = {name: array for name, array in arrays.items() if name not in names}
         kind = MeasuredCounts if "number_weights" in counts else FeatureCounts
-        return cls(kind.from_arrays(counts), **{name: arrays[name] for name in names})
+        return cls(kind.from_arrays(counts), *(arrays[name] for name in names))
 
     def compute_correlations(self) -> PairCorrelations:
         """Return correlations within segments, averaged over them.

@@ -158,6 +158,7 @@ _REGRESSION_CLASS = "pipeline.models.latent_trait.latent_regression:LatentRegres
 _DEFAULT_DRAWS = 500
 _FIRST_STAGE_TOL = 1e-3  # of the variational stage of `auto`
 SHORT_RUN_TOL = 1e-4  # of several starts
+_LEAST_GAIN = 3.0  # of held-out rows by one more component, nats; chance gives one or two
 SEARCH_TOL = 1e-5  # of the search for the number of components
 _MAX_FAST_COMPONENTS = 2
 _MAX_START_COLUMNS = 4  # further components start at random
@@ -637,7 +638,9 @@ class LatentTrait(Model):
 
     def _add_component(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while held-out rows gain; then fit all rows with the best number."""
-        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
+        auxiliary, is_best = record_held_out_score(
+            state.params, state.auxiliary, statistics, _LEAST_GAIN
+        )
         state = replace(state, auxiliary=auxiliary)
         n_features, q = state.params.weights.shape
         limit = MAX_COMPONENTS if self.estimator == "quadrature" else n_features - 1

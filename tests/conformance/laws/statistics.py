@@ -21,6 +21,7 @@ from pipeline.passes.map_reduce import tree_merge
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.measurements import MixedStatistics
+from pipeline.statistics.pair_moments import PairMoments
 from tests.conformance.checks import assert_same, has_sums
 from tests.conformance.facts import Facts
 from tests.conformance.rows import (
@@ -53,6 +54,7 @@ def recount(part: Any, data: DenseData) -> tuple[Sequence[Count], Sequence[Count
     pairs = part.pairs if isinstance(part, MixedStatistics) else part
     if isinstance(pairs, PairCounts) and pairs.n_features == data.X.shape[1]:
         return pairs.table(0), count_dense_pairs(data)
+    part = part.counts if isinstance(part, PairMoments) else part
     if isinstance(part, FeatureCounts):
         found = [part.observed[0], part.ones[0]]
         return found, [data.mask.sum(axis=0), (data.X & data.mask).sum(axis=0)]
