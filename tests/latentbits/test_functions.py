@@ -233,7 +233,7 @@ def test_a_terminal_shows_how_far_a_fit_is(
         shown.append(found.decode())
         os.close(ours)
     fit, transform, evaluate, nothing = shown
-    assert "feature counts: 100%\x1b[K" in fit
+    assert "pair counts: 100%\x1b[K" in fit
     assert re.search(r"\r[\w-]+, pass 3, -\d\.\d+: 100%\x1b\[K\r\x1b\[Kend$", fit)
     assert transform.endswith("\rtransform: 100%\x1b[K\r\x1b[Kend")
     assert evaluate.endswith("\rscore: 100%\x1b[K\r\x1b[Kend")

@@ -17,7 +17,8 @@ estimator      E-step                                                           
 `sampling`     also of the paper: fixed random draws of x                                any
 =============  =========================================================================  =======
 
-`auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2 or values are missing.
+`auto` is quadrature, or `ep` if q > 3. The variational fit precedes if q > 2. Fits start from the
+counts of pairs of features, see `starts`; where these leave several starts open, a fit tries them.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -179,8 +180,8 @@ class LatentTrait(Model):
         Number of traits. None chooses it by the objective of held-out rows.
     estimator
         `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation propagation) or
-        `sampling`. `auto` is quadrature, or `ep` above 3 components. Above 2 components, or with
-        missing values, it starts with the variational fit.
+        `sampling`. `auto` is quadrature, or `ep` above 3 components. Above 2 components,
+        it begins with the variational fit.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice for rows
         without missing values. With missing values, it starts with 41, 21 or 15 nodes for 1, 2 or 3
