@@ -60,13 +60,19 @@ _COMPARISONS = (operator.ge, operator.gt, operator.le, operator.lt)
 _ANY_NUMBER = NumberRange()
 
 
-def array_field(*dims: str, allowed: NumberRange = _ANY_NUMBER, total: float | None = None) -> Any:
+def array_field(
+    *dims: str,
+    allowed: NumberRange = _ANY_NUMBER,
+    total: float | None = None,
+    may_be_nan: bool = False,
+) -> Any:
     """Declare a parameter array, its dimensions, the range of its entries and their sum.
 
     Range and sum are checked when an artifact is loaded, so `transform` and `sample` may rely on
-    them.
+    them. See `list_nan_names` for `may_be_nan`.
     """
-    return field(metadata={"dims": dims, "range": allowed, "total": total})
+    metadata = {"dims": dims, "range": allowed, "total": total, "may_be_nan": may_be_nan}
+    return field(metadata=metadata)
 
 
 def optional_array_field(

@@ -180,6 +180,8 @@ def format_drift(drift: Mapping[str, Any]) -> str:
         others = f", without {join_names(shift['left_out'])}" if "left_out" in shift else ""
         moved = f"{shift['rms']:.3f} ({shift['rms_by_chance']:.3f} by chance{others})"
         parts.append(f"correlations moved {moved}")
+    if "became_constant" in shift:
+        parts.append(f"became constant: {join_names(shift['became_constant'])}")
     if "now" in (scores := drift.get("likelihood", {})):
         before, now = (f"{scores[key]:.4g}".replace("-", "−") for key in ("before", "now"))
         parts.append(f"new rows {before} → {now} {scores['unit']}")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from flows.cli.progress import log
+from flows.cli.summary import join_names
 from flows.data.datasets import LoadedModel, load_fitted_model
 from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import FitJob
@@ -20,6 +21,7 @@ from pipeline.evaluation.drift import (
     compare_correlations,
     compare_loadings,
     find_largest_move,
+    find_new_constants,
     pool_counts,
     select_appended_rows,
 )
@@ -92,10 +94,18 @@ def check_drift_limit(limit: float | None, n_features: int) -> None:
 
 
 def find_drift_alert(drift: dict[str, Any] | None, limit: float | None) -> str | None:
-    """Return a message if correlations of the appended rows moved by more than the limit."""
+    """Return a message if correlations of the appended rows moved by more than the limit.
+
+    A feature that became constant has no correlations any more, which is beyond any limit.
+    """
     shift = (drift or {}).get("correlations")
     if limit is None or shift is None:
         return None
+    if constant := shift.get("became_constant"):
+        return (
+            f"Drift: features that became constant in the new rows: {join_names(constant)}. Their "
+            f"correlations cannot be compared with the limit, {limit:g}."
+        )
     if "note" in shift:
         log.warning("warning: drift is not compared with the limit: %s", shift["note"])
         return None
@@ -175,10 +185,15 @@ def _measure_correlation_shift(
     new_rows = _count_pairs(job, select_appended_rows(job.rows, first))
     with limit_blas_threads():
         shift = compare_correlations(all_rows, new_rows, job.executor.map)
+    constant = find_new_constants(all_rows, new_rows).tolist()
+    became_constant = {"became_constant": [names[i] for i in constant]} if constant else {}
     if not len(shift.z):
-        return {"note": "left out: there are too few new rows"}
+        reason = "no pair varies in the new rows" if constant else "there are too few new rows"
+        return {"note": f"left out: {reason}", **became_constant}
     return {
         "pairs": len(shift.z),
+        "pairs_left_out": len(names) * (len(names) - 1) // 2 - len(shift.z),
+        **became_constant,
         "rms": shift.rmse,
         "rms_by_chance": shift.chance_rmse,
         **({"left_out": list(continuous)} if continuous else {}),

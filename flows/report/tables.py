@@ -179,12 +179,16 @@ def describe_drift(manifest: Manifest) -> FactRows:
 
 def _describe_correlation_shift(drift: Manifest) -> FactRows:
     shift = drift.get("correlations", {})
+    constant = shift.get("became_constant", ())
+    facts = [("became constant", join_names(constant, _MAX_NAMES))] if constant else []
     if "note" in shift:
-        return [("correlations", shift["note"])]
+        return [*facts, ("correlations", shift["note"])]
     if not shift:
         return []
     rms, chance = format_number(shift["rms"], 3), format_number(shift["rms_by_chance"], 3)
     text = f"{rms} root mean square, {chance} by chance, of {shift['pairs']:,} pairs"
+    if n_left_out := shift.get("pairs_left_out", 0):
+        text += f" ({n_left_out:,} more have too few rows in a cell)"
     if "left_out" in shift:
         text += f", without the continuous features {join_names(shift['left_out'], _MAX_NAMES)}"
     pairs = (
@@ -193,6 +197,7 @@ def _describe_correlation_shift(drift: Manifest) -> FactRows:
         for pair in shift["largest"]
     )
     return [
+        *facts,
         ("correlations of new rows minus earlier ones", text),
         ("chance", shift["chance"]),
         *(("moved most", pair) for pair in pairs),

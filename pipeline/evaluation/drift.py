@@ -33,6 +33,7 @@ Array = NDArray[np.float64]
 
 DRIFT_DRAWS_PASS = (1 << 32) + 1
 """Pass number for the draws that choose rows; no fit reaches it."""
+_CONSTANT_LEVEL = 1e-3  # chance that any feature is found to be constant without drift
 MIN_CELL_ROWS = 5
 """Pairs are compared if both samples have this many expected rows in every cell of the table."""
 
@@ -111,6 +112,21 @@ def subtract_counts(total: PairCounts, subset: PairCounts) -> PairCounts:
         if name not in ("segments", "weight_unit"):
             difference[name] = difference[name] - counts
     return PairCounts.from_arrays(difference)
+
+
+def find_new_constants(total: PairCounts, new: PairCounts) -> NDArray[np.intp]:
+    """Find the features that vary in the old rows but not in the new ones, other than by chance.
+
+    The arguments are those of `compare_correlations`.
+    """
+    (old_observed,), (old_ones,) = subtract_counts(total, new).margins()
+    (observed,), (ones,) = new.margins()
+    shares = old_ones / np.maximum(old_observed, 1)
+    shares_of_value = np.where(ones > 0, shares, 1 - shares)
+    is_constant = (observed > 0) & ((ones == 0) | (ones == observed)) & (shares_of_value < 1)
+    chance = shares_of_value ** observed.astype(np.float64)
+    level = _CONSTANT_LEVEL / max(len(ones), 1)
+    return np.flatnonzero(is_constant & (shares_of_value > 0) & (chance < level))
 
 
 def compare_correlations(

@@ -41,7 +41,6 @@ positive, length 1); sources whose variances are proportional over segments.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
@@ -68,6 +67,7 @@ from pipeline.models.binary_ica.probit_ica import (
     ProbitICA,
     SegmentModel,
 )
+from pipeline.models.binary_ica.rotations import find_rotatable_sources, warn_about_rotations
 from pipeline.models.binary_ica.segment_correlations import (
     MAX_UNDEFINED_SHARE,
     GroupSums,
@@ -92,8 +92,9 @@ MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18  # pairs whose correlations a thread estimates at once
 _MIN_HALVES_AGREEMENT = 0.95
-_MIN_LOG_RATIO_SPREAD = 0.2  # standard deviation over segments of the log ratio of two variances
 _MAX_RIDGE = 9.0
+_DISPERSION = 2.5  # of errors of log variances, against those from independent correlations
+_PRIOR_PRECISION = 0.25  # of a log variance, as in `BinaryICALikelihood`
 _SINGLE_FEATURE_SHARE, _PARALLEL_COSINE = 0.95, 0.98
 _MIN_START_SIMILARITY = 0.7
 
@@ -120,7 +121,8 @@ class BLICAParams:
         Settings tried on held-out rows, and their nats per pair of features and row. The first,
         with no components, is independence.
     mixing_interval
-        Ends of the 95 % bootstrap intervals; empty without a bootstrap.
+        Ends of the 95 % bootstrap intervals; empty without a bootstrap, and NaN for sources of
+        which any rotation fits as well.
     n_levels
         Number of levels of each feature, 1 of a continuous one; None if all are binary.
     level_thresholds
@@ -148,7 +150,7 @@ class BLICAParams:
     candidate_components: NDArray[np.int64] = array_field("candidate")
     candidate_regularization: Array = array_field("candidate")
     candidate_scores: Array = array_field("candidate")
-    mixing_interval: Array = array_field("bound", "feature", "component")
+    mixing_interval: Array = array_field("bound", "feature", "component", may_be_nan=True)
     n_levels: NDArray[np.int64] | None = optional_array_field(
         "feature", allowed=NumberRange(minimum=1, maximum=MAX_LEVELS)
     )
@@ -355,11 +357,38 @@ class BLICA(ProbitICA):
             params.mixing, "fewer components or a smaller regularization"
         )
         new_warnings += warn_about_choice(match)
-        new_warnings += warn_about_fit(
-            diagnostics, match.n_starts, params.source_variances[segments.is_used]
-        )
+        new_warnings += warn_about_fit(diagnostics, match.n_starts)
+        rotatable = find_rotatable_sources(*_estimate_variance_covariances(match))
+        params.mixing_interval[:, :, [k for own in rotatable for k in own]] = np.nan
+        new_warnings += warn_about_rotations(rotatable)
         warnings = (*state.warnings, *new_warnings)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+
+
+def _estimate_variance_covariances(match: MomentMatch) -> tuple[Array, Array]:
+    """Return log σ² in the segments used, and covariances of their errors given A.
+
+    They follow from the errors of the correlations, see `estimate_correlation_errors`. As if these
+    were independent of each other and weighted by their information, they would be up to half of
+    what was measured in simulated data without differences between sources.
+    """
+    used, mixing = match.segments.is_used, match.solution.mixing
+    log_variances = match.solution.log_variances[used]
+    i, j = np.triu_indices(len(mixing), 1)
+    covariances = []
+    for logs, place in zip(log_variances, np.flatnonzero(used).tolist(), strict=True):
+        errors = match.segments.estimate_correlation_errors(place)[i, j]
+        signal = mixing**2 * np.exp(logs)  # variance of each feature by each source
+        total = 1 + signal.sum(axis=1)
+        deviations = np.sqrt(total)
+        products = mixing[i] * mixing[j] * np.exp(logs)  # covariances of pairs by each source
+        slopes = products / (deviations[i] * deviations[j])[:, None]
+        shrinkage = (signal / total[:, None])[i] + (signal / total[:, None])[j]
+        slopes -= 0.5 * slopes.sum(axis=1, keepdims=True) * shrinkage
+        weighted = slopes / errors[:, None]
+        information = weighted.T @ weighted + _PRIOR_PRECISION * np.eye(len(logs))
+        covariances.append(_DISPERSION * np.linalg.inv(information))
+    return log_variances, np.array(covariances)
 
 
 def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
@@ -549,14 +578,8 @@ def warn_about_choice(match: MomentMatch) -> tuple[FitWarning, ...]:
     return tuple(map(FitWarning, texts))
 
 
-def warn_about_fit(
-    diagnostics: Mapping[str, Any], n_starts: int, variances: Array
-) -> tuple[FitWarning, ...]:
-    """Warn about a doubtful fit.
-
-    `n_starts` is the number of starts requested; `variances` (n_segments, n_components) are the
-    source variances of the segments used.
-    """
+def warn_about_fit(diagnostics: Mapping[str, Any], n_starts: int) -> tuple[FitWarning, ...]:
+    """Warn about a doubtful fit; `n_starts` is the number of starts requested."""
     texts = []
     if (missing := -diagnostics["surplus"]) > 0:
         # Lengths of columns count as unknowns although variances can compensate for them.
@@ -579,20 +602,4 @@ def warn_about_fit(
         )
     if diagnostics["gap_rounds"] == MAX_ROUNDS:
         texts.append("pairs set to the model's correlations had not converged")
-    if pair := _find_proportional_pair(variances):
-        texts.append(
-            f"the variances of components {pair[0] + 1} and {pair[1] + 1} rise and fall together "
-            "over segments: any rotation of the two fits as well"
-        )
     return tuple(map(FitWarning, texts))
-
-
-def _find_proportional_pair(variances: Array) -> tuple[int, int] | None:
-    """Find the two components whose variances are most nearly proportional; None if none are."""
-    profiles = np.log(variances)
-    n_components = profiles.shape[1]
-    spreads = np.full((n_components, n_components), np.inf)
-    for k, l in itertools.combinations(range(n_components), 2):  # noqa: E741
-        spreads[k, l] = (profiles[:, k] - profiles[:, l]).std()
-    k, l = divmod(int(np.argmin(spreads)), n_components)  # noqa: E741
-    return (k, l) if spreads[k, l] < _MIN_LOG_RATIO_SPREAD else None

@@ -52,6 +52,7 @@ from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams, warn_about_mixing
 from pipeline.models.binary_ica.level_gaps import split_level_offsets
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
+from pipeline.models.binary_ica.rotations import find_rotatable_sources, warn_about_rotations
 from pipeline.models.binary_ica.scoring_steps import (
     BinaryICALikelihoodParams,
     ParameterPoint,
@@ -329,7 +330,11 @@ class BinaryICALikelihood(ProbitICA):
         if best["likelihood"][0] < best["start"][0]:
             best = _return_to_start(best)
         objective, error = (best["likelihood"] / statistics.n_rows).tolist()
-        params = _take_step(state, best, 0.0).params.normalize_columns()
+        fitted = _take_step(state, best, 0.0).params
+        covariances = _find_variance_covariances(statistics, PriorVariances(*best["priors"]))
+        rotatable = find_rotatable_sources(np.log(fitted.source_variances), covariances)
+        places = np.argsort(fitted.order_columns())  # of the sources in the order of the result
+        params = fitted.without_errors(rotatable).normalize_columns()
         method = self._choose_method(*params.mixing.shape)
         diagnostics = {
             "n_components": params.mixing.shape[1],
@@ -340,6 +345,7 @@ class BinaryICALikelihood(ProbitICA):
         new_warnings = _warn_about_unsettled_rows(statistics) + warn_about_mixing(
             params.mixing, "fewer components"
         )
+        new_warnings += warn_about_rotations([sorted(places[[*own]].tolist()) for own in rotatable])
         return replace(
             state,
             params=params,
@@ -347,6 +353,14 @@ class BinaryICALikelihood(ProbitICA):
             diagnostics=diagnostics,
             warnings=(*state.warnings, *new_warnings),
         )
+
+
+def _find_variance_covariances(statistics: ScoreSums, priors: PriorVariances) -> Array:
+    """Return covariances of log σ² given A, (n_segments, n_components, n_components)."""
+    n_components = statistics.own_information.shape[1] // 2
+    precisions = np.repeat([1 / priors.means, 1 / priors.log_variances], n_components)
+    covariances = np.linalg.inv(statistics.own_information + np.diag(precisions))
+    return np.asarray(covariances[:, n_components:, n_components:])
 
 
 def _sum_groups(counts: PairCounts, n_groups: int) -> FeatureCounts:

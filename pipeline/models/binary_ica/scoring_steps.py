@@ -11,6 +11,7 @@ pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -99,9 +100,10 @@ class BinaryICALikelihoodParams:
     Attributes
     ----------
     mixing_error, offsets_error
-        Standard errors of the entries of A, for columns of length 1, and of c.
+        Standard errors of the entries of A, for columns of length 1, and of c. They are NaN for
+        sources of which any rotation fits as well.
     log_variances_error
-        Standard errors of log σ².
+        Standard errors of log σ², likewise.
     n_levels
         Number of levels of each feature, 1 of a continuous one; None if all are binary.
     level_offsets, level_offsets_error
@@ -193,11 +195,22 @@ class BinaryICALikelihoodParams:
             continuous=ContinuousUnits(latents, self.number_means, self.number_scales)
         )
 
-    def normalize_columns(self) -> BinaryICALikelihoodParams:
-        """Normalise columns to length 1, sign and order. Errors refer to that length already."""
+    def order_columns(self) -> NDArray[np.intp]:
+        """Return the columns in the order of the variance that they explain, (n_components,)."""
         shares = self.segment_rows / self.segment_rows.sum()
         lengths = np.linalg.norm(self.mixing, axis=0)
-        order = np.argsort(-(shares @ self.source_variances) * lengths**2, kind="stable")
+        return np.argsort(-(shares @ self.source_variances) * lengths**2, kind="stable")
+
+    def without_errors(self, sets: Sequence[Sequence[int]]) -> BinaryICALikelihoodParams:
+        """Return the parameters without standard errors of these sources: NaN."""
+        columns = [k for own in sets for k in own]
+        mixing, log_variances = self.mixing_error.copy(), self.log_variances_error.copy()
+        mixing[:, columns] = log_variances[:, columns] = np.nan
+        return replace(self, mixing_error=mixing, log_variances_error=log_variances)
+
+    def normalize_columns(self) -> BinaryICALikelihoodParams:
+        """Normalise columns to length 1, sign and order. Errors refer to that length already."""
+        lengths, order = np.linalg.norm(self.mixing, axis=0), self.order_columns()
         mixing = fix_signs((self.mixing / lengths)[:, order])
         signs = np.sign((mixing * self.mixing[:, order]).sum(axis=0))
         scale = signs * lengths[order]

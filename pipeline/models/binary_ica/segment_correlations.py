@@ -36,6 +36,7 @@ Counts = NDArray[np.int64]
 MAX_UNDEFINED_SHARE = 0.1
 """Maximum share of undefined pairs; a segment with more is left out."""
 _MIN_TASK_FEATURES = 300
+_MAX_RHO = 0.999
 _MAX_INFORMATION = 1.9  # per row; 2 without the coarseness of levels
 
 
@@ -105,6 +106,20 @@ class SegmentCorrelations:
         """Mark pairs whose table has an empty cell, among features that vary."""
         empty: NDArray[np.bool_] = self.pair_status == PairStatus.EMPTY_CELL
         return empty
+
+    def estimate_correlation_errors(self, place: int) -> Array:
+        """Return standard errors of the correlations of a segment, (n_features, n_features).
+
+        √n s_i s_j, where s are the errors of the thresholds, is the error of a tetrachoric
+        correlation of 0; K. Pearson's factor (Philosophical Transactions A 195, 1900) is for
+        others. Errors are infinite where a correlation is undefined.
+        """
+        rho = np.clip(self.correlation[place], -_MAX_RHO, _MAX_RHO)
+        factor = (1 - rho**2) * (1 - (2 / np.pi * np.arcsin(rho)) ** 2)
+        margins = np.outer(self.threshold_errors[place], self.threshold_errors[place])
+        undefined = _find_undefined(self.varies[[place]], self.pair_status[[place]])[0]
+        errors: Array = np.sqrt(self.pair_rows[place] * factor) * margins
+        return np.where(undefined, np.inf, errors)
 
     def moments(self, regularization: float) -> SegmentMoments:
         """Return the moments of the segments used, ridged to a condition number."""

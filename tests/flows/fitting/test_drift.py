@@ -239,6 +239,22 @@ def test_drift_above_the_limit_has_its_own_exit_code(cli) -> None:
     assert (done.code, done.json["alert"]) == (0, None)
 
 
+def test_a_feature_that_became_constant_is_drift(cli) -> None:
+    write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    command = ("fit", "--dataset", "d.zarr", "--components", "2", "--drift-limit", 0.5)
+    assert cli(*command).code == 0
+    new = SAME[N_ROWS:].copy()
+    new[:, 5] = 1
+    append(Path("d.zarr"), new)
+    done = cli(*command)
+    assert done.code == 3, done.err
+    assert "warning: Drift: features that became constant in the new rows: f5." in done.out
+    assert "became constant: f5" in " ".join(done.out.split())
+    shift = load_artifact("runs/d").manifest["drift"]["correlations"]
+    assert shift["became_constant"] == ["f5"]
+    assert shift["pairs"] + shift["pairs_left_out"] == 45
+
+
 def test_a_drift_limit_that_can_alert_nobody_is_refused_or_reported(cli, monkeypatch) -> None:
     write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
     command = ("fit", "--dataset", "d.zarr", "--drift-limit")

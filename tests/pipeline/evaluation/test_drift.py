@@ -18,6 +18,7 @@ from pipeline.evaluation.drift import (
     compare_correlations,
     compare_loadings,
     find_largest_move,
+    find_new_constants,
     pool_counts,
     select_appended_rows,
     subtract_counts,
@@ -174,6 +175,17 @@ def test_pairs_with_too_few_rows_are_left_out() -> None:
     new[:, 2] = 1  # so new rows have no correlations of this feature
     assert compared(before, new).features.tolist() == [[0, 3]]
     assert len(compared(before, new[:20]).z) == 0
+
+
+def test_features_that_became_constant_are_found_unless_they_are_rare() -> None:
+    before, new = clipped(20_000, equicorrelated(5), 0), clipped(1000, equicorrelated(5), 1)
+    before[:, 1] = np.arange(20_000) < 20  # 1 of 1000 rows is a one, and maybe none
+    new[:, 1], new[:, 2], new[:, 3] = 0, 1, 0
+    whole = counts_of(DenseData(np.vstack([before, new])))
+    assert find_new_constants(whole, counts_of(DenseData(new))).tolist() == [2, 3]
+    before[:, 2] = 1  # as before
+    whole = counts_of(DenseData(np.vstack([before, new])))
+    assert find_new_constants(whole, counts_of(DenseData(new))).tolist() == [3]
 
 
 # --- parameters ----------------------------------------------------------------------------------
