@@ -112,14 +112,15 @@ class SegmentCorrelations:
 
         √n s_i s_j, where s are the errors of the thresholds, is the error of a tetrachoric
         correlation of 0; K. Pearson's factor (Philosophical Transactions A 195, 1900) is for
-        others. Errors are infinite where a correlation is undefined.
+        others. Errors are infinite where a correlation is undefined or its table has an empty cell.
         """
         rho = np.clip(self.correlation[place], -_MAX_RHO, _MAX_RHO)
         factor = (1 - rho**2) * (1 - (2 / np.pi * np.arcsin(rho)) ** 2)
         margins = np.outer(self.threshold_errors[place], self.threshold_errors[place])
         undefined = _find_undefined(self.varies[[place]], self.pair_status[[place]])[0]
         errors: Array = np.sqrt(self.pair_rows[place] * factor) * margins
-        return np.where(undefined, np.inf, errors)
+        has_empty_cell = self.pair_status[place] == PairStatus.EMPTY_CELL
+        return np.where(undefined | has_empty_cell, np.inf, errors)
 
     def moments(self, regularization: float) -> SegmentMoments:
         """Return the moments of the segments used, ridged to a condition number."""

@@ -11,6 +11,8 @@ divided by the share of rows in which both are observed. For features with sever
 
 Loadings: a row that changes R by D changes an eigenvector v of eigenvalue λ by (λ − R)⁺ D v, and λ
 by vᵀ D v. Sums over rows of D v (D v)ᵀ give the errors of loadings; no matrix is built per row.
+A correlation whose table has an empty cell, or no rows, has no standard error (NaN), nor have the
+loadings of its two features.
 These sums need the covariance of two correlations, which pair counts do not contain. They are taken
 over rows drawn from the fitted Gaussians, so that no row of the data is read again.
 """
@@ -112,8 +114,9 @@ def estimate_loading_errors(
     rng: np.random.Generator,
     sum_over_rows: SumOverRows,
 ) -> Array:
-    """Return the standard errors of loadings for one row.
+    """Return the standard errors of loadings for one row; NaN where they are unknown.
 
+    `params` has the errors of correlations; loadings of a feature with an unknown one have none.
     `observed` are shares of rows, (n_features,); `constant` are the constant features.
     """
     n_planes, q = len(params.thresholds), params.loadings.shape[1]
@@ -131,6 +134,10 @@ def estimate_loading_errors(
     varying[constant, constant] = 0.0
     moments = sum_over_rows(x, mask, vectors) / n_rows
     errors = loading_standard_errors(varying, values, vectors, moments)
+    # The loadings of a feature depend on its own correlations in the first place.
+    is_unknown = np.isnan(params.correlation_error)
+    is_unknown[constant] = is_unknown[:, constant] = False
+    errors[is_unknown.any(axis=1)] = np.nan
     errors[constant] = np.nan
     return errors
 
@@ -214,7 +221,9 @@ def correlation_standard_errors(
         variance += count / rows * change**2
     # The influences weigh a row by the share of rows that observe the pair.
     errors = np.sqrt(variance / rows) * rows / weight
-    errors = np.where(influence.joint > 0, errors, np.nan)
+    # The delta method knows nothing of a table with an empty cell, to which halves were added.
+    is_known = (influence.joint > 0) & (np.minimum.reduce([*cells.values()]) > 0)
+    errors = np.where(is_known, errors, np.nan)
     np.fill_diagonal(errors, 0.0)
     return np.asarray(errors)
 

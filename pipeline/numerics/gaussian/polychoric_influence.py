@@ -58,8 +58,8 @@ class PolychoricInfluence(NamedTuple):
     constant
         The constant, (n_features, n_features).
     error
-        Standard errors of the correlations, (n_features, n_features): NaN without information, 0 on
-        the diagonal.
+        Standard errors of the correlations, (n_features, n_features): NaN without information and
+        for tables with an empty cell, 0 on the diagonal.
     """
 
     joint: _Floats
@@ -144,7 +144,8 @@ def _fill_influence(
                 for b in range(columns):
                     moved -= right[b]
                     variance += table.cells[a, b] / total * (scores[a, b] + moved) ** 2
-            influence.error[i, j] = influence.error[j, i] = scale * math.sqrt(variance / total)
+            if code == _PLAIN:  # an empty cell says nothing about the error
+                influence.error[i, j] = influence.error[j, i] = scale * math.sqrt(variance / total)
             constant = -scale * (scores[0, 0] + mean)
             influence.constant[i, j] = influence.constant[j, i] = constant
             for a in range(1, rows):

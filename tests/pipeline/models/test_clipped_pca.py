@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
 
 from pipeline.data.blocks import pack_block
+from pipeline.data.features import Feature
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting import pair_work as pairs
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model
 from pipeline.models.state import FitState
+from pipeline.models.structure import Structure
 from pipeline.numerics.gaussian.pair_tables import MAX_CORRELATION, PairStatus
 from pipeline.numerics.spectra import linalg
 from pipeline.numerics.spectra.lanczos import max_leading_pairs
@@ -398,7 +400,8 @@ def test_pairs_that_had_to_be_guessed_are_told() -> None:
     found = {notice.features: notice.text for notice in state.warnings}
     assert "pairs never observed together, taken as uncorrelated: 1" in found[1, 2]
     assert "pairs that do not vary where both are observed, taken as uncorrelated: 1" in found[1, 3]
-    assert "pairs with an empty cell: 1" in found[4, 5]
+    assert any("pairs with an empty cell: 1" in notice.text for notice in state.warnings)
+    assert "pairs of features that are equal wherever both are observed, 1" in found[4, 5]
     status = state.params.status
     assert status[1, 2] == status[2, 1] == PairStatus.NO_OBSERVATIONS
     assert status[1, 3] == PairStatus.CONSTANT_FEATURE
@@ -560,7 +563,9 @@ def test_strips_give_what_squares_give(name: str, request: pytest.FixtureRequest
     assert_array_equal(found.params.thresholds, whole.params.thresholds)
     kinds = [name for name in whole.diagnostics if name.startswith("pairs_")]
     assert [found.diagnostics[k] for k in kinds] == [whole.diagnostics[k] for k in kinds]
-    told = {n.text.split(":")[0]: n.features for n in whole.warnings if "indefinite" not in n.text}
+    own = ("indefinite", "pairs of features")  # of squares alone, or other words
+    warnings = [w for w in whole.warnings if not any(text in w.text for text in own)]
+    told = {w.text.split(":")[0]: w.features for w in warnings}
     assert {n.text.split(":")[0]: n.features for n in found.warnings}.items() >= told.items()
     assert found.done
     assert len(found.history) == 1
@@ -638,3 +643,38 @@ def test_memory_grows_with_features_not_with_their_square() -> None:
     plain = ClippedPCA(n_components=20)
     wide, wider = (plain.estimate_memory(n, 1, 2) for n in (20_000, 40_000))
     assert wider < 2.1 * wide < 8e9
+
+
+@pytest.mark.parametrize("levels", [False, True])
+def test_pairs_with_an_empty_cell_have_no_errors(levels: bool) -> None:
+    """With a correlation of −0.5, two rare features are hardly ever 1 together."""
+    rng = np.random.default_rng(0)
+    C = np.eye(6) + 0.3 * (1 - np.eye(6))
+    C[0, 1:] = C[1:, 0] = 0
+    C[0, 1] = C[1, 0] = -0.5
+    x = rng.standard_normal((1000, 6)) @ np.linalg.cholesky(C).T
+    X = (x > [1.9, 1.9, 0, 0, 0, 0]).astype(np.uint8)
+    features = [Feature(f"f{i}") for i in range(6)]
+    if levels:
+        X = np.column_stack([X[:, :5], x[:, 5:] > -0.5, x[:, 5:] > 0.5]).astype(np.uint8)
+        features[5] = Feature("f5", ("a", "b", "c"))
+    adapted: Any = ClippedPCA(n_components=1).with_structure(Structure(features=tuple(features)))
+    params = fit_model(adapted, make_memory_rows(DenseData(X)), SerialExecutor()).params
+    assert params.status[0, 1] == PairStatus.EMPTY_CELL
+    assert abs(params.correlation[0, 1]) < 0.4
+    np.testing.assert_array_equal(np.argwhere(np.isnan(params.correlation_error)), [[0, 1], [1, 0]])
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(params.loadings_error)), [0, 1])
+
+
+def test_duplicated_and_nested_features_are_named() -> None:
+    X = draw_probit_data(1000, 10, 2, np.random.default_rng(1), (0.4, 0.8), 0.3)[0]
+    X[:, 3], X[:, 5], X[:, 7] = X[:, 2], 1 - X[:, 4], X[:, 6] & X[:, 8]
+    state = fitted(X, n_components=2)
+    named = {w.text.partition(",")[0]: w.features for w in state.warnings if "pairs of" in w.text}
+    assert named["pairs of features that are equal wherever both are observed"] == (2, 3)
+    assert named["pairs of features that are opposite wherever both are observed"] == (4, 5)
+    implied = named["pairs of features of which a one in the second implies one in the first"]
+    assert implied == (6, 7)
+    implied = named["pairs of features of which a one in the first implies one in the second"]
+    assert implied == (7, 8)
+    assert len(named) == 4
