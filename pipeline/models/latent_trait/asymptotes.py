@@ -27,6 +27,7 @@ with the opposite slope.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -39,6 +40,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.confirmatory import (
     ConfirmatoryTrait,
+    count_smallest_group,
     find_free_items,
     get_items,
     get_traits,
@@ -47,6 +49,7 @@ from pipeline.models.latent_trait.confirmatory import (
 from pipeline.models.latent_trait.em import (
     LatentTraitParams,
     TraitGroup,
+    count_population,
     e_step,
     make_params,
     nodes_from_working,
@@ -79,6 +82,7 @@ from pipeline.numerics.logistic.asymptotes import (
     to_logits,
 )
 from pipeline.numerics.logistic.latent_nodes import Nodes
+from pipeline.numerics.logistic.slope_prior import compute_slope_penalty
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -95,6 +99,7 @@ _MIN_RANGE = 1e-3  # of a curve: 1 − s − g
 _MAX_SUM = 0.95  # of g + s after an extrapolation
 _MAX_HALVINGS, _TOLERATED_LOSS = 12, 1e-12
 _BOUNDARY = 1e-3  # smaller asymptotes without a prior count as 0
+_MAX_SCALE_CHANGE = 0.02
 _MAX_ERROR = 0.3  # of an asymptote; larger ones mean that the data do not determine it
 
 
@@ -166,15 +171,15 @@ class AsymptoteTrait(ConfirmatoryTrait):
         has_priors = self.slope_prior != "none" or self.offset_prior != "none"
         return replace(widened, is_expanded=design.is_expanded and not has_priors)
 
-    def _list_priors(self, design: GroupDesign) -> list[PlacedPrior]:
-        """Return all priors of parameters of items."""
+    def _list_priors(self, design: GroupDesign, precision: float = 0.0) -> list[PlacedPrior]:
+        """Return all priors of parameters of items; `precision` is that of normal slopes."""
         q = design.n_components
         columns = (slice(0, q), slice(q, q + 1), slice(q + 1, q + 2), slice(q + 2, q + 3))
         priors = []
         for name, column in zip(PRIOR_FAMILIES, columns, strict=True):
             prior = self._get_prior(name)
-            if name == "slope_prior" and self.prior_precision:
-                prior = ItemPrior("normal", 0.0, self.prior_precision**-0.5)
+            if name == "slope_prior" and precision:
+                prior = ItemPrior("normal", 0.0, precision**-0.5)
             index = design.index[:, :, column]
             places = np.unique(index[index >= 0])
             if prior is not None and places.size:
@@ -258,8 +263,16 @@ class AsymptoteTrait(ConfirmatoryTrait):
         """Return the mean log-likelihood per row plus the log prior of all items, nats."""
         constant = np.flatnonzero((params.weights == 0).all(axis=1))
         design = self._make_design(constant, params.offsets)
-        log_prior = sum_log_prior(design.collect(get_items(params)), self._list_priors(design))
+        log_prior = self._sum_log_prior(design, params, count_population(statistics))
         return (statistics.objective + log_prior) / statistics.weight
+
+    def _sum_log_prior(
+        self, design: GroupDesign, params: LatentTraitParams, n_rows: float
+    ) -> float:
+        squares = self._sum_squared_slopes(params)
+        penalty = compute_slope_penalty(self.prior_precision, squares, n_rows)
+        free = design.collect(get_items(params))
+        return sum_log_prior(free, self._list_priors(design)) - penalty
 
     def _update_items(self, design: GroupDesign, state: FitState, statistics: Sums) -> Array:
         """Run the M-step for items, given the traits of the last pass."""
@@ -267,7 +280,8 @@ class AsymptoteTrait(ConfirmatoryTrait):
         nodes = nodes_from_working(state.working)
         assert nodes is not None
         counts = NodeCounts(nodes.points, statistics.values["ones"], statistics.values["mass"])
-        priors = self._list_priors(design)
+        precision = self._limit_precision(state.params, count_population(statistics))
+        priors = self._list_priors(design, precision)
         items = get_items(state.params)
         return take_scoring_step(design, items, mean, factorize(covariance), counts, priors)
 
@@ -300,6 +314,8 @@ class AsymptoteTrait(ConfirmatoryTrait):
         state = super().finish(state, statistics)
         unused = [name for name in _NAMES if getattr(self, name) == "none"]
         names = [f"{prefix}{name}" for name in unused for prefix in ("", "group_")]
+        if self.slope_prior != "none" and self.structure.known_items is None:
+            state = replace(state, warnings=(*state.warnings, *_warn_about_scale(statistics)))
         if not self._has_structure:
             names += ["trait_mean", "trait_covariance"]
         return replace(state, params=replace(state.params, **dict.fromkeys(names)))
@@ -333,14 +349,17 @@ class AsymptoteTrait(ConfirmatoryTrait):
         gradient[place] = sum_item_scores(working["points"], *counts, derivatives)
         return gradient
 
-    def _compute_prior_curvature(self, design: GroupDesign, params: LatentTraitParams) -> Array:
+    def _compute_prior_curvature(
+        self, design: GroupDesign, params: LatentTraitParams, n_rows: float
+    ) -> Array:
         """Return minus the second derivatives of the log prior, (n_free,).
 
         Asymptotes at 0 without a prior are given one, so that they count as known: otherwise no
         parameter of their items would have an error.
         """
         free = design.collect(get_items(params))
-        curvature = differentiate_log_prior(free, self._list_priors(design))[1]
+        priors = self._list_priors(design, self._limit_precision(params, n_rows))
+        curvature = differentiate_log_prior(free, priors)[1]
         logits = design.index[:, :, -2:]
         is_asymptote = np.isin(np.arange(design.n_free), logits)
         is_at_boundary = is_asymptote & (curvature == 0) & (expit(free) < _BOUNDARY)
@@ -376,8 +395,8 @@ class AsymptoteTrait(ConfirmatoryTrait):
 
     def _add_likelihood(self, state: FitState, statistics: Sums, n_parameters: int) -> FitState:
         design, params = self._get_design(state), state.params
-        free = design.collect(get_items(params))
-        found: dict[str, Any] = {"log_prior": sum_log_prior(free, self._list_priors(design))}
+        log_prior = self._sum_log_prior(design, params, count_smallest_group(statistics))
+        found: dict[str, Any] = {"log_prior": log_prior}
         if self._has_structure:
             state = super()._add_likelihood(state, statistics, n_parameters)
             found |= state.diagnostics["fit_statistics"]
@@ -568,6 +587,20 @@ def list_free_directions(design: GroupDesign, features: Indices) -> Array:
     directions[rows, index[rows]] = 1.0
     directions = directions[:, directions.any(axis=0)]
     return np.asarray(directions / np.linalg.norm(directions, axis=0))
+
+
+def _warn_about_scale(statistics: Sums) -> list[FitWarning]:
+    """Warn if a prior of slopes moved the scale of the traits in the first group."""
+    second, first, n_rows = (statistics.values["moments"][0].ravel()[k] for k in (0, 1, 3))
+    deviation = math.sqrt(second / n_rows - (first / n_rows) ** 2)
+    if abs(deviation - 1) <= _MAX_SCALE_CHANGE:
+        return []
+    text = (
+        "{slope_prior} outweighs the rows: the trait has the standard deviation "
+        f"{deviation:.2f} in them instead of 1, and scores of other rows are on another scale; "
+        "use a wider prior, or {prior_precision}, which keeps the scale"
+    )
+    return [FitWarning(text)]
 
 
 def _warn_about_asymptotes(

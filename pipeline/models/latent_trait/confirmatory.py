@@ -52,6 +52,7 @@ from pipeline.models.latent_trait.em import (
     MAX_SLOPE,
     LatentTraitParams,
     TraitGroup,
+    count_population,
     e_step,
     grid_from_working,
     make_params,
@@ -371,14 +372,17 @@ class ConfirmatoryTrait(LatentTrait):
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior of all free slopes, nats."""
-        penalty = 0.0
-        if self.prior_precision:
-            none = np.empty(0, np.int64)
-            design = self._make_design(none, np.zeros(len(params.offsets)))
-            slopes = get_items(params)
-            slopes[:, :, params.weights.shape[1] :] = 0.0
-            penalty = 0.5 * self.prior_precision * float((design.collect(slopes) ** 2).sum())
-        return (statistics.objective - penalty) / statistics.weight
+        return super().objective(params, statistics)
+
+    def _sum_squared_slopes(self, params: LatentTraitParams) -> float:
+        """Return Σ w² of the distinct slopes that are estimated."""
+        if not self.prior_precision:
+            return 0.0
+        none = np.empty(0, np.int64)
+        design = self._make_design(none, np.zeros(len(params.offsets)))
+        slopes = get_items(params)
+        slopes[:, :, params.weights.shape[1] :] = 0.0
+        return float((design.collect(slopes) ** 2).sum())
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
@@ -420,7 +424,7 @@ class ConfirmatoryTrait(LatentTrait):
             factorize(covariance),
             statistics.values["gradient"],
             statistics.values["curvature"],
-            self.prior_precision,
+            self._limit_precision(state.params, count_population(statistics)),
         )
 
     def pack_params(self, params: LatentTraitParams) -> Array:
@@ -559,11 +563,13 @@ class ConfirmatoryTrait(LatentTrait):
         """Return further arrays of standard errors, given those of items in each group."""
         return {}
 
-    def _compute_prior_curvature(self, design: GroupDesign, params: LatentTraitParams) -> Array:
+    def _compute_prior_curvature(
+        self, design: GroupDesign, params: LatentTraitParams, n_rows: float
+    ) -> Array:
         """Return minus the second derivatives of the log prior, (n_free,)."""
         slopes = design.index[:, :, : design.n_components]
         curvature = np.zeros(design.n_free)
-        curvature[slopes[slopes >= 0]] = self.prior_precision
+        curvature[slopes[slopes >= 0]] = self._limit_precision(params, n_rows)
         return curvature
 
     def _count_parameters(self, design: GroupDesign) -> int:
@@ -580,7 +586,7 @@ class ConfirmatoryTrait(LatentTrait):
             information,
             score,
             products,
-            self._compute_prior_curvature(design, state.params),
+            self._compute_prior_curvature(design, state.params, count_smallest_group(statistics)),
         )
 
     def _scale_information(
@@ -797,6 +803,11 @@ def _reduce_pattern(structure: Structure, correlations: str) -> TraitBlocks | No
     blocks = find_trait_blocks(loads)
     is_smaller = blocks is not None and len(blocks.general) + 1 < loads.shape[1]
     return blocks if is_smaller else None
+
+
+def count_smallest_group(statistics: Sums) -> float:
+    """Return the rows, or sum of their weights, of the smallest group in the last pass."""
+    return float(statistics.values["group_weight"].min())
 
 
 def convert_code_moments(sums: Arrays, root: Array) -> Arrays:

@@ -52,6 +52,7 @@ from pipeline.numerics.logistic.logistic_regression import logistic_m_step
 from pipeline.numerics.logistic.logistic_sites import ep_e_step
 from pipeline.numerics.logistic.newton_step import NewtonStatistics, take_newton_step
 from pipeline.numerics.logistic.parameter_expansion import TraitGaussian, estimate_trait_gaussian
+from pipeline.numerics.logistic.slope_prior import limit_precision
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import NumberRange, array_field, optional_array_field
@@ -547,6 +548,8 @@ def m_step(
     feature grow without bound, (n_features,).
     """
     values, q = sums.values, params.weights.shape[1]
+    squares = float((params.weights**2).sum())
+    prior_precision = limit_precision(prior_precision, squares, count_population(sums))
     traits = TraitGaussian(np.zeros(q), np.eye(q))
     if is_expanded:
         traits = estimate_trait_gaussian(values["moments"], params.weights, prior_precision)
@@ -572,6 +575,14 @@ def m_step(
         weights, offsets = variational_m_step(values["curvature"], values["target"], precision)
     weights, offsets = traits.absorb(weights, offsets)
     return np.column_stack([weights, offsets]), np.linalg.norm(weights, axis=1) > MAX_SLOPE
+
+
+def count_population(sums: Sums) -> float:
+    """Return the number of rows, or sum of their weights, that hold the scale of the traits.
+
+    With groups, it is that of the smallest.
+    """
+    return float(sums.values["moments"][..., -1, -1].min())
 
 
 def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> VariationalPosterior:

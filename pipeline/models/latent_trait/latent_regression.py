@@ -39,6 +39,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.latent_trait.confirmatory import (
     ConfirmatoryTrait,
+    count_smallest_group,
     get_items,
     get_traits,
     with_groups,
@@ -283,7 +284,7 @@ class LatentRegression(ConfirmatoryTrait):
             score,
             statistics.values,
             products,
-            self._compute_prior_curvature(design, centred),
+            self._compute_prior_curvature(design, centred, count_smallest_group(statistics)),
             self._scale,
             get_coefficients(state.params)[1] / self._scale,
         )

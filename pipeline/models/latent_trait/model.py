@@ -73,6 +73,7 @@ from pipeline.models.latent_trait.em import (
     NodeGrid,
     begin_finer_stage,
     choose_first_grid,
+    count_population,
     describe_own_nodes,
     e_step,
     find_steep_features,
@@ -140,6 +141,7 @@ from pipeline.numerics.logistic.latent_nodes import (
 from pipeline.numerics.logistic.lattice_nodes import estimate_lattice_e_step
 from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
+from pipeline.numerics.logistic.slope_prior import compute_slope_penalty, limit_precision
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
@@ -188,7 +190,8 @@ class LatentTrait(Model):
         components and uses up to 300, 61 or 21 for steep items or narrow posteriors; for posteriors
         that are still narrower, each row has its own 7 or 5 nodes per axis. None takes 500 draws.
     prior_precision
-        Precision of a normal prior on the weights; above 0, separable items stay finite.
+        Precision of a normal prior on the weights; above 0, separable items stay finite. With many
+        items and few rows it is lower, so that the traits keep their scale.
     equal_slopes
         `yes` gives all items the same weight; requires one component and quadrature or sampling.
         Continuous items have weights of their own.
@@ -581,8 +584,18 @@ class LatentTrait(Model):
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row (or its bound) plus the log prior, nats."""
-        penalty = 0.5 * self.prior_precision * float((params.weights**2).sum())
+        squares = self._sum_squared_slopes(params)
+        n_rows = count_population(statistics)
+        penalty = compute_slope_penalty(self.prior_precision, squares, n_rows)
         return (statistics.objective - penalty) / statistics.weight
+
+    def _sum_squared_slopes(self, params: LatentTraitParams) -> float:
+        """Return Σ w² of the slopes that have the prior of `prior_precision`."""
+        return float((params.weights**2).sum())
+
+    def _limit_precision(self, params: LatentTraitParams, n_rows: float) -> float:
+        """Return the precision of the prior at these parameters, see `slope_prior`."""
+        return limit_precision(self.prior_precision, self._sum_squared_slopes(params), n_rows)
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, sooner in the first stages."""
@@ -774,7 +787,7 @@ class LatentTrait(Model):
             params.weights,
             _scale_sums(state, statistics),
             state.diagnostics["errors"],
-            self.prior_precision,
+            self._limit_precision(params, float(state.auxiliary["weight"])),
             fixed,
             self._has_equal_slopes,
         )

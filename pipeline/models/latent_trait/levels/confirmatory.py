@@ -48,7 +48,11 @@ from pipeline.models.latent_trait.confirmatory import (
     find_free_items,
     get_traits,
 )
-from pipeline.models.latent_trait.em import LatentTraitParams, represents_all_scales
+from pipeline.models.latent_trait.em import (
+    LatentTraitParams,
+    count_population,
+    represents_all_scales,
+)
 from pipeline.models.latent_trait.group_design import (
     GroupDesign,
     compose_covariances,
@@ -393,7 +397,7 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         """Run the M-step for items and traits; constant features keep their parameters."""
         params, sums = state.params, statistics.values
         design, (mean, covariance) = self._get_design(state.auxiliary, params), get_traits(params)
-        forms = self._update_forms(design, params, state.working["points"], sums)
+        forms = self._update_forms(design, params, state.working["points"], statistics)
         is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
         forms, mean, covariance = update_traits(
             self._trait_design, forms, mean, covariance, sums["moments"], is_resolved
@@ -402,10 +406,10 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         return self._finish_update(state, self._with_groups(params, forms, mean, covariance))
 
     def _update_forms(
-        self, design: LevelDesign, params: LatentTraitParams, points: Array, sums: Arrays
+        self, design: LevelDesign, params: LatentTraitParams, points: Array, statistics: Sums
     ) -> Array:
         """Run the M-step for items, given the traits; return (n_groups, n_forms, q + 1)."""
-        mean, covariance = get_traits(params)
+        sums, (mean, covariance) = statistics.values, get_traits(params)
         root = factorize(covariance)
         groups = [
             ItemGroup(
@@ -415,7 +419,8 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
             )
             for group, items in enumerate(self._list_items(params))
         ]
-        forms = take_level_steps(design, groups, self.prior_precision)
+        precision = self._limit_precision(params, count_population(statistics))
+        forms = take_level_steps(design, groups, precision)
         return np.stack(np.split(forms, self.n_groups))
 
     def _measure_slopes(self, params: LatentTraitParams) -> Array:

@@ -50,6 +50,7 @@ from pipeline.models.latent_trait.em import (
     ItemKind,
     LatentTraitParams,
     NodeGrid,
+    count_population,
     make_params,
     name_node_sums,
     nodes_from_working,
@@ -430,9 +431,11 @@ class OrdinalTrait(LatentTrait):
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Return the mean log-likelihood per row plus the log prior, nats."""
-        weights = self._get_penalized_weights(params)
-        penalty = 0.5 * self.prior_precision * float((weights**2).sum())
-        return (statistics.objective - penalty) / statistics.weight
+        return LatentTrait.objective(self, params, statistics)
+
+    def _sum_squared_slopes(self, params: LatentTraitParams) -> float:
+        """Return Σ w² of the slopes that have a prior."""
+        return float((self._get_penalized_weights(params) ** 2).sum())
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
@@ -442,15 +445,16 @@ class OrdinalTrait(LatentTrait):
         assert nodes is not None
         design = self._get_design(state.auxiliary, params)
         items = params.get_level_items(self.items)
+        precision = self._limit_precision(params, count_population(statistics))
         points = nodes.points
         if not self.nodes or represents_all_scales(params, state.working, statistics):
             penalized = self._get_penalized_weights(params)
-            traits = estimate_trait_gaussian(sums["moments"], penalized, self.prior_precision)
+            traits = estimate_trait_gaussian(sums["moments"], penalized, precision)
             forms = items.to_forms()
             items = items.with_forms(np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1])))
             points = traits.standardize(points)
         group = ItemGroup(items, points, LevelSums(sums["ones"], sums["mass"], sums["squares"]))
-        forms = take_level_steps(design, [group], self.prior_precision)
+        forms = take_level_steps(design, [group], precision)
         return self._finish_update(state, with_forms(params, forms, self.items))
 
     def _finish_update(self, state: FitState, params: LatentTraitParams) -> FitState:
@@ -726,7 +730,11 @@ class OrdinalTrait(LatentTrait):
         if form != "crossproduct":
             information = scale * (sums["curvature"] - sums["spread"]) + information
         prior = np.zeros(len(information))
-        prior[: design.n_free] = self.prior_precision * design.n_priors
+        rows, n_rows = state.params.segment_rows, statistics.weight
+        if rows is not None:
+            n_rows *= float(rows.min() / rows.sum())
+        precision = self._limit_precision(state.params, n_rows)
+        prior[: design.n_free] = precision * design.n_priors
         return information + np.diag(prior)
 
     def _list_axis_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array:

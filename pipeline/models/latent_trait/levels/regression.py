@@ -131,7 +131,7 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
         check_covariates(traits, sums["covariate_products"], self._covariates.names)
         params, coefficients = self._center(state.params)
         design = self._get_design(state.auxiliary, params)
-        forms = self._update_forms(design, params, state.working["points"], sums)
+        forms = self._update_forms(design, params, state.working["points"], statistics)
         regression = Regression(*get_traits(params), coefficients)
         is_resolved = not self.nodes or represents_all_scales(params, state.working, statistics)
         if is_resolved or not traits.is_expanded:
