@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.cli.options import DATA, Option, Switch
 from flows.evaluating.compared_models import ComparedModel
@@ -18,6 +19,7 @@ from pipeline.evaluation.item_bias import (
     check_group_tests,
     count_answering_rows,
     count_by_score,
+    find_reversed_items,
     group_rows,
     mantel_haenszel,
     run_group_tests,
@@ -30,6 +32,8 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
+
+Array = NDArray[np.float64]
 
 DifTest = Annotated[
     Literal["mantel-haenszel", "likelihood-ratio"],
@@ -133,10 +137,12 @@ def compute_item_bias(
     seed: int,
     executor: Executor,
     progress: Progress,
+    slopes: Array | None = None,
 ) -> dict[str, Any]:
     """Test all items; list the most biased first. `rows` must have the column of the groups.
 
-    With more than two groups, what concerns the focal group becomes a list.
+    With more than two groups, what concerns the focal group becomes a list. `slopes` are those of
+    a fit of one trait, (n_features,), which show the reversed items of sum scores.
     """
     rows = group_rows(rows, groups.column, groups.values)
     first = collect_statistics(
@@ -149,9 +155,9 @@ def compute_item_bias(
     if not is_by_score:
         found = _compare_fits(fits, groups, names)
     elif are_binary(features):
-        found = _compare_scores(fits, names)
+        found = _compare_scores(fits, names, slopes)
     else:
-        found = _compare_level_scores(fits, groups)
+        found = _compare_level_scores(fits, groups, slopes)
     return {
         "column": groups.column,
         "test": groups.test,
@@ -163,12 +169,17 @@ def compute_item_bias(
     }
 
 
-def _compare_level_scores(fits: GroupFits, groups: DifGroups) -> dict[str, Any]:
+def _compare_level_scores(
+    fits: GroupFits, groups: DifGroups, slopes: Array | None
+) -> dict[str, Any]:
     """Compare levels by sum score; rows with missing answers are left out."""
-    count = partial(count_by_score, None, RowRandom(fits.seed))
+    n_planes = np.array([feature.n_planes for feature in fits.features])
+    is_reversed = _find_reversed_items(slopes, len(n_planes))
+    count = partial(count_by_score, None, np.repeat(is_reversed, n_planes), RowRandom(fits.seed))
     sums = collect_statistics(
         count, fits.rows, fits.executor, "sum scores", progress=fits.progress
     ).values
+    names = tuple(feature.name for feature in fits.features)
     n_rows = sums["rows"].sum(axis=(1, 2)).tolist()
     for name, n in zip(groups.names, n_rows, strict=True):
         if n < _MIN_GROUP_ROWS:
@@ -177,25 +188,34 @@ def _compare_level_scores(fits: GroupFits, groups: DifGroups) -> dict[str, Any]:
                 f"of them; {_MIN_GROUP_ROWS} are needed. Leave out features with many missing "
                 "values, or choose another column."
             )
-    n_planes = np.array([feature.n_planes for feature in fits.features])
     tests = mantel_haenszel(sums["rows"], sums["ones"], n_planes)
-    names = tuple(feature.name for feature in fits.features)
     return {
         "rows": n_rows,
         "has_only_complete_rows": not fits.first.is_complete,
+        "reversed": [names[item] for item in np.flatnonzero(is_reversed)],
         "items": _list_items(tests._asdict(), names),
     }
 
 
-def _compare_scores(fits: GroupFits, names: tuple[str, ...]) -> dict[str, Any]:
+def _compare_scores(
+    fits: GroupFits, names: tuple[str, ...], slopes: Array | None
+) -> dict[str, Any]:
     params = None if fits.first.is_complete else fits.fit().params
-    count = partial(count_by_score, params, RowRandom(fits.seed))
+    if slopes is None and params is not None:
+        slopes = params.weights[:, 0]
+    is_reversed = _find_reversed_items(slopes, len(names))
+    count = partial(count_by_score, params, is_reversed, RowRandom(fits.seed))
     sums = collect_statistics(
         count, fits.rows, fits.executor, "sum scores", progress=fits.progress
     ).values
     columns = mantel_haenszel(sums["rows"], sums["ones"])._asdict()
     del columns["df"]  # 1 for all items
-    return {"items": _list_items(columns, names)}
+    found = [names[item] for item in np.flatnonzero(is_reversed)]
+    return {"reversed": found, "items": _list_items(columns, names)}
+
+
+def _find_reversed_items(slopes: Array | None, n_items: int) -> NDArray[np.bool_]:
+    return np.zeros(n_items, np.bool_) if slopes is None else find_reversed_items(slopes)
 
 
 def _compare_fits(fits: GroupFits, groups: DifGroups, names: tuple[str, ...]) -> dict[str, Any]:

@@ -111,6 +111,7 @@ from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
 from pipeline.models.known_items import find_known_values
+from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.loading_pattern import read_loading_pattern
 from pipeline.models.row_covariates import check_row_covariates
 from pipeline.models.row_groups import list_groups
@@ -386,9 +387,21 @@ def _count_observed_pairs(job: EvaluationJob) -> PairCounts:
 
 def _test_item_bias(job: EvaluationJob, groups: DifGroups) -> dict[str, Any]:
     rows = job.make_row_source((groups.column,))
-    return compute_item_bias(
-        groups, rows, job.features, job.options.seed, job.executor, job.progress
-    )
+    arguments = (groups, rows, job.features, job.options.seed, job.executor, job.progress)
+    return compute_item_bias(*arguments, _find_slopes(job))
+
+
+def _find_slopes(job: EvaluationJob) -> NDArray[np.float64] | None:
+    """Return the slopes of the first model of one trait, (n_features,); None without one."""
+    for model in job.models:
+        if not isinstance(model.subject.model, LatentTrait):
+            continue
+        weights = model.subject.params.weights
+        if weights.shape[1] == 1:
+            tested = {feature.name for feature in job.features}
+            is_tested = [feature.name in tested for feature in list_features(job.dataset)]
+            return np.asarray(weights[is_tested, 0])
+    return None
 
 
 def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:

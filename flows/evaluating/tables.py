@@ -121,6 +121,9 @@ def _print_tests(summary: Mapping[str, Any], console: Console) -> None:
         for line in _iter_fit_lines(bias):
             console.print(line, markup=False)
         console.print("adjusted p: for the number of items (Benjamini-Hochberg)", markup=False)
+        if names := bias.get("reversed"):
+            text = f"sum scores count these items in reverse, by their slopes: {join_names(names)}"
+            console.print(text, markup=False)
         if bias.get("has_only_complete_rows"):
             console.print("rows with missing answers are left out", markup=False)
         if bias["has_drawn_answers"]:

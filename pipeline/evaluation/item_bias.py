@@ -25,6 +25,9 @@ trait to all rows, with equal items in both groups: completed rows are distribut
 missing values. Drawn answers count in the score, but not as answers to their item. With several
 levels, rows with missing answers are left out.
 
+Items whose slopes in a fit of one trait have the other sign than most count in the reverse
+direction in the sum score, as if they had been recoded.
+
 Equal scores are equal abilities only if all slopes are equal. If slopes differ and one group is
 more able, Mantel–Haenszel rejects too many items without bias.
 
@@ -414,11 +417,22 @@ def count_answering_rows(n_groups: int, block: BinaryBlock) -> Sums:
     return Sums.from_block(block, 0.0, {"rows": rows})
 
 
-def count_by_score(params: LatentTraitParams | None, rng: RowRandom, block: BinaryBlock) -> Sums:
+def find_reversed_items(slopes: Array) -> NDArray[np.bool_]:
+    """Return the items whose slopes, (n_features,), have the other sign than most."""
+    return np.asarray(slopes * slopes.sum() < 0)
+
+
+def count_by_score(
+    params: LatentTraitParams | None,
+    is_reversed: NDArray[np.bool_],
+    rng: RowRandom,
+    block: BinaryBlock,
+) -> Sums:
     """Count the rows and ones of a block, which is one of two groups, by sum score and item.
 
     `params` is the fit from which missing answers are drawn. If it is None, rows with missing
-    answers are left out. Items with several levels are counted by plane.
+    answers are left out. Items with several levels are counted by plane. `is_reversed` are the
+    planes, (n_features,), whose zeros count in the score.
 
     Returns
     -------
@@ -429,7 +443,7 @@ def count_by_score(params: LatentTraitParams | None, rng: RowRandom, block: Bina
     X, observed = block.unpack_values(), block.unpack_mask()
     mask = np.ones_like(X) if observed is None else observed
     completed = X if params is None else draw_missing_answers(params, block, rng)
-    scores = completed.sum(axis=1, dtype=np.int64)
+    scores = (completed ^ is_reversed).sum(axis=1, dtype=np.int64)
     has_answers = mask.all(axis=1) if params is None else mask.any(axis=1)
     answered, n_features = X * mask, block.n_features
     rows = np.zeros((2, n_features + 1, 1 if params is None else n_features), np.int64)

@@ -31,7 +31,7 @@ of features. Such a kernel may have negative eigenvalues, which are left out. Ro
 value are not fitted and have the code 0.
 Cost per block with landmarks: n_samples n_landmarks (n_features / 64 words + n_landmarks)
 operations. Without: products of the distinct rows' matrix with 50 to 100 vectors. One pass.
-Not identifiable: the sign of a column (the largest entry is made positive), and rotations among
+Not identifiable: the sign of a column (large entries have a positive sum), and rotations among
 columns of equal eigenvalue.
 """
 

@@ -32,7 +32,7 @@ x_i     rows         (n_vertices, n_bytes), eight features per byte, little bit 
 Cost: comparing all vertices with each other, n_vertices² · n_features / 64 word operations, then
 some thousand products of the sparse W with a vector. Per block: n_samples · n_vertices ·
 n_features / 64. Two passes: one for distinct rows, one for counts.
-Not identifiable: the sign of a column (the largest entry is made positive), and rotations among
+Not identifiable: the sign of a column (large entries have a positive sum), and rotations among
 columns of equal eigenvalue.
 """
 

@@ -39,7 +39,7 @@ components: both would take the rows for independent draws from the population.
 Missing values: margins and pairs are counted where they are observed, which is right if values are
 missing completely at random. If other items decide which values are missing, thresholds and
 correlations are biased; use the latent-trait model by quadrature instead.
-Not identifiable: the sign of a column (the largest entry is made positive), and rotations among
+Not identifiable: the sign of a column (large entries have a positive sum), and rotations among
 columns of equal eigenvalue.
 Accuracy: principal components attribute some of the noise to the loadings, so with few features
 communalities are too high. A fit to rows of the model finds the components of W Wᵀ + ψ, not W: with

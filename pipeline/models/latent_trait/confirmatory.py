@@ -87,7 +87,7 @@ from pipeline.models.latent_trait.known_values import (
     check_known_answers,
     check_known_slopes,
 )
-from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.latent_trait.model import LatentTrait, warn_about_reversed_items
 from pipeline.models.latent_trait.standard_errors import (
     MAX_PARAMETERS,
     ItemErrors,
@@ -551,11 +551,12 @@ class ConfirmatoryTrait(LatentTrait):
             text = "the data do not determine these features' parameters; no standard errors: "
             text += "{features}"
             warnings = (*warnings, FitWarning(text, tuple(unknown.tolist())))
+        params = replace(params, **arrays)
         state = replace(
             state,
-            params=replace(params, **arrays),
+            params=params,
             diagnostics={**state.diagnostics, "errors": form},
-            warnings=warnings,
+            warnings=(*warnings, *warn_about_reversed_items(params)),
         )
         return self._add_likelihood(state, statistics, n_parameters)
 

@@ -611,10 +611,10 @@ def rotate_weights(weights: Array, rotation: str) -> tuple[Array, Array]:
 def principal_axes(loadings: Array) -> Array:
     """Rotate loadings, (n_features, n_components), so that columns are orthogonal, longest first.
 
-    `fix_signs` chooses the signs.
+    The largest loadings of a column have a positive sum; those of an only column, all of them.
     """
     left, lengths, _ = np.linalg.svd(loadings, full_matrices=False)
-    return fix_signs(left * lengths)
+    return fix_signs(left * lengths, power=1 if loadings.shape[1] == 1 else 3)
 
 
 def varimax(loadings: Array) -> Array:
@@ -635,7 +635,8 @@ def varimax(loadings: Array) -> Array:
             break
         criterion = values.sum()
     rotated = loadings @ rotation
-    return fix_signs(rotated[:, np.argsort(-(rotated**2).sum(axis=0), kind="stable")])
+    ordered = rotated[:, np.argsort(-(rotated**2).sum(axis=0), kind="stable")]
+    return fix_signs(ordered, power=1 if loadings.shape[1] == 1 else 3)
 
 
 def promax(loadings: Array) -> tuple[Array, Array]:

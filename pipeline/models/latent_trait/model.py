@@ -34,8 +34,8 @@ and of `ep` (4 rounds; a pass takes 1 to 3 times as long); n_samples n_features 
 quadrature with missing values, without them n_samples (n_features + nodes near a row). Passes: tens
 to hundreds. Missing values are left out of a row's likelihood. This is also right if observed
 values decide which values are missing, but not if the missing values themselves do.
-Not identifiable: rotations of x. The columns of w are its principal axes, with the entry of largest
-absolute value positive.
+Not identifiable: rotations of x. The columns of w are its principal axes. The slopes of one trait
+have a positive sum; of several traits, the largest slopes of each.
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ _EMPTY_COLUMN_SIZE = 0.1  # columns with a smaller root mean square are drawn ag
 _ZERO_WEIGHT = 0.02  # components and features whose largest weight is below this count as empty
 _MIN_ROWS_PER_PARAMETER = 3  # with fewer, the inverse of the products of scores is meaningless
 _MAX_DIFFICULTY = 1e6
+_CLEAR_ERRORS = 3.0  # a slope of more standard errors has a sign
+_MAX_REVERSED_SHARE = 0.3  # of items; if more point the other way, both ways are usual
 
 
 @dataclass(frozen=True)
@@ -800,7 +802,9 @@ class LatentTrait(Model):
             text = "the data do not determine these features' parameters; no standard errors: "
             text += "{features}"
             warnings = (*warnings, FitWarning(text, tuple(errors.unknown.tolist())))
-        return replace(state, params=replace(params, **arrays), warnings=warnings)
+        params = replace(params, **arrays)
+        warnings = (*warnings, *warn_about_reversed_items(params))
+        return replace(state, params=params, warnings=warnings)
 
     def transform(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
@@ -1073,6 +1077,34 @@ def _warn_about_zero_weights(
 
 def _warn_no_errors(state: FitState, reason: str) -> FitState:
     return replace(state, warnings=(*state.warnings, FitWarning(f"no standard errors: {reason}")))
+
+
+def warn_about_reversed_items(
+    params: LatentTraitParams, names: tuple[str, ...] = ()
+) -> list[FitWarning]:
+    """Name the items of one trait whose slopes have the other sign than most.
+
+    Slopes that may be 0 do not count. If many items point each way, as votes of two parties do,
+    nothing is reversed. `names` are those of the items if blocks have several planes per item.
+    """
+    if params.weights.shape[1] != 1 or params.weights_error is None:
+        return []
+    slopes, errors = params.weights[:, 0], params.weights_error[:, 0]
+    is_clear = np.abs(slopes) > _CLEAR_ERRORS * errors  # not of NaN
+    reversed_items = np.flatnonzero(is_clear & (slopes * slopes[is_clear].sum() < 0))
+    n_clear = int(is_clear.sum())
+    if not 0 < len(reversed_items) <= _MAX_REVERSED_SHARE * n_clear:
+        return []
+    n = len(reversed_items)
+    subject = "1 item points" if n == 1 else f"{n} items point"
+    reversal = "it" if n == 1 else "them"
+    text = (
+        f"{subject} the other way than the other {n_clear - n}: {{features}}. To reverse {reversal}"
+        ", ingest with --map 'NAME:0=1,1=0', or with --levels 'NAME:HIGHEST<...<LOWEST' if there "
+        "are several levels"
+    )
+    indices = tuple(reversed_items.tolist())
+    return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]
 
 
 def _scale_sums(state: FitState, statistics: Sums) -> dict[str, Array]:

@@ -72,14 +72,20 @@ def _extreme_eigenpairs(
     return values[order], vectors[:, order]
 
 
-def fix_signs(columns: Matrix) -> Matrix:
-    """Flip columns so that the entry of largest size is positive; among equal sizes, the first.
+def fix_signs(columns: Matrix, power: int = 3) -> Matrix:
+    """Flip columns so that the sum of their entries to an odd power is positive.
 
-    Sizes that differ by less than a millionth count as equal, else rounding could decide.
+    With the third power, the largest entries decide. If the sum is 0 up to a millionth, so that
+    rounding could decide, the entry of largest size is positive; among equal sizes, the first.
     """
     sizes = np.abs(columns)
-    largest = np.argmax(sizes >= (1 - _EQUAL_SIZES) * sizes.max(axis=0, initial=0.0), axis=0)
-    signs = np.sign(columns[largest, np.arange(columns.shape[1])])
+    largest = sizes.max(axis=0, initial=0.0)
+    scaled = columns / np.where(largest > 0, largest, 1.0)
+    totals = (scaled**power).sum(axis=0)
+    first = np.argmax(sizes >= (1 - _EQUAL_SIZES) * largest, axis=0)
+    leading = columns[first, np.arange(columns.shape[1])]
+    is_balanced = np.abs(totals) <= _EQUAL_SIZES * (np.abs(scaled) ** power).sum(axis=0)
+    signs = np.sign(np.where(is_balanced, leading, totals))
     return columns * np.where(signs == 0, 1.0, signs)
 
 

@@ -173,12 +173,14 @@ def compute_bias(
     observed: NDArray[np.uint8] | None = None,
     test: str = "likelihood-ratio",
     n_groups: int = 2,
+    slopes: Array | None = None,
 ) -> dict[str, Any]:
     dataset = write_arrays(path, X, observed, columns={"group": group}, words_per_chunk=2)
     rows, names = make_row_source(dataset, columns=("group",)), dataset.feature_names
     groups = DifGroups("group", test, False, tuple(range(n_groups)), tuple("abc"[:n_groups]))
     features = make_binary_features(names)
-    bias = compute_item_bias(groups, rows, features, 0, SerialExecutor(), ignore_progress)
+    arguments = (groups, rows, features, 0, SerialExecutor(), ignore_progress)
+    bias = compute_item_bias(*arguments, slopes)
     items = sorted(bias["items"], key=lambda item: names.index(item["feature"]))
     return {**bias, **{name: np.array([item[name] for item in items]) for name in items[0]}}
 
@@ -367,7 +369,10 @@ def count_levels_by_score(levels: NDArray[np.int64], group: NDArray[np.int64]) -
         pack_block(split_levels(levels[group == g].astype(np.uint8), features), segment=g)
         for g in (0, 1)
     ]
-    sums = [count_by_score(None, RowRandom(0), block).values for block in blocks]
+    sums = [
+        count_by_score(None, np.zeros(block.n_features, np.bool_), RowRandom(0), block).values
+        for block in blocks
+    ]
     return mantel_haenszel(
         *(sums[0][n] + sums[1][n] for n in ("rows", "ones")), np.array([3, 2, 1])
     )
@@ -416,3 +421,20 @@ def test_levels_without_bias_are_rarely_rejected() -> None:
         levels[:, 1:] = np.minimum(levels[:, 1:], [2, 1])
         p.append(count_levels_by_score(levels, group).p)
     assert (np.array(p) < 0.05).mean() < 0.08
+
+
+def test_reversed_items_count_in_reverse_in_the_sum_score(tmp_path: Path) -> None:
+    X, group = draw_groups(600, (0.0, 0.0, 1.0), 4)
+    recoded, slopes = X.copy(), np.ones(X.shape[1])
+    recoded[:, 1], slopes[1] = 1 - X[:, 1], -1.0
+    test = {"test": "mantel-haenszel"}
+    expected = compute_bias(tmp_path / "d.zarr", X, group, **test)
+    bias = compute_bias(tmp_path / "recoded.zarr", recoded, group, slopes=slopes, **test)
+    assert len(bias["reversed"]) == 1
+    assert expected["reversed"] == []
+    for name in ("chi2", "p"):
+        np.testing.assert_allclose(bias[name], expected[name], rtol=1e-9)
+    assert bias["odds_ratio"][1] == pytest.approx(1 / expected["odds_ratio"][1])
+    # The direction of the trait does not matter.
+    turned = compute_bias(tmp_path / "turned.zarr", recoded, group, slopes=-slopes, **test)
+    np.testing.assert_array_equal(turned["chi2"], bias["chi2"])

@@ -82,6 +82,7 @@ from pipeline.models.latent_trait.model import (
     SHORT_RUN_TOL,
     LatentTrait,
     compute_difficulties,
+    warn_about_reversed_items,
 )
 from pipeline.models.latent_trait.standard_errors import (
     MAX_ITEMS,
@@ -650,7 +651,10 @@ class OrdinalTrait(LatentTrait):
             text = "the data do not determine these features' parameters; no standard errors: "
             text += "{features}"
             warnings = (*warnings, FitWarning(text, self._name_items(unknown)))
-        return replace(state, params=replace(params, **arrays), warnings=warnings)
+        params = replace(params, **arrays)
+        names = self._name_items(np.arange(len(self.n_planes)))
+        warnings = (*warnings, *warn_about_reversed_items(params, names))
+        return replace(state, params=params, warnings=warnings)
 
     def _compute_item_fit(
         self, model: LevelModel, state: FitState, statistics: Sums
