@@ -352,18 +352,18 @@ class AsymptoteTrait(ConfirmatoryTrait):
     def _compute_prior_curvature(
         self, design: GroupDesign, params: LatentTraitParams, n_rows: float
     ) -> Array:
-        """Return minus the second derivatives of the log prior, (n_free,).
+        """Return minus the second derivatives of the log prior, (n_free, n_free).
 
         Asymptotes at 0 without a prior are given one, so that they count as known: otherwise no
         parameter of their items would have an error.
         """
         free = design.collect(get_items(params))
-        priors = self._list_priors(design, self._limit_precision(params, n_rows))
-        curvature = differentiate_log_prior(free, priors)[1]
+        curvature = differentiate_log_prior(free, self._list_priors(design))[1]
         logits = design.index[:, :, -2:]
         is_asymptote = np.isin(np.arange(design.n_free), logits)
         is_at_boundary = is_asymptote & (curvature == 0) & (expit(free) < _BOUNDARY)
-        return np.where(is_at_boundary, 1.0, curvature)
+        own = np.diag(np.where(is_at_boundary, 1.0, curvature))
+        return own + super()._compute_prior_curvature(design, params, n_rows)
 
     def _list_other_errors(self, params: LatentTraitParams, errors: Array) -> dict[str, Array]:
         """Return standard errors of asymptotes, as probabilities, by the delta method."""

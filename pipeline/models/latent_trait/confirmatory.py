@@ -105,6 +105,7 @@ from pipeline.numerics.logistic.bifactor import (
 )
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 from pipeline.numerics.logistic.newton_step import differentiate_on_nodes
+from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, pool_margins
@@ -567,11 +568,13 @@ class ConfirmatoryTrait(LatentTrait):
     def _compute_prior_curvature(
         self, design: GroupDesign, params: LatentTraitParams, n_rows: float
     ) -> Array:
-        """Return minus the second derivatives of the log prior, (n_free,)."""
+        """Return minus the second derivatives of the log prior, (n_free, n_free)."""
         slopes = design.index[:, :, : design.n_components]
-        curvature = np.zeros(design.n_free)
-        curvature[slopes[slopes >= 0]] = self._limit_precision(params, n_rows)
-        return curvature
+        is_slope = np.isin(np.arange(design.n_free), slopes)
+        free = np.where(is_slope, design.collect(get_items(params)), 0.0)
+        return differentiate_penalty_twice(
+            self.prior_precision, free, n_rows, is_slope.astype(np.float64)
+        )
 
     def _count_parameters(self, design: GroupDesign) -> int:
         return count_group_parameters(design)

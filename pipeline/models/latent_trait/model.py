@@ -789,7 +789,8 @@ class LatentTrait(Model):
             params.weights,
             _scale_sums(state, statistics),
             state.diagnostics["errors"],
-            self._limit_precision(params, float(state.auxiliary["weight"])),
+            self.prior_precision,
+            float(state.auxiliary["weight"]),
             fixed,
             self._has_equal_slopes,
         )

@@ -127,8 +127,7 @@ def compute_regression_errors(
         information, differentiate_regression(design, items, regression), strict=True
     ):
         total += derivatives.T @ own @ derivatives
-    item_places = np.arange(design.n_free)
-    total[item_places, item_places] += prior_curvature
+    total[: design.n_free, : design.n_free] += prior_curvature
     constraints = np.zeros((0, len(total)))
     if design.is_rotatable:
         constraints = list_axis_constraints(design, items, len(total))

@@ -387,6 +387,10 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         _, places = np.unique(self._slopes[loads], return_index=True)
         return np.asarray(params.weights[loads][places])
 
+    def _stack_group_forms(self, params: LatentTraitParams) -> Array:
+        """Return the forms of all groups, (n_groups n_forms, q + 1)."""
+        return np.concatenate([own.to_forms() for own in self._list_items(params)])
+
     def _list_items(self, params: LatentTraitParams) -> list[LevelItems]:
         """Return the items of each group as functions of x."""
         return [params.get_level_items(self.items, group) for group in range(self.n_groups)]

@@ -118,6 +118,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     sum_node_statistics,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
+from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -478,6 +479,10 @@ class OrdinalTrait(LatentTrait):
     def _stack_forms(self, params: LatentTraitParams) -> Array:
         return params.get_level_items(self.items).to_forms()
 
+    def _stack_group_forms(self, params: LatentTraitParams) -> Array:
+        """Return the forms of all groups, (n_groups n_forms, q + 1)."""
+        return self._stack_forms(params)
+
     def unpack_params(self, params: LatentTraitParams, packed: Array, weight: float) -> Any:
         """Return the parameters with these weights and offsets of forms."""
         return with_forms(params, packed, self.items)
@@ -733,13 +738,14 @@ class OrdinalTrait(LatentTrait):
         information = scale * sums["products"]
         if form != "crossproduct":
             information = scale * (sums["curvature"] - sums["spread"]) + information
-        prior = np.zeros(len(information))
         rows, n_rows = state.params.segment_rows, statistics.weight
         if rows is not None:
             n_rows *= float(rows.min() / rows.sum())
-        precision = self._limit_precision(state.params, n_rows)
-        prior[: design.n_free] = precision * design.n_priors
-        return information + np.diag(prior)
+        slopes, n = design.collect(self._stack_group_forms(state.params)), design.n_free
+        information[:n, :n] += differentiate_penalty_twice(
+            self.prior_precision, slopes, n_rows, design.n_priors
+        )
+        return information
 
     def _list_axis_constraints(self, design: LevelDesign, params: LatentTraitParams) -> Array:
         """Return the gradients of Σ_i w_ia w_ib for a < b, (q (q − 1) / 2, n_free)."""

@@ -24,6 +24,7 @@ from pipeline.models.latent_trait.levels.confirmatory import ConfirmatoryOrdinal
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.loading_pattern import LoadingPattern
 from pipeline.models.structure import Structure
+from tests.support.slope_penalty import penalize
 from tests.support.strategies import DenseData, make_memory_rows
 
 Floats = NDArray[np.float64]
@@ -113,7 +114,8 @@ def test_fit_is_the_maximum_of_the_literal_likelihood(table: pd.DataFrame, case:
 
     def sum_rows(theta: Floats) -> float:
         parts = zip(levels, *unpack(theta), strict=True)
-        penalty = 0.5 * settings.get("prior_precision", 0.0) * float((theta[:4] ** 2).sum())
+        n_rows = min(map(len, levels))
+        penalty = penalize(theta[:4], settings.get("prior_precision", 0.0), n_rows)
         return sum(float(score_rows(*own).sum()) for own in parts) - penalty
 
     assert params.group_weights is not None

@@ -22,6 +22,7 @@ from pipeline.random import RowRandom
 from tests.pipeline.models.latent_trait import test_ordinal, test_patterns
 from tests.pipeline.models.latent_trait.test_ordinal import Levels, make_data, make_features
 from tests.pipeline.models.latent_trait.test_patterns import Entries, make_pattern
+from tests.support.slope_penalty import penalize
 from tests.support.strategies import make_memory_blocks, make_memory_rows
 
 Floats = NDArray[np.float64]
@@ -138,12 +139,12 @@ def test_fits_are_maxima_with_the_errors_of_a_numerical_hessian(
     n_slopes = len(np.unique(make_pattern(entries).slopes)) - 1
 
     def objective(values: Floats) -> float:
-        penalty = 0.5 * precision * float((values[:n_slopes] ** 2).sum())
+        penalty = penalize(values[:n_slopes], precision, len(levels))
         return sum_log_likelihood(levels, *unpack_parameters(values, entries), kind) - penalty
 
     at, found = stack_parameters(state, entries), state.diagnostics["fit_statistics"]
     assert found["n_parameters"] == len(at)
-    nats = objective(at) + 0.5 * precision * (at[:n_slopes] ** 2).sum()
+    nats = objective(at) + penalize(at[:n_slopes], precision, len(levels))
     assert found["log_likelihood"] == pytest.approx(nats, abs=1e-6 * len(levels))
     covariance = np.linalg.inv(-compute_hessian(objective, at))
     steps = 1e-4 * np.eye(len(at))

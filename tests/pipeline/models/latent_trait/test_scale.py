@@ -1,0 +1,72 @@
+"""The scale of the traits under priors, their signs, and items that point the other way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+import latentbits as lb
+
+Floats = NDArray[np.float64]
+
+
+def draw_answers(
+    n_rows: int, slopes: Floats, missing: float = 0.0, n_levels: int = 2, seed: int = 0
+) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    latent = rng.standard_normal((n_rows, 1)) * slopes + rng.logistic(size=(n_rows, len(slopes)))
+    latent += rng.standard_normal(len(slopes))
+    answers = (latent[:, :, None] > np.linspace(-1, 1, n_levels + 1)[1:-1]).sum(axis=2) * 1.0
+    answers[rng.random(answers.shape) < missing] = np.nan
+    return pd.DataFrame(answers, columns=[f"q{k}" for k in range(len(slopes))])
+
+
+def measure_population(fitted: lb.Fitted, table: Any) -> tuple[float, float]:
+    codes = lb.transform(fitted, table)
+    mean, variance = codes["mean"][:, 0], codes["variance"][:, 0]
+    return float(mean.mean()), float(np.sqrt((mean**2 + variance).mean() - mean.mean() ** 2))
+
+
+@pytest.mark.parametrize("precision", [0.1, 10.0])
+@pytest.mark.parametrize("n_levels", [2, 3])
+def test_a_prior_leaves_the_scale_of_the_population(n_levels: int, precision: float) -> None:
+    slopes = np.random.default_rng(1).uniform(0.8, 2, 60)
+    table = draw_answers(120, slopes, 0.4, n_levels)
+    data = lb.from_dataframe(table, levels=None if n_levels == 2 else [0, 1, 2])
+    settings: dict[str, Any] = {"errors": "none"} if n_levels == 2 else {}
+    fitted = lb.fit(data, "latent-trait", components=1, prior_precision=precision, **settings)
+    mean, deviation = measure_population(fitted, data)
+    assert mean == pytest.approx(0.0, abs=1e-3)
+    assert 0.999 < deviation < 1.02
+
+
+def test_a_prior_leaves_the_scale_of_the_first_group() -> None:
+    slopes = np.random.default_rng(1).uniform(0.8, 2, 40)
+    table = draw_answers(200, slopes).astype(int)
+    group = np.repeat(["a", "b"], 100)
+    data = lb.from_dataframe(table.assign(group=group), keep=["group"])
+    fitted = lb.fit(data, "latent-trait", components=1, prior_precision=5.0, group="group")
+    codes = lb.transform(fitted, data)
+    first = group == fitted.segment_names[0]
+    mean, variance = codes["mean"][first, 0], codes["variance"][first, 0]
+    assert 0.99 < np.sqrt((mean**2 + variance).mean()) < 1.02
+
+
+def test_the_slopes_of_one_trait_have_a_positive_sum() -> None:
+    for seed in range(3):
+        slopes = np.array([1.0, 0.9, 1.2, 0.8, -2.0])
+        fitted = lb.fit(draw_answers(400, slopes, seed=seed), "latent-trait", components=1)
+        assert fitted.params.weights.sum() > 0
+        assert fitted.params.weights[4, 0] < 0
+        (warning,) = [text for text in fitted.warnings if "other way" in text]
+        assert warning.startswith("1 item points the other way than the other 4: 'q4'")
+
+
+def test_items_that_point_both_ways_are_no_mistake() -> None:
+    slopes = np.array([1.0, -0.9, 1.2, -0.8, 1.3])
+    fitted = lb.fit(draw_answers(400, slopes), "latent-trait", components=1)
+    assert not any("other way" in text for text in fitted.warnings)
