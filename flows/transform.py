@@ -106,9 +106,11 @@ The dataset must have the features of the fit, in the same order. Segments are m
 segments that were not fitted use the mean of those that were, with a warning. For a fit with
 `--group COLUMN`, the segments are the values of this column of the dataset.
 
-`--person-fit` adds `l_z`, the standardized log-likelihood of each row's answers at its code, and
-the mean squared residuals `infit` and `outfit`, for latent-trait fits. An l_z below about -2, or an
-outfit far above 1, means that the answers do not fit.
+`--person-fit` adds `l_z`, the standardized log-likelihood of each row's answers at its code, the
+mean squared residuals `infit` and `outfit`, and `l_z_star`, for latent-trait fits. l_z varies less
+than a standard normal variable, because the code is estimated from the same answers: -1.645 flags
+about 2 % of rows that fit. `l_z_star` (Snijders 2001) corrects this: -1.645 flags about 5 %. A low
+l_z_star, or an outfit far above 1, means that the answers do not fit.
 
 `--reconstruct probabilities` adds P(x = 1 | codes) for every row and feature, also where the value
 is missing. `--reconstruct bits` adds bits instead: 1 where that probability is above ½. If some

@@ -840,7 +840,7 @@ class LatentTrait(Model):
     def person_fit(
         self, params: LatentTraitParams, block: BinaryBlock, codes: Array
     ) -> Mapping[str, Array]:
-        """Return `l_z`, `infit` and `outfit` of each row at its code, (n_samples,) each."""
+        """Return `l_z`, `infit`, `outfit` and `l_z_star` of each row at its code, (n_samples,)."""
         X, observed = unpack_answers(params, block)
         if params.n_levels is not None:
             items = params.get_level_items(self.items, block.segment)

@@ -26,6 +26,7 @@ from pipeline.numerics.logistic.asymptotes import (
 
 Floats = NDArray[np.float64]
 
+_MIN_SPREAD = 1e-9
 _REACH, _N_POINTS = 8.0, 1601  # of the integrals over the trait
 
 
@@ -36,7 +37,12 @@ class PersonFit(NamedTuple):
     ----------
     l_z
         Standardized log-likelihood at the code (F. Drasgow, M. V. Levine, E. A. Williams, British
-        Journal of Mathematical and Statistical Psychology 38, 1985); low values are misfit.
+        Journal of Mathematical and Statistical Psychology 38, 1985); low values are misfit. As the
+        code is an estimate, its variance is below 1.
+    l_z_star
+        l_z with the mean and variance that it has at an estimated code, so that it is about normal
+        (T. A. B. Snijders, Psychometrika 66, 2001; for several traits: J. Albers, R. Meijer, J.
+        Tendeiro, Frontiers in Psychology 7, 2016).
     infit, outfit
         Mean squared residuals at the code, weighted by information and unweighted; about 1 if the
         answers fit.
@@ -45,6 +51,7 @@ class PersonFit(NamedTuple):
     l_z: Floats
     infit: Floats
     outfit: Floats
+    l_z_star: Floats
 
 
 def compute_item_information(
@@ -112,7 +119,7 @@ def compute_person_fit(
 ) -> PersonFit:
     """Compare the answers of each row with the probabilities at its code.
 
-    Rows whose answers are all certain, or that have none, fit: l_z is 0, and the others are 1.
+    Rows whose answers are all certain, or that have none, fit: both l_z are 0, the others 1.
 
     Parameters
     ----------
@@ -141,7 +148,32 @@ def compute_person_fit(
     l_z = (nats - expected).sum(axis=1) / np.sqrt(np.where(variance > 0, variance, np.inf))
     infit = np.where(total > 0, squares.sum(axis=1) / np.maximum(total, tiny), 1.0)
     outfit = np.where(n_values > 0, standardized.sum(axis=1) / np.maximum(n_values, 1), 1.0)
-    return PersonFit(l_z, infit, outfit)
+    steepness = np.ones_like(eta)
+    if asymptotes is not None:
+        by_one, by_zero = differentiate_curves(codes @ weights.T + offsets, asymptotes)
+        steepness = by_one[0] - by_zero[0]  # P′ / (P (1 − P)) per unit of w·x
+    score_moments = (uncertain * eta * steepness) @ weights
+    information = np.einsum("ni,ia,ib->nab", uncertain * steepness**2, weights, weights)
+    shift = solve_for_shift(information, score_moments)
+    residuals = mask * (X - P) * (eta - steepness * (shift @ weights.T))
+    spread = variance - np.einsum("na,na->n", score_moments, shift)
+    return PersonFit(l_z, infit, outfit, standardize(residuals.sum(axis=1), spread, variance))
+
+
+def solve_for_shift(information: Floats, score_moments: Floats) -> Floats:
+    """Return c = I⁻¹ Cov(log-likelihood, score) of each row, (n_samples, q).
+
+    The log-likelihood minus c times the score does not depend, to first order, on the estimate of
+    the traits. The arguments are I, (n_samples, q, q), and the covariances, (n_samples, q).
+    """
+    inverse = np.linalg.pinv(information, hermitian=True)
+    return np.asarray(np.einsum("nab,nb->na", inverse, score_moments))
+
+
+def standardize(residuals: Floats, spread: Floats, variance: Floats) -> Floats:
+    """Divide by the root of `spread`; 0 where it is nothing of `variance`, (n_samples,) each."""
+    is_spread = spread > _MIN_SPREAD * variance
+    return np.where(is_spread, residuals / np.sqrt(np.where(is_spread, spread, 1.0)), 0.0)
 
 
 def _make_trait_grid() -> tuple[Floats, Floats]:

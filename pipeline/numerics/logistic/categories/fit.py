@@ -18,13 +18,14 @@ from pipeline.numerics.logistic.categories.curves import (
     iter_alike,
 )
 from pipeline.numerics.logistic.categories.scores import RowAnswers, split_answers
-from pipeline.numerics.logistic.information import PersonFit
+from pipeline.numerics.logistic.information import PersonFit, solve_for_shift, standardize
 from pipeline.numerics.logistic.trait_scores import HasMoments
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 _TINY = np.finfo(np.float64).tiny
+_STEP = 1e-4  # of the traits, for derivatives
 
 
 def _compute_residuals(
@@ -109,4 +110,37 @@ def compute_level_person_fit(
     l_z = (nats - expected) / np.sqrt(np.where(variance > 0, variance, np.inf))
     infit = np.where(total > 0, squares.sum(axis=1) / np.maximum(total, _TINY), 1.0)
     outfit = (squares / spread).sum(axis=1) / np.maximum(n_values, 1)
-    return PersonFit(l_z, infit, np.where(n_values > 0, outfit, 1.0))
+    of_scores, explained = _remove_scores(answers, items, codes)
+    star = standardize(nats - expected - of_scores, variance - explained, variance)
+    return PersonFit(l_z, infit, np.where(n_values > 0, outfit, 1.0), star)
+
+
+def _remove_scores(answers: RowAnswers, items: LevelItems, codes: Floats) -> tuple[Floats, Floats]:
+    """Return c·(score of a row), and what it takes from the variance of the log-likelihood.
+
+    See `solve_for_shift`.
+    """
+    q = codes.shape[1]
+    P, levels = compute_level_probabilities(items, codes), answers.levels
+    log_p = np.log(np.maximum(P, _TINY))
+    slopes = np.empty((*P.shape, q))
+    for k, step in enumerate(_STEP * np.eye(q)):
+        above, below = (compute_level_probabilities(items, codes + s) for s in (step, -step))
+        slopes[:, :, k] = (np.log(np.maximum(above, _TINY)) - np.log(np.maximum(below, _TINY))) / (
+            2 * _STEP
+        )
+    score = np.einsum("nl,nlk->nk", levels, slopes)
+    information, moments = np.zeros((len(codes), q, q)), np.zeros((len(codes), q))
+    for alike in iter_alike(items.n_planes):
+        present = levels[:, alike.levels].sum(axis=2)
+        own = P[:, alike.levels] * present[:, :, None]
+        own_slopes = slopes[:, alike.levels]
+        moments += np.einsum("nil,nil,nilk->nk", own, log_p[:, alike.levels], own_slopes)
+        information += np.einsum("nil,nila,nilb->nab", own, own_slopes, own_slopes)
+    if (gaussians := items.gaussians) is not None:  # z² and z are uncorrelated
+        per_sd = gaussians.weights / gaussians.deviations[:, None]
+        z = (answers.values - gaussians.compute_means(codes).T) / gaussians.deviations
+        score += (answers.mask * z) @ per_sd
+        information += np.einsum("ni,ia,ib->nab", 1.0 * answers.mask, per_sd, per_sd)
+    shift = solve_for_shift(information, moments)
+    return np.einsum("na,na->n", shift, score), np.einsum("na,na->n", shift, moments)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.integrate import quad
+from scipy.special import expit
 from scipy.stats import norm
 
+from pipeline.numerics.logistic.asymptotes import Asymptotes, compute_probabilities
+from pipeline.numerics.logistic.categories.curves import LevelItems
+from pipeline.numerics.logistic.categories.fit import compute_level_person_fit
+from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.information import (
     choose_short_test,
     compute_item_information,
     compute_marginal_reliability,
     compute_person_fit,
 )
+from pipeline.numerics.logistic.lattice_posterior import posterior_on_lattice
 
 Floats = NDArray[np.float64]
 SLOPES = np.array([0.5, 1.2, 2.0, -0.9, 3.0, 1.0])
@@ -109,3 +116,37 @@ def test_misfit_is_seen() -> None:
     opposite = compute_person_fit(1 - likely, None, SLOPES[:, None], OFFSETS, theta)
     assert opposite.l_z[0] < -2 < 0 < fitting.l_z[0]
     assert opposite.outfit[0] > 2 > 1 > fitting.outfit[0]
+
+
+def test_l_z_star_is_about_normal_at_estimated_codes() -> None:
+    rng, n_rows, n_items = np.random.default_rng(0), 4000, 30
+    weights, offsets = rng.uniform(0.8, 2, (n_items, 1)), rng.normal(0, 1.2, n_items)
+    traits = rng.standard_normal((n_rows, 1))
+    X = (rng.random((n_rows, n_items)) < expit(traits @ weights.T + offsets)).astype(np.uint8)
+    codes = posterior_on_lattice(X, None, TraitItems(weights, offsets)).mean
+    fit = compute_person_fit(X, None, weights, offsets, codes)
+    assert (fit.l_z < -1.645).mean() < 0.035
+    assert 0.04 < (fit.l_z_star < -1.645).mean() < 0.07
+    assert fit.l_z_star.std() == pytest.approx(1.0, abs=0.05)
+    # Items with two levels have the same statistic.
+    items = LevelItems(weights, offsets, np.ones(n_items, np.int64), True, None)
+    by_level = compute_level_person_fit(X, None, items, codes)
+    np.testing.assert_allclose(by_level.l_z_star, fit.l_z_star, atol=1e-5)
+
+
+def test_l_z_star_does_not_change_with_the_code_to_first_order() -> None:
+    rng, h = np.random.default_rng(1), 1e-4
+    weights, offsets = rng.uniform(0.5, 2, (12, 2)), rng.normal(0, 1, 12)
+    asymptotes = Asymptotes(np.full(12, 0.2), np.zeros(12))
+    codes = rng.standard_normal((50, 2))
+    P: Any = compute_probabilities(codes @ weights.T + offsets, asymptotes)
+
+    def expect(moved: Floats) -> Floats:
+        """Return the mean of the statistic over answers that have the probabilities P."""
+        # It is linear in the answers, so that of P is the mean.
+        fit = compute_person_fit(P, None, weights, offsets, moved, asymptotes)
+        return fit.l_z_star
+
+    for step in h * np.eye(2):
+        slope = (expect(codes + step) - expect(codes - step)) / (2 * h)
+        np.testing.assert_allclose(slope, 0, atol=1e-3)
