@@ -103,6 +103,7 @@ def test_person_fit_stands_beside_the_codes(cli, plain_cli, artifact: str, datas
         "l_z",
         "infit",
         "outfit",
+        "l_z_star",
     ]
 
 
