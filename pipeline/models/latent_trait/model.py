@@ -1101,8 +1101,8 @@ def warn_about_reversed_items(
     reversal = "it" if n == 1 else "them"
     text = (
         f"{subject} the other way than the other {n_clear - n}: {{features}}. To reverse {reversal}"
-        ", ingest with --map 'NAME:0=1,1=0', or with --levels 'NAME:HIGHEST<...<LOWEST' if there "
-        "are several levels"
+        ", ingest with {map=NAME:0=1,1=0}, or with {levels=NAME:HIGHEST<...<LOWEST} if there are "
+        "several levels"
     )
     indices = tuple(reversed_items.tolist())
     return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]
