@@ -374,7 +374,7 @@ class OrdinalTrait(LatentTrait):
         is_first = float(state.working.get("stretch", 0.0)) == _STRETCH
         tol = max(self.tol, is_first * _STRETCHED_TOL)
         tol = max(tol, is_short * SHORT_RUN_TOL)
-        tol = max(tol, (float(state.working["held_out"]) > 0) * SEARCH_TOL)
+        tol = max(tol, (float(state.working.get("held_out", 0.0)) > 0) * SEARCH_TOL)
         return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
