@@ -70,8 +70,8 @@ class ColourScale:
 
 
 def choose_scale(values: Array, is_signed: bool) -> ColourScale:
-    """Choose a scale for values; a few values much larger than all others are cut off."""
-    sizes = np.abs(values)
+    """Choose a scale for values other than NaN; a few much larger than all others are cut off."""
+    sizes = np.abs(values[~np.isnan(values)])
     top = float(sizes.max(initial=0.0)) or 1.0
     has_few = sizes.size < _MIN_VALUES
     limit = top if has_few else float(np.quantile(sizes, _SCALE_SHARE, method="lower"))

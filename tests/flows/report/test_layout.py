@@ -54,6 +54,7 @@ def test_an_outlier_leaves_the_scales_to_the_others() -> None:
     values = np.linspace(-1, 1, 12)[:, None]
     values[3] = 50.0
     scale = choose_scale(values, is_signed=True)
+    assert choose_scale(np.append(values, np.nan), is_signed=True).top == scale.top
     assert (scale.make_ramp().high, scale.top) == ("1 or more", 1.0)
     ends = np.stack([values - 0.2, values + 0.2])
     figure = plot_intervals("Weights", values, ends, [str(k) for k in range(12)])
