@@ -119,7 +119,7 @@ class FitJob(FitPlan):
     def row_memory(self) -> int:
         """Bytes of rows to keep in memory; 0 if the fit reads them only once."""
         has_pair_work = get_pair_job_label(self.model, self.dataset.n_planes) is not None
-        if self.model.max_iter <= 1 and not has_pair_work:
+        if self.model.max_iter in (0, 1) and not has_pair_work:
             return 0
         return min(compute_row_memory(self.executor), self.memory_budget // 4)
 

@@ -138,8 +138,6 @@ class PatienceCriterion:
     is_lost
         Whether a score is so far below the best that the fit goes back. Such passes do not count
         as waiting.
-    converges_at_max_iter
-        Whether steps shrink from pass to pass, so that a fit that did all of them has converged.
     keeps_best
         Whether the best parameters are kept.
     cooling_passes
@@ -153,7 +151,6 @@ class PatienceCriterion:
     patience: int
     tol: float = 0.0
     is_lost: Callable[[float, float], bool] = _is_never_lost
-    converges_at_max_iter: bool = False
     keeps_best: bool = True
     cooling_passes: int = 0
     is_stalled: ClassVar[bool] = False
@@ -183,8 +180,6 @@ class PatienceCriterion:
         """Return whether the fit has waited in vain, and cooled."""
         if not history:
             return False
-        if self.converges_at_max_iter and len(history) >= self.max_iter:
-            return True
         n_cooling = self.count_cooling_passes(history)
         return n_cooling is not None and n_cooling >= self.cooling_passes
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -217,7 +217,7 @@ class GradientTraining:
         is_lost = n_lost > _count_lost(baseline_score, state.history)
         n_cooling = None
         if self.cooling_passes:
-            n_cooling = self._make_criterion(baseline_score).count_cooling_passes(history)
+            n_cooling = self.get_convergence_criterion(baseline_score).count_cooling_passes(history)
         returns = is_lost or n_cooling == 0
         share = max(1 - (len(history) - (n_cooling or 0)) / self.max_iter, 0.0)
         if n_cooling is not None:
@@ -235,12 +235,8 @@ class GradientTraining:
         memory = {name: (sums[name] / n_rows).astype(np.float32) for name in names}
         return sums["theta"] / n_rows, {**state.working, **steps, **memory}
 
-    def get_convergence_criterion(self, state: Any, baseline_score: float) -> PatienceCriterion:
+    def get_convergence_criterion(self, baseline_score: float) -> PatienceCriterion:
         """Return a criterion that waits for an improvement; lost passes do not count as waiting."""
-        converges = not _has_diverged(state, baseline_score)
-        return replace(self._make_criterion(baseline_score), converges_at_max_iter=converges)
-
-    def _make_criterion(self, baseline_score: float) -> PatienceCriterion:
         return PatienceCriterion(
             self.max_iter,
             self.patience,

@@ -124,9 +124,8 @@ class GradientModel(Model):
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Return a criterion that stops after `patience` passes without improvement."""
-        return self._get_stage_training(state).get_convergence_criterion(
-            state, float(state.working["unlearnt"])
-        )
+        training = self._get_stage_training(state)
+        return training.get_convergence_criterion(float(state.working["unlearnt"]))
 
     def update(
         self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator

@@ -57,7 +57,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self
 
@@ -72,6 +72,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.training import (
     GradientLearner,
     GradientTraining,
@@ -90,14 +91,20 @@ from pipeline.numerics.logistic.logistic_units import (
     fill_probabilities,
     row_states,
 )
+from pipeline.numerics.networks.boltzmann_moments import (
+    MAX_CELLS,
+    compute_model_moments,
+    match_moments,
+    sum_row_moments,
+)
 from pipeline.numerics.networks.boltzmann_rows import (
     BoltzmannMachine,
+    add_softplus,
     estimate_observed_log_weight,
     hidden_probabilities,
     log_mean_exp,
     minus_free_energy,
     pseudo_likelihoods,
-    sum_softplus,
 )
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
 from pipeline.numerics.networks.layered_network import Layer
@@ -113,7 +120,8 @@ RowNumbers = NDArray[np.int64]
 
 MAX_DEFAULT_COMPONENTS = 64
 """Largest number of hidden units that is chosen if none is given."""
-_FIRST_WEIGHTS = 0.01  # standard deviation
+# Standard deviations of the first inputs of hidden units.
+_FIRST_INPUTS, _FIRST_EXACT_INPUTS = 0.5, 1.0
 _SMOOTHING = 0.5
 _MISSING_VALUE_DRAWS = 100
 # For sampling: number of chains, temperatures of the annealing, Gibbs steps between two rows.
@@ -123,7 +131,13 @@ _MISSING_DRAWS, _COOLING_MISSING_DRAWS = 3, 8
 _MAX_ENUMERATED_UNITS = 20  # units of the smaller layer up to which Z is exact
 _STATES_PER_TASK, _STATES_AT_ONCE = 1 << 16, 1 << 12
 _CHAINS_PER_TASK = 100
-_COOLING_PASSES = 20
+_MAX_PASSES, _COOLING_PASSES = 100, 20
+# The default rate is for so many steps in a pass; with fewer it is larger, up to a factor.
+_STEPS_OF_RATE, _MAX_RATE_FACTOR = 150, 4.0
+# Exact fits: passes of all starts and of one, L-BFGS steps per pass, and arrays of a task.
+_MAX_EXACT_PASSES, _SHORT_PASSES, _M_STEPS, _EXACT_ARRAYS = 1000, 15, 10, 6
+# They are fast up to so many units of the smaller layer.
+_MAX_EXACT_UNITS = 10
 # In cooling passes, there are this many times as many chains, fewer the larger the machine is.
 _MIN_CHAIN_FACTOR, _MAX_CHAIN_FACTOR, _COOLING_WORK = 2, 32, 1 << 19
 
@@ -166,7 +180,10 @@ class RBMParams:
 
     def add_change(self, change: NDArray[Any]) -> RBMParams:
         """Return the parameters plus a change of Θ."""
-        theta = self.theta + change
+        return self.with_theta(self.theta + change)
+
+    def with_theta(self, theta: Array) -> RBMParams:
+        """Return the parameters with another Θ."""
         return replace(
             self,
             weights=theta[:-1, :-1],
@@ -186,6 +203,8 @@ class ChainSteps(StepSums):
     def merge(self, other: Self) -> Self:
         """Add the sums, and choose between the chains."""
         merged, left, right = super().merge(other), self.values, other.values
+        if "chains" not in left:
+            return merged
         is_left = left["chain_keys"] <= right["chain_keys"]
         chosen = {
             "chains": np.where(is_left[:, None], left["chains"], right["chains"]),
@@ -203,20 +222,28 @@ class RestrictedBoltzmannMachine(GradientModel):
     n_components
         Number of hidden units. None takes one per feature, at most 64.
     method
-        Where the chains start: at the rows of each batch (cd), or where they were after the
-        previous batch (pcd).
+        Maximum likelihood (exact), or contrastive divergence with chains that start at the rows of
+        each batch (cd) or where they were after the previous batch (pcd). auto is exact if that is
+        fast and `sparsity` is 0, else pcd. Settings of steps, batches and chains are of cd and pcd.
+    starts
+        Number of random starts of the exact fit.
     steps
         Gibbs steps of the chains per batch.
     weight_decay
         Factor of the weights that is subtracted from their gradient.
     sparsity
-        Strength with which the mean of each hidden unit is pulled to `target`.
+        Strength with which the mean of each hidden unit is pulled to `target`; not for exact fits.
     target
         Mean activation of hidden units if `sparsity` is above 0.
     chains
         Number of chains in the estimate of log Z.
     temperatures
         Number of annealing steps of each of these chains.
+    rate
+        Initial learning rate; it decays to 0. None picks one for the optimizer and the number of
+        steps in a pass.
+    max_iter
+        Maximum number of passes over the data. None takes 1,000 for exact fits, 100 for others.
     """
 
     name: ClassVar[str] = "rbm"
@@ -229,19 +256,38 @@ class RestrictedBoltzmannMachine(GradientModel):
     statistics: ClassVar[type[ChainSteps]] = ChainSteps
     default_rates: ClassVar[Mapping[str, float]] = CONTRASTIVE_RATES
     params: ClassVar[type[RBMParams]] = RBMParams
-    method: Literal["cd", "pcd"] = "pcd"
+    acceleration: ClassVar[str] = "squarem"
+    method: Literal["auto", "exact", "cd", "pcd"] = "auto"
+    starts: int = setting(3, minimum=1, kw_only=True)
     steps: int = setting(1, minimum=1)
     momentum: float = setting(0.5, minimum=0, below=1, kw_only=True)
+    patience: int = setting(50, minimum=1, kw_only=True)
+    max_iter: int | None = setting(None, minimum=1, kw_only=True)  # type: ignore[assignment]
     weight_decay: float = setting(0.0, minimum=0)
     sparsity: float = setting(0.0, minimum=0)
     target: float = setting(0.1, above=0, below=1)
     chains: int = setting(500, minimum=2)
     temperatures: int = setting(2000, minimum=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method == "exact" and self.sparsity:
+            raise FitError(
+                "{sparsity} needs {method=cd} or {method=pcd}, but the method is exact.",
+                parameter="sparsity",
+            )
+
     @property
     def _training(self) -> GradientTraining:
-        n_cooling = max(min(_COOLING_PASSES, self.max_iter // 5), 1)
-        return GradientTraining.from_model(self, self.default_rates, n_cooling)
+        n_passes = self.max_iter or _MAX_PASSES
+        n_cooling = max(min(_COOLING_PASSES, n_passes // 5), 1)
+        training = GradientTraining.from_model(self, self.default_rates, n_cooling)
+        return replace(training, max_iter=n_passes)
+
+    def _get_stage_training(self, state: FitState) -> GradientTraining:
+        training, factor = self._training, float(state.working.get("rate_factor", 1.0))
+        rate, default_rate = training.rate * factor, training.default_rate * factor
+        return replace(training, rate=rate, default_rate=default_rate)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's parameters, gradient, optimizer memory and units."""
@@ -250,22 +296,63 @@ class RestrictedBoltzmannMachine(GradientModel):
         batch = self.batch or 100
         n_places = batch * (1 + _choose_chain_factor(batch, n_features * n_hidden))
         units = 10 * max(n_places, 2 * self.chains) * (n_features + n_hidden)
-        return (n_threads + 1) * (10 * numbers + units)
+        exact = 0 if self.method in ("cd", "pcd") else 8 * _EXACT_ARRAYS * MAX_CELLS
+        return (n_threads + 1) * (10 * numbers + units + exact)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Start from independent features, with random weights."""
+        """Start with random weights, and biases that roughly reproduce the margins."""
         observed, ones = pool_margins(first)
         log_odds = logit((ones + _SMOOTHING) / (observed + 2 * _SMOOTHING))
         n_hidden = self.n_components or min(len(ones), MAX_DEFAULT_COMPONENTS)
-        weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
-        params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
         warnings = make_constant_feature_warnings(observed, ones)
+        if self._is_exact(len(ones), n_hidden, first):
+            return self._begin_exact_fit(log_odds, (ones > 0) & (ones < observed), n_hidden, rng)
+        params = _draw_params(log_odds, n_hidden, _FIRST_INPUTS, rng)
         baseline = params.baseline_log_likelihood
         state = self._make_initial_state(
             params, first.n_rows, params.theta.size, baseline, warnings
         )
+        if self.rate is None:
+            n_steps = first.n_rows / int(state.working["batch"])
+            factor = min(max(_STEPS_OF_RATE / n_steps, 1.0), _MAX_RATE_FACTOR)
+            rates = {"rate": state.working["rate"] * factor, "rate_factor": np.array(factor)}
+            state = replace(state, working={**state.working, **rates})
         chains = self._draw_first_chains(params.shares, state.working, rng)
         return replace(state, working={**state.working, "chains": chains})
+
+    def _is_exact(self, n_features: int, n_hidden: int, first: FeatureCounts) -> bool:
+        """Return whether the likelihood is maximised exactly; refuse what would take too long.
+
+        Each missing value doubles the states of a row, up to the states of the hidden units.
+        """
+        if self.method in ("cd", "pcd") or self.sparsity:
+            return False
+        n_units = min(n_features, n_hidden) if first.is_complete else n_hidden
+        if self.method == "exact" and n_units > _MAX_ENUMERATED_UNITS:
+            raise FitError(
+                f"{{method=exact}} takes at most {_MAX_ENUMERATED_UNITS} hidden units, but there "
+                f"are {n_hidden}. Use {{method=pcd}}, or fewer {{components}}.",
+                parameter="method",
+            )
+        return self.method == "exact" or n_units <= _MAX_EXACT_UNITS
+
+    def _begin_exact_fit(
+        self,
+        log_odds: Array,
+        is_free: NDArray[np.bool_],
+        n_hidden: int,
+        rng: np.random.Generator,
+    ) -> FitState:
+        """Return a state with several starts; constant features have no weights."""
+        starts = []
+        for _ in range(self.starts):
+            params = _draw_params(log_odds, n_hidden, _FIRST_EXACT_INPUTS, rng)
+            weights = np.where(is_free[:, None], params.weights, 0.0)
+            visible = np.where(is_free, params.visible_biases, log_odds)
+            params = replace(params, weights=weights, visible_biases=visible)
+            auxiliary = {"is_free": is_free, "short": np.array(self.starts > 1)}
+            starts.append(FitState(params, {"exact": np.array(True)}, auxiliary))
+        return replace(starts[0], starts=() if self.starts == 1 else tuple(starts))
 
     def _draw_first_chains(
         self, shares: Array, working: Arrays, rng: np.random.Generator
@@ -277,7 +364,30 @@ class RestrictedBoltzmannMachine(GradientModel):
     def warm_start(self, state: FitState, params: RBMParams) -> FitState:
         """Start from the parameters of an earlier fit."""
         params = replace(params, log_odds=state.params.log_odds, log_z=None, log_z_error=None)
-        return replace(state, params=params)
+        return self.select_start(replace(state, params=params))
+
+    def select_start(self, state: FitState) -> FitState:
+        """Continue with the best start until it has converged."""
+        auxiliary = {name: a for name, a in state.auxiliary.items() if name != "short"}
+        return replace(state, auxiliary=auxiliary, starts=())
+
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+        """Stop exact fits on the change of the likelihood, others after waiting in vain."""
+        if "exact" not in state.working:
+            return super().get_convergence_criterion(state)
+        n_passes = self.max_iter or _MAX_EXACT_PASSES
+        if state.auxiliary.get("short", False):
+            n_passes = min(n_passes, _SHORT_PASSES)
+        return ObjectiveCriterion(n_passes, self.tol, float(state.auxiliary.get("weight", 1)))
+
+    def pack_params(self, params: RBMParams) -> Array:
+        """Return Θ, flattened."""
+        return params.theta.ravel()
+
+    def unpack_params(self, params: RBMParams, packed: Array, weight: float) -> RBMParams:
+        """Return the parameters with this Θ."""
+        theta = packed.reshape(len(params.visible_biases) + 1, -1)
+        return params.with_theta(theta)
 
     def learn(
         self,
@@ -286,7 +396,13 @@ class RestrictedBoltzmannMachine(GradientModel):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> ChainSteps | None:
-        """Take steps through a task's rows; return the change of Θ and the score."""
+        """Take steps through a task's rows; return the change of Θ and the score.
+
+        For exact fits, return the sums of the E-step.
+        """
+        if "exact" in working:
+            parts = [_sum_block(params, block) for block in blocks()]
+            return reduce(ChainSteps.merge, parts) if parts else None
         theta, memory = params.theta.astype(np.float32), self._training.copy_memory(working)
         shares, chains = params.shares.astype(np.float32), working["chains"]
         learner = ContrastLearner(self._make_rule(working), theta, shares, memory, chains, rng)
@@ -320,8 +436,11 @@ class RestrictedBoltzmannMachine(GradientModel):
     ) -> FitState:
         """Apply the mean change of all tasks, or return to the best pass with new chains.
 
-        The last cooling pass takes no steps, but scores the mean of the others.
+        The last cooling pass takes no steps, but scores the mean of the others. For exact fits,
+        run the M-step.
         """
+        if "exact" in state.working:
+            return self._run_m_step(state, statistics)
         moved = super().update(state, statistics, map_items, rng)
         chains, returns = statistics.values["chains"], moved.params is state.best
         if returns:
@@ -332,6 +451,37 @@ class RestrictedBoltzmannMachine(GradientModel):
             chains = np.resize(chains, (n_chains, chains.shape[1]))  # repeats them
         moved = replace(moved, working={**moved.working, "chains": chains})
         return self._average_params(moved, int(state.working["cooling"]), returns)
+
+    def _run_m_step(self, state: FitState, statistics: ChainSteps) -> FitState:
+        auxiliary = {**state.auxiliary, "weight": np.array(statistics.weight)}
+        machine = match_moments(
+            state.params.machine,
+            statistics.values["moments"] / statistics.weight,
+            auxiliary["is_free"],
+            self.weight_decay,
+            _M_STEPS,
+        )
+        params = replace(
+            state.params,
+            weights=machine.weights,
+            visible_biases=machine.visible,
+            hidden_biases=machine.hidden,
+        )
+        return replace(state, params=params, auxiliary=auxiliary)
+
+    def objective(self, params: RBMParams, statistics: ChainSteps) -> float:
+        """Return the mean score of a row, nats; for exact fits, the penalised log-likelihood."""
+        if "moments" not in statistics.values:
+            return super().objective(params, statistics)
+        log_z = compute_model_moments(params.machine).log_weight
+        penalty = self.weight_decay * float((params.weights**2).sum()) / 2
+        return statistics.objective / statistics.weight - log_z - penalty
+
+    def finish(self, state: FitState, statistics: ChainSteps) -> FitState:
+        """Add the diagnostics, and a warning if the learning rate was too high."""
+        if "exact" not in state.working:
+            return super().finish(state, statistics)
+        return replace(state, diagnostics=self._diagnose(state))
 
     def _average_params(self, state: FitState, n_cooling: int, returns: bool) -> FitState:
         """Add the parameters after a cooling pass to their mean; move there before the last pass.
@@ -353,7 +503,10 @@ class RestrictedBoltzmannMachine(GradientModel):
 
     def _diagnose(self, state: FitState) -> dict[str, Any]:
         n_components = len(state.params.hidden_biases)
-        return {"n_components": n_components, "objective_is": "pseudo-likelihood"}
+        is_exact = "exact" in state.working
+        objective = "log-likelihood" if is_exact else "pseudo-likelihood"
+        objective += " less penalty" if is_exact and self.weight_decay else ""
+        return {"n_components": n_components, "objective_is": objective}
 
     def prepare(
         self, params: RBMParams, rng: np.random.Generator, map_items: MapFunction
@@ -428,6 +581,26 @@ class RestrictedBoltzmannMachine(GradientModel):
         """Return σ(b + W codes), (n_samples, n_features); segments are ignored."""
         probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
         return probabilities
+
+
+def _draw_params(
+    log_odds: Array, n_hidden: int, spread: float, rng: np.random.Generator
+) -> RBMParams:
+    """Draw weights, with hidden inputs of about this standard deviation around 0.
+
+    Weights that are too small leave the machine on a plateau, near independent features.
+    """
+    shares = expit(log_odds)
+    weights = rng.standard_normal((len(log_odds), n_hidden))
+    weights *= spread / np.sqrt((shares * (1 - shares)).sum())
+    return RBMParams(weights, log_odds - weights.sum(axis=1) / 2, -shares @ weights, log_odds)
+
+
+def _sum_block(params: RBMParams, block: BinaryBlock) -> ChainSteps:
+    """Run the E-step on the rows of a block."""
+    X, observed = block.unpack_values(), block.unpack_mask()
+    log_weight, moments = sum_row_moments(params.machine, X, observed)
+    return ChainSteps(len(X), len(X), log_weight, {"moments": moments})
 
 
 def _choose_chain_factor(n_chains: int, n_weights: int) -> int:
@@ -693,15 +866,9 @@ def log_sum_over_states(machine: BoltzmannMachine, first: int, stop: int) -> flo
         numbers = np.arange(start, min(start + _STATES_AT_ONCE, stop))
         states = (numbers[:, None] >> bits & 1).astype(np.float64)
         logs = states @ smaller
-        _add_softplus(states @ weights + larger, logs)
+        add_softplus(states @ weights + larger, logs)
         sums.append(np.logaddexp.reduce(logs))
     return float(np.logaddexp.reduce(sums))
-
-
-@_kernel
-def _add_softplus(inputs: Array, logs: Array) -> None:
-    for n in range(len(inputs)):
-        logs[n] += sum_softplus(inputs[n])
 
 
 class AnnealedChains:

@@ -140,6 +140,16 @@ def sum_softplus(inputs: Array) -> float:
 
 
 @_kernel
+def add_softplus(inputs: Array, logs: Array) -> None:
+    """Add Σ_j log(1 + exp(input)) to the entry of each row, in place.
+
+    `inputs` is (n_samples, n_units), and `logs` (n_samples,).
+    """
+    for n in range(len(inputs)):
+        logs[n] += sum_softplus(inputs[n])
+
+
+@_kernel
 def _fill_inputs(
     weights: Array, visible: Array, hidden: Array, X: Bits, observed: Bits, inputs: Array
 ) -> None:

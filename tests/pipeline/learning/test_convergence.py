@@ -20,6 +20,7 @@ from pipeline.learning.convergence import (
     find_final_objective,
     find_reachable_objective,
     is_stage_over,
+    warn_about_ending,
     warn_about_starts,
 )
 
@@ -122,11 +123,14 @@ def test_a_fit_cools_after_it_has_waited_and_keeps_its_last_pass() -> None:
     assert [late.count_cooling_passes(history[:n]) for n in (4, 5, 6)] == [None] * 3
 
 
-@pytest.mark.parametrize("comes_to_rest", [False, True])
-def test_all_passes_done_is_converged_where_they_come_to_rest(comes_to_rest: bool) -> None:
-    criterion = PatienceCriterion(3, patience=9, converges_at_max_iter=comes_to_rest)
-    assert criterion.has_converged([-3.0, -2.0, -1.0]) == comes_to_rest
-    assert not criterion.has_converged([-3.0, -2.0])
+def test_the_limit_of_passes_is_not_convergence() -> None:
+    for cooling in (0, 2):
+        criterion = PatienceCriterion(3, patience=9, cooling_passes=cooling)
+        history = [-3.0, -2.0, -1.0]
+        assert not criterion.has_converged(history)
+        assert is_stage_over(criterion, history)
+        (warning,) = warn_about_ending(criterion, history)
+        assert "at {max_iter=3}; raise it" in warning.text
 
 
 Array = NDArray[np.float64]
