@@ -92,6 +92,7 @@ def _describe_state(state: FitState) -> dict[str, Any]:
         "warnings": [asdict(warning) for warning in state.warnings],
         "starts": [_describe_state(start) for start in state.starts],
         "done": state.done,
+        "independent": state.independent,
         "converged": state.converged,
     }
 
@@ -112,6 +113,7 @@ class _StateRecord(TypedDict):
     warnings: list[_WarningRecord]
     starts: list[_StateRecord]
     done: bool
+    independent: float | None
     converged: bool
 
 
@@ -145,6 +147,7 @@ def _rebuild_state(
             _rebuild_state(model, select_prefix(arrays, f"start{k}-"), d) for k, d in starts
         ),
         done=record["done"],
+        independent=record["independent"],
         converged=record["converged"],
     )
 

@@ -17,6 +17,10 @@ from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
+from pipeline.fitting.independence import (
+    compute_independent_log_likelihood,
+    warn_about_independence,
+)
 from pipeline.fitting.linkage import (
     collect_linkage,
     has_every_value,
@@ -143,6 +147,9 @@ def start_fit(
         If the seed is out of range, or the model cannot use the data.
     """
     state = initialize_fit(model, first, seed)
+    independent = compute_independent_log_likelihood(model, first)
+    starts = tuple(replace(start, independent=independent) for start in state.starts)
+    state = replace(state, independent=independent, starts=starts)
     if linkage is None and not has_every_value(model, first):
         linkage = collect_linkage(model, rows, executor, progress, kept_linkage)
     unlinked = () if linkage is None else warn_about_unlinked_features(model, linkage)
@@ -320,7 +327,8 @@ def _update_state(
         params=convert_to_c_order(finished.params),
         diagnostics={**last.diagnostics, **finished.diagnostics},
     )
-    return _end_fit(finished, convergence, history)
+    warnings = (*finished.warnings, *warn_about_independence(model, state, statistics))
+    return _end_fit(replace(finished, warnings=warnings), convergence, history)
 
 
 def _end_fit(

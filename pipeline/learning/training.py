@@ -300,6 +300,17 @@ def compute_finite_score(statistics: Sums, baseline_score: float) -> float:
     return score if math.isfinite(score) else 10 * baseline_score - 10
 
 
+def compute_judged_log_likelihood(shares: NDArray[np.float64], statistics: Sums) -> float:
+    """Return the mean log-likelihood of independent features, of the rows that score a pass.
+
+    `shares` (n_features,) are the shares of ones, neither 0 nor 1.
+    """
+    sums = statistics.values
+    ones, zeros = sums["judged_ones"], sums["judged_observed"] - sums["judged_ones"]
+    nats = ones @ np.log(shares) + zeros @ np.log1p(-shares)
+    return float(nats / max(int(sums["n_judged"]), 1))
+
+
 def train_on_blocks(
     learner: GradientLearner,
     score_rows: ScoreRows,
@@ -318,7 +329,8 @@ def train_on_blocks(
     StepSums
         The change of Θ (`theta`) and the optimiser's memory, each times the number of rows that
         steps were taken with (`n_fitted`), and the square of this number. The objective is the sum
-        of the scores of `n_judged` rows.
+        of the scores of `n_judged` rows, with `judged_observed` values and `judged_ones` among
+        them, (n_features,) each.
     """
     before, scored, n_rows = learner.theta.copy(), _ScoredRows(), 0
     held_out, size = float(working["held_out"]), int(working["batch"])
@@ -334,6 +346,8 @@ def train_on_blocks(
     means = {"theta": learner.theta.astype(np.float64) - before, **learner.memory}
     values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
     counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_scored)}
+    counts |= {"judged_observed": np.asarray(scored.observed)}
+    counts |= {"judged_ones": np.asarray(scored.ones)}
     values["n_fitted_squared"] = np.array(float(learner.n_rows) ** 2)
     return StepSums(n_rows, n_rows, nats, {**values, **counts})
 
@@ -344,9 +358,14 @@ class _ScoredRows:
     def __init__(self) -> None:
         self._complete: list[TrainingBatch] = []
         self._masked: list[TrainingBatch] = []
+        self.observed: NDArray[np.int64] | int = 0
+        self.ones: NDArray[np.int64] | int = 0
 
     def add(self, batch: TrainingBatch) -> None:
-        """Add the rows of a batch."""
+        """Add the rows of a batch, and count observed values and ones among them."""
+        mask = np.ones_like(batch.X) if batch.observed is None else batch.observed
+        self.observed = self.observed + mask.sum(axis=0, dtype=np.int64)
+        self.ones = self.ones + (batch.X & mask).sum(axis=0, dtype=np.int64)
         (self._complete if batch.observed is None else self._masked).append(batch)
 
     def score(self, score_rows: ScoreRows) -> tuple[int, float]:

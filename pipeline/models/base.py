@@ -191,6 +191,18 @@ class Model(Protocol):
         """Return the objective per row, which is maximised, in nats."""
         return float(statistics.objective / statistics.weight)
 
+    def mean_log_likelihood(self, params: Any, statistics: Any) -> float | None:
+        """Return the log-likelihood per row of a pass, in nats, without terms of a prior.
+
+        It may be a bound or a pseudo-likelihood, which are equal to it if features are independent.
+        The end of a fit compares it with `independent_log_likelihood`. None if it is not known.
+        """
+        return None
+
+    def independent_log_likelihood(self, state: FitState, statistics: Any) -> float | None:
+        """Return the log-likelihood per row of independent features, of the rows of a pass."""
+        return state.independent
+
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Return the convergence criterion of the current stage."""
         return ObjectiveCriterion(self.max_iter, self.tol)

@@ -90,6 +90,10 @@ class Mixture(Model):
         """Return what the tasks of a stage need besides the parameters."""
         return {"held_out": np.array(held_out)}
 
+    def mean_log_likelihood(self, params: Any, statistics: Sums) -> float:
+        """Return the log-likelihood per row, or its bound, nats."""
+        return float(statistics.objective / statistics.weight)
+
     def get_convergence_criterion(self, state: FitState) -> ObjectiveCriterion:
         """Stop on the change of the objective, sooner in the short runs."""
         is_short = bool(state.auxiliary.get("short", False))

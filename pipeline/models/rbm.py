@@ -5,9 +5,13 @@ learning", 2016, eqs 36.6 and 36.7; P. Smolensky 1986). Within each layer, units
 given the other layer: P(h_j = 1 | x) = σ(c_j + Σ_i x_i W_ij), P(x_i = 1 | h) = σ(b_i + Σ_j W_ij
 h_j).
 
-Fit by contrastive divergence (figure 36.13; G. E. Hinton, Neural Computation 14, 2002): steps along
-⟨x hᵀ⟩ of a batch minus ⟨x hᵀ⟩ of chains. The chains take `steps` Gibbs steps, either from the rows
-of the batch (`cd`) or from their state after the previous batch (`pcd`; T. Tieleman, ICML 2008).
+Fit by maximum likelihood if few units are hidden (`boltzmann_moments`): EM, in which both steps are
+exact, from a few random starts. Each pass runs the E-step, and SQUAREM accelerates the passes.
+
+Otherwise fit by contrastive divergence (figure 36.13; G. E. Hinton, Neural Computation 14, 2002):
+steps along ⟨x hᵀ⟩ of a batch minus ⟨x hᵀ⟩ of chains. The chains take `steps` Gibbs steps, from the
+rows of the batch (`cd`) or from their state after the previous batch (`pcd`; T. Tieleman, ICML
+2008).
 `pipeline.learning.training` describes the steps; the learning rate decays because after long steps
 the chains no longer represent the model. All tasks start with the same persistent chains, and after
 the pass each chain continues from the state it has in a randomly chosen task. The score of a pass
@@ -47,7 +51,9 @@ from independent features (weights 0, biases b0) at β = 0 and reach the machine
 p_β(x) ∝ exp((1 − β) b0ᵀx + β bᵀx) Π_j (1 + exp(β a_j)), a = Wᵀx + c. Each chain accumulates the log
 weight Σ log p_β'(x) / p_β(x); the mean of the weights is an unbiased estimate of Z / Z_0.
 
-Cost per block: (10 + 4 `steps`) n_samples n_features n_components multiplications. Passes: tens.
+Cost per block: (10 + 4 `steps`) n_samples n_features n_components multiplications. Passes: tens. Of
+an exact fit, 4 n_samples n_features n_components, and for rows with missing values n_samples
+n_features 2^n_components. Passes: 40 to 300, more if there are too many hidden units.
 Not identifiable: the order of the hidden units, and which state of each unit is 1: h_j → 1 − h_j is
 compensated by W_ij → −W_ij, c_j → −c_j, b_i → b_i + W_ij. Contrastive divergence leaves a bias if
 the chains mix slowly; `pcd` and more `steps` reduce it.
@@ -68,7 +74,7 @@ from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import FeatureKind
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.learning.batches import TrainingBatch
@@ -78,6 +84,7 @@ from pipeline.learning.training import (
     GradientTraining,
     Optimiser,
     OptimiserMemory,
+    compute_judged_log_likelihood,
     train_on_blocks,
 )
 from pipeline.models.capabilities import LogLikelihood
@@ -306,7 +313,8 @@ class RestrictedBoltzmannMachine(GradientModel):
         n_hidden = self.n_components or min(len(ones), MAX_DEFAULT_COMPONENTS)
         warnings = make_constant_feature_warnings(observed, ones)
         if self._is_exact(len(ones), n_hidden, first):
-            return self._begin_exact_fit(log_odds, (ones > 0) & (ones < observed), n_hidden, rng)
+            is_free = (ones > 0) & (ones < observed)
+            return self._begin_exact_fit(log_odds, is_free, n_hidden, warnings, rng)
         params = _draw_params(log_odds, n_hidden, _FIRST_INPUTS, rng)
         baseline = params.baseline_log_likelihood
         state = self._make_initial_state(
@@ -341,6 +349,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         log_odds: Array,
         is_free: NDArray[np.bool_],
         n_hidden: int,
+        warnings: tuple[FitWarning, ...],
         rng: np.random.Generator,
     ) -> FitState:
         """Return a state with several starts; constant features have no weights."""
@@ -351,7 +360,8 @@ class RestrictedBoltzmannMachine(GradientModel):
             visible = np.where(is_free, params.visible_biases, log_odds)
             params = replace(params, weights=weights, visible_biases=visible)
             auxiliary = {"is_free": is_free, "short": np.array(self.starts > 1)}
-            starts.append(FitState(params, {"exact": np.array(True)}, auxiliary))
+            working = {"exact": np.array(True)}
+            starts.append(FitState(params, working, auxiliary, warnings=warnings))
         return replace(starts[0], starts=() if self.starts == 1 else tuple(starts))
 
     def _draw_first_chains(
@@ -473,9 +483,21 @@ class RestrictedBoltzmannMachine(GradientModel):
         """Return the mean score of a row, nats; for exact fits, the penalised log-likelihood."""
         if "moments" not in statistics.values:
             return super().objective(params, statistics)
-        log_z = compute_model_moments(params.machine).log_weight
         penalty = self.weight_decay * float((params.weights**2).sum()) / 2
-        return statistics.objective / statistics.weight - log_z - penalty
+        return self.mean_log_likelihood(params, statistics) - penalty
+
+    def mean_log_likelihood(self, params: RBMParams, statistics: ChainSteps) -> float:
+        """Return the mean log-likelihood, or pseudo-likelihood, of the rows that score the pass."""
+        if "moments" not in statistics.values:
+            return super().objective(params, statistics)
+        log_z = compute_model_moments(params.machine).log_weight
+        return float(statistics.objective / statistics.weight) - log_z
+
+    def independent_log_likelihood(self, state: FitState, statistics: ChainSteps) -> float | None:
+        """Return that of independent features, of the same rows."""
+        if "moments" in statistics.values:
+            return state.independent
+        return compute_judged_log_likelihood(state.params.shares, statistics)
 
     def finish(self, state: FitState, statistics: ChainSteps) -> FitState:
         """Add the diagnostics, and a warning if the learning rate was too high."""

@@ -43,6 +43,9 @@ class FitState:
         `params` are the parameters of the first start.
     done
         Whether the fit has ended; for a start, whether its stage has.
+    independent
+        Log-likelihood per row of independent features with the margins of the data, nats; None if
+        it is not known.
     converged
         Whether the last stage had converged when it ended; False before.
     """
@@ -58,6 +61,7 @@ class FitState:
     warnings: tuple[FitWarning, ...] = ()
     starts: tuple[FitState, ...] = ()
     done: bool = False
+    independent: float | None = None
     converged: bool = False
 
     def with_feature_names(self, names: Sequence[str]) -> FitState:

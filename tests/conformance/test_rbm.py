@@ -43,6 +43,7 @@ FACTS = Facts(
     rising=(),
     codes=hidden_states,
     flexible={
+        "method": "pcd",
         "n_components": 12,
         "steps": 5,
         "max_iter": 60,

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,6 +268,10 @@ class BinaryICALikelihood(ProbitICA):
     ) -> ScoreSums:
         """Score the rows of a block."""
         return sum_scores(params, block, self._find_score_function(params))
+
+    def mean_log_likelihood(self, params: BinaryICALikelihoodParams, statistics: Any) -> float:
+        """Return the log-likelihood per row, nats."""
+        return float(statistics.log_likelihood / statistics.n_rows)
 
     def get_convergence_criterion(self, state: FitState) -> ExpectedGainCriterion:
         """Stop once the last step had a tiny expected gain, or no step raises the posterior."""

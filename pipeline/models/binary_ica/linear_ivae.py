@@ -58,7 +58,13 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.data.matching import draw_segments
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.training import GradientLearner, Optimiser, OptimiserMemory, train_on_blocks
+from pipeline.learning.training import (
+    GradientLearner,
+    Optimiser,
+    OptimiserMemory,
+    compute_judged_log_likelihood,
+    train_on_blocks,
+)
 from pipeline.models.gradient import GradientModel, compute_baseline_score
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import mean_softplus
@@ -244,6 +250,14 @@ class LinearIVAE(GradientModel):
 
     def _score_scale(self, params: LinearIVAEParams) -> float:
         return -len(params.offsets)
+
+    def mean_log_likelihood(self, params: LinearIVAEParams, statistics: StepSums) -> float:
+        """Return the mean lower bound of the rows that score the pass."""
+        return self.objective(params, statistics)
+
+    def independent_log_likelihood(self, state: FitState, statistics: StepSums) -> float:
+        """Return the mean log-likelihood of independent features, of the same rows."""
+        return compute_judged_log_likelihood(state.params.means, statistics)
 
     def finish(self, state: FitState, statistics: StepSums) -> FitState:
         """Normalise the columns, and add diagnostics and warnings."""

@@ -148,6 +148,9 @@ class MixedBinaryICALikelihood(OrdinalBinaryICALikelihood):
             return StageSums(pairs=self._make_start_model().summarize(empty, working, block, rng))
         return StageSums(scores=sum_scores(params, block, self._find_score_function(params)))
 
+    def mean_log_likelihood(self, params: BinaryICALikelihoodParams, statistics: Any) -> None:
+        """Return None, because values of continuous features have densities."""
+
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:  # type: ignore[override]
         """Stop the first stage after its pass, and the second as for other features."""
         if "priors" not in state.auxiliary:  # the first stage

@@ -599,6 +599,10 @@ class LatentTrait(Model):
         """Return the precision of the prior at these parameters, see `slope_prior`."""
         return limit_precision(self.prior_precision, self._sum_squared_slopes(params), n_rows)
 
+    def mean_log_likelihood(self, params: Any, statistics: Sums) -> float:
+        """Return the log-likelihood per row, or its bound, nats."""
+        return float(statistics.objective / statistics.weight)
+
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective, sooner in the first stages."""
         is_first = self.estimator == "auto" and is_variational(state.working)

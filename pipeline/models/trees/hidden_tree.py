@@ -464,6 +464,10 @@ class HiddenTree(Model):
             emissions=_normalize(emissions),
         )
 
+    def mean_log_likelihood(self, params: Any, statistics: Sums) -> float:
+        """Return the log-likelihood per row, or its bound, nats."""
+        return float(statistics.objective / statistics.weight)
+
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective."""
         return ObjectiveCriterion(self.max_iter, self.tol, float(state.auxiliary.get("weight", 1)))
