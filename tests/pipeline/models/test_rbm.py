@@ -32,6 +32,7 @@ from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
 from pipeline.random import RowRandom
 from tests.support.data import find_shared_data
+from tests.support.designs import DESIGNS
 from tests.support.strategies import DenseData, make_memory_rows
 
 Bits = NDArray[np.uint8]
@@ -336,6 +337,30 @@ def test_a_refit_is_as_likely_as_the_truth(settings: dict[str, Any]) -> None:
     assert best.mean() > alone.mean() + 0.5
     assert all(describe_ending(False) in warning.text for warning in state.warnings)
     assert state.converged or settings.get("max_iter", 30)
+
+
+@pytest.mark.parametrize("design", [*DESIGNS])
+def test_a_fit_is_not_below_the_truth(design: str) -> None:
+    """By enumeration of the hidden units, with all values and with those of linked forms."""
+    rng = np.random.default_rng(1)
+    weights = rng.normal(0, 1.5, (10, 2))
+    params = prepared(RBMParams(weights, -weights.sum(axis=1) / 2, np.zeros(2), np.zeros(10)))
+    X = MODEL.sample(params, 1500, rng)
+    observed = DESIGNS[design](*X.shape, rng).astype(np.uint8)
+    state = fitted(X * observed, observed, n_components=2)
+    assert state.converged
+    nats = [mean_log_likelihood(p, X * observed, observed) for p in (state.params, params)]
+    assert nats[0] > nats[1]
+    assert nats[0] == pytest.approx(state.history[-1], abs=1e-4)
+
+
+def mean_log_likelihood(params: RBMParams, X: Bits, observed: Bits) -> float:
+    """Per row, by the states of the hidden units."""
+    h = states(len(params.hidden_biases))
+    on = h @ params.weights.T + params.visible_biases
+    logs = h @ params.hidden_biases + np.logaddexp(0, on).sum(axis=1)
+    given_h = X @ on.T - observed @ np.logaddexp(0, on).T
+    return float((logsumexp(given_h + logs, axis=1) - logsumexp(logs)).mean())
 
 
 @pytest.mark.matrix
