@@ -37,8 +37,13 @@ MIN_LEAK = 1e-4
 """Smallest weight of a leak; without leaks, rows that no unit explains would have probability 0."""
 FIRST_WEIGHTS = (0.05, 0.15)
 """Range of small initial weights, and of initial priors."""
+RESTARTED_F, RESTARTED_PRIOR = 0.85, 0.05
+"""f of a restarted unit for the ones of a row, and its prior."""
 _MIN_PROBABILITY = 1e-9  # of f
 _FIRST_ACTIVITY = 0.5
+_MIN_ACTIVITY, _MIN_CAUSED = 1e-3, 0.05  # smallest share of rows, and largest f, of a live unit
+_RESTARTED_EPOCHS = 20  # with all rows at once
+_MAX_FAILED_RESTARTS = 3
 _JOINT_TURNS = 5  # all layers together learn for this many times the epochs of one layer
 _FINAL_EPOCHS = 20  # epochs with all rows at once
 _MAX_SETTLED_FLIPS = 0.05  # mean flip probability below which a layer counts as settled
@@ -196,9 +201,59 @@ def learn_from_starts(
     """
     learn = partial(_learn_one_start, model, tuple(layers), X, seed)
     best = max(map_items(learn, range(n_starts)), key=lambda network: network.score)
+    best = _restart_dead_units(model, X, seed, best)
     return _EpochLearner(
         model, X, RowRandom(seed, n_starts), best.params, best.states
     ).learn_from_all_rows(_FINAL_EPOCHS)
+
+
+def is_dead_unit(params: NoisyOrParams) -> NDArray[np.bool_]:
+    """Return which hidden units are hardly ever on, or turn nothing on, (n_hidden,)."""
+    largest = np.concatenate([f.max(axis=0) for f in params.f])
+    activity = np.ones(len(largest)) if params.activity is None else params.activity
+    dead: NDArray[np.bool_] = (activity < _MIN_ACTIVITY) | (largest < _MIN_CAUSED)
+    return dead
+
+
+def _restart_dead_units(model: Any, X: Bits, seed: int, best: LearnedNetwork) -> LearnedNetwork:
+    """Restart dead units of the lowest layer as causes of rows that are badly explained.
+
+    The network with the best score of all is returned.
+    """
+    rng, n_failures = np.random.default_rng([seed, len(X)]), 0
+    while n_failures < _MAX_FAILED_RESTARTS:
+        dead = np.flatnonzero(is_dead_unit(best.params)[: best.params.sizes[1]])
+        if not len(dead):
+            break
+        nats, _ = sum_unit_statistics(best.params, X, best.states)
+        shares = nats.max() - nats
+        total = shares.sum()
+        rows = rng.choice(len(X), len(dead), p=shares / total if total > 0 else None)
+        params = best.params
+        for unit, row in zip(dead, rows, strict=True):
+            params = restart_unit_by_row(params, int(unit), X[row], rng)
+        states = best.states.copy()
+        states[:, dead] = 0
+        states[rows, dead] = 1
+        learner = _EpochLearner(model, X, RowRandom(seed, int(rows[0])), params, states)
+        restarted = learner.learn_from_all_rows(_RESTARTED_EPOCHS)
+        is_better = restarted.score > best.score
+        best, n_failures = (restarted, 0) if is_better else (best, n_failures + 1)
+    return best
+
+
+def restart_unit_by_row(
+    params: NoisyOrParams, unit: int, x: Bits, rng: np.random.Generator
+) -> NoisyOrParams:
+    """Make a unit of the lowest layer the cause of all ones of a row, (n_features,)."""
+    f, leaks = [*map(np.copy, params.f)], [*map(np.copy, params.f_of_leaks)]
+    drawn = rng.uniform(FIRST_WEIGHTS[0], RESTARTED_F, len(x))
+    f[0][:, unit] = np.where(x == 1, RESTARTED_F, np.where(x == 0, FIRST_WEIGHTS[0], drawn))
+    if len(f) == 1:
+        leaks[-1][unit] = RESTARTED_PRIOR
+    else:
+        f[1][unit] = rng.uniform(*FIRST_WEIGHTS, f[1].shape[1])
+    return NoisyOrParams.from_probabilities(f, leaks, params.activity)
 
 
 def iter_networks(

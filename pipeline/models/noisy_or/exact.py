@@ -40,15 +40,16 @@ Bits = NDArray[np.uint8]
 
 CELLS_AT_ONCE = 1 << 18
 """Rows in memory times states and features."""
+MAX_STATE_VALUES = 1 << 18
+"""States of a layer times units below it."""
 _MAX_UNITS = 10  # of a layer
-_MAX_STATE_VALUES = 1 << 18  # states of a layer times units below it
 _STEPS = 5  # iterations of eq. 9 per M-step
 
 
 def can_enumerate(sizes: Sequence[int]) -> bool:
     """Return whether exact EM is possible; `sizes` are the units of each layer, features first."""
     return all(
-        n <= _MAX_UNITS and n_below << n <= _MAX_STATE_VALUES for n_below, n in pairwise(sizes)
+        n <= _MAX_UNITS and n_below << n <= MAX_STATE_VALUES for n_below, n in pairwise(sizes)
     )
 
 
@@ -214,7 +215,7 @@ def run_exact_em(
 
     `model` has the settings. The history has the mean of log P(x) plus the log prior, nats per row.
     """
-    learns_leaks = model.leaks == "learned"
+    learns_leaks = model.learns_leaks(params.sizes)
     prior = (model.alpha, model.beta, learns_leaks)
     memory: AccelerationMemory = {}
     history: list[float] = []

@@ -73,6 +73,7 @@ from pipeline.models.capabilities import HiddenCauses, LogLikelihood
 from pipeline.models.noisy_or.estimation import (
     MIN_LEAK,
     NoisyOrParams,
+    is_dead_unit,
     log_prior,
     reestimate,
     remove_units,
@@ -81,6 +82,7 @@ from pipeline.models.noisy_or.estimation import (
 )
 from pipeline.models.noisy_or.exact import (
     CELLS_AT_ONCE,
+    MAX_STATE_VALUES,
     StateSums,
     WeightedRows,
     can_enumerate,
@@ -127,9 +129,9 @@ _HELD_OUT, _MIN_ROWS_TO_CHOOSE = 0.1, 100
 _MAX_SCORED_ROWS, _FEW_ROWS = 500, 1000
 _PASS_SWEEPS_FACTOR = 2  # a pass takes more sweeps than the search because its chains start anew
 _MAX_PRIOR = 1e6
-_MIN_ACTIVITY, _MIN_CAUSED = 1e-3, 0.05  # smallest share of rows, and largest f, of a useful unit
 _MAX_NAMED_UNITS = 10
 _MIN_UNIT_VALUE, _MIN_CAUSED_ONES = 1e-6, 0.5  # nats per row, and ones per feature in all rows
+_MIN_ESTIMATED_VALUE = 0.5  # nats of all rows; chains cannot tell less from nothing
 _COMPARED_TOL = 1e-4  # of the passes that compare several networks
 _MIN_DRAWN_GAIN = 1e-3  # nats per row; less is no improvement of a pass with drawn units
 _CHECKED_ROWS, _MAX_UNMIXED_SHARE, _MIN_EFFECTIVE_DRAWS = 300, 0.1, 10
@@ -168,7 +170,8 @@ class NoisyOr(Model):
     leak
         Weight that turns a unit on if none above is on. Without it, rows could have probability 0.
     leaks
-        Keep the leaks (fixed), or learn one per unit (learned).
+        Keep the leaks (fixed), or learn one per unit (learned); auto learns them in exact fits of
+        a single layer.
     prune
         Remove units that explain too little: in exact fits, those without which the BIC is better;
         otherwise, those that are hardly ever on, or turn nothing on.
@@ -210,7 +213,7 @@ class NoisyOr(Model):
     alpha: float = setting(1.0, minimum=1, maximum=_MAX_PRIOR)
     beta: float = setting(1.5, minimum=1, maximum=_MAX_PRIOR)
     leak: float = setting(1e-4, minimum=MIN_LEAK, maximum=1)
-    leaks: Literal["fixed", "learned"] = "fixed"
+    leaks: Literal["auto", "fixed", "learned"] = "auto"
     prune: bool = False
     chains: int = setting(50, minimum=2)
     temperatures: int = setting(200, minimum=1)
@@ -232,14 +235,21 @@ class NoisyOr(Model):
         """Units per layer, or None if they are to be chosen."""
         return self.layers or ((self.n_components,) if self.n_components else None)
 
+    def learns_leaks(self, sizes: tuple[int, ...]) -> bool:
+        """Return whether leaks are learned; `sizes` are the units per layer, features first.
+
+        In several layers, leaks would take over what the units above explain.
+        """
+        is_simple = len(sizes) == 2 and can_enumerate(sizes)
+        return self.leaks == "learned" or (self.leaks == "auto" and is_simple)
+
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of the sample with its units, and of the rows of each task."""
         sizes = (n_features, *(self._sizes or (MAX_CHOSEN_UNITS, MAX_CHOSEN_UNITS // 2)))
         n_hidden = sum(sizes[1:])
         row_bytes = 60 * (n_features + n_hidden)
         own = SAMPLE_ROWS * row_bytes + 100 * n_features * n_hidden
-        if can_enumerate(sizes):
-            own += 40 * CELLS_AT_ONCE + 100 * (n_features << sizes[1])
+        own += 40 * CELLS_AT_ONCE + 100 * min(n_features << sizes[1], MAX_STATE_VALUES)
         return (n_threads + 1) * own
 
     def estimate_work(
@@ -353,8 +363,8 @@ class NoisyOr(Model):
         """Search for networks, or re-estimate all parameters."""
         if state.working["searching"]:
             return self._search(state, map_items, int(rng.integers(2**63)))
-        sums, learns_leaks = statistics.values, self.leaks == "learned"
-        prior = (self.alpha, self.beta)
+        sums, prior = statistics.values, (self.alpha, self.beta)
+        learns_leaks = self.learns_leaks(state.params.sizes)
         if can_enumerate(state.params.sizes):
             params = maximize(state.params, StateSums(**sums), *prior, learns_leaks)
             return replace(state, params=params)
@@ -365,11 +375,11 @@ class NoisyOr(Model):
 
     def pack_params(self, params: NoisyOrParams) -> Array:
         """Return the log-odds of f."""
-        return pack_params(params, self.leaks == "learned")
+        return pack_params(params, self.learns_leaks(params.sizes))
 
     def unpack_params(self, params: NoisyOrParams, packed: Array, weight: float) -> NoisyOrParams:
         """Return the parameters with these log-odds of f."""
-        return unpack_params(params, packed, self.leaks == "learned")
+        return unpack_params(params, packed, self.learns_leaks(params.sizes))
 
     def _search(self, state: FitState, map_items: MapFunction, seed: int) -> FitState:
         """Find networks in the sample; several are kept as starts if there are more rows."""
@@ -398,7 +408,7 @@ class NoisyOr(Model):
     def _prune(self, params: NoisyOrParams, X: Bits) -> NoisyOrParams:
         if can_enumerate(params.sizes):
             return prune_units(self, params, X)
-        dead = _is_dead_unit(params)
+        dead = find_unused_units(params, X, len(X))
         return remove_units(params, dead) if dead.any() else params
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
@@ -423,16 +433,16 @@ class NoisyOr(Model):
             **state.diagnostics,
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
-            "log_prior": log_prior(params, self.alpha, self.beta, self.leaks == "learned"),
+            "log_prior": log_prior(params, self.alpha, self.beta, self.learns_leaks(params.sizes)),
         }
         # The loop has counted only the starts that were compared on all rows.
         for name in ("starts", "starts_at_best"):
             if name in state.auxiliary:
                 diagnostics[name] = int(state.auxiliary[name])
+        unused = find_unused_units(params, sample, n_samples)
+        warnings = _warn_about_unused_units(params, unused, self.prune)
         if can_enumerate(params.sizes):
-            dead = _is_useless_unit(params, sample, n_samples)
             diagnostics |= {"objective_is": "exact log-likelihood"}
-            warnings = _warn_about_dead_units(params, dead, self.prune)
         else:
             unmixed = compute_unmixed_share(params, sample)
             scored_rows = "rows held out" if state.working["apart"] else "all rows"
@@ -440,10 +450,7 @@ class NoisyOr(Model):
                 "objective_is": f"log-likelihood of {scored_rows}",
                 "unmixed": unmixed,
             }
-            warnings = (
-                *_warn_about_dead_units(params, _is_dead_unit(params), self.prune),
-                *warn_about_unmixed_chains(unmixed),
-            )
+            warnings = (*warnings, *warn_about_unmixed_chains(unmixed))
         return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *warnings))
 
     def transform(
@@ -531,35 +538,51 @@ def _draw_units(u: Array, rng: np.random.Generator) -> Array:
     return (rng.random(u.shape) < -np.expm1(-u)).astype(np.float64)
 
 
-def _is_dead_unit(params: NoisyOrParams) -> NDArray[np.bool_]:
-    """Return which hidden units are hardly ever on, or turn nothing on, (n_hidden,)."""
-    largest = np.concatenate([f.max(axis=0) for f in params.f])
-    activity = np.ones(len(largest)) if params.activity is None else params.activity
-    dead: NDArray[np.bool_] = (activity < _MIN_ACTIVITY) | (largest < _MIN_CAUSED)
-    return dead
-
-
-def _is_useless_unit(params: NoisyOrParams, X: Bits, n_samples: int) -> NDArray[np.bool_]:
+def find_unused_units(params: NoisyOrParams, X: Bits, n_samples: int) -> NDArray[np.bool_]:
     """Return which hidden units may be removed without lowering the likelihood, (n_hidden,).
 
-    A unit that may cause ones outside the sample `X` is not among them.
+    `X` is a sample of `n_samples` rows, which the parameters were fitted to. Units that may cause
+    ones outside the sample are used.
     """
-    values = compute_unit_values(params, WeightedRows.from_sample(X))
+    if can_enumerate(params.sizes):
+        values = compute_unit_values(params, WeightedRows.from_sample(X))
+        is_unused = values < _MIN_UNIT_VALUE * len(X)
+    else:
+        is_unused = is_dead_unit(params)
+        for unit in np.flatnonzero(is_unused):
+            is_unused[unit] = _estimate_unit_value(params, X, int(unit)) < _MIN_ESTIMATED_VALUE
     largest = np.concatenate([f.max(axis=0) for f in params.f])
     activity = np.ones(len(largest)) if params.activity is None else params.activity
     is_seen = n_samples <= len(X) or n_samples * activity * largest < _MIN_CAUSED_ONES
-    useless: NDArray[np.bool_] = (values < _MIN_UNIT_VALUE * len(X)) & is_seen
-    return useless
+    unused: NDArray[np.bool_] = is_unused & is_seen
+    return unused
 
 
-def _warn_about_dead_units(
-    params: NoisyOrParams, dead: NDArray[np.bool_], is_pruned: bool
+def _estimate_unit_value(params: NoisyOrParams, X: Bits, unit: int) -> float:
+    """Estimate by how much the log-likelihood of rows falls without a hidden unit, nats.
+
+    log P(x) without a unit is log P(x) + log P(unit off | x) − log P(unit off), if nothing is above
+    the unit. Only the rows count that the unit explains best.
+    """
+    if unit < params.sizes[1]:
+        w = params.weights[0][:, unit]
+        places = np.argsort((X == 0) @ w - (X == 1) @ w, kind="stable")[:_CHECKED_ROWS]
+        X = X[places]
+    X, key = X[:_CHECKED_ROWS], RowRandom(0).stream("mixing").key
+    means, _ = sample_posterior_means(params.network, X, key, np.arange(len(X)), *CODE_SWEEPS)
+    off = np.maximum(1 - means[:, unit], np.finfo(float).tiny)
+    activity = 0.0 if params.activity is None else min(float(params.activity[unit]), 0.5)
+    return float(len(X) * np.log1p(-activity) - np.log(off).sum())
+
+
+def _warn_about_unused_units(
+    params: NoisyOrParams, unused: NDArray[np.bool_], is_pruned: bool
 ) -> tuple[FitWarning, ...]:
-    """Name the dead units by layer and number, both counted from 1."""
-    if not dead.any():
+    """Name the unused units by layer and number, both counted from 1."""
+    if not unused.any():
         return ()
     names = [f"{k}.{i + 1}" for k, n in enumerate(params.sizes[1:], 1) for i in range(n)]
-    names = [name for name, is_dead in zip(names, dead, strict=True) if is_dead]
+    names = [name for name, is_unused in zip(names, unused, strict=True) if is_unused]
     units, n_more = ", ".join(names[:_MAX_NAMED_UNITS]), len(names) - _MAX_NAMED_UNITS
     units += f" and {n_more} more" if n_more > 0 else ""
     text = f"units that are hardly ever on, or turn nothing on: {units} (layer.unit); use fewer"
@@ -580,6 +603,7 @@ def warn_about_unmixed_chains(share: float) -> tuple[FitWarning, ...]:
     return (
         FitWarning(
             f"chains have not mixed: for {share:.0%} of rows, two chains with different starts "
-            "disagree about a unit, so that the codes depend on the start. Fit with fewer units."
+            "disagree about a unit, so that the codes depend on the start. Do not use codes with "
+            "few `effective_draws`."
         ),
     )

@@ -23,10 +23,12 @@ from pipeline.learning.convergence import (
 )
 from pipeline.models.noisy_or.estimation import (
     FIRST_WEIGHTS,
+    RESTARTED_PRIOR,
     NoisyOrParams,
     draw_first_network,
     learn_from_starts,
     remove_units,
+    restart_unit_by_row,
 )
 from pipeline.models.noisy_or.exact import (
     ExactFit,
@@ -35,7 +37,7 @@ from pipeline.models.noisy_or.exact import (
     run_exact_em,
     sum_by_state,
 )
-from pipeline.models.noisy_or.gibbs import MISSING, estimate_row_likelihoods
+from pipeline.models.noisy_or.gibbs import estimate_row_likelihoods
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
@@ -54,7 +56,6 @@ _FIRST_LEARNED_LEAK = 0.05
 _MAX_START_CELLS = 1 << 20  # rows times states in each step of a start
 _START_STEPS, _START_TOL = 100, 3e-5
 _MAX_STEPS = 300
-_RESTARTED_F, _RESTARTED_PRIOR = 0.85, 0.05  # of a row's ones, and of the unit
 _MAX_FAILED_RESTARTS = 3
 _SAME_FIT_NATS = 1.0  # of all rows; networks that differ by less explain them equally well
 
@@ -108,8 +109,9 @@ def _fit_start(
     """Run short EM from random start number `start`."""
     rng = np.random.default_rng([seed, start])
     weights = FIRST_WEIGHTS if start % 2 == 0 else _SPREAD_WEIGHTS
-    leak = model.leak if model.leaks == "fixed" else max(model.leak, _FIRST_LEARNED_LEAK)
-    params = draw_first_network((rows.X.shape[1], *layers), weights, leak, rng)
+    sizes = (rows.X.shape[1], *layers)
+    leak = max(model.leak, _FIRST_LEARNED_LEAK) if model.learns_leaks(sizes) else model.leak
+    params = draw_first_network(sizes, weights, leak, rng)
     return run_exact_em(model, params, rows, _make_start_criterion(rows))
 
 
@@ -142,23 +144,22 @@ def _restart_unit(
     """
     unit = int(np.argmin(compute_unit_values(params, rows)))
     ends = np.cumsum(params.sizes[1:])
+    if unit < ends[0] and by_row:
+        others = remove_units(params, np.arange(ends[-1]) == unit)
+        nats, _ = sum_by_state(others, *rows)
+        shares = rows.times * (nats.max() - nats)
+        total = shares.sum()
+        row = rng.choice(len(shares), p=shares / total if total > 0 else None)
+        return restart_unit_by_row(params, unit, rows.X[row], rng)
     layer = int(np.searchsorted(ends, unit, side="right"))
     place = unit - int(ends[layer] - params.sizes[layer + 1])
-    f, leaks = [*map(np.copy, params.f)], [*map(np.copy, params.f_of_leaks)]
-    f[layer][:, place] = -np.expm1(-rng.uniform(*_SPREAD_WEIGHTS, len(f[layer])))
-    if layer == 0 and by_row:
-        others = remove_units(params, np.arange(ends[-1]) == unit)
-        nats = sum_by_state(others, *rows)[0]
-        shares = rows.times * (nats.max() - nats)
-        n_rows = len(shares)
-        row = rng.choice(n_rows, p=shares / shares.sum()) if shares.sum() > 0 else 0
-        own = np.where(rows.X[row] == 1, _RESTARTED_F, FIRST_WEIGHTS[0])
-        f[0][:, place] = np.where(rows.X[row] == MISSING, f[0][:, place], own)
-    if layer + 1 == len(f):
-        leaks[-1][place] = _RESTARTED_PRIOR
+    weights, leaks = [*map(np.copy, params.weights)], [*map(np.copy, params.leaks)]
+    weights[layer][:, place] = rng.uniform(*_SPREAD_WEIGHTS, len(weights[layer]))
+    if layer + 1 == len(weights):
+        leaks[-1][place] = RESTARTED_PRIOR
     else:
-        f[layer + 1][place] = rng.uniform(*FIRST_WEIGHTS, f[layer + 1].shape[1])
-    return NoisyOrParams.from_probabilities(f, leaks, params.activity)
+        weights[layer + 1][place] = rng.uniform(*FIRST_WEIGHTS, weights[layer + 1].shape[1])
+    return NoisyOrParams(tuple(weights), tuple(leaks), params.activity)
 
 
 def compute_unit_values(params: NoisyOrParams, rows: WeightedRows) -> Array:

@@ -18,8 +18,8 @@ from pipeline.models.noisy_or.estimation import (
 )
 from pipeline.models.noisy_or.gibbs import MISSING
 from pipeline.models.noisy_or.model import (
-    _is_useless_unit,
     compute_unmixed_share,
+    find_unused_units,
     warn_about_unmixed_chains,
 )
 from pipeline.models.state import FitState
@@ -108,8 +108,7 @@ def draw_causes(kind: str, design: str, seed: int) -> tuple[DenseData, Parts, Pa
 def gain_on_truth(kind: str, design: str, seed: int) -> float:
     """By how many nats a fit is more likely than the parameters that the rows were drawn from."""
     data, f, leaks = draw_causes(kind, design, seed)
-    model = NoisyOr(4, leaks="learned" if kind == "leaks" else "fixed")
-    params = fit_model(model, make_memory_rows(data), SerialExecutor(), seed).params
+    params = fit_model(NoisyOr(4), make_memory_rows(data), SerialExecutor(), seed).params
     X = np.where(data.observed == 1, data.X, MISSING).astype(np.uint8)
     fitted, _ = enumerated(tuple(own.T for own in params.f), params.f_of_leaks, X)
     return float(fitted.sum() - enumerated(f, leaks, X)[0].sum())
@@ -159,12 +158,12 @@ def test_only_units_without_which_rows_are_as_likely_are_called_unused() -> None
     f = np.vstack([np.eye(2).repeat(6, axis=1) * 0.9, np.full(12, 1e-9)])
     prior = np.array([0.3, 0.3, 0.2])
     params = NoisyOrParams.from_probabilities([f.T], [np.full(12, 0.01), prior], prior)
-    np.testing.assert_array_equal(_is_useless_unit(params, X, 1000), [False, False, True])
+    np.testing.assert_array_equal(find_unused_units(params, X, 1000), [False, False, True])
     # A cause of a few rows outside the sample.
     rare = np.array([0.3, 0.3, 1e-3])
     f[2, :6] = 1e-3
     params = NoisyOrParams.from_probabilities([f.T], [np.full(12, 0.01), rare], rare)
-    assert not _is_useless_unit(params, X, 10_000_000).any()
+    assert not find_unused_units(params, X, 10_000_000).any()
 
 
 def test_removing_units_updates_both_adjacent_layers() -> None:
