@@ -125,12 +125,10 @@ from pipeline.numerics.gaussian.predictive import compute_predictive_probabiliti
 from pipeline.numerics.logistic.asymptote_posterior import posterior_with_asymptotes
 from pipeline.numerics.logistic.asymptotes import compute_probabilities
 from pipeline.numerics.logistic.bifactor import bifactor_posterior, find_trait_blocks
-from pipeline.numerics.logistic.categories.curves import (
-    compute_level_posterior,
-    compute_plane_probabilities,
-)
+from pipeline.numerics.logistic.categories.curves import compute_plane_probabilities
 from pipeline.numerics.logistic.categories.fit import compute_level_person_fit
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
+from pipeline.numerics.logistic.categories.row_posteriors import compute_level_posterior
 from pipeline.numerics.logistic.centred_points import posterior_by_sampling
 from pipeline.numerics.logistic.information import compute_person_fit
 from pipeline.numerics.logistic.latent_nodes import (

@@ -16,6 +16,7 @@ matrix products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ _BATCH_ENTRIES = 2**16  # responsibilities: 512 KiB, which fit in the L2 cache
 _BATCH_STEP = 64  # rows; a multiple of the tiles of any BLAS
 _TILE = 8  # nodes, or powers of x, in a tile of BLAS
 _NEGLIGIBLE_MASS = 1e-7
+_MAX_EDGE_SHARE, _MAX_EDGE_SHARE_OF_SET_NODES = 1e-5, 0.5  # of a row's posterior
 _LOG_ZERO = -1e300  # log weight of padding nodes; unlike −inf, it keeps zero rows at zero
 
 
@@ -64,6 +66,25 @@ CurveTable = Callable[[Floats], NodeCurves]
 """Returns the curves at points, (n_nodes, n_components)."""
 
 
+class NodeChecks(NamedTuple):
+    """What finds rows that nodes do not suit, see `check_nodes`.
+
+    Attributes
+    ----------
+    is_edge
+        Whether a node lies at the edge of all nodes, (n_nodes,).
+    is_odd
+        Whether a node belongs to every second one, as on a chessboard, (n_nodes,); None if nodes
+        are not equally spaced.
+    max_edge_share
+        Largest posterior mass at the edge.
+    """
+
+    is_edge: NDArray[np.bool_]
+    is_odd: NDArray[np.bool_] | None
+    max_edge_share: float
+
+
 class NodeStatistics(NamedTuple):
     """Sums of the M-step over rows; the sums of several blocks can be added."""
 
@@ -75,6 +96,9 @@ class NodeStatistics(NamedTuple):
     # the nodes, so that sums over nodes do not approximate integrals.
     peak: float
     codes: Floats  # mean of x in each row with `row_means`, (n_samples, n_components); else empty
+    error: float = 0.0  # Σ_n of the estimated errors of log P(t_n), with checks
+    # Rows whose posteriors lie outside the nodes, (n_samples,), with checks. No sum has them.
+    is_outside: NDArray[np.bool_] | None = None
 
 
 class NodePosterior(NamedTuple):
@@ -133,6 +157,22 @@ def drop_light_nodes(nodes: Nodes) -> Nodes:
     return Nodes(nodes.points[heavy], nodes.log_weights[heavy])
 
 
+def check_nodes(nodes: Nodes, spacing: float | None) -> NodeChecks:
+    """Return what finds rows that these nodes do not suit.
+
+    The posteriors of some rows may lie beyond the nodes, because of outliers, priors or known
+    items: posteriors of items are unimodal, so such a row has much of its mass at the edge. If the
+    nodes are `spacing` apart, half of them, as on a chessboard, estimate the error of all.
+    """
+    lengths = np.linalg.norm(nodes.points, axis=1)
+    gap = float(np.diff(np.unique(nodes.points[:, -1])).max(initial=0.0))
+    is_edge = lengths > lengths.max(initial=0.0) - gap * (1 - 1e-6)
+    if spacing is None:
+        return NodeChecks(is_edge, None, _MAX_EDGE_SHARE_OF_SET_NODES)
+    places = np.rint(nodes.points / spacing).astype(np.int64)
+    return NodeChecks(is_edge, places.sum(axis=1) % 2 == 1, _MAX_EDGE_SHARE)
+
+
 def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nodes:
     """Draw at least 2 nodes of equal weight from N(0, I)."""
     if n_nodes < 2:
@@ -185,29 +225,42 @@ def sum_node_statistics(
     nodes: Nodes,
     row_weights: Floats | None = None,
     row_means: Floats | None = None,
+    checks: NodeChecks | None = None,
 ) -> NodeStatistics:
     """Sum responsibilities over rows as `node_statistics`, for values with other curves.
 
-    log P(t_n | x) must be linear in the values, which need not be bits.
+    log P(t_n | x) must be linear in the values, which need not be bits. With `checks`, rows outside
+    the nodes are left out, and errors are estimated.
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     padded = _pad_nodes(nodes)
     coefficients = _design_coefficients(tabulate, padded, observed is not None, row_means)
     codes = np.empty((0, nodes.points.shape[1]) if row_means is None else row_means.shape)
-    sums, log_likelihood, peak = np.zeros_like(coefficients), 0.0, 0.0
+    sums, log_likelihood, peak, error = np.zeros_like(coefficients), 0.0, 0.0, 0.0
+    is_outside = None if checks is None else np.zeros(len(X), np.bool_)
+    probe = None if checks is None else _make_probe(checks, len(padded.points))
     for batch in _iter_batches(X, observed, coefficients, row_means):
         totals = batch.scores.sum(axis=1)
         n_rows = batch.rows.stop - batch.rows.start
+        errors = np.zeros(n_rows)
+        if checks is not None and probe is not None and is_outside is not None:
+            found = (batch.scores @ probe)[:n_rows] / totals[:n_rows, None]
+            is_outside[batch.rows] = found[:, 0] > checks.max_edge_share
+            errors = _estimate_errors(found, nodes.points.shape[1], checks)
         if row_means is not None:
             codes[batch.rows] = (batch.scores @ padded.points / totals[:, None])[:n_rows]
             batch.log_scale[:n_rows] -= 0.5 * (row_means[batch.rows] ** 2).sum(axis=1)
         shares, nats = batch.design / totals[:, None], (batch.log_scale + np.log(totals))[:n_rows]
         peaks = 1 / totals[:n_rows]  # the largest score is 1
+        if is_outside is not None and (left_out := is_outside[batch.rows]).any():
+            shares[:n_rows][left_out] = 0.0
+            nats, peaks, errors = (np.where(left_out, 0.0, v) for v in (nats, peaks, errors))
         if row_weights is not None:
             own_weights = row_weights[batch.rows]
             shares[:n_rows] *= own_weights[:, None]
-            nats, peaks = own_weights * nats, own_weights * peaks
+            nats, peaks, errors = (own_weights * v for v in (nats, peaks, errors))
         sums += shares.T @ batch.scores
+        error += float(errors.sum())
         log_likelihood += float(nats.sum())
         peak += float(peaks.sum())
     # Without missing values, every feature has the mass of the column of ones.
@@ -223,7 +276,30 @@ def sum_node_statistics(
         log_likelihood,
         peak,
         codes,
+        error,
+        is_outside,
     )
+
+
+def _make_probe(checks: NodeChecks, n_nodes: int) -> Floats:
+    """Return columns that sum the scores at the edge, and at odd nodes, of padded nodes."""
+    probe = np.zeros((n_nodes, _TILE))
+    probe[: len(checks.is_edge), 0] = checks.is_edge
+    if checks.is_odd is not None:
+        probe[: len(checks.is_odd), 1] = checks.is_odd
+    return probe
+
+
+def _estimate_errors(shares: Floats, q: int, checks: NodeChecks) -> Floats:
+    """Return the estimated error of log P(t_n) of rows, given their shares, (n_rows, 2).
+
+    The error of a sum over a lattice falls exponentially with its shortest frequency, which for
+    every second node, as on a chessboard, is √q / 2 times as long. So the error of all nodes is the
+    power 2 / √q of that of half of them, or less.
+    """
+    if checks.is_odd is None:
+        return np.zeros(len(shares))
+    return np.asarray(np.abs(2 * shares[:, 1] - 1) ** (2 / math.sqrt(q)))
 
 
 def node_posterior(
@@ -244,7 +320,7 @@ def node_posterior(
         As for `node_statistics`. A row without any value has the moments of the nodes.
     """
     tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
-    return compute_node_posterior(X, observed, tabulate, nodes)
+    return compute_node_posterior(X, observed, tabulate, nodes)[0]
 
 
 def compute_node_posterior(
@@ -253,11 +329,14 @@ def compute_node_posterior(
     tabulate: CurveTable,
     nodes: Nodes,
     row_means: Floats | None = None,
-) -> NodePosterior:
+    checks: NodeChecks | None = None,
+) -> tuple[NodePosterior, NDArray[np.bool_]]:
     """Compute moments as `node_posterior`, for values with other curves, and rows with priors.
 
-    See `sum_node_statistics` for values and `row_means`.
+    See `sum_node_statistics` for values and `row_means`. Also return the rows whose posteriors lie
+    outside the nodes, (n_samples,), with `checks`.
     """
+    is_outside = np.zeros(len(X), np.bool_)
     n_samples, n_components = len(X), nodes.points.shape[1]
     mean = np.empty((n_samples, n_components))
     covariance = np.empty((n_samples, n_components, n_components))
@@ -266,9 +345,13 @@ def compute_node_posterior(
     nodes = _pad_nodes(nodes)
     coefficients = _design_coefficients(tabulate, nodes, observed is not None, row_means)
     powers = _design_columns(nodes.points)
+    probe = None if checks is None else _make_probe(checks, len(nodes.points))
     for batch in _iter_batches(X, observed, coefficients, row_means):
         rows, n_rows = batch.rows, batch.rows.stop - batch.rows.start
         moments = (batch.scores @ powers)[:n_rows]
+        if checks is not None and probe is not None:
+            at_edge = (batch.scores @ probe)[:n_rows, 0]
+            is_outside[rows] = at_edge > checks.max_edge_share * moments[:, 0]
         log_likelihood[rows] = batch.log_scale[:n_rows] + np.log(moments[:, 0])
         if row_means is not None:
             log_likelihood[rows] -= 0.5 * (row_means[rows] ** 2).sum(axis=1)
@@ -278,7 +361,7 @@ def compute_node_posterior(
         # If one node has all mass, rounding would decide the sign of a variance.
         products[:, j == k] = np.maximum(products[:, j == k], 0.0)
         covariance[rows, j, k] = covariance[rows, k, j] = products
-    return NodePosterior(mean, covariance, log_likelihood)
+    return NodePosterior(mean, covariance, log_likelihood), is_outside
 
 
 def iter_responsibilities(

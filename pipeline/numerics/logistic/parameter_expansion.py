@@ -47,6 +47,15 @@ class TraitGaussian(NamedTuple):
         """Return z = L⁻¹ (x − m) of points x, (n_points, q)."""
         return np.asarray(np.linalg.solve(self.root, (points - self.mean).T).T)
 
+    @property
+    def standardization(self) -> Floats:
+        """A with ẑ = A x̂, (q + 1, q + 1), for ẑ = (z, 1) and x̂ = (x, 1)."""
+        matrix = np.eye(len(self.mean) + 1)
+        matrix[:-1] = np.linalg.solve(
+            self.root, np.column_stack([np.eye(len(self.mean)), -self.mean])
+        )
+        return matrix
+
     def absorb(self, weights: Floats, offsets: Floats) -> tuple[Floats, Floats]:
         """Return the weights, (n_features, q), and offsets, (n_features,), of z."""
         return weights @ self.root, offsets + weights @ self.mean

@@ -102,7 +102,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _COVARIATE_SUMS = ("covariate_codes", "covariate_products")
-_BY_GROUP = ("ones", "mass", "squares", "moments", *_COVARIATE_SUMS)
+_BY_GROUP = (*LevelSums._fields, "moments", *_COVARIATE_SUMS)
 
 
 @dataclass(frozen=True)
@@ -414,12 +414,13 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
     ) -> Array:
         """Run the M-step for items, given the traits; return (n_groups, n_forms, q + 1)."""
         sums, (mean, covariance) = statistics.values, get_traits(params)
-        root = factorize(covariance)
+        changes = list_changes(mean, factorize(covariance))
         groups = [
-            ItemGroup(
+            ItemGroup.transform(
                 items,
-                mean[group] + points @ root[group].T,
+                points,
                 LevelSums(*(sums[name][group] for name in LevelSums._fields)),
+                changes[group].T,
             )
             for group, items in enumerate(self._list_items(params))
         ]

@@ -7,6 +7,8 @@ continuous item is normal given x, see `numerics.logistic.categories.gaussian_it
 E-step: on equally spaced nodes shared by all rows, fine enough for the items (Bock & Aitkin 1981).
 A block has one bit per plane, and log P of a row is linear in its bits, so it costs two matrix
 products. The first stage has fewer nodes, and another begins if items become too steep for them.
+Rows that have only continuous values are integrated exactly, and those whose posterior lies outside
+the nodes on points of their own, see `numerics.logistic.categories.row_posteriors`.
 
 M-step: steps of Fisher scoring on the expected counts at the nodes, and parameter expansion.
 
@@ -52,7 +54,6 @@ from pipeline.models.latent_trait.em import (
     NodeGrid,
     count_population,
     make_params,
-    name_node_sums,
     nodes_from_working,
     represents_all_scales,
     sum_regression,
@@ -98,14 +99,13 @@ from pipeline.numerics.logistic.categories.curves import (
     LevelItems,
     choose_level_lattice,
     compute_item_information,
-    compute_level_node_posterior,
     iter_alike,
     make_level_nodes,
-    sum_common_terms,
-    tabulate_levels,
 )
+from pipeline.numerics.logistic.categories.e_step import sum_level_statistics
 from pipeline.numerics.logistic.categories.fit import sum_level_residuals
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
+from pipeline.numerics.logistic.categories.row_posteriors import compute_level_node_posterior
 from pipeline.numerics.logistic.categories.scores import (
     LevelSums,
     count_score_products,
@@ -115,7 +115,6 @@ from pipeline.numerics.logistic.information import average_reliability
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
-    sum_node_statistics,
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
 from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice
@@ -327,12 +326,13 @@ class OrdinalTrait(LatentTrait):
 
     def _choose_nodes(self, state: FitState, stretch: float) -> FitState:
         """Begin a stage with nodes that resolve the items, their distances times `stretch`."""
-        if self.nodes:
+        if self.nodes and self.n_planes.any():
             grid = NodeGrid(self.nodes, state.params.weights.shape[1]).make_working_state()
             return replace(state, working={**state.working, **grid})
         items = self._find_steepest_items(state.params, stretch)
-        nodes = make_level_nodes(items, stretch, self.mean_reach)
-        spacing = self._choose_spacing(state.params, stretch)
+        nodes, spacing = make_level_nodes(items, stretch, self.mean_reach)
+        if not self.n_planes.any():  # rows are integrated exactly
+            return replace(state, working={**state.working, **nodes._asdict()})
         own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
         return replace(
             state,
@@ -396,30 +396,29 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        nodes = nodes_from_working(working)
-        assert nodes is not None
-        run = partial(self._run_e_step, params, nodes)
+        run = partial(self._run_e_step, params, working)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
-    def _run_e_step(self, params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
+    def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
         (X, observed), row_weights = unpack_answers(params, block), block.row_weights
         items, regression = self._get_block_items(params, block), self._get_rows(params, block)
-        counts = sum_node_statistics(
+        found = sum_level_statistics(
             X,
             observed,
-            partial(tabulate_levels, items),
-            nodes,
+            items,
+            *_get_nodes(working),
             row_weights,
             None if regression is None else regression.means,
         )
-        weights = np.ones(len(X)) if row_weights is None else row_weights
-        common = float(weights @ sum_common_terms(X, observed, items))
         sums = {
-            **name_node_sums(counts, nodes, block),
-            "squares": weights @ X[:, len(items.offsets) :] ** 2,
-            **sum_regression(regression, counts.codes, row_weights),
+            **found.sums._asdict(),
+            "moments": found.moments,
+            "peak": np.array(found.peak),
+            "error": np.array(found.error),
+            "empty_rows": np.array(block.count_unobserved_rows()),
+            **sum_regression(regression, found.codes, row_weights),
         }
-        return Sums.from_block(block, counts.log_likelihood + common, sums)
+        return Sums.from_block(block, found.log_likelihood, sums)
 
     def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression | None:
         """Return the priors of the rows of a block; None if all are standard normal."""
@@ -443,19 +442,18 @@ class OrdinalTrait(LatentTrait):
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step; constant features keep their parameters."""
-        params, sums, nodes = state.params, statistics.values, nodes_from_working(state.working)
-        assert nodes is not None
+        params, sums, points = state.params, statistics.values, state.working["points"]
         design = self._get_design(state.auxiliary, params)
-        items = params.get_level_items(self.items)
+        items, matrix = params.get_level_items(self.items), np.eye(points.shape[1] + 1)
         precision = self._limit_precision(params, count_population(statistics))
-        points = nodes.points
         if not self.nodes or represents_all_scales(params, state.working, statistics):
             penalized = self._get_penalized_weights(params)
             traits = estimate_trait_gaussian(sums["moments"], penalized, precision)
             forms = items.to_forms()
             items = items.with_forms(np.column_stack(traits.absorb(forms[:, :-1], forms[:, -1])))
-            points = traits.standardize(points)
-        group = ItemGroup(items, points, LevelSums(sums["ones"], sums["mass"], sums["squares"]))
+            matrix = traits.standardization
+        level_sums = LevelSums(*(sums[name] for name in LevelSums._fields))
+        group = ItemGroup.transform(items, points, level_sums, matrix)
         forms = take_level_steps(design, [group], precision)
         return self._finish_update(state, with_forms(params, forms, self.items))
 
@@ -492,7 +490,7 @@ class OrdinalTrait(LatentTrait):
         if state.working["held_out"] > 0:
             return self._add_component(state, statistics)
         stretch = LAST_STRETCH[state.params.weights.shape[1]]
-        is_last = self.nodes or float(state.working["stretch"]) == stretch
+        is_last = float(state.working.get("stretch", stretch)) == stretch
         if is_last and not self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
             return None
         return self._choose_nodes(state, stretch)
@@ -559,12 +557,11 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """MAP: sum the information about the parameters, and the residuals."""
-        items, nodes = self._get_block_items(params, block), nodes_from_working(working)
-        assert nodes is not None
+        items, (nodes, spacing) = self._get_block_items(params, block), _get_nodes(working)
         X, observed = unpack_answers(params, block)
         regression = self._get_rows(params, block)
         row_means = None if regression is None else regression.means
-        of_all = compute_level_node_posterior(X, observed, items, nodes, row_means)
+        of_all = compute_level_node_posterior(X, observed, items, nodes, spacing, row_means)
         row_weights = np.ones(len(X)) if block.row_weights is None else block.row_weights
         log_likelihood = float((row_weights * of_all.log_likelihood).sum())
         values: dict[str, NDArray[Any]] = {}
@@ -586,7 +583,7 @@ class OrdinalTrait(LatentTrait):
             clusters, places = np.unique(block.clusters, return_inverse=True)
         jacobian = self._differentiate_block_forms(design, params, block)
         scores = sum_level_scores(
-            X, observed, items, nodes, jacobian, row_weights, places, regression
+            X, observed, items, nodes, posterior, jacobian, row_weights, places, regression
         )
         names = ["spread", "products", "curvature"]
         names += ["weighted_products"] * block.has_sampling_weights
@@ -811,6 +808,12 @@ class OrdinalTrait(LatentTrait):
         is_estimated = np.asarray(abs(to_weights @ J).sum(axis=1)).reshape(-1, q) > 0
         is_missing = (np.isnan(arrays["weights_error"]) & is_estimated).any(axis=1) & ~is_left_out
         return arrays, np.flatnonzero(is_missing)
+
+
+def _get_nodes(working: Arrays) -> tuple[Nodes, float | None]:
+    """Return the nodes that rows share, and their distance; None if it differs."""
+    spacing = float(working["spacing"]) if "spacing" in working else None
+    return Nodes(working["points"], working["log_weights"]), spacing
 
 
 def _refuse(what: str, parameter: str) -> FitError:

@@ -19,6 +19,7 @@ from pipeline.numerics.logistic.categories.curves import (
 from pipeline.numerics.logistic.categories.gaussian_items import expect_log_likelihood
 from pipeline.numerics.logistic.categories.scores import (
     LevelSums,
+    extend_points,
     sum_form_curvature,
     sum_form_gradient,
 )
@@ -39,6 +40,13 @@ class ItemGroup(NamedTuple):
     points: Array
     sums: LevelSums
 
+    @classmethod
+    def transform(
+        cls, items: LevelItems, points: Array, sums: LevelSums, matrix: Array
+    ) -> ItemGroup:
+        """Return the group for A x̂ instead of x̂ = (x, 1); `items` are those of A x̂."""
+        return cls(items, extend_points(points) @ matrix[:-1].T, sums.transform(matrix))
+
     def count_levels(self) -> list[Array]:
         """Return the expected numbers of levels at the nodes, as `iter_alike` has the items."""
         return [
@@ -57,9 +65,14 @@ class ItemGroup(NamedTuple):
             log_p = compute_log_probabilities(eta[alike.planes], items.is_cumulative)
             nats = np.multiply(own, log_p, where=own > 0, out=np.zeros_like(own))
             by_item[alike.features] = nats.sum(axis=(1, 2))
+        forms = np.column_stack([items.weights, items.offsets])
+        own = (
+            self.sums.slopes - 0.5 * np.einsum("jab,jb->ja", self.sums.curvatures, forms)
+        ) * forms
+        np.add.at(by_item, np.repeat(np.arange(len(by_item)), items.n_planes), own.sum(axis=1))
         if items.gaussians is not None:
-            sums = self.sums.select_gaussians(len(eta))
-            by_item[items.n_planes == 0] = expect_log_likelihood(items.gaussians, self.points, sums)
+            of_numbers = expect_log_likelihood(items.gaussians, self.sums.gaussians)
+            by_item[items.n_planes == 0] = of_numbers
         return by_item
 
 

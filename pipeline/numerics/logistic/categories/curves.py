@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,16 +30,13 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
-from pipeline.numerics.logistic.centred_points import RowPosterior
 from pipeline.numerics.logistic.latent_nodes import (
     NodeCurves,
-    NodePosterior,
     Nodes,
-    compute_node_posterior,
     drop_light_nodes,
     gauss_hermite,
 )
-from pipeline.numerics.logistic.lattice_nodes import Lattice, find_mean_reach, make_lattice
+from pipeline.numerics.logistic.lattice_nodes import Lattice, make_lattice
 
 Answers = NDArray[Any]
 """Bits of planes, uint8; with continuous items, float64 with their values next to the bits."""
@@ -53,8 +49,6 @@ _MAX_NODES = 2**13
 _BALL_VOLUME = {1: 2.0, 2: math.pi, 3: 4 / 3 * math.pi}
 _RADIUS = 6.0  # of the nodes that are not too light, in standard deviations
 _MAX_SLOPE = 20.0
-_FINE = {1: 0.5, 2: 0.75, 3: 1.0}  # distance of the nodes of rows' posteriors; see `stretch`
-_COARSE = 1.0 / 0.75  # distance of the nodes that check the result
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -294,10 +288,10 @@ def choose_level_lattice(
 ) -> Lattice:
     """Return a lattice that resolves the posteriors of all rows; `stretch` scales its distances.
 
-    Rows may have priors N(m, I) with means up to `mean_reach` along each axis. The nodes are
-    farther apart if they would be more than about 8,192. The poles of log P are π / slope away from
-    the axis if the forms are cumulative, and no nearer than that of the difference of two forms if
-    they are baseline.
+    Rows may have priors N(m, I) with means up to `mean_reach` along each axis. If the nodes would
+    be more than about 8,192, they suit rows without continuous values; if still more, they are
+    farther apart. The poles of log P are π / slope away from the axis if the forms are cumulative,
+    and no nearer than that of the difference of two forms if they are baseline.
     """
     q = items.weights.shape[1]
     probes = gauss_hermite(_PROBES_PER_AXIS[q], q).points
@@ -314,73 +308,29 @@ def choose_level_lattice(
     lattice = make_lattice(largest, min(steepest, _MAX_SLOPE), q)
     lattice = lattice._replace(reach=lattice.reach + math.ceil(mean_reach / lattice.spacing))
     n_nodes = _BALL_VOLUME[q] * ((_RADIUS + mean_reach) / (stretch * lattice.spacing)) ** q
+    if n_nodes > _MAX_NODES and items.gaussians is not None:
+        levels = items._replace(n_planes=items.n_planes[items.n_planes > 0], gaussians=None)
+        return choose_level_lattice(levels, stretch, mean_reach)
     return lattice.stretch(stretch * max(1.0, (n_nodes / _MAX_NODES) ** (1 / q)))
 
 
-def make_level_nodes(items: LevelItems, stretch: float = 1.0, mean_reach: float = 0.0) -> Nodes:
-    """Return the nodes of `choose_level_lattice`, without those too light to matter."""
+def make_level_nodes(
+    items: LevelItems, stretch: float = 1.0, mean_reach: float = 0.0
+) -> tuple[Nodes, float]:
+    """Return the nodes of `choose_level_lattice`, and their distance.
+
+    Nodes too light to matter are left out. Without any item with levels there is a single node.
+    """
+    if not len(items.offsets):
+        return Nodes(np.zeros((1, items.weights.shape[1])), np.zeros(1)), math.inf
     lattice = choose_level_lattice(items, stretch, mean_reach)
     points = np.ascontiguousarray(lattice.list_points().T)
     log_density = -0.5 * (points**2).sum(axis=1)
     nodes = Nodes(points, log_density - scipy.special.logsumexp(log_density))
     if points.shape[1] == 1:
-        return nodes
+        return nodes, lattice.spacing
     if not mean_reach:
-        return drop_light_nodes(nodes)
+        return drop_light_nodes(nodes), lattice.spacing
     distance = np.linalg.norm(np.maximum(np.abs(points) - mean_reach, 0.0), axis=1)
-    return Nodes(points[distance < _RADIUS], nodes.log_weights[distance < _RADIUS])
-
-
-def sum_common_terms(X: Answers, observed: Bits | None, items: LevelItems) -> Floats:
-    """Return the terms of log p of each row that `tabulate_levels` leaves out, (n_samples,)."""
-    if items.gaussians is None:
-        return np.zeros(len(X))
-    n = len(items.offsets)
-    mask = None if observed is None else observed[:, n:]
-    return items.gaussians.sum_common_terms(np.asarray(X[:, n:], np.float64), mask)
-
-
-def compute_level_node_posterior(
-    X: Answers,
-    observed: Bits | None,
-    items: LevelItems,
-    nodes: Nodes,
-    row_means: Floats | None = None,
-) -> NodePosterior:
-    """Compute the moments of the traits of each row on nodes, and its log-likelihood.
-
-    Row n has the prior N(m_n, I) with `row_means` m_n, (n_samples, q), or N(0, I) if it is None.
-    """
-    tabulate = partial(tabulate_levels, items)
-    posterior = compute_node_posterior(X, observed, tabulate, nodes, row_means)
-    common = sum_common_terms(X, observed, items)
-    return posterior._replace(log_likelihood=posterior.log_likelihood + common)
-
-
-def compute_level_posterior(
-    X: Answers, observed: Bits | None, items: LevelItems, row_means: Floats | None = None
-) -> RowPosterior:
-    """Integrate over the traits of each row.
-
-    The error is estimated by nodes that are farther apart. A row's result depends on that row
-    alone.
-
-    Parameters
-    ----------
-    X, observed
-        Bits of the planes with values of continuous items, 0 where missing, and mask, (n_samples,
-        n_columns); None if all values are observed.
-    items
-        The items.
-    row_means
-        As for `compute_level_node_posterior`.
-    """
-    fine, reach = _FINE[items.weights.shape[1]], find_mean_reach(row_means)
-    posteriors = [
-        compute_level_node_posterior(
-            X, observed, items, make_level_nodes(items, stretch, reach), row_means
-        )
-        for stretch in (fine, fine * _COARSE)
-    ]
-    error = np.abs(posteriors[0].log_likelihood - posteriors[1].log_likelihood)
-    return RowPosterior(*posteriors[0], error)
+    is_used = distance < _RADIUS
+    return Nodes(points[is_used], nodes.log_weights[is_used]), lattice.spacing

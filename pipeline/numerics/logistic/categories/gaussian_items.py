@@ -7,7 +7,8 @@ node x_l,
     log p(y | x_l) = y η_l / σ² − η_l² / 2σ² − y² / 2σ² − log(σ scale √2π).
 
 The last two terms are the same at all nodes, so values can be next to the bits of other items in
-the sums of `latent_nodes`.
+the sums of `latent_nodes`. Given only continuous items, the posterior of x is normal, see
+`GaussianItems.condition`. The sums of the M-step are moments of x, so they need no nodes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,22 @@ Floats = NDArray[np.float64]
 MIN_DEVIATION = 0.01
 """Lower bound of σ, in standard deviations of the values; else the likelihood may be infinite."""
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+class ConditionalGaussians(NamedTuple):
+    """Normal posteriors of rows given their continuous values.
+
+    Attributes
+    ----------
+    mean, precision
+        (n_rows, q) and (n_rows, q, q).
+    log_density
+        log p of the values of each row, (n_rows,).
+    """
+
+    mean: Floats
+    precision: Floats
+    log_density: Floats
 
 
 class GaussianItems(NamedTuple):
@@ -54,6 +71,11 @@ class GaussianItems(NamedTuple):
         deviations = np.exp(np.maximum(spreads[:, -1], math.log(MIN_DEVIATION)))
         return GaussianItems(means[:, :-1].copy(), means[:, -1].copy(), deviations, self.scales)
 
+    def make_empty_sums(self) -> GaussianSums:
+        """Return the sums of no rows."""
+        n, width = len(self.offsets), self.weights.shape[1] + 1
+        return GaussianSums(np.zeros((n, width)), np.zeros((n, width, width)), np.zeros(n))
+
     def compute_means(self, points: Floats) -> Floats:
         """Return η at points, (n, n_points)."""
         eta: Floats = self.weights @ points.T + self.offsets[:, None]
@@ -64,6 +86,25 @@ class GaussianItems(NamedTuple):
         scaled = self.weights / self.deviations[:, None]
         information: Floats = scaled[:, :, None] * scaled[:, None]
         return information
+
+    def condition(self, y: Floats, mask: Floats, row_means: Floats) -> ConditionalGaussians:
+        """Return the posterior of x given the values, with the priors N(m_n, I).
+
+        `y` and `mask` are as for `differentiate_rows`, and `row_means` m_n, (n_rows, q). The bits
+        of a row's result depend on that row alone.
+        """
+        q, precision = self.weights.shape[1], mask * self.deviations**-2
+        products = self.weights[:, :, None] * self.weights[:, None]
+        information = np.eye(q) + np.einsum("ni,iab->nab", precision, products)
+        residuals = y - mask * self.offsets
+        linear = row_means + np.einsum("ni,ia->na", precision * residuals, self.weights)
+        mean = np.linalg.solve(information, linear[:, :, None])[:, :, 0]
+        left = residuals - mask * np.einsum("na,ia->ni", mean, self.weights)
+        constants = mask * (np.log(self.deviations * self.scales) + _HALF_LOG_TWO_PI)
+        log_density = -(0.5 * precision * left**2 + constants).sum(axis=1)
+        log_density -= 0.5 * ((mean - row_means) ** 2).sum(axis=1)
+        log_density -= 0.5 * np.linalg.slogdet(information)[1]
+        return ConditionalGaussians(mean, information, log_density)
 
     def tabulate(self, points: Floats) -> tuple[Floats, Floats]:
         """Return what a value of 1, and each observed value, adds to log p, (n, n_points) each.
@@ -114,66 +155,81 @@ class GaussianItems(NamedTuple):
 
 
 class GaussianSums(NamedTuple):
-    """Sums over rows, with their responsibilities R for nodes.
+    """Sums over rows, with m the mask of values and x̂ = (x, 1).
 
     Attributes
     ----------
-    values, mass
-        Σ y R and Σ R over the rows with a value, (n, n_nodes) each.
+    codes
+        Σ y ⟨x̂⟩, (n, q + 1).
+    products
+        Σ m ⟨x̂ x̂ᵀ⟩, (n, q + 1, q + 1).
     squares
         Σ y², (n,).
     """
 
-    values: Floats
-    mass: Floats
+    codes: Floats
+    products: Floats
     squares: Floats
 
 
-def expect_log_likelihood(items: GaussianItems, points: Floats, sums: GaussianSums) -> Floats:
+def sum_gaussian_moments(
+    y: Floats, mask: Floats, mean: Floats, covariance: Floats, row_weights: Floats
+) -> GaussianSums:
+    """Sum over rows with these moments of x, and weights, (n_rows,).
+
+    `y` are the values, (n_rows, n), 0 where missing; the mask has numbers 0 and 1.
+    """
+    extended = np.column_stack([mean, np.ones(len(mean))])
+    squares = extended[:, :, None] * extended[:, None]
+    squares[:, :-1, :-1] += covariance
+    width, weighted = extended.shape[1], row_weights[:, None]
+    products = (weighted * mask).T @ squares.reshape(-1, width**2)
+    return GaussianSums(
+        (weighted * y).T @ extended, products.reshape(-1, width, width), row_weights @ y**2
+    )
+
+
+def expect_log_likelihood(items: GaussianItems, sums: GaussianSums) -> Floats:
     """Return the expected log-likelihood of each item up to constants, (n,)."""
-    n_values = sums.mass.sum(axis=1)
-    squares = _sum_squared_residuals(items, points, sums)
+    squares, n_values = _sum_squared_residuals(items, sums), sums.products[:, -1, -1]
     return np.asarray(-0.5 * squares / items.deviations**2 - n_values * np.log(items.deviations))
 
 
-def sum_gaussian_gradient(items: GaussianItems, points: Floats, sums: GaussianSums) -> Floats:
+def sum_gaussian_gradient(items: GaussianItems, sums: GaussianSums) -> Floats:
     """Return the gradient of the expected log-likelihood in all forms, (2 n (q + 1),)."""
-    precision = items.deviations**-2
-    extended = np.column_stack([points, np.ones(len(points))])
-    gradient = np.zeros((len(precision), 2, extended.shape[1]))
-    residuals = sums.values - sums.mass * items.compute_means(points)
-    gradient[:, 0] = precision[:, None] * (residuals @ extended)
-    squares = _sum_squared_residuals(items, points, sums)
-    gradient[:, 1, -1] = precision * squares - sums.mass.sum(axis=1)
+    precision, residuals = items.deviations**-2, _sum_residuals(items, sums)
+    gradient = np.zeros((len(precision), 2, residuals.shape[1]))
+    gradient[:, 0] = precision[:, None] * residuals
+    squares = _sum_squared_residuals(items, sums)
+    gradient[:, 1, -1] = precision * squares - sums.products[:, -1, -1]
     return gradient.reshape(-1)
 
 
-def sum_gaussian_curvature(
-    items: GaussianItems, points: Floats, sums: GaussianSums, is_expected: bool
-) -> Floats:
+def sum_gaussian_curvature(items: GaussianItems, sums: GaussianSums, is_expected: bool) -> Floats:
     """Return minus the second derivatives in the forms of each item, (n, 2 (q + 1), 2 (q + 1)).
 
     With `is_expected`, they are replaced by their mean given x, the Fisher information.
     """
-    precision = items.deviations**-2
-    extended = np.column_stack([points, np.ones(len(points))])
-    width = extended.shape[1]
-    products = (extended[:, :, None] * extended[:, None]).reshape(len(points), -1)
+    precision, width = items.deviations**-2, sums.codes.shape[1]
     curvature = np.zeros((len(precision), 2 * width, 2 * width))
-    curvature[:, :width, :width] = precision[:, None, None] * (sums.mass @ products).reshape(
-        -1, width, width
-    )
+    curvature[:, :width, :width] = precision[:, None, None] * sums.products
     if is_expected:
-        curvature[:, -1, -1] = 2 * sums.mass.sum(axis=1)
+        curvature[:, -1, -1] = 2 * sums.products[:, -1, -1]
         return curvature
-    residuals = sums.values - sums.mass * items.compute_means(points)
-    across = 2 * precision[:, None] * (residuals @ extended)
+    across = 2 * precision[:, None] * _sum_residuals(items, sums)
     curvature[:, :width, -1] = curvature[:, -1, :width] = across
-    curvature[:, -1, -1] = 2 * precision * _sum_squared_residuals(items, points, sums)
+    curvature[:, -1, -1] = 2 * precision * _sum_squared_residuals(items, sums)
     return curvature
 
 
-def _sum_squared_residuals(items: GaussianItems, points: Floats, sums: GaussianSums) -> Floats:
+def _sum_residuals(items: GaussianItems, sums: GaussianSums) -> Floats:
+    """Return Σ E[(y − η) x̂], (n, q + 1)."""
+    beta = np.column_stack([items.weights, items.offsets])
+    return np.asarray(sums.codes - np.einsum("iab,ib->ia", sums.products, beta))
+
+
+def _sum_squared_residuals(items: GaussianItems, sums: GaussianSums) -> Floats:
     """Return Σ E[(y − η)²], (n,)."""
-    eta = items.compute_means(points)
-    return np.asarray(sums.squares + ((sums.mass * eta - 2 * sums.values) * eta).sum(axis=1))
+    beta = np.column_stack([items.weights, items.offsets])
+    squares = sums.squares - ((sums.codes + _sum_residuals(items, sums)) * beta).sum(axis=1)
+    return np.asarray(np.maximum(squares, 0.0))  # differences of rounded sums

@@ -42,6 +42,18 @@ from pipeline.numerics.logistic.categories.gaussian_items import (
     GaussianSums,
     sum_gaussian_curvature,
     sum_gaussian_gradient,
+    sum_gaussian_moments,
+)
+from pipeline.numerics.logistic.categories.row_posteriors import (
+    LevelPosterior,
+    OwnPoints,
+    RowAnswers,
+    condition_on_numbers,
+    differentiate_rows,
+    find_level_rows,
+    iter_own_points,
+    split_answers,
+    take_rows,
 )
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
@@ -78,22 +90,41 @@ def extend_points(points: Floats) -> Floats:
 class LevelSums(NamedTuple):
     """Sums over rows, with their responsibilities for nodes.
 
+    Some rows have points of their own. Planes then have an expected log-likelihood that is
+    quadratic in their forms v, v·s − ½ vᵀ C v, with the gradient of the true one at the forms of
+    the pass, and at least its curvature.
+
     Attributes
     ----------
     ones, mass
-        Expected numbers of ones and of observed values of all planes, and then expected sums and
-        numbers of the values of continuous items, (n_columns, n_nodes) each.
-    squares
-        Sums of the squared values of continuous items, (n_continuous,).
+        Expected numbers of ones and of observed values of all planes, (n_planes, n_nodes) each.
+    slopes, curvatures
+        s, (n_planes, q + 1), and C, (n_planes, q + 1, q + 1), of rows with points of their own.
+    number_codes, number_products, squares
+        The fields of `GaussianSums` of the continuous items.
     """
 
     ones: Floats
     mass: Floats
+    slopes: Floats
+    curvatures: Floats
+    number_codes: Floats
+    number_products: Floats
     squares: Floats
 
-    def select_gaussians(self, n_planes: int) -> GaussianSums:
-        """Return the sums of the continuous items, which follow the planes."""
-        return GaussianSums(self.ones[n_planes:], self.mass[n_planes:], self.squares)
+    @property
+    def gaussians(self) -> GaussianSums:
+        """The sums of the continuous items."""
+        return GaussianSums(self.number_codes, self.number_products, self.squares)
+
+    def transform(self, matrix: Floats) -> LevelSums:
+        """Return the sums for A x̂ instead of x̂ = (x, 1), with A (q + 1, q + 1)."""
+        return self._replace(
+            slopes=self.slopes @ matrix.T,
+            curvatures=matrix @ self.curvatures @ matrix.T,
+            number_codes=self.number_codes @ matrix.T,
+            number_products=matrix @ self.number_products @ matrix.T,
+        )
 
 
 def sum_form_gradient(items: LevelItems, points: Floats, sums: LevelSums) -> Floats:
@@ -104,11 +135,12 @@ def sum_form_gradient(items: LevelItems, points: Floats, sums: LevelSums) -> Flo
         first = differentiate_levels(eta[alike.planes], items.is_cumulative)
         counts = count_levels_at_nodes(sums.ones, sums.mass, alike)
         scores[alike.planes] = sum_form_scores(counts, first)
-    gradient = (scores @ extend_points(points)).reshape(-1)
+    forms = np.column_stack([items.weights, items.offsets])
+    own = sums.slopes - np.einsum("jab,jb->ja", sums.curvatures, forms)
+    gradient = (scores @ extend_points(points) + own).reshape(-1)
     if items.gaussians is None:
         return gradient
-    own = sum_gaussian_gradient(items.gaussians, points, sums.select_gaussians(len(eta)))
-    return np.concatenate([gradient, own])
+    return np.concatenate([gradient, sum_gaussian_gradient(items.gaussians, sums.gaussians)])
 
 
 def sum_form_curvature(
@@ -118,6 +150,20 @@ def sum_form_curvature(
 
     With `is_expected`, they are their mean given x, the Fisher information.
     """
+    total = _sum_plane_curvature(items, points, sums.ones, sums.mass, is_expected)
+    if len(items.offsets):
+        total = total + scipy.sparse.block_diag(list(sums.curvatures), format="csc")
+    if items.gaussians is None:
+        return total
+    blocks = sum_gaussian_curvature(items.gaussians, sums.gaussians, is_expected)
+    joined: scipy.sparse.csc_array = scipy.sparse.block_diag([total, *blocks], format="csc")
+    return joined
+
+
+def _sum_plane_curvature(
+    items: LevelItems, points: Floats, ones: Floats, mass: Floats, is_expected: bool = False
+) -> scipy.sparse.csc_array:
+    """Return the part of `sum_form_curvature` of planes, given counts at points."""
     eta = items.compute_forms(points)
     parts = []
     for alike in iter_alike(items.n_planes):
@@ -125,20 +171,13 @@ def sum_form_curvature(
         if is_expected:
             log_p = compute_log_probabilities(own, items.is_cumulative)
             first = differentiate_levels(own, items.is_cumulative)
-            mass = sums.mass[alike.planes[:, 0], None, None]
-            curvature = compute_expected_curvature(log_p, first) * mass
+            n_values = mass[alike.planes[:, 0], None, None]
+            curvature = compute_expected_curvature(log_p, first) * n_values
         else:
-            counts = count_levels_at_nodes(sums.ones, sums.mass, alike)
+            counts = count_levels_at_nodes(ones, mass, alike)
             curvature = sum_observed_curvature(counts, own, items.is_cumulative)
         parts.append((alike.planes, curvature))
-    total = _join_curvatures(parts, points, len(eta))
-    if items.gaussians is None:
-        return total
-    blocks = sum_gaussian_curvature(
-        items.gaussians, points, sums.select_gaussians(len(eta)), is_expected
-    )
-    joined: scipy.sparse.csc_array = scipy.sparse.block_diag([total, *blocks], format="csc")
-    return joined
+    return _join_curvatures(parts, points, len(eta))
 
 
 def _join_curvatures(
@@ -247,40 +286,12 @@ def _tabulate_scores(
     )
 
 
-def indicate_levels(X: Bits, observed: Bits | None, n_planes: Indices) -> Floats:
-    """Return the indicators of the levels of rows, (n_samples, n_levels); 0 if missing."""
-    mask = np.ones_like(X) if observed is None else observed
-    bits = X & mask
-    indicators = np.zeros((len(X), count_item_levels(n_planes).sum()))
-    for alike in iter_alike(n_planes):
-        first = mask[:, alike.planes[:, :1]]
-        cumulative = np.concatenate([first, bits[:, alike.planes]], axis=2).astype(np.float64)
-        cumulative[:, :, :-1] -= cumulative[:, :, 1:]
-        indicators[:, alike.levels] = cumulative
-    return indicators
-
-
-class RowAnswers(NamedTuple):
-    """Indicators of levels, (n_rows, n_levels), and values of continuous items with their mask."""
-
-    levels: Floats
-    values: Floats
-    mask: Floats
-
-
-def split_answers(X: Answers, observed: Bits | None, items: LevelItems) -> RowAnswers:
-    """Split the columns of rows; `X` and `observed` are as for `compute_level_posterior`."""
-    n = len(items.offsets)
-    mask = np.ones(X.shape, np.uint8) if observed is None else observed
-    levels = indicate_levels(X[:, :n].astype(np.uint8), mask[:, :n], items.n_planes)
-    return RowAnswers(levels, X[:, n:].astype(np.float64), mask[:, n:].astype(np.float64))
-
-
 def sum_level_scores(
     X: Answers,
     observed: Bits | None,
     items: LevelItems,
     nodes: Nodes,
+    posterior: LevelPosterior,
     jacobian: scipy.sparse.csr_array,
     row_weights: Floats | None = None,
     clusters: NDArray[np.intp] | None = None,
@@ -294,6 +305,8 @@ def sum_level_scores(
         As for `compute_level_posterior`.
     items, nodes
         The items, and nodes of the prior of the traits.
+    posterior
+        The posteriors of the rows on these nodes.
     jacobian
         J, (n_forms (q + 1), n_free), with the forms of planes and then of continuous items. With a
         regression, rows of Θ follow, (n_covariates q, n_free).
@@ -312,45 +325,126 @@ def sum_level_scores(
     n_clusters = 0 if clusters is None else int(clusters.max(initial=-1)) + 1
     cluster_scores = np.zeros((n_clusters, n_free))
     counts = np.zeros((table.shape[0], len(nodes.points)))
-    values, mass = np.zeros((2, X.shape[1] - len(items.offsets), len(nodes.points)))
-    squares, z_products = np.zeros(len(values)), np.zeros((parts.theta.shape[0] // q,) * 2)
+    z_products = np.zeros((parts.theta.shape[0] // q,) * 2)
+    of_planes = scipy.sparse.csc_array((parts.planes.shape[0],) * 2)
+    numbers = None if items.gaussians is None else items.gaussians.make_empty_sums()
     row_means = None if regression is None else regression.means
-    for rows, shares in _iter_shares(X, observed, items, nodes, row_means):
+    for part in _iter_plane_scores(X, observed, items, nodes, posterior, table, parts, row_means):
         check_cancelled()
+        rows, shares = part.rows, part.shares
         answers = split_answers(X[rows], None if observed is None else observed[rows], items)
-        levels, posterior = answers.levels, _compute_moments(shares, nodes.points)
+        moments, weights = posterior.take_rows(rows), np.ones(len(rows))
         own = None if regression is None else regression.take_rows(rows)
-        scores = _score_rows(answers, items, table, shares, posterior, parts, own)
-        weights = np.ones(len(scores)) if row_weights is None else row_weights[rows]
+        if row_weights is not None:
+            weights = row_weights[rows]
+        scores = part.scores + _score_numbers(answers, items, moments, parts, own)
         weighted = scores * weights[:, None]
-        products += weighted.T @ scores
+        own_products = weighted.T @ scores
+        products += own_products
         weighted_products += weighted.T @ weighted
         if clusters is not None:
             np.add.at(cluster_scores, clusters[rows], weighted)
-        shares = shares * weights[:, None]
-        counts += levels.T @ shares
-        values += answers.values.T @ shares
-        mass += answers.mask.T @ shares
-        squares += weights @ answers.values**2
         if own is not None:
             z_products += (own.covariates * weights[:, None]).T @ own.covariates
-        if has_own_points:
-            spread += _sum_covariances(answers, items, jacobian, posterior, weights, own)
+        if numbers is not None:
+            sums = sum_gaussian_moments(answers.values, answers.mask, *moments[:2], weights)
+            numbers = GaussianSums(*map(np.add, numbers, sums))
+        if shares is not None:
+            shares = shares * weights[:, None]
+            counts += answers.levels.T @ shares
+        elif part.points is not None:
+            of_planes = of_planes + _sum_own_curvature(part.points, answers, items, weights)
+        if has_own_points or shares is None:
+            spread += own_products
+            spread += _sum_covariances(answers, items, jacobian, moments, weights, own)
             continue
-        singles = levels.astype(np.float32)
+        singles = answers.levels.astype(np.float32)
         for node, share in enumerate(shares.T.astype(np.float32)):
             own_table = table.get_node(node)
             pairs = (singles * share[:, None]).T @ singles
             spread += own_table.T @ (own_table.T @ pairs.T).T
-    if has_own_points:
-        spread += products
     by_plane = _accumulate_levels(counts, items.n_planes)
-    sums = LevelSums(np.vstack([by_plane[0], values]), np.vstack([by_plane[1], mass]), squares)
-    of_forms = sum_form_curvature(items, nodes.points, sums)
-    of_theta = scipy.sparse.csc_array(np.kron(z_products, np.eye(q)))
-    curvature = scipy.sparse.block_diag([of_forms, of_theta], format="csc")
+    curvatures = [of_planes + _sum_plane_curvature(items, nodes.points, *by_plane)]
+    if items.gaussians is not None and numbers is not None:
+        curvatures += [*sum_gaussian_curvature(items.gaussians, numbers, is_expected=False)]
+    curvatures.append(scipy.sparse.csc_array(np.kron(z_products, np.eye(q))))
+    curvature = scipy.sparse.block_diag(curvatures, format="csc")
     total = (jacobian.T @ curvature @ jacobian).toarray()
     return LevelScores(spread, products, total, weighted_products, cluster_scores)
+
+
+class _PlaneScores(NamedTuple):
+    """Scores of some rows in the forms of planes.
+
+    Attributes
+    ----------
+    rows
+        Which rows they are, (n_rows,).
+    scores
+        E[s | t_n], (n_rows, n_free).
+    shares
+        Responsibilities for the shared nodes, (n_rows, n_nodes); None of rows that share none.
+    points
+        Their own points then; None if the rows have no value with levels.
+    """
+
+    rows: NDArray[np.intp]
+    scores: Floats
+    shares: Floats | None
+    points: OwnPoints | None = None
+
+
+def _iter_plane_scores(
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    nodes: Nodes,
+    posterior: LevelPosterior,
+    table: _ScoreTable,
+    jacobian: _JacobianParts,
+    row_means: Floats | None,
+) -> Iterator[_PlaneScores]:
+    """Yield all rows, some at a time: first those that share nodes."""
+    shared, own = np.flatnonzero(~posterior.is_own), np.flatnonzero(posterior.is_own)
+    by_place = scipy.sparse.csr_array(
+        (np.ones(len(table.levels)), (table.parameters, np.arange(len(table.levels)))),
+        shape=(table.shape[1], len(table.levels)),
+    )
+    taken = X[shared], None if observed is None else observed[shared]
+    means = None if row_means is None else row_means[shared]
+    for rows, shares in _iter_shares(*taken, items, nodes, means):
+        levels = split_answers(
+            taken[0][rows], None if taken[1] is None else taken[1][rows], items
+        ).levels
+        by_entry = (shares @ table.values) * levels[:, table.levels]
+        yield _PlaneScores(shared[rows], np.asarray((by_place @ by_entry.T).T), shares)
+    near = condition_on_numbers(
+        X[own],
+        None if observed is None else observed[own],
+        items,
+        None if row_means is None else row_means[own],
+    )
+    own_X, own_mask = X[own], None if observed is None else observed[own]
+    has_levels = find_level_rows(own_X, own_mask, items)
+    for points in iter_own_points(*take_rows(has_levels, own_X, own_mask, items, near)):
+        weighted = points.derivatives * points.shares[:, None]
+        of_forms = np.einsum("njk,nka->nja", weighted, points.extend())
+        scores = (jacobian.planes.T @ of_forms.reshape(len(of_forms), -1).T).T
+        yield _PlaneScores(own[has_levels[points.rows]], np.asarray(scores), None, points)
+    exact = np.delete(own, has_levels)
+    for start in range(0, len(exact), _MAX_ROWS):
+        rows = exact[start : start + _MAX_ROWS]
+        yield _PlaneScores(rows, np.zeros((len(rows), table.shape[1])), None)
+
+
+def _sum_own_curvature(
+    points: OwnPoints, answers: RowAnswers, items: LevelItems, row_weights: Floats
+) -> scipy.sparse.csc_array:
+    """Return minus the second derivatives of rows at their own points in the forms of planes."""
+    shares = (points.shares * row_weights[:, None]).reshape(-1)
+    counts = np.repeat(answers.levels.T, points.x.shape[1], axis=1) * shares
+    by_plane = _accumulate_levels(counts, items.n_planes)
+    return _sum_plane_curvature(items, points.x.reshape(len(shares), -1), *by_plane)
 
 
 class _JacobianParts(NamedTuple):
@@ -368,22 +462,15 @@ def _split_jacobian(jacobian: scipy.sparse.csr_array, items: LevelItems) -> _Jac
     return _JacobianParts(jacobian[: ends[0]], jacobian[ends[0] : ends[1]], jacobian[ends[1] :])
 
 
-def _score_rows(
+def _score_numbers(
     answers: RowAnswers,
     items: LevelItems,
-    table: _ScoreTable,
-    shares: Floats,
     posterior: HasMoments,
     jacobian: _JacobianParts,
     regression: RowRegression | None,
 ) -> Floats:
-    """Return E[s | t_n] of rows, (n_rows, n_free), given their responsibilities and moments."""
-    entries = np.arange(len(table.levels))
-    ones_by_entry = scipy.sparse.csr_array(
-        (np.ones(len(entries)), (table.parameters, entries)), shape=(table.shape[1], len(entries))
-    )
-    by_entry = (shares @ table.values) * answers.levels[:, table.levels]
-    scores = ones_by_entry @ by_entry.T
+    """Return E[s | t_n] of rows in continuous items and Θ, (n_rows, n_free)."""
+    scores = np.zeros((jacobian.planes.shape[1], len(answers.levels)))
     if items.gaussians is not None:
         of_forms = items.gaussians.score_rows(
             answers.values, answers.mask, posterior.mean, posterior.covariance
@@ -403,20 +490,6 @@ def count_score_products(n_planes: Indices, n_free: int, n_nodes: int, q: int) -
         return n_nodes * n_levels**2
     n_probabilities: int = _POINTS_PER_AXIS[q] ** q * n_levels
     return len(list_degrees(q)) * n_free**2 + _PRODUCTS_PER_PROBABILITY * n_probabilities
-
-
-class _Moments(NamedTuple):
-    """Mean, (n_rows, q), and covariance, (n_rows, q, q), of the posterior of each row."""
-
-    mean: Floats
-    covariance: Floats
-
-
-def _compute_moments(shares: Floats, points: Floats) -> _Moments:
-    q = points.shape[1]
-    mean = shares @ points
-    squares = shares @ (points[:, :, None] * points[:, None]).reshape(len(points), -1)
-    return _Moments(mean, squares.reshape(-1, q, q) - mean[:, :, None] * mean[:, None])
 
 
 def _sum_covariances(
@@ -439,7 +512,7 @@ def _sum_covariances(
         check_cancelled()
         rows = slice(start, start + n_rows)
         x = place_points(rule, mean[rows], posterior.covariance[rows])
-        residual, log_joint = _differentiate_rows(answers.levels[rows], items, x)
+        residual, log_joint = differentiate_rows(answers.levels[rows], items, x)
         if items.gaussians is not None:
             values, mask = answers.values[rows], answers.mask[rows]
             own, log_p = items.gaussians.differentiate_rows(values, mask, x)
@@ -457,26 +530,6 @@ def _sum_covariances(
         flat = jacobian.T @ deviations.reshape(-1, jacobian.shape[0]).T
         total += flat @ flat.T
     return total
-
-
-def _differentiate_rows(levels: Floats, items: LevelItems, x: Floats) -> tuple[Floats, Floats]:
-    """Return ∂ log P(t_n | x) / ∂η_j, (n_rows, n_planes, n_points), and log P, (n_rows, n_points).
-
-    `levels` are the indicators of the rows, and x their points, (n_rows, n_points, q).
-    """
-    n_rows, n_points = x.shape[:2]
-    eta = items.compute_forms(x.reshape(n_rows * n_points, -1))
-    residual, log_joint = np.empty((n_rows, len(eta), n_points)), np.zeros((n_rows, n_points))
-    for alike in iter_alike(items.n_planes):
-        own_eta, present = eta[alike.planes], levels[:, alike.levels]
-        log_p = compute_log_probabilities(own_eta, items.is_cumulative)
-        log_p = log_p.reshape(*log_p.shape[:2], n_rows, n_points)
-        is_present = present.transpose(1, 2, 0)[..., None] > 0
-        log_joint += np.where(is_present, log_p, 0.0).sum(axis=(0, 1))
-        first = differentiate_levels(own_eta, items.is_cumulative)
-        first = first.reshape(*first.shape[:3], n_rows, n_points)
-        residual[:, alike.planes] = np.einsum("nic,icjnk->nijk", present, first)
-    return residual, log_joint
 
 
 def _iter_shares(

@@ -1,0 +1,404 @@
+"""Posteriors of the traits of rows whose items have several levels, or are continuous.
+
+Most rows share nodes. The others are
+
+- exact, if they have continuous values only: their posterior is normal (`gaussian_items`);
+- on points of their own, if their posterior lies outside the shared nodes, or is too narrow for
+  them. Priors and continuous values leave a normal distribution N(μ_n, P_n⁻¹), and the points are
+  those of a Gauss–Hermite rule, placed by the mode and curvature of its product with the
+  probabilities of the levels (J. C. Naylor, A. F. M. Smith, Applied Statistics 31 (1982)).
+
+So outliers of continuous values, priors far from 0, and known items far from all others do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.logistic.categories.curves import (
+    Answers,
+    LevelItems,
+    choose_level_lattice,
+    compute_item_information,
+    compute_log_probabilities,
+    count_item_levels,
+    differentiate_levels,
+    iter_alike,
+    make_level_nodes,
+    tabulate_levels,
+)
+from pipeline.numerics.logistic.categories.gaussian_items import ConditionalGaussians
+from pipeline.numerics.logistic.centred_points import RowPosterior
+from pipeline.numerics.logistic.latent_nodes import (
+    Nodes,
+    check_nodes,
+    compute_node_posterior,
+    gauss_hermite,
+)
+from pipeline.numerics.logistic.lattice_nodes import find_mean_reach
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+MAX_MEAN_REACH = 4.0
+"""How much farther shared nodes reach at most because rows have priors with other means."""
+_FINE = {1: 0.5, 2: 0.75, 3: 1.0}  # distance of the nodes of rows' posteriors; see `stretch`
+_COARSE = 1.0 / 0.75  # distance of the nodes that check the result
+_OWN_POINTS = {1: 21, 2: 11, 3: 7}  # per axis, by the number of components
+_MAX_WIDTH_RATIO = 1.05  # of the distance of nodes to that which a row's posterior needs
+_MAX_STEPS, _MIN_GAIN = 100, 1e-10  # of Newton's method; nats
+_BATCH_ENTRIES = 2**19  # derivatives of rows at their points: 4 MiB
+
+
+def indicate_levels(X: Bits, observed: Bits | None, n_planes: Indices) -> Floats:
+    """Return the indicators of the levels of rows, (n_samples, n_levels); 0 if missing."""
+    mask = np.ones_like(X) if observed is None else observed
+    bits = X & mask
+    indicators = np.zeros((len(X), count_item_levels(n_planes).sum()))
+    for alike in iter_alike(n_planes):
+        first = mask[:, alike.planes[:, :1]]
+        cumulative = np.concatenate([first, bits[:, alike.planes]], axis=2).astype(np.float64)
+        cumulative[:, :, :-1] -= cumulative[:, :, 1:]
+        indicators[:, alike.levels] = cumulative
+    return indicators
+
+
+class RowAnswers(NamedTuple):
+    """Indicators of levels, (n_rows, n_levels), and values of continuous items with their mask."""
+
+    levels: Floats
+    values: Floats
+    mask: Floats
+
+
+def split_answers(X: Answers, observed: Bits | None, items: LevelItems) -> RowAnswers:
+    """Split the columns of rows; `X` and `observed` are as for `compute_level_posterior`."""
+    n = len(items.offsets)
+    mask = np.ones(X.shape, np.uint8) if observed is None else observed
+    levels = indicate_levels(X[:, :n].astype(np.uint8), mask[:, :n], items.n_planes)
+    return RowAnswers(levels, X[:, n:].astype(np.float64), mask[:, n:].astype(np.float64))
+
+
+def differentiate_rows(levels: Floats, items: LevelItems, x: Floats) -> tuple[Floats, Floats]:
+    """Return ∂ log P(t_n | x) / ∂η_j, (n_rows, n_planes, n_points), and log P, (n_rows, n_points).
+
+    `levels` are the indicators of the rows, and x their points, (n_rows, n_points, q).
+    """
+    n_rows, n_points = x.shape[:2]
+    eta = items.compute_forms(x.reshape(n_rows * n_points, -1))
+    residual, log_joint = np.empty((n_rows, len(eta), n_points)), np.zeros((n_rows, n_points))
+    for alike in iter_alike(items.n_planes):
+        own_eta, present = eta[alike.planes], levels[:, alike.levels]
+        log_p = compute_log_probabilities(own_eta, items.is_cumulative)
+        log_p = log_p.reshape(*log_p.shape[:2], n_rows, n_points)
+        is_present = present.transpose(1, 2, 0)[..., None] > 0
+        log_joint += np.where(is_present, log_p, 0.0).sum(axis=(0, 1))
+        first = differentiate_levels(own_eta, items.is_cumulative)
+        first = first.reshape(*first.shape[:3], n_rows, n_points)
+        residual[:, alike.planes] = np.einsum("nic,icjnk->nijk", present, first)
+    return residual, log_joint
+
+
+class LevelPosterior(NamedTuple):
+    """Moments of x given each row, log P(t_n) in nats, and which rows do not share nodes.
+
+    `mean` is (n_samples, q), `covariance` (n_samples, q, q), the others (n_samples,).
+    """
+
+    mean: Floats
+    covariance: Floats
+    log_likelihood: Floats
+    is_own: NDArray[np.bool_]
+
+    def take_rows(self, rows: NDArray[np.bool_]) -> LevelPosterior:
+        """Return the rows of a mask, (n_samples,)."""
+        return LevelPosterior(*(array[rows] for array in self))
+
+
+class OwnPoints(NamedTuple):
+    """Points of some rows.
+
+    Attributes
+    ----------
+    rows
+        Which rows they are.
+    x, shares
+        The points, (n_rows, n_points, q), and their posterior mass, (n_rows, n_points).
+    log_likelihood
+        log P(t_n), (n_rows,).
+    derivatives
+        ∂ log P(t_n | x) / ∂η_j, (n_rows, n_planes, n_points).
+    """
+
+    rows: slice
+    x: Floats
+    shares: Floats
+    log_likelihood: Floats
+    derivatives: Floats
+
+    def extend(self) -> Floats:
+        """Return x̂ = (x, 1), (n_rows, n_points, q + 1)."""
+        return np.concatenate([self.x, np.ones((*self.x.shape[:2], 1))], axis=2)
+
+    def compute_moments(self) -> tuple[Floats, Floats]:
+        """Return the mean, (n_rows, q), and the covariance, (n_rows, q, q)."""
+        mean = (self.shares[:, :, None] * self.x).sum(axis=1)
+        distance = self.x - mean[:, None]
+        weighted = self.shares[:, :, None] * distance
+        return mean, np.einsum("nka,nkb->nab", weighted, distance)
+
+
+def condition_on_numbers(
+    X: Answers, observed: Bits | None, items: LevelItems, row_means: Floats | None
+) -> ConditionalGaussians:
+    """Return the posterior of x given the continuous values of rows, with the priors N(m_n, I)."""
+    q, n = items.weights.shape[1], len(items.offsets)
+    means = np.zeros((len(X), q)) if row_means is None else row_means
+    if items.gaussians is None:
+        precision = np.broadcast_to(np.eye(q), (len(X), q, q))
+        return ConditionalGaussians(means, precision, np.zeros(len(X)))
+    mask = np.ones(X.shape, np.uint8) if observed is None else observed
+    return items.gaussians.condition(
+        X[:, n:].astype(np.float64), mask[:, n:].astype(np.float64), means
+    )
+
+
+def find_own_rows(
+    observed: Bits | None,
+    items: LevelItems,
+    near: ConditionalGaussians,
+    spacing: float | None,
+) -> NDArray[np.bool_]:
+    """Return the rows that cannot share nodes with these distances, (n_rows,).
+
+    They have continuous values only, or these leave a posterior that is too narrow for the nodes.
+    """
+    if items.gaussians is None:
+        return np.zeros(len(near.mean), np.bool_)
+    n = len(items.offsets)
+    is_own = np.full(len(near.mean), n == 0)
+    if observed is not None:
+        is_own |= ~observed[:, :n].any(axis=1) & observed[:, n:].any(axis=1)
+    if spacing is None or n == 0:
+        return is_own
+    largest = np.linalg.eigvalsh(near.precision)[:, -1]
+    # The narrowest posterior that levels alone leave has a precision of about 1 / needed².
+    needed = choose_level_lattice(_select_levels(items)).spacing
+    width = needed / np.sqrt(needed**2 * np.maximum(largest - 1.0, 0.0) + 1.0)
+    return np.asarray(is_own | (spacing > _MAX_WIDTH_RATIO * width))
+
+
+def iter_own_points(
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    near: ConditionalGaussians,
+    n_per_axis: int | None = None,
+) -> Iterator[OwnPoints]:
+    """Yield points of rows, some rows at a time.
+
+    Parameters
+    ----------
+    X, observed, items
+        As for `compute_level_posterior`.
+    near
+        The posterior given priors and continuous values.
+    n_per_axis
+        Number of points per axis, by default many.
+    """
+    q, items = items.weights.shape[1], _select_levels(items)
+    n = len(items.offsets)
+    z, log_v = gauss_hermite(n_per_axis or _OWN_POINTS[q], q)
+    log_v = log_v + 0.5 * (z**2).sum(axis=1)
+    size = len(z) * (len(items.offsets) + len(items.n_planes)) * int(items.n_planes.max(initial=1))
+    n_rows = max(1, _BATCH_ENTRIES // max(size, 1))
+    for start in range(0, len(X), n_rows):
+        check_cancelled()
+        rows = slice(start, min(start + n_rows, len(X)))
+        mask = None if observed is None else observed[rows, :n]
+        levels = indicate_levels(X[rows, :n].astype(np.uint8), mask, items.n_planes)
+        mean, precision, log_density = (part[rows] for part in near)
+        mode, curvature = _find_modes(levels, items, mean, precision)
+        lower = np.linalg.cholesky(curvature)
+        x = mode[:, None] + np.linalg.solve(
+            np.swapaxes(lower, 1, 2)[:, None], np.broadcast_to(z, (len(mode), *z.shape))[..., None]
+        ).squeeze(-1)
+        derivatives, log_p = differentiate_rows(levels, items, x)
+        distance = x - mean[:, None]
+        log_p -= 0.5 * np.einsum("nka,nab,nkb->nk", distance, precision, distance)
+        log_p += log_v
+        largest = log_p.max(axis=1)
+        shares = np.exp(log_p - largest[:, None])
+        totals = shares.sum(axis=1)
+        nats = log_density + largest + np.log(totals)
+        nats += 0.5 * np.linalg.slogdet(precision)[1]
+        nats -= np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+        yield OwnPoints(rows, x, shares / totals[:, None], nats, derivatives)
+
+
+def _select_levels(items: LevelItems) -> LevelItems:
+    """Return the items without the continuous ones."""
+    return items._replace(n_planes=items.n_planes[items.n_planes > 0], gaussians=None)
+
+
+def _find_modes(
+    levels: Floats, items: LevelItems, mean: Floats, precision: Floats
+) -> tuple[Floats, Floats]:
+    """Return the mode of each row's posterior, (n_rows, q), and its curvature, (n_rows, q, q).
+
+    Newton's method with expected curvatures, from the mean of N(μ_n, P_n⁻¹); a step that leads
+    downhill is halved.
+    """
+    present = np.empty((len(levels), len(items.n_planes)))
+    for alike in iter_alike(items.n_planes):
+        present[:, alike.features] = levels[:, alike.levels].sum(axis=2)
+
+    def evaluate(x: Floats) -> tuple[Floats, Floats, Floats]:
+        derivatives, log_p = differentiate_rows(levels, items, x[:, None])
+        pull = np.einsum("nab,nb->na", precision, x - mean)
+        gradient = derivatives[:, :, 0] @ items.weights - pull
+        information = compute_item_information(items, x)
+        curvature = precision + np.einsum("nf,fnab->nab", present, information)
+        return log_p[:, 0] - 0.5 * ((x - mean) * pull).sum(axis=1), gradient, curvature
+
+    x = mean.copy()
+    value, gradient, curvature = evaluate(x)
+    scale = np.ones(len(x))
+    for _ in range(_MAX_STEPS):
+        step = scale[:, None] * np.linalg.solve(curvature, gradient[:, :, None])[:, :, 0]
+        is_active = (step * gradient).sum(axis=1) > _MIN_GAIN
+        if not is_active.any():
+            break
+        reached = evaluate(x + step)
+        is_better = is_active & (reached[0] >= value)
+        x[is_better] += step[is_better]
+        for own, other in zip((value, gradient, curvature), reached, strict=True):
+            own[is_better] = other[is_better]
+        scale = np.where(is_better, np.minimum(2 * scale, 1.0), 0.5 * scale)
+    return x, curvature
+
+
+def compute_own_posterior(
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    near: ConditionalGaussians,
+    n_per_axis: int | None = None,
+) -> LevelPosterior:
+    """Compute the moments of rows that do not share nodes; parameters as for `iter_own_points`."""
+    mean, covariance = near.mean.copy(), np.linalg.inv(near.precision)
+    log_likelihood = near.log_density.copy()
+    rows = find_level_rows(X, observed, items)
+    for points in iter_own_points(*take_rows(rows, X, observed, items, near), n_per_axis):
+        places = rows[points.rows]
+        mean[places], covariance[places] = points.compute_moments()
+        log_likelihood[places] = points.log_likelihood
+    return LevelPosterior(mean, covariance, log_likelihood, np.ones(len(mean), np.bool_))
+
+
+def find_level_rows(X: Answers, observed: Bits | None, items: LevelItems) -> NDArray[np.intp]:
+    """Return the rows with a value with levels."""
+    n = len(items.offsets)
+    if observed is None:
+        return np.arange(len(X) if n else 0)
+    return np.flatnonzero(observed[:, :n].any(axis=1))
+
+
+def take_rows(
+    rows: NDArray[Any],
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    near: ConditionalGaussians,
+) -> tuple[Answers, Bits | None, LevelItems, ConditionalGaussians]:
+    """Return the arguments of functions of rows for some of the rows."""
+    masked = None if observed is None else observed[rows]
+    return X[rows], masked, items, ConditionalGaussians(*(part[rows] for part in near))
+
+
+def compute_level_node_posterior(
+    X: Answers,
+    observed: Bits | None,
+    items: LevelItems,
+    nodes: Nodes,
+    spacing: float | None,
+    row_means: Floats | None = None,
+    n_per_axis: int | None = None,
+) -> LevelPosterior:
+    """Compute the moments of the traits of each row, and its log-likelihood.
+
+    Parameters
+    ----------
+    X, observed, items, row_means
+        As for `compute_level_posterior`.
+    nodes, spacing
+        Nodes that rows share if they suit them, and their distance; None if it differs.
+    n_per_axis
+        Number of points of rows that have their own.
+    """
+    near = condition_on_numbers(X, observed, items, row_means)
+    is_own = find_own_rows(observed, items, near, spacing)
+    n, q = near.mean.shape
+    result = LevelPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n), is_own)
+    if (shared := np.flatnonzero(~is_own)).size:
+        own_X, own_mask, *_ = take_rows(shared, X, observed, items, near)
+        means = None if row_means is None else row_means[shared]
+        tabulate, checks = partial(tabulate_levels, items), check_nodes(nodes, spacing)
+        posterior, is_outside = compute_node_posterior(
+            own_X, own_mask, tabulate, nodes, means, checks
+        )
+        for own, part in zip(result, posterior, strict=False):
+            own[shared] = part
+        is_own[shared] = is_outside
+        result.log_likelihood[shared] += sum_common_terms(own_X, own_mask, items)
+    if (rows := np.flatnonzero(is_own)).size:
+        taken = take_rows(rows, X, observed, items, near)
+        for own, part in zip(result, compute_own_posterior(*taken, n_per_axis), strict=True):
+            own[rows] = part
+    return result
+
+
+def sum_common_terms(X: Answers, observed: Bits | None, items: LevelItems) -> Floats:
+    """Return the terms of log p of each row that `tabulate_levels` leaves out, (n_samples,)."""
+    if items.gaussians is None:
+        return np.zeros(len(X))
+    n = len(items.offsets)
+    mask = None if observed is None else observed[:, n:]
+    return items.gaussians.sum_common_terms(np.asarray(X[:, n:], np.float64), mask)
+
+
+def compute_level_posterior(
+    X: Answers, observed: Bits | None, items: LevelItems, row_means: Floats | None = None
+) -> RowPosterior:
+    """Integrate over the traits of each row.
+
+    The error is estimated by nodes that are farther apart. A row's result depends on that row
+    alone.
+
+    Parameters
+    ----------
+    X, observed
+        Bits of the planes with values of continuous items, 0 where missing, and mask, (n_samples,
+        n_columns); None if all values are observed.
+    items
+        The items.
+    row_means
+        Row n has the prior N(m_n, I) with these m_n, (n_samples, q), or N(0, I) if it is None.
+    """
+    q, reach = items.weights.shape[1], min(find_mean_reach(row_means), MAX_MEAN_REACH)
+    posteriors = []
+    for stretch, n_fewer in ((_FINE[q], 0), (_FINE[q] * _COARSE, 2)):
+        nodes, spacing = make_level_nodes(items, stretch, reach)
+        n_per_axis = _OWN_POINTS[q] - n_fewer
+        posteriors.append(
+            compute_level_node_posterior(X, observed, items, nodes, spacing, row_means, n_per_axis)
+        )
+    error = np.abs(posteriors[0].log_likelihood - posteriors[1].log_likelihood)
+    return RowPosterior(*posteriors[0][:3], error)
