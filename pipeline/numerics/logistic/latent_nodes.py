@@ -41,6 +41,7 @@ _BATCH_ENTRIES = 2**16  # responsibilities: 512 KiB, which fit in the L2 cache
 _BATCH_STEP = 64  # rows; a multiple of the tiles of any BLAS
 _TILE = 8  # nodes, or powers of x, in a tile of BLAS
 _NEGLIGIBLE_MASS = 1e-7
+_NO_ROWS = np.zeros(0, np.bool_)
 _MAX_EDGE_SHARE, _MAX_EDGE_SHARE_OF_SET_NODES = 1e-5, 0.5  # of a row's posterior
 _LOG_ZERO = -1e300  # log weight of padding nodes; unlike −inf, it keeps zero rows at zero
 
@@ -98,7 +99,7 @@ class NodeStatistics(NamedTuple):
     codes: Floats  # mean of x in each row with `row_means`, (n_samples, n_components); else empty
     error: float = 0.0  # Σ_n of the estimated errors of log P(t_n), with checks
     # Rows whose posteriors lie outside the nodes, (n_samples,), with checks. No sum has them.
-    is_outside: NDArray[np.bool_] | None = None
+    is_outside: NDArray[np.bool_] = _NO_ROWS
 
 
 class NodePosterior(NamedTuple):
@@ -161,16 +162,21 @@ def check_nodes(nodes: Nodes, spacing: float | None) -> NodeChecks:
     """Return what finds rows that these nodes do not suit.
 
     The posteriors of some rows may lie beyond the nodes, because of outliers, priors or known
-    items: posteriors of items are unimodal, so such a row has much of its mass at the edge. If the
-    nodes are `spacing` apart, half of them, as on a chessboard, estimate the error of all.
+    items. Such a row has much of its mass at the edge, as its posterior has a single peak. A node
+    is at the edge if it has no neighbour on one side. If the nodes are `spacing` apart, half of
+    them, as on a chessboard, estimate the error of all.
     """
-    lengths = np.linalg.norm(nodes.points, axis=1)
-    gap = float(np.diff(np.unique(nodes.points[:, -1])).max(initial=0.0))
-    is_edge = lengths > lengths.max(initial=0.0) - gap * (1 - 1e-6)
+    ranks = np.stack([np.unique(axis, return_inverse=True)[1] for axis in nodes.points.T], axis=1)
+    sizes = ranks.max(axis=0) + 3
+    strides = np.cumprod(sizes) // sizes
+    keys = (ranks + 1) @ strides
+    is_edge = np.zeros(len(keys), np.bool_)
+    if len(keys) > 1:
+        for step in (*strides, *-strides):
+            is_edge |= ~np.isin(keys + step, keys)
     if spacing is None:
         return NodeChecks(is_edge, None, _MAX_EDGE_SHARE_OF_SET_NODES)
-    places = np.rint(nodes.points / spacing).astype(np.int64)
-    return NodeChecks(is_edge, places.sum(axis=1) % 2 == 1, _MAX_EDGE_SHARE)
+    return NodeChecks(is_edge, ranks.sum(axis=1) % 2 == 1, _MAX_EDGE_SHARE)
 
 
 def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nodes:
@@ -237,13 +243,13 @@ def sum_node_statistics(
     coefficients = _design_coefficients(tabulate, padded, observed is not None, row_means)
     codes = np.empty((0, nodes.points.shape[1]) if row_means is None else row_means.shape)
     sums, log_likelihood, peak, error = np.zeros_like(coefficients), 0.0, 0.0, 0.0
-    is_outside = None if checks is None else np.zeros(len(X), np.bool_)
+    is_outside = np.zeros(0 if checks is None else len(X), np.bool_)
     probe = None if checks is None else _make_probe(checks, len(padded.points))
     for batch in _iter_batches(X, observed, coefficients, row_means):
         totals = batch.scores.sum(axis=1)
         n_rows = batch.rows.stop - batch.rows.start
         errors = np.zeros(n_rows)
-        if checks is not None and probe is not None and is_outside is not None:
+        if checks is not None and probe is not None:
             found = (batch.scores @ probe)[:n_rows] / totals[:n_rows, None]
             is_outside[batch.rows] = found[:, 0] > checks.max_edge_share
             errors = _estimate_errors(found, nodes.points.shape[1], checks)
@@ -252,7 +258,7 @@ def sum_node_statistics(
             batch.log_scale[:n_rows] -= 0.5 * (row_means[batch.rows] ** 2).sum(axis=1)
         shares, nats = batch.design / totals[:, None], (batch.log_scale + np.log(totals))[:n_rows]
         peaks = 1 / totals[:n_rows]  # the largest score is 1
-        if is_outside is not None and (left_out := is_outside[batch.rows]).any():
+        if (left_out := is_outside[batch.rows]).any():
             shares[:n_rows][left_out] = 0.0
             nats, peaks, errors = (np.where(left_out, 0.0, v) for v in (nats, peaks, errors))
         if row_weights is not None:

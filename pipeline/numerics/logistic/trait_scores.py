@@ -81,8 +81,8 @@ class RowRegression(NamedTuple):
     covariates: Floats
     means: Floats
 
-    def take_rows(self, rows: NDArray[np.bool_] | slice) -> RowRegression:
-        """Return the rows of a mask, (n_samples,), or a slice."""
+    def take_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp] | slice) -> RowRegression:
+        """Return the rows of a mask, (n_samples,), with some indices, or of a slice."""
         return RowRegression(self.covariates[rows], self.means[rows])
 
 

@@ -106,7 +106,6 @@ def sum_level_statistics(
         None if row_means is None else row_means[shared],
         check_nodes(nodes, spacing),
     )
-    assert counts.is_outside is not None
     is_own[shared] = counts.is_outside
     common = weights[shared] * sum_common_terms(own_X, own_mask, items)
     log_likelihood = counts.log_likelihood + float(common[~counts.is_outside].sum())
@@ -155,20 +154,21 @@ def _sum_own_rows(
     near: ConditionalGaussians,
     row_weights: Floats,
 ) -> _OwnSums:
-    mean, covariance = near.mean.copy(), np.linalg.inv(near.precision)
+    mean: Floats = near.mean.copy()
+    covariance = np.linalg.inv(near.precision).astype(np.float64)
     log_likelihood, n = near.log_density.copy(), len(items.offsets)
     width = mean.shape[1] + 1
     slopes, curvatures = np.zeros((n, width)), np.zeros((n, width, width))
+    mask = np.ones(X.shape, np.uint8) if observed is None else observed
     rows = find_level_rows(X, observed, items)
     for points in iter_own_points(*take_rows(rows, X, observed, items, near)):
         places = rows[points.rows]
         mean[places], covariance[places] = points.compute_moments()
         log_likelihood[places] = points.log_likelihood
-        mask = np.ones((len(places), n)) if observed is None else observed[places, :n]
-        _add_plane_sums(points, mask, items, row_weights[places], slopes, curvatures)
+        own_mask = mask[places, :n].astype(np.float64)
+        _add_plane_sums(points, own_mask, items, row_weights[places], slopes, curvatures)
     forms = np.column_stack([items.weights, items.offsets])
     slopes += np.einsum("jab,jb->ja", curvatures, forms)
-    mask = np.ones(X.shape) if observed is None else observed
     numbers = sum_gaussian_moments(
         X[:, n:].astype(np.float64), mask[:, n:].astype(np.float64), mean, covariance, row_weights
     )

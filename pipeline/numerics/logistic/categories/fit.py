@@ -17,7 +17,7 @@ from pipeline.numerics.logistic.categories.curves import (
     compute_level_probabilities,
     iter_alike,
 )
-from pipeline.numerics.logistic.categories.scores import RowAnswers, split_answers
+from pipeline.numerics.logistic.categories.row_posteriors import RowAnswers, split_answers
 from pipeline.numerics.logistic.information import PersonFit, solve_for_shift, standardize
 from pipeline.numerics.logistic.trait_scores import HasMoments
 

@@ -117,9 +117,10 @@ class LevelPosterior(NamedTuple):
     log_likelihood: Floats
     is_own: NDArray[np.bool_]
 
-    def take_rows(self, rows: NDArray[np.bool_]) -> LevelPosterior:
-        """Return the rows of a mask, (n_samples,)."""
-        return LevelPosterior(*(array[rows] for array in self))
+    def take_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> LevelPosterior:
+        """Return the rows of a mask, (n_samples,), or with some indices."""
+        moments = self.mean[rows], self.covariance[rows], self.log_likelihood[rows]
+        return LevelPosterior(*moments, self.is_own[rows])
 
 
 class OwnPoints(NamedTuple):
@@ -293,7 +294,8 @@ def compute_own_posterior(
     n_per_axis: int | None = None,
 ) -> LevelPosterior:
     """Compute the moments of rows that do not share nodes; parameters as for `iter_own_points`."""
-    mean, covariance = near.mean.copy(), np.linalg.inv(near.precision)
+    mean: Floats = near.mean.copy()
+    covariance = np.linalg.inv(near.precision).astype(np.float64)
     log_likelihood = near.log_density.copy()
     rows = find_level_rows(X, observed, items)
     for points in iter_own_points(*take_rows(rows, X, observed, items, near), n_per_axis):
@@ -360,8 +362,9 @@ def compute_level_node_posterior(
         result.log_likelihood[shared] += sum_common_terms(own_X, own_mask, items)
     if (rows := np.flatnonzero(is_own)).size:
         taken = take_rows(rows, X, observed, items, near)
-        for own, part in zip(result, compute_own_posterior(*taken, n_per_axis), strict=True):
-            own[rows] = part
+        own_rows = compute_own_posterior(*taken, n_per_axis)
+        for values, own_part in zip(result, own_rows, strict=True):
+            values[rows] = own_part
     return result
 
 

@@ -119,11 +119,14 @@ class LevelSums(NamedTuple):
 
     def transform(self, matrix: Floats) -> LevelSums:
         """Return the sums for A x̂ instead of x̂ = (x, 1), with A (q + 1, q + 1)."""
-        return self._replace(
+        return LevelSums(
+            ones=self.ones,
+            mass=self.mass,
             slopes=self.slopes @ matrix.T,
             curvatures=matrix @ self.curvatures @ matrix.T,
             number_codes=self.number_codes @ matrix.T,
             number_products=matrix @ self.number_products @ matrix.T,
+            squares=self.squares,
         )
 
 
@@ -433,8 +436,8 @@ def _iter_plane_scores(
         yield _PlaneScores(own[has_levels[points.rows]], np.asarray(scores), None, points)
     exact = np.delete(own, has_levels)
     for start in range(0, len(exact), _MAX_ROWS):
-        rows = exact[start : start + _MAX_ROWS]
-        yield _PlaneScores(rows, np.zeros((len(rows), table.shape[1])), None)
+        some = exact[start : start + _MAX_ROWS]
+        yield _PlaneScores(some, np.zeros((len(some), table.shape[1])), None)
 
 
 def _sum_own_curvature(

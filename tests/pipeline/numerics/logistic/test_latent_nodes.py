@@ -211,7 +211,8 @@ def test_a_row_without_any_value_has_the_prior_and_adds_its_mass_and_peak_alone(
     added = {"rows": prior, "peak": prior.max()}
     without = node_statistics(*problem.rows(others), nodes)._asdict()
     for name, value in node_statistics(*problem, nodes)._asdict().items():
-        np.testing.assert_allclose(value - without[name], added.get(name, 0.0), atol=1e-12)
+        change = np.asarray(value, float) - without[name]
+        np.testing.assert_allclose(change, added.get(name, 0.0), atol=1e-12)
 
 
 def test_one_component_against_numerical_integration() -> None:
