@@ -150,10 +150,10 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
     )
 
 
-def drop_light_nodes(nodes: Nodes) -> Nodes:
+def drop_light_nodes(nodes: Nodes, negligible_mass: float = _NEGLIGIBLE_MASS) -> Nodes:
     """Remove the lightest nodes, together 1e-7 of the prior: most nodes of a grid of many axes."""
     order = np.argsort(nodes.log_weights)
-    light = np.cumsum(np.exp(nodes.log_weights[order])) < _NEGLIGIBLE_MASS
+    light = np.cumsum(np.exp(nodes.log_weights[order])) < negligible_mass
     heavy = np.sort(order[~light])
     return Nodes(nodes.points[heavy], nodes.log_weights[heavy])
 

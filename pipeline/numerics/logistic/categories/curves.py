@@ -47,7 +47,8 @@ Indices = NDArray[np.int64]
 _PROBES_PER_AXIS = {1: 41, 2: 13, 3: 9}
 _MAX_NODES = 2**13
 _BALL_VOLUME = {1: 2.0, 2: math.pi, 3: 4 / 3 * math.pi}
-_RADIUS = 6.0  # of the nodes that are not too light, in standard deviations
+_NEGLIGIBLE_MASS = 1e-9  # of nodes
+_RADIUS = 6.5  # of the nodes that are not too light, in standard deviations
 _MAX_SLOPE = 20.0
 _TINY = np.finfo(np.float64).tiny
 
@@ -330,7 +331,7 @@ def make_level_nodes(
     if points.shape[1] == 1:
         return nodes, lattice.spacing
     if not mean_reach:
-        return drop_light_nodes(nodes), lattice.spacing
+        return drop_light_nodes(nodes, _NEGLIGIBLE_MASS), lattice.spacing
     distance = np.linalg.norm(np.maximum(np.abs(points) - mean_reach, 0.0), axis=1)
     is_used = distance < _RADIUS
     return Nodes(points[is_used], nodes.log_weights[is_used]), lattice.spacing

@@ -51,7 +51,7 @@ MAX_MEAN_REACH = 4.0
 """How much farther shared nodes reach at most because rows have priors with other means."""
 _FINE = {1: 0.5, 2: 0.75, 3: 1.0}  # distance of the nodes of rows' posteriors; see `stretch`
 _COARSE = 1.0 / 0.75  # distance of the nodes that check the result
-_OWN_POINTS = {1: 21, 2: 11, 3: 7}  # per axis, by the number of components
+_OWN_POINTS = {1: 31, 2: 17, 3: 9}  # per axis, by the number of components
 _MAX_WIDTH_RATIO = 1.05  # of the distance of nodes to that which a row's posterior needs
 _MAX_STEPS, _MIN_GAIN = 100, 1e-10  # of Newton's method; nats
 _BATCH_ENTRIES = 2**19  # derivatives of rows at their points: 4 MiB
