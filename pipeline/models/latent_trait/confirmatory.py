@@ -56,7 +56,6 @@ from pipeline.models.latent_trait.em import (
     e_step,
     grid_from_working,
     make_params,
-    nodes_from_working,
     represents_all_scales,
     turn_to_principal_axes,
 )
@@ -103,8 +102,8 @@ from pipeline.numerics.logistic.bifactor import (
     estimate_bifactor_scores,
     find_trait_blocks,
 )
+from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
-from pipeline.numerics.logistic.newton_step import differentiate_on_nodes
 from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
@@ -340,17 +339,16 @@ class ConfirmatoryTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step of the block's group."""
-        own = self._get_group_params(params, block)
         sums = self._run_e_step(params, working, block)
-        values = dict(sums.values)
-        if (nodes := nodes_from_working(working)) is not None and "ones" in values:
-            counts = values.pop("ones"), values.pop("mass")
-            derivatives = differentiate_on_nodes(nodes.points, *counts, own.weights, own.offsets)
-            values["gradient"], values["curvature"] = derivatives
-        return replace(sums, values=self._place_values(values, _BY_GROUP, block))
+        return replace(sums, values=self._place_values(dict(sums.values), _BY_GROUP, block))
 
     def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
-        return e_step(self._get_group_params(params, block), working, block)
+        own = self._get_group_params(params, block)
+        return e_step(own, working, block, may_leave_nodes=True)
+
+    def _list_group_items(self, params: LatentTraitParams) -> list[TraitItems]:
+        """Return the items of all groups as functions of standard normal traits."""
+        return [params.get_group(group).items for group in range(self.n_groups)]
 
     def _get_group_params(self, params: LatentTraitParams, block: BinaryBlock) -> LatentTraitParams:
         """Return slopes and offsets of u in the block's group."""

@@ -76,7 +76,6 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _BY_GROUP = ("covariate_codes", "covariate_products")
-_MARGIN = 3.5  # of shared nodes beyond the mean of a row's prior, in standard deviations
 
 
 class LatentRegression(ConfirmatoryTrait):
@@ -139,35 +138,14 @@ class LatentRegression(ConfirmatoryTrait):
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """Run the E-step of the block's group; rows beyond shared nodes get their own."""
-        is_far = np.zeros(block.n_samples, np.bool_)
-        if "points" in working and "has_own_nodes" not in working:
-            limit = float(working["points"].max()) - _MARGIN
-            is_far |= (np.abs(self._get_rows(params, block).means) > limit).any(axis=1)
-        if not is_far.any():
-            return self._summarize_rows(params, working, block, rng)
-        near, far = (block.take_rows(np.flatnonzero(rows)) for rows in (~is_far, is_far))
-        own_nodes = {**working, "has_own_nodes": np.array(1)}
-        sums = self._summarize_rows(params, working, near, rng)
-        others = self._summarize_rows(params, own_nodes, far, rng)
-        values = {name: v + others.values.get(name, 0) for name, v in sums.values.items()}
-        return replace(
-            sums,
-            n_rows=sums.n_rows + others.n_rows,
-            weight=sums.weight + others.weight,
-            objective=sums.objective + others.objective,
-            values=values,
-        )
-
-    def _summarize_rows(
-        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Sums:
+        """Run the E-step of the block's group."""
         sums = super().summarize(params, working, block, rng)
         return replace(sums, values=self._place_values(dict(sums.values), _BY_GROUP, block))
 
     def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
         own = self._get_group_params(params, block)
-        return e_step(own, working, block, self._get_rows(params, block))
+        rows = self._get_rows(params, block)
+        return e_step(own, working, block, rows, may_leave_nodes=True)
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
@@ -376,7 +354,8 @@ def add_population(state: FitState, statistics: Sums, scale: Array) -> FitState:
 
 def _keep_all_nodes(state: FitState) -> FitState:
     """Return the state with the light nodes too, which rows with other priors need."""
-    if (grid := grid_from_working(state.working)) is None:
+    grid = grid_from_working(state.working)
+    if grid is None or "node_spacing" in state.working:
         return state
     nodes = gauss_hermite(grid.nodes_per_axis, grid.n_components)
     return replace(state, working={**state.working, **nodes._asdict()})

@@ -67,15 +67,19 @@ from pipeline.learning.held_out import (
 from pipeline.models.base import Model
 from pipeline.models.capabilities import ItemCurves, LogLikelihood
 from pipeline.models.latent_trait.em import (
+    MAX_INTEGRATION_ERROR,
     NODES_PER_AXIS_LIMITS,
     ItemKind,
     LatentTraitParams,
     NodeGrid,
     begin_finer_stage,
     choose_first_grid,
+    count_max_nodes,
+    count_own_nodes,
     count_population,
     describe_own_nodes,
     e_step,
+    estimate_integration_error,
     find_steep_features,
     grid_from_working,
     has_likelihood,
@@ -129,7 +133,7 @@ from pipeline.numerics.logistic.categories.curves import compute_plane_probabili
 from pipeline.numerics.logistic.categories.fit import compute_level_person_fit
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
 from pipeline.numerics.logistic.categories.row_posteriors import compute_level_posterior
-from pipeline.numerics.logistic.centred_points import posterior_by_sampling
+from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_sampling
 from pipeline.numerics.logistic.information import compute_person_fit
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
@@ -390,7 +394,7 @@ class LatentTrait(Model):
         if self.estimator in ("auto", "ep"):
             width *= 2
         if self.estimator not in ("variational", "ep"):
-            width = max(width, 2 * self._n_nodes(min(q, MAX_COMPONENTS)))
+            width = max(width, 2 * self._n_nodes(n_features, min(q, MAX_COMPONENTS)))
         n_segments = self._count_start_segments() or 1
         pairs = estimate_memory_of_moments(n_features, n_segments) // n_segments
         return (8 * n_features * width * 4 + pairs) * n_threads
@@ -403,7 +407,10 @@ class LatentTrait(Model):
         q = weights.shape[1]
         width = (q + 1) * (q + 2)
         if "has_own_nodes" in working:
-            nanoseconds = estimate_lattice_e_step(weights, params.offsets, is_complete, n_rows)
+            n_nodes = count_own_nodes(params, working)
+            nanoseconds = estimate_lattice_e_step(
+                weights, params.offsets, is_complete, n_rows, n_nodes
+            )
         elif "by_sites" in working:
             nanoseconds = (110 + q**2) * n_features + 1500
         elif (nodes := nodes_from_working(working)) is not None:
@@ -417,10 +424,11 @@ class LatentTrait(Model):
             n_sums += 3 * min(n_features * (q + 1), MAX_PARAMETERS) ** 2
         return WorkEstimate(nanoseconds, 8 * n_sums)
 
-    def _n_nodes(self, n_components: int) -> int:
+    def _n_nodes(self, n_features: int, n_components: int) -> int:
         if self.estimator == "sampling":
             return self.nodes or _DEFAULT_DRAWS
-        return int((self.nodes or NODES_PER_AXIS_LIMITS[n_components]) ** n_components)
+        most = int((self.nodes or NODES_PER_AXIS_LIMITS[n_components]) ** n_components)
+        return most if self.nodes else max(most, count_max_nodes(n_features, n_components))
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairMoments:
         """Count features, and their pairs with anchors, with all segments pooled without groups."""
@@ -652,7 +660,13 @@ class LatentTrait(Model):
                 state.params.weights, _component_rng(state), state.auxiliary["constant"]
             )
             return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
-        return begin_finer_stage(state, statistics) if self.nodes is None else None
+        if self.nodes is not None:
+            return None
+        return begin_finer_stage(state, statistics, self._list_group_items(state.params))
+
+    def _list_group_items(self, params: LatentTraitParams) -> list[TraitItems]:
+        """Return the items of all groups as functions of standard normal traits."""
+        return [params.items]
 
     def _add_component(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while held-out rows gain; then fit all rows with the best number."""
@@ -703,8 +717,13 @@ class LatentTrait(Model):
         warnings = [*state.warnings, *_warn_about_fit(scaled, state, diagnostics, prior)]
         if "has_own_nodes" in working:
             is_complete = bool(state.auxiliary["is_complete"])
-            diagnostics |= describe_own_nodes(params, is_complete)
+            diagnostics |= describe_own_nodes(params, working, is_complete)
             steep = find_steep_features(params, working, is_complete)
+            steep = np.setdiff1d(steep, state.auxiliary["diverging"])
+            warnings += _warn_about_steep_features(steep, prior)
+        elif "node_stretch" in working:
+            diagnostics["node_spacing"] = float(working["node_spacing"])
+            steep = find_steep_features(params, working, is_complete=False)
             steep = np.setdiff1d(steep, state.auxiliary["diverging"])
             warnings += _warn_about_steep_features(steep, prior)
         elif (grid := grid_from_working(working)) is not None:
@@ -713,6 +732,8 @@ class LatentTrait(Model):
                 state.params.weights, state.auxiliary["diverging"], peak, prior
             )
             diagnostics["nodes_an_axis"] = grid.nodes_per_axis
+        if self.nodes is None and not state.auxiliary.get("diverging", np.zeros(0)).size:
+            warnings += _warn_about_integrals(estimate_integration_error(state, statistics))
         state = replace(state, params=params, working=working)
         return replace(state, diagnostics=diagnostics, warnings=tuple(warnings))
 
@@ -746,7 +767,8 @@ class LatentTrait(Model):
         if grid_from_working(working) is None:
             return summarize_scores(params, share, block, rng)
         nodes = None if "has_own_nodes" in working else nodes_from_working(working)
-        return summarize_information(params, nodes, share, block, rng)
+        n_own = count_own_nodes(params, working)
+        return summarize_information(params, nodes, share, block, rng, n_own)
 
     def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors and, with quadrature, fit statistics."""
@@ -1061,6 +1083,17 @@ def _warn_about_steep_features(steep: NDArray[np.intp], prior: str) -> list[FitW
         f"because the data separate them, and they have no standard errors; use {prior}"
     )
     return [FitWarning(text, tuple(steep.tolist()))]
+
+
+def _warn_about_integrals(error: float) -> list[FitWarning]:
+    """Warn about an error of the log-likelihood of all rows, NaN if it is unknown."""
+    if not error > MAX_INTEGRATION_ERROR:
+        return []
+    text = (
+        f"the log-likelihood of all rows may be off by {error:.1g} nats, because more nodes than "
+        "are possible would be needed; likelihood-ratio tests of this fit share the error"
+    )
+    return [FitWarning(text)]
 
 
 def _warn_about_zero_weights(

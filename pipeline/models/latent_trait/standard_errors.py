@@ -268,17 +268,18 @@ def summarize_information(
     share: float,
     block: BinaryBlock,
     rng: RowRandom,
+    nodes_per_axis: int | None = None,
 ) -> Sums:
     """Compute the sums for fit statistics, and those for standard errors over a share of the rows.
 
-    Without shared nodes, each row has its own.
+    Without shared nodes, each row has its own, `nodes_per_axis` along each axis.
     """
     X, observed = block.unpack_values(), block.unpack_mask()
     weights, offsets = params.weights, params.offsets
     values: dict[str, NDArray[Any]] = {}
     if nodes is None:
         log_likelihood = lattice_e_step(
-            X, observed, weights, offsets, block.row_weights
+            X, observed, weights, offsets, block.row_weights, nodes_per_axis=nodes_per_axis
         ).log_likelihood
         nodes = list_lattice_nodes(weights, offsets)
     else:

@@ -41,8 +41,13 @@ from pipeline.numerics.logistic.newton_step import NewtonStatistics
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
-CENTRED_NODES_PER_AXIS = {1: 7, 2: 5, 3: 5}
-"""Number of nodes per axis, by the number of components."""
+CENTRED_NODES_PER_AXIS = {1: (7, 15, 31), 2: (5, 9, 13, 17), 3: (5, 7, 9)}
+"""Numbers of nodes per axis from coarse to fine, by the number of components.
+
+With 20 to 150 items, the log-likelihood of 1,000 rows is off by 0.1 to 0.4 nats with 5 nodes per
+axis and 2 or 3 components, and by a tenth of that with every 2 more; with 7, 15 and 31 nodes and
+one component by up to 0.9, 1e-2 and 1e-5.
+"""
 _BATCH_ENTRIES = 2**16  # items, rows and nodes: 512 KiB, half of a usual L2 cache
 _LANES, _MAX_LANES = 8, 64  # multiples of the widest vectors
 _MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
@@ -73,6 +78,7 @@ def centred_e_step(
     offsets: Floats,
     row_weights: Floats | None = None,
     row_means: Floats | None = None,
+    nodes_per_axis: int | None = None,
 ) -> NewtonStatistics:
     """E-step on nodes centred at each row's posterior.
 
@@ -88,11 +94,13 @@ def centred_e_step(
         Weight of each row in the sums, (n_samples,); None if every weight is 1.
     row_means
         Mean of the prior of each row, (n_samples, q); None if all are 0.
+    nodes_per_axis
+        Number of nodes per axis, by default the smallest of `CENTRED_NODES_PER_AXIS`.
     """
     n_features, q = weights.shape
     codes = np.empty((0, 0) if row_means is None else row_means.shape)
     own_weights = np.ones(len(X)) if row_weights is None else row_weights
-    z, log_v = gauss_hermite(CENTRED_NODES_PER_AXIS[q], q)
+    z, log_v = gauss_hermite(nodes_per_axis or CENTRED_NODES_PER_AXIS[q][0], q)
     log_v = log_v + 0.5 * (z**2).sum(axis=1)
     gradient = np.zeros((n_features, q + 1))
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))

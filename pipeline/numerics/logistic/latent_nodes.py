@@ -198,6 +198,7 @@ def node_statistics(
     row_weights: Floats | None = None,
     asymptotes: Asymptotes | None = None,
     row_means: Floats | None = None,
+    checks: NodeChecks | None = None,
 ) -> NodeStatistics:
     """Sum responsibilities over rows: the E-step of EM.
 
@@ -219,9 +220,11 @@ def node_statistics(
     row_means
         Mean of the prior of each row, (n_samples, n_components), if `nodes` represent N(0, I) but
         the prior of row n is N(m_n, I); None if all are 0.
+    checks
+        As for `sum_node_statistics`.
     """
     tabulate = partial(_tabulate_items, weights, offsets, asymptotes)
-    return sum_node_statistics(X, observed, tabulate, nodes, row_weights, row_means)
+    return sum_node_statistics(X, observed, tabulate, nodes, row_weights, row_means, checks)
 
 
 def sum_node_statistics(

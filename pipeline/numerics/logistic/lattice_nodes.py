@@ -15,8 +15,8 @@ within some nats of its maximum are neighbours, and a row visits only these, in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,6 @@ from scipy.special import expit
 from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.logistic.centred_nodes import (
-    CENTRED_NODES_PER_AXIS,
     centred_e_step,
     fill_node_curves,
     weigh_node_curves,
@@ -44,11 +43,14 @@ Integers = NDArray[np.int64]
 _MAX_NODES = 2**18
 _MAX_SHARED_NODES, _SHARED_STRETCH = 3000, 1.5
 _MAX_SLOPE = 20.0
+_NEGLIGIBLE_MASS = 1e-9  # of shared nodes
 _REACH = {1: 8.0, 2: 8.0, 3: 6.5}  # of the lattice along each axis, by the number of components
 # With these, the error of the trapezoid rule is about exp(−2π² / 1.15²) = 3e-7 for a Gaussian, and
 # exp(−2π² / 1.4) = 8e-7 for a logistic curve, whose poles are π / slope away from the axis.
 _SPACING, SLOPE_SPACING = 1.15, 1.4  # in standard deviations; times the steepest slope
 _PROBES_PER_AXIS, _PROBE_REACH = 9, 4.5
+_MAX_MEAN_REACH = 4.0  # rows with priors farther from 0 have nodes of their own
+_MARGIN = 3.0  # between the posterior mean of a row and the end of the lattice, likewise
 _MEAN_STEP = 2.0  # means of priors extend a lattice by multiples of it, so that few tables differ
 _BATCH_ENTRIES = 2**16  # features and nodes of a table: 512 KiB
 _FIRST_STRIDE = 16
@@ -161,6 +163,29 @@ def list_lattice_nodes(weights: Floats, offsets: Floats) -> Nodes | None:
     return None
 
 
+def list_even_nodes(
+    items: Sequence[tuple[Floats, Floats]], stretch: float, max_nodes: int
+) -> tuple[Nodes, float] | None:
+    """Return nodes shared by all rows, and their distance; None if there would be too many.
+
+    They resolve the items of all groups, given by weights and offsets; `stretch` is a factor of
+    the distances that `choose_lattice` chooses.
+    """
+    lattices = [choose_lattice(*own, max_nodes=_MAX_NODES) for own in items]
+    found = [lattice for lattice in lattices if lattice is not None]
+    if len(found) < len(lattices):
+        return None
+    lattice = min(found, key=lambda lattice: lattice.spacing).stretch(stretch)
+    if (2 * lattice.reach) ** lattice.n_components > 4 * max_nodes:
+        return None
+    points = np.ascontiguousarray(lattice.list_points().T)
+    log_density = -0.5 * (points**2).sum(axis=1)
+    nodes = Nodes(points, log_density - scipy.special.logsumexp(log_density))
+    if lattice.n_components > 1:
+        nodes = drop_light_nodes(nodes, _NEGLIGIBLE_MASS)
+    return (nodes, lattice.spacing) if len(nodes.points) <= max_nodes else None
+
+
 def lattice_e_step(
     X: Bits,
     observed: Bits | None,
@@ -169,10 +194,11 @@ def lattice_e_step(
     row_weights: Floats | None = None,
     stretch: float = 1.0,
     row_means: Floats | None = None,
+    nodes_per_axis: int | None = None,
 ) -> NewtonStatistics:
     """E-step on a lattice; rows with missing values have nodes centred at their posteriors.
 
-    So do all rows if a lattice would be too large.
+    So do rows whose posteriors lie outside the lattice, and all rows if it would be too large.
 
     Parameters
     ----------
@@ -189,26 +215,43 @@ def lattice_e_step(
         by up to 1e-4 nats per row, and 3 components take a third of the time.
     row_means
         Mean of the prior of each row, (n_samples, q); None if all are 0.
+    nodes_per_axis
+        Number of nodes centred at a row, see `centred_e_step`.
     """
-    lattice = choose_lattice(weights, offsets, mean_reach=find_mean_reach(row_means))
+    reach = min(find_mean_reach(row_means), _MAX_MEAN_REACH)
+    lattice = choose_lattice(weights, offsets, mean_reach=reach)
+    run_centred = partial(
+        centred_e_step, weights=weights, offsets=offsets, nodes_per_axis=nodes_per_axis
+    )
     if lattice is None:
-        return centred_e_step(X, observed, weights, offsets, row_weights, row_means)
+        return run_centred(X, observed, row_weights=row_weights, row_means=row_means)
     lattice = lattice.stretch(stretch)
     own_weights = np.ones(len(X)) if row_weights is None else row_weights
-    if observed is None:
-        return _sum_on_lattice(X, weights, offsets, own_weights, lattice, row_means)
-    is_complete = observed.all(axis=1)
-    is_masked = ~is_complete
-    means = (None, None) if row_means is None else (row_means[is_complete], row_means[is_masked])
-    complete = _sum_on_lattice(
-        X[is_complete], weights, offsets, own_weights[is_complete], lattice, means[0]
+    is_complete = np.ones(len(X), np.bool_) if observed is None else observed.all(axis=1)
+    if row_means is not None:
+        is_complete &= (np.abs(row_means) <= reach).all(axis=1)
+    means = row_means
+    if not is_complete.all():
+        means = None if row_means is None else row_means[is_complete]
+        X_complete, complete_weights = X[is_complete], own_weights[is_complete]
+    else:
+        X_complete, complete_weights = X, own_weights
+    complete, is_outside = _sum_on_lattice(
+        X_complete, weights, offsets, complete_weights, lattice, means
     )
-    others = centred_e_step(
-        X[is_masked], observed[is_masked], weights, offsets, own_weights[is_masked], means[1]
+    is_complete[np.flatnonzero(is_complete)[is_outside]] = False
+    if is_complete.all():
+        return complete
+    is_masked = ~is_complete
+    others = run_centred(
+        X[is_masked],
+        None if observed is None else observed[is_masked],
+        row_weights=own_weights[is_masked],
+        row_means=None if row_means is None else row_means[is_masked],
     )
     codes = np.empty((0, 0) if row_means is None else row_means.shape)
     if row_means is not None:
-        codes[is_complete], codes[is_masked] = complete.codes, others.codes
+        codes[is_complete], codes[is_masked] = complete.codes[~is_outside], others.codes
     return NewtonStatistics(
         complete.gradient + others.gradient,
         complete.curvature + others.curvature,
@@ -220,7 +263,7 @@ def lattice_e_step(
 
 
 def estimate_lattice_e_step(
-    weights: Floats, offsets: Floats, is_complete: bool, n_rows: int
+    weights: Floats, offsets: Floats, is_complete: bool, n_rows: int, nodes_per_axis: int
 ) -> float:
     """Return the nanoseconds per row of `lattice_e_step` for a block of `n_rows` rows.
 
@@ -229,7 +272,7 @@ def estimate_lattice_e_step(
     n_features, q = weights.shape
     lattice = choose_lattice(weights, offsets) if is_complete else None
     if lattice is None:
-        return float((20 + 10 * CENTRED_NODES_PER_AXIS[q] ** q) * n_features)
+        return float((20 + 10 * nodes_per_axis**q) * n_features)
     curves = 2 * math.prod(lattice.shape) * n_features  # once per block
     return float(500 + 4 * n_features + 6 * 15**q + curves / max(n_rows, 1))
 
@@ -248,7 +291,9 @@ def _sum_on_lattice(
     row_weights: Floats,
     lattice: Lattice,
     row_means: Floats | None,
-) -> NewtonStatistics:
+) -> tuple[NewtonStatistics, NDArray[np.bool_]]:
+    """Return the sums over rows, and the rows that are left out: those outside the lattice."""
+    is_outside, limit = np.zeros(len(X), np.bool_), lattice.spacing * lattice.reach - _MARGIN
     (n_features, q), shape = weights.shape, lattice.shape
     points = lattice.list_points()
     log_joint = tabulate_nodes(weights.tobytes(), offsets.tobytes(), lattice)
@@ -264,27 +309,28 @@ def _sum_on_lattice(
         if row_means is not None:
             add_row_means(linear, row_means[rows])
         mean = np.empty((len(bits), 3))
-        log_likelihood += sum_row_nodes(
-            linear,
-            own_weights,
-            log_joint.reshape(shape),
-            lattice.spacing,
-            lattice.max_loss,
-            mean,
-            mass.reshape(shape),
-        )
+        table, masses = log_joint.reshape(shape), mass.reshape(shape)
+        steps = lattice.spacing, lattice.max_loss
+        log_likelihood += sum_row_nodes(linear, own_weights, table, *steps, mean, masses)
+        outside = (np.abs(mean[:, 3 - q :]) > limit).any(axis=1)
+        if outside.any():  # take them back
+            unused = np.empty((np.count_nonzero(outside), 3))
+            taken = linear[outside], -own_weights[outside]
+            log_likelihood += sum_row_nodes(*taken, table, *steps, unused, masses)
+            is_outside[rows] = outside
+            own_weights = np.where(outside, 0.0, own_weights)
         if row_means is not None:
             codes[rows] = mean[:, 3 - q :]
         mean *= own_weights[:, None]
         gradient[:, :q] += bits.T @ mean[:, 3 - q :]
         gradient[:, q] += own_weights @ bits
     log_scale = math.log(lattice.spacing) - 0.5 * math.log(2 * math.pi)
-    log_likelihood += float(row_weights.sum()) * q * log_scale
+    log_likelihood += float(row_weights[~is_outside].sum()) * q * log_scale
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
     moments = np.zeros((q + 1, q + 1))
     sums = NewtonStatistics(gradient, curvature, moments, log_likelihood, 0, codes)
     _add_curves(weights, offsets, points, mass, sums)
-    return sums
+    return sums, is_outside
 
 
 def _add_curves(
