@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import AnnotatedChunk, PackedChunk, RowSource, annotate_chunk
 from pipeline.data.weights import ColumnPart
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 
 Array = NDArray[np.float64]
 
 _MAX_LEVELS = 1000
 _MIN_LEVEL_ROWS = 2
+_MAX_DISTANCE, _MAX_TRIMS = 6.0, 5  # of values from their mean, in standard deviations; rounds
+_MIN_LEVERAGE = 0.1  # of the variance of a covariate in a single row
 _MIN_OWN_SHARE = 1e-9  # of a covariate's variance that is not explained by the ones before it
 
 
@@ -41,6 +43,15 @@ class CovariateColumn:
         return tuple(f"{self.name}={level}" for level in self.levels[1:]) or (self.name,)
 
 
+class Leverage(NamedTuple):
+    """A row with a large part of a covariate's variance."""
+
+    name: str
+    row: int
+    value: float
+    share: float
+
+
 @dataclass(frozen=True)
 class Covariates:
     """The covariates of all rows of a fit; `measure_covariates` creates it.
@@ -50,17 +61,36 @@ class Covariates:
     columns
         Their columns.
     means, deviations
-        Weighted mean and standard deviation of each coded covariate, (n_covariates,).
+        Weighted mean and standard deviation of each coded covariate, (n_covariates,), without
+        values more than 6 standard deviations from the mean.
+    leverages
+        Rows, counted from 1, that have a large part of a covariate's variance alone: the name of
+        the covariate, the row, its value, and its share of the variance.
     """
 
     columns: tuple[CovariateColumn, ...]
     means: tuple[float, ...]
     deviations: tuple[float, ...]
+    leverages: tuple[Leverage, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the coefficients, (n_covariates,)."""
         return tuple(name for column in self.columns for name in column.coefficient_names)
+
+    def make_warnings(self) -> tuple[FitWarning, ...]:
+        """Return a warning that names the rows of high leverage, if there are any."""
+        if not self.leverages:
+            return ()
+        named = [
+            f"row {row} ({name} is {value:g}, {100 * share:.0f} % of its variance)"
+            for name, row, value, share in self.leverages
+        ]
+        text = (
+            "a few rows nearly decide the coefficients of covariates, or count as outliers: "
+            f"{'; '.join(named)}. Check these values, or transform the covariate"
+        )
+        return (FitWarning(text, parameter="covariates"),)
 
     def describe(self) -> dict[str, Any]:
         """Describe the covariates for a manifest."""
@@ -74,7 +104,8 @@ def read_covariates(manifest: Mapping[str, Any]) -> Covariates | None:
     columns = tuple(
         CovariateColumn(column["name"], tuple(column["levels"])) for column in record["columns"]
     )
-    return Covariates(columns, tuple(record["means"]), tuple(record["deviations"]))
+    leverages = tuple(Leverage(*own) for own in record.get("leverages", ()))
+    return Covariates(columns, tuple(record["means"]), tuple(record["deviations"]), leverages)
 
 
 def have_same_columns(one: Covariates | None, other: Covariates | None) -> bool:
@@ -181,22 +212,91 @@ def measure_covariates(requests: Sequence[ColumnRequest], source: CovariateSourc
     """
     columns = tuple(_measure_column(request, source) for request in requests)
     covariates = Covariates(columns, (), ())
-    p = len(covariates.names)
-    total, first, squares, weight = np.zeros(p), np.zeros(p), np.zeros((p, p)), 0.0
-    for z, own_weights in _iter_coded(columns, source):
+    all_rows = _sum_moments(columns, source, None)
+    _check_covariance(covariates.names, all_rows.mean, all_rows.covariance)
+    # Levels have no outliers; nor do numbers that are the same in all rows but a few.
+    may_be_far = np.array(
+        [not column.levels for column in columns for _ in column.coefficient_names]
+    )
+    moments = all_rows
+    for _ in range(_MAX_TRIMS):
+        limits = _make_limits(moments, may_be_far)
+        trimmed = _sum_moments(columns, source, limits)
+        is_constant = ~(np.diag(trimmed.covariance) > 0)
+        if is_constant.any():
+            may_be_far &= ~is_constant
+            moments = all_rows
+        elif trimmed.n_outside == moments.n_outside:
+            break
+        else:
+            moments = trimmed
+    limits = _make_limits(moments, may_be_far)
+    leverages: list[Leverage] = []
+    if moments.n_outside:
+        for rows, z, own_weights in _iter_coded(columns, source):
+            shares = own_weights[:, None] * (z - all_rows.mean) ** 2
+            shares /= all_rows.weight * np.diag(all_rows.covariance)
+            is_high = limits.find_outside(z) & (shares > _MIN_LEVERAGE)
+            for place, k in np.argwhere(is_high).tolist():
+                value, share = float(z[place, k]), float(shares[place, k])
+                leverages.append(Leverage(covariates.names[k], int(rows[place]) + 1, value, share))
+    return replace(
+        covariates,
+        means=tuple(moments.mean.tolist()),
+        deviations=tuple(np.sqrt(np.diag(moments.covariance)).tolist()),
+        leverages=tuple(leverages),
+    )
+
+
+class _Limits(NamedTuple):
+    """The range of values that count, each (n_covariates,)."""
+
+    middle: Array
+    reach: Array
+
+    def find_outside(self, z: Array) -> NDArray[np.bool_]:
+        """Return which values lie outside, (n_rows, n_covariates)."""
+        return np.asarray(np.abs(z - self.middle) > self.reach)
+
+
+def _make_limits(moments: _Moments, may_be_far: NDArray[np.bool_]) -> _Limits:
+    reach = _MAX_DISTANCE * np.sqrt(np.maximum(np.diag(moments.covariance), 0.0))
+    return _Limits(moments.mean, np.where(may_be_far, reach, np.inf))
+
+
+class _Moments(NamedTuple):
+    """Weighted mean and covariance of covariates, sum of weights, and number of values left out."""
+
+    mean: Array
+    covariance: Array
+    weight: float
+    n_outside: int
+
+
+def _sum_moments(
+    columns: Sequence[CovariateColumn], source: CovariateSource, limits: _Limits | None
+) -> _Moments:
+    """Compute the moments of coded covariates; values outside the limits are left out."""
+    p = len(Covariates(tuple(columns), (), ()).names)
+    total, first, squares = np.zeros(p), np.zeros(p), np.zeros((p, p))
+    weights, weight, n_outside = np.zeros((p, p)), 0.0, 0
+    for _, z, own_weights in _iter_coded(columns, source):
         if not len(z):
             continue
+        is_used = np.ones(z.shape) if limits is None else 1.0 - limits.find_outside(z)
         if not weight:
-            first = z[0].copy()
-        weighted = own_weights[:, None] * (z - first)
+            first = z[0].copy() if limits is None else limits.middle
+        n_outside += int(z.size - is_used.sum())
+        distance = is_used * (z - first)
+        weighted = own_weights[:, None] * distance
         total += weighted.sum(axis=0)
-        squares += weighted.T @ (z - first)
+        squares += weighted.T @ distance
+        weights += (own_weights[:, None] * is_used).T @ is_used
         weight += float(own_weights.sum())
-    shift = total / max(weight, np.finfo(float).tiny)
-    covariance = squares / max(weight, np.finfo(float).tiny) - np.outer(shift, shift)
-    deviations = _check_covariance(covariates.names, first + shift, covariance)
-    means = tuple((first + shift).tolist())
-    return replace(covariates, means=means, deviations=tuple(deviations.tolist()))
+    tiny = np.finfo(float).tiny
+    shift = total / np.maximum(np.diag(weights), tiny)
+    covariance = squares / np.maximum(weights, tiny) - np.outer(shift, shift)
+    return _Moments(first + shift, covariance, weight, n_outside)
 
 
 def check_covariates(covariates: Covariates, source: CovariateSource) -> None:
@@ -274,15 +374,16 @@ class _CodingReader:
 
 def _iter_coded(
     columns: Sequence[CovariateColumn], source: CovariateSource
-) -> Iterator[tuple[Array, Array]]:
-    """Yield coded covariates and weights of the rows, part by part."""
+) -> Iterator[tuple[NDArray[np.int64], Array, Array]]:
+    """Yield indices, coded covariates and weights of the rows, part by part."""
     coders = [_make_coder(column, source.levels) for column in columns]
     parts = [source.iter_column(column.name, not column.levels) for column in columns]
     for same_rows in zip(*parts, strict=True):
         coded = [
             coder.encode(values) for coder, ((_, values), _) in zip(coders, same_rows, strict=True)
         ]
-        yield np.concatenate(coded, axis=1), same_rows[0][1]
+        (rows, _), weights = same_rows[0]
+        yield rows, np.concatenate(coded, axis=1), weights
 
 
 def _measure_column(request: ColumnRequest, source: CovariateSource) -> CovariateColumn:

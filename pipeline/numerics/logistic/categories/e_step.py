@@ -163,7 +163,8 @@ def _sum_own_rows(
     rows = find_level_rows(X, observed, items)
     for points in iter_own_points(*take_rows(rows, X, observed, items, near)):
         places = rows[points.rows]
-        mean[places], covariance[places] = points.compute_moments()
+        distance, covariance[places] = points.compute_moments()
+        mean[places] += distance
         log_likelihood[places] = points.log_likelihood
         own_mask = mask[places, :n].astype(np.float64)
         _add_plane_sums(points, own_mask, items, row_weights[places], slopes, curvatures)

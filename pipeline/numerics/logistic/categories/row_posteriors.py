@@ -130,8 +130,9 @@ class OwnPoints(NamedTuple):
     ----------
     rows
         Which rows they are.
-    x, shares
-        The points, (n_rows, n_points, q), and their posterior mass, (n_rows, n_points).
+    x, distance, shares
+        The points, (n_rows, n_points, q), how far they are from μ_n, and their posterior mass,
+        (n_rows, n_points).
     log_likelihood
         log P(t_n), (n_rows,).
     derivatives
@@ -140,6 +141,7 @@ class OwnPoints(NamedTuple):
 
     rows: slice
     x: Floats
+    distance: Floats
     shares: Floats
     log_likelihood: Floats
     derivatives: Floats
@@ -149,11 +151,11 @@ class OwnPoints(NamedTuple):
         return np.concatenate([self.x, np.ones((*self.x.shape[:2], 1))], axis=2)
 
     def compute_moments(self) -> tuple[Floats, Floats]:
-        """Return the mean, (n_rows, q), and the covariance, (n_rows, q, q)."""
-        mean = (self.shares[:, :, None] * self.x).sum(axis=1)
-        distance = self.x - mean[:, None]
-        weighted = self.shares[:, :, None] * distance
-        return mean, np.einsum("nka,nkb->nab", weighted, distance)
+        """Return the mean minus μ_n, (n_rows, q), and the covariance, (n_rows, q, q)."""
+        mean = (self.shares[:, :, None] * self.distance).sum(axis=1)
+        centred = self.distance - mean[:, None]
+        weighted = self.shares[:, :, None] * centred
+        return mean, np.einsum("nka,nkb->nab", weighted, centred)
 
 
 def condition_on_numbers(
@@ -228,11 +230,11 @@ def iter_own_points(
         mean, precision, log_density = (part[rows] for part in near)
         mode, curvature = _find_modes(levels, items, mean, precision)
         lower = np.linalg.cholesky(curvature)
-        x = mode[:, None] + np.linalg.solve(
+        distance = mode[:, None] + np.linalg.solve(
             np.swapaxes(lower, 1, 2)[:, None], np.broadcast_to(z, (len(mode), *z.shape))[..., None]
         ).squeeze(-1)
+        x = mean[:, None] + distance
         derivatives, log_p = differentiate_rows(levels, items, x)
-        distance = x - mean[:, None]
         log_p -= 0.5 * np.einsum("nka,nab,nkb->nk", distance, precision, distance)
         log_p += log_v
         largest = log_p.max(axis=1)
@@ -241,7 +243,7 @@ def iter_own_points(
         nats = log_density + largest + np.log(totals)
         nats += 0.5 * np.linalg.slogdet(precision)[1]
         nats -= np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
-        yield OwnPoints(rows, x, shares / totals[:, None], nats, derivatives)
+        yield OwnPoints(rows, x, distance, shares / totals[:, None], nats, derivatives)
 
 
 def _select_levels(items: LevelItems) -> LevelItems:
@@ -252,38 +254,39 @@ def _select_levels(items: LevelItems) -> LevelItems:
 def _find_modes(
     levels: Floats, items: LevelItems, mean: Floats, precision: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the mode of each row's posterior, (n_rows, q), and its curvature, (n_rows, q, q).
+    """Return the mode of each row's posterior minus μ_n, (n_rows, q), and its curvature.
 
-    Newton's method with expected curvatures, from the mean of N(μ_n, P_n⁻¹); a step that leads
-    downhill is halved.
+    Newton's method with expected curvatures, (n_rows, q, q), from the mean of N(μ_n, P_n⁻¹); a step
+    that leads downhill is halved.
     """
     present = np.empty((len(levels), len(items.n_planes)))
     for alike in iter_alike(items.n_planes):
         present[:, alike.features] = levels[:, alike.levels].sum(axis=2)
 
-    def evaluate(x: Floats) -> tuple[Floats, Floats, Floats]:
+    def evaluate(distance: Floats) -> tuple[Floats, Floats, Floats]:
+        x = mean + distance
         derivatives, log_p = differentiate_rows(levels, items, x[:, None])
-        pull = np.einsum("nab,nb->na", precision, x - mean)
+        pull = np.einsum("nab,nb->na", precision, distance)
         gradient = derivatives[:, :, 0] @ items.weights - pull
         information = compute_item_information(items, x)
         curvature = precision + np.einsum("nf,fnab->nab", present, information)
-        return log_p[:, 0] - 0.5 * ((x - mean) * pull).sum(axis=1), gradient, curvature
+        return log_p[:, 0] - 0.5 * (distance * pull).sum(axis=1), gradient, curvature
 
-    x = mean.copy()
-    value, gradient, curvature = evaluate(x)
-    scale = np.ones(len(x))
+    distance = np.zeros_like(mean)
+    value, gradient, curvature = evaluate(distance)
+    scale = np.ones(len(mean))
     for _ in range(_MAX_STEPS):
         step = scale[:, None] * np.linalg.solve(curvature, gradient[:, :, None])[:, :, 0]
         is_active = (step * gradient).sum(axis=1) > _MIN_GAIN
         if not is_active.any():
             break
-        reached = evaluate(x + step)
+        reached = evaluate(distance + step)
         is_better = is_active & (reached[0] >= value)
-        x[is_better] += step[is_better]
+        distance[is_better] += step[is_better]
         for own, other in zip((value, gradient, curvature), reached, strict=True):
             own[is_better] = other[is_better]
         scale = np.where(is_better, np.minimum(2 * scale, 1.0), 0.5 * scale)
-    return x, curvature
+    return distance, curvature
 
 
 def compute_own_posterior(
@@ -300,7 +303,8 @@ def compute_own_posterior(
     rows = find_level_rows(X, observed, items)
     for points in iter_own_points(*take_rows(rows, X, observed, items, near), n_per_axis):
         places = rows[points.rows]
-        mean[places], covariance[places] = points.compute_moments()
+        distance, covariance[places] = points.compute_moments()
+        mean[places] += distance
         log_likelihood[places] = points.log_likelihood
     return LevelPosterior(mean, covariance, log_likelihood, np.ones(len(mean), np.bool_))
 
