@@ -35,6 +35,7 @@ from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     MAX_NODES_PER_AXIS,
+    NodeChecks,
     Nodes,
     NodeStatistics,
     check_nodes,
@@ -497,12 +498,9 @@ def _e_step_on_nodes(
     may_leave_nodes: bool,
 ) -> Sums:
     X, observed = block.unpack_values(), block.unpack_mask()
-    checks = None
-    if "nodes_an_axis" in working and params.asymptotes is None:
-        spacing = float(working["node_spacing"]) if "node_spacing" in working else None
-        checks = check_nodes(nodes, spacing)
-        if not may_leave_nodes:
-            checks = checks._replace(max_edge_share=1.0)
+    checks = checks_from_working(working)
+    if checks is not None and not may_leave_nodes:
+        checks = checks._replace(max_edge_share=1.0)
     row_means = None if regression is None else regression.means
     counts = node_statistics(
         X, observed, *params.items, nodes, block.row_weights, params.asymptotes, row_means, checks
@@ -752,7 +750,7 @@ class NodeGrid:
     def make_working_state(self) -> Arrays:
         """Return the nodes as working state, without those that hardly count."""
         nodes = drop_light_nodes(gauss_hermite(self.nodes_per_axis, self.n_components))
-        return {**nodes._asdict(), "nodes_an_axis": np.array(self.nodes_per_axis)}
+        return {**store_nodes(nodes, None), "nodes_an_axis": np.array(self.nodes_per_axis)}
 
     def is_diverging(self, weights: Array) -> NDArray[np.bool_]:
         """Return which weights no allowed number of nodes can resolve, (n_features,)."""
@@ -942,7 +940,7 @@ def _begin_even_stage(
     nodes, spacing = found
     working = {
         **state.working,
-        **nodes._asdict(),
+        **store_nodes(nodes, spacing),
         "nodes_an_axis": np.array(len(nodes.points)),
         "node_spacing": np.array(spacing),
         "node_stretch": np.array(stretch),
@@ -1018,6 +1016,25 @@ def use_whole_lattice(state: FitState) -> FitState:
 def nodes_from_working(working: Arrays) -> Nodes | None:
     """Return the nodes of the E-step, or None if it uses none."""
     return Nodes(working["points"], working["log_weights"]) if "points" in working else None
+
+
+def store_nodes(nodes: Nodes, spacing: float | None) -> Arrays:
+    """Return nodes, and what `check_nodes` finds for them, as working state.
+
+    It is found before the nodes are turned to other axes.
+    """
+    is_edge, is_odd, max_edge_share = check_nodes(nodes, spacing)
+    checks = {"is_edge": is_edge, "max_edge_share": np.array(max_edge_share)}
+    if is_odd is not None:
+        checks["is_odd"] = is_odd
+    return {**nodes._asdict(), **checks}
+
+
+def checks_from_working(working: Arrays) -> NodeChecks | None:
+    """Return what finds rows that the nodes do not suit; None for nodes without it."""
+    if "is_edge" not in working:
+        return None
+    return NodeChecks(working["is_edge"], working.get("is_odd"), float(working["max_edge_share"]))
 
 
 def blocks_from_working(working: Arrays) -> TraitBlocks | None:

@@ -49,6 +49,7 @@ from pipeline.models.latent_trait.em import (
     e_step,
     grid_from_working,
     represents_all_scales,
+    store_nodes,
 )
 from pipeline.models.latent_trait.group_design import GroupDesign, absorb_traits, factorize
 from pipeline.models.latent_trait.group_errors import GroupErrors
@@ -358,4 +359,4 @@ def _keep_all_nodes(state: FitState) -> FitState:
     if grid is None or "node_spacing" in state.working:
         return state
     nodes = gauss_hermite(grid.nodes_per_axis, grid.n_components)
-    return replace(state, working={**state.working, **nodes._asdict()})
+    return replace(state, working={**state.working, **store_nodes(nodes, None)})

@@ -227,7 +227,9 @@ def lattice_e_step(
         return run_centred(X, observed, row_weights=row_weights, row_means=row_means)
     lattice = lattice.stretch(stretch)
     own_weights = np.ones(len(X)) if row_weights is None else row_weights
-    is_complete = np.ones(len(X), np.bool_) if observed is None else observed.all(axis=1)
+    is_complete = np.ones(len(X), np.bool_)
+    if observed is not None:
+        is_complete &= observed.all(axis=1)
     if row_means is not None:
         is_complete &= (np.abs(row_means) <= reach).all(axis=1)
     means = row_means

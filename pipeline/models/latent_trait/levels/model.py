@@ -52,10 +52,12 @@ from pipeline.models.latent_trait.em import (
     ItemKind,
     LatentTraitParams,
     NodeGrid,
+    checks_from_working,
     count_population,
     make_params,
     nodes_from_working,
     represents_all_scales,
+    store_nodes,
     sum_regression,
     unpack_answers,
 )
@@ -105,7 +107,10 @@ from pipeline.numerics.logistic.categories.curves import (
 from pipeline.numerics.logistic.categories.e_step import sum_level_statistics
 from pipeline.numerics.logistic.categories.fit import sum_level_residuals
 from pipeline.numerics.logistic.categories.gaussian_items import MIN_DEVIATION
-from pipeline.numerics.logistic.categories.row_posteriors import compute_level_node_posterior
+from pipeline.numerics.logistic.categories.row_posteriors import (
+    SharedNodes,
+    compute_level_node_posterior,
+)
 from pipeline.numerics.logistic.categories.scores import (
     LevelSums,
     count_score_products,
@@ -332,11 +337,11 @@ class OrdinalTrait(LatentTrait):
         items = self._find_steepest_items(state.params, stretch)
         nodes, spacing = make_level_nodes(items, stretch, self.mean_reach)
         if not self.n_planes.any():  # rows are integrated exactly
-            return replace(state, working={**state.working, **nodes._asdict()})
+            return replace(state, working={**state.working, **store_nodes(nodes, None)})
         own = {"spacing": np.array(spacing), "stretch": np.array(stretch)}
         return replace(
             state,
-            working={**state.working, **nodes._asdict(), **own},
+            working={**state.working, **store_nodes(nodes, spacing), **own},
             auxiliary={**state.auxiliary, "needed_spacing": np.array(spacing)},
         )
 
@@ -406,7 +411,7 @@ class OrdinalTrait(LatentTrait):
             X,
             observed,
             items,
-            *_get_nodes(working),
+            _get_nodes(working),
             row_weights,
             None if regression is None else regression.means,
         )
@@ -557,11 +562,11 @@ class OrdinalTrait(LatentTrait):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """MAP: sum the information about the parameters, and the residuals."""
-        items, (nodes, spacing) = self._get_block_items(params, block), _get_nodes(working)
+        items, shared = self._get_block_items(params, block), _get_nodes(working)
         X, observed = unpack_answers(params, block)
         regression = self._get_rows(params, block)
         row_means = None if regression is None else regression.means
-        of_all = compute_level_node_posterior(X, observed, items, nodes, spacing, row_means)
+        of_all = compute_level_node_posterior(X, observed, items, shared, row_means)
         row_weights = np.ones(len(X)) if block.row_weights is None else block.row_weights
         log_likelihood = float((row_weights * of_all.log_likelihood).sum())
         values: dict[str, NDArray[Any]] = {}
@@ -583,7 +588,7 @@ class OrdinalTrait(LatentTrait):
             clusters, places = np.unique(block.clusters, return_inverse=True)
         jacobian = self._differentiate_block_forms(design, params, block)
         scores = sum_level_scores(
-            X, observed, items, nodes, posterior, jacobian, row_weights, places, regression
+            X, observed, items, shared.nodes, posterior, jacobian, row_weights, places, regression
         )
         names = ["spread", "products", "curvature"]
         names += ["weighted_products"] * block.has_sampling_weights
@@ -810,10 +815,12 @@ class OrdinalTrait(LatentTrait):
         return arrays, np.flatnonzero(is_missing)
 
 
-def _get_nodes(working: Arrays) -> tuple[Nodes, float | None]:
-    """Return the nodes that rows share, and their distance; None if it differs."""
-    spacing = float(working["spacing"]) if "spacing" in working else None
-    return Nodes(working["points"], working["log_weights"]), spacing
+def _get_nodes(working: Arrays) -> SharedNodes:
+    """Return the nodes that rows share."""
+    spacing, checks = working.get("spacing"), checks_from_working(working)
+    assert checks is not None
+    nodes = Nodes(working["points"], working["log_weights"])
+    return SharedNodes(nodes, checks, None if spacing is None else float(spacing))
 
 
 def _refuse(what: str, parameter: str) -> FitError:

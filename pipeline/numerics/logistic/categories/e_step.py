@@ -27,6 +27,7 @@ from pipeline.numerics.logistic.categories.gaussian_items import (
 )
 from pipeline.numerics.logistic.categories.row_posteriors import (
     OwnPoints,
+    SharedNodes,
     condition_on_numbers,
     find_level_rows,
     find_own_rows,
@@ -35,7 +36,7 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
     take_rows,
 )
 from pipeline.numerics.logistic.categories.scores import LevelSums, extend_points
-from pipeline.numerics.logistic.latent_nodes import Nodes, check_nodes, sum_node_statistics
+from pipeline.numerics.logistic.latent_nodes import sum_node_statistics
 from pipeline.numerics.logistic.parameter_expansion import sum_trait_moments
 
 Bits = NDArray[np.uint8]
@@ -73,8 +74,7 @@ def sum_level_statistics(
     X: Answers,
     observed: Bits | None,
     items: LevelItems,
-    nodes: Nodes,
-    spacing: float | None,
+    nodes: SharedNodes,
     row_weights: Floats | None = None,
     row_means: Floats | None = None,
 ) -> LevelStatistics:
@@ -82,17 +82,19 @@ def sum_level_statistics(
 
     Parameters
     ----------
-    X, observed, items, nodes, spacing, row_means
-        As for `compute_level_node_posterior`.
+    X, observed, items, row_means
+        As for `compute_level_posterior`.
+    nodes
+        The nodes of rows that they suit.
     row_weights
         Weight of each row in the sums, (n_samples,); None if every weight is 1.
     """
     (n, q), n_planes = (len(X), items.weights.shape[1]), len(items.offsets)
     weights = np.ones(n) if row_weights is None else row_weights
     near = condition_on_numbers(X, observed, items, row_means)
-    is_own = find_own_rows(observed, items, near, spacing)
+    is_own = find_own_rows(observed, items, near, nodes.spacing)
     shared = np.flatnonzero(~is_own)
-    codes, extended = np.zeros((n, q)), extend_points(nodes.points)
+    codes, extended = np.zeros((n, q)), extend_points(nodes.nodes.points)
     squares = extended[:, :, None] * extended[:, None]
     own_X, own_mask = (
         (X, observed) if shared.size == n else take_rows(shared, X, observed, items, near)[:2]
@@ -101,10 +103,10 @@ def sum_level_statistics(
         own_X,
         own_mask,
         partial(tabulate_levels, items),
-        nodes,
+        nodes.nodes,
         weights[shared],
         None if row_means is None else row_means[shared],
-        check_nodes(nodes, spacing),
+        nodes.checks,
     )
     is_own[shared] = counts.is_outside
     common = weights[shared] * sum_common_terms(own_X, own_mask, items)

@@ -36,6 +36,7 @@ from pipeline.numerics.logistic.categories.curves import (
 from pipeline.numerics.logistic.categories.gaussian_items import ConditionalGaussians
 from pipeline.numerics.logistic.centred_points import RowPosterior
 from pipeline.numerics.logistic.latent_nodes import (
+    NodeChecks,
     Nodes,
     check_nodes,
     compute_node_posterior,
@@ -104,6 +105,27 @@ def differentiate_rows(levels: Floats, items: LevelItems, x: Floats) -> tuple[Fl
         first = first.reshape(*first.shape[:3], n_rows, n_points)
         residual[:, alike.planes] = np.einsum("nic,icjnk->nijk", present, first)
     return residual, log_joint
+
+
+class SharedNodes(NamedTuple):
+    """Nodes that rows share if they suit them.
+
+    Attributes
+    ----------
+    nodes, checks
+        The nodes, and what finds rows that they do not suit.
+    spacing
+        Their distance; None if it differs.
+    """
+
+    nodes: Nodes
+    checks: NodeChecks
+    spacing: float | None
+
+    @classmethod
+    def from_lattice(cls, nodes: Nodes, spacing: float) -> SharedNodes:
+        """Return nodes that are equally spaced along the axes."""
+        return cls(nodes, check_nodes(nodes, spacing), spacing)
 
 
 class LevelPosterior(NamedTuple):
@@ -333,8 +355,7 @@ def compute_level_node_posterior(
     X: Answers,
     observed: Bits | None,
     items: LevelItems,
-    nodes: Nodes,
-    spacing: float | None,
+    shared: SharedNodes,
     row_means: Floats | None = None,
     n_per_axis: int | None = None,
 ) -> LevelPosterior:
@@ -344,26 +365,26 @@ def compute_level_node_posterior(
     ----------
     X, observed, items, row_means
         As for `compute_level_posterior`.
-    nodes, spacing
-        Nodes that rows share if they suit them, and their distance; None if it differs.
+    shared
+        The nodes of rows that they suit.
     n_per_axis
         Number of points of rows that have their own.
     """
     near = condition_on_numbers(X, observed, items, row_means)
-    is_own = find_own_rows(observed, items, near, spacing)
+    is_own = find_own_rows(observed, items, near, shared.spacing)
     n, q = near.mean.shape
     result = LevelPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n), is_own)
-    if (shared := np.flatnonzero(~is_own)).size:
-        own_X, own_mask, *_ = take_rows(shared, X, observed, items, near)
-        means = None if row_means is None else row_means[shared]
-        tabulate, checks = partial(tabulate_levels, items), check_nodes(nodes, spacing)
+    if (rows := np.flatnonzero(~is_own)).size:
+        own_X, own_mask, *_ = take_rows(rows, X, observed, items, near)
+        means = None if row_means is None else row_means[rows]
+        tabulate = partial(tabulate_levels, items)
         posterior, is_outside = compute_node_posterior(
-            own_X, own_mask, tabulate, nodes, means, checks
+            own_X, own_mask, tabulate, shared.nodes, means, shared.checks
         )
         for own, part in zip(result, posterior, strict=False):
-            own[shared] = part
-        is_own[shared] = is_outside
-        result.log_likelihood[shared] += sum_common_terms(own_X, own_mask, items)
+            own[rows] = part
+        is_own[rows] = is_outside
+        result.log_likelihood[rows] += sum_common_terms(own_X, own_mask, items)
     if (rows := np.flatnonzero(is_own)).size:
         taken = take_rows(rows, X, observed, items, near)
         own_rows = compute_own_posterior(*taken, n_per_axis)
@@ -402,10 +423,10 @@ def compute_level_posterior(
     q, reach = items.weights.shape[1], min(find_mean_reach(row_means), MAX_MEAN_REACH)
     posteriors = []
     for stretch, n_fewer in ((_FINE[q], 0), (_FINE[q] * _COARSE, 2)):
-        nodes, spacing = make_level_nodes(items, stretch, reach)
+        shared = SharedNodes.from_lattice(*make_level_nodes(items, stretch, reach))
         n_per_axis = _OWN_POINTS[q] - n_fewer
         posteriors.append(
-            compute_level_node_posterior(X, observed, items, nodes, spacing, row_means, n_per_axis)
+            compute_level_node_posterior(X, observed, items, shared, row_means, n_per_axis)
         )
     error = np.abs(posteriors[0].log_likelihood - posteriors[1].log_likelihood)
     return RowPosterior(*posteriors[0][:3], error)

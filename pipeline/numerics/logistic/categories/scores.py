@@ -123,9 +123,9 @@ class LevelSums(NamedTuple):
             ones=self.ones,
             mass=self.mass,
             slopes=self.slopes @ matrix.T,
-            curvatures=matrix @ self.curvatures @ matrix.T,
+            curvatures=np.asarray(matrix @ self.curvatures @ matrix.T),
             number_codes=self.number_codes @ matrix.T,
-            number_products=matrix @ self.number_products @ matrix.T,
+            number_products=np.asarray(matrix @ self.number_products @ matrix.T),
             squares=self.squares,
         )
 

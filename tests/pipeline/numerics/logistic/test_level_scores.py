@@ -12,7 +12,10 @@ from pipeline.numerics.logistic.categories.curves import (
     compute_level_probabilities,
     make_level_nodes,
 )
-from pipeline.numerics.logistic.categories.row_posteriors import compute_level_node_posterior
+from pipeline.numerics.logistic.categories.row_posteriors import (
+    SharedNodes,
+    compute_level_node_posterior,
+)
 
 N_ROWS, N_ITEMS = 400, 31  # 155 levels
 
@@ -34,11 +37,13 @@ def test_points_of_rows_give_the_covariances_of_shared_nodes(
     observed = np.repeat(rng.random((N_ROWS, n_items)) < 0.9, m, axis=1).astype(np.uint8)
     jacobian = scipy.sparse.csr_array(np.eye(len(offsets) * (q + 1)))
     row_weights = rng.uniform(0.5, 2, N_ROWS)
-    covariances, (nodes, spacing) = [], make_level_nodes(items)
-    posterior = compute_level_node_posterior(X, observed, items, nodes, spacing)
+    covariances, shared = [], SharedNodes.from_lattice(*make_level_nodes(items))
+    posterior = compute_level_node_posterior(X, observed, items, shared)
     for limit in (0, 1000):
         monkeypatch.setattr(scores, "_MAX_NODE_LEVELS", limit)
-        sums = scores.sum_level_scores(X, observed, items, nodes, posterior, jacobian, row_weights)
+        sums = scores.sum_level_scores(
+            X, observed, items, shared.nodes, posterior, jacobian, row_weights
+        )
         weighted = sums.spread - sums.products
         covariances.append(weighted)
     on_points, on_nodes = covariances
