@@ -113,6 +113,11 @@ class ClassRegression(ConditionalMixture):
         intercepts = standardized.intercepts - means @ coefficients
         return replace(params, intercepts=intercepts, coefficients=coefficients)
 
+    def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
+        """Start as without covariates, and warn about rows of high leverage."""
+        state = super().initialize(first, rng)
+        return replace(state, warnings=(*state.warnings, *self._covariates.make_warnings()))
+
     def _draw_start(
         self, auxiliary: Arrays, n_components: int, start: int
     ) -> BernoulliMixtureParams:

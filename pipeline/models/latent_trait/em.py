@@ -29,7 +29,9 @@ from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.asymptotes import Asymptotes, join_asymptotes
 from pipeline.numerics.logistic.bifactor import TraitBlocks, bifactor_e_step, find_trait_blocks
 from pipeline.numerics.logistic.categories.curves import Answers, Bits, LevelItems, number_planes
+from pipeline.numerics.logistic.categories.e_step import LevelStatistics, sum_level_statistics
 from pipeline.numerics.logistic.categories.gaussian_items import GaussianItems
+from pipeline.numerics.logistic.categories.row_posteriors import SharedNodes
 from pipeline.numerics.logistic.centred_nodes import CENTRED_NODES_PER_AXIS, centred_e_step
 from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
@@ -88,6 +90,7 @@ _MAX_COUNTS = 2**22  # expected counts of features at nodes: 32 MiB
 _MAX_SLOPE_STEP = 2.5  # a h
 MAX_INTEGRATION_ERROR = 1e-3
 """Of the log-likelihood of all rows in a fit that chooses its nodes, nats."""
+_MIN_SHARE = 1e-9  # of the information that a row's values leave; below, it is rounding
 _EVEN_STRETCH, _MAX_EVEN_STRETCH = 0.9, 1.3  # of the distances of equally spaced nodes
 _SHARE_OF_CHANGE = 10.0  # a stage with more centred nodes has about this share less error
 MAX_SLOPE = 20.0  # longer weights count as diverging: such steep curves look like steps
@@ -573,6 +576,69 @@ def sum_regression(
     z = np.column_stack([regression.covariates, np.ones(len(codes))])
     weighted = z if row_weights is None else z * row_weights[:, None]
     return {"covariate_codes": weighted[:, :-1].T @ codes, "covariate_products": weighted.T @ z}
+
+
+def sum_level_regression(
+    found: LevelStatistics, regression: RowRegression | None, row_weights: Array | None
+) -> dict[str, Array]:
+    """Return the moments of the traits, and the sums of `sum_regression`.
+
+    A row whose prior mean m_n is far from 0 may decide Γ nearly alone, but only as far as its
+    values inform about x: then ordinary EM hardly moves. Its step is that of Newton's method, with
+    the curvature (1 − v) ẑ ẑᵀ of the log-likelihood of its values instead of ẑ ẑᵀ, where v is the
+    smallest variance of its posterior, and 1 that of its prior. For that, the row has the weight
+    1 − v, and its code the same distance from m_n divided by 1 − v.
+    """
+    if regression is None:
+        return {"moments": found.moments}
+    rows, d, covariance = found.far
+    is_near = np.ones(len(regression.means), np.bool_)
+    is_near[rows] = False
+    weights = np.ones(len(is_near)) if row_weights is None else row_weights
+    near = sum_regression(regression.take_rows(is_near), found.codes[is_near], weights[is_near])
+    if not rows.size:
+        return {"moments": found.moments, **near}
+    r, (z, m) = weights[rows], regression.take_rows(rows)
+    z = np.column_stack([z, np.ones(len(z))])
+    share = 1 - np.linalg.eigvalsh(covariance)[:, 0]
+    share = np.where(share > _MIN_SHARE, np.minimum(share, 1.0), 0.0)
+    codes = share[:, None] * m + d
+    moments = found.moments.copy()
+    across = d[:, :, None] * m[:, None]
+    squares = covariance + d[:, :, None] * d[:, None] + across + across.transpose(0, 2, 1)
+    squares += share[:, None, None] * m[:, :, None] * m[:, None]
+    moments[:-1, :-1] += np.tensordot(r, squares, 1)
+    moments[-1, :-1] += r @ codes
+    moments[:-1, -1] += r @ codes
+    moments[-1, -1] += r.sum()
+    return {
+        "moments": moments,
+        "covariate_codes": near["covariate_codes"] + (z[:, :-1] * r[:, None]).T @ codes,
+        "covariate_products": near["covariate_products"] + (z * (r * share)[:, None]).T @ z,
+    }
+
+
+def sum_far_rows(params: LatentTraitParams, block: BinaryBlock, regression: RowRegression) -> Sums:
+    """Compute the sums of `e_step` for rows whose prior means are far from 0."""
+    (n_features, q), forms = params.weights.shape, params.free_parameters
+    items = LevelItems(*params.items, np.ones(n_features, np.int64), True)
+    nodes = Nodes(np.zeros((1, q)), np.zeros(1))
+    found = sum_level_statistics(
+        block.unpack_values(),
+        block.unpack_mask(),
+        items,
+        SharedNodes(nodes, check_nodes(nodes, None), None),
+        block.row_weights,
+        regression.means,
+    )
+    j, k = np.triu_indices(q + 1)
+    values = {
+        "gradient": found.sums.slopes - np.einsum("iab,ib->ia", found.sums.curvatures, forms),
+        "curvature": found.sums.curvatures[:, j, k],
+        "empty_rows": np.array(block.count_unobserved_rows()),
+        **sum_level_regression(found, regression, block.row_weights),
+    }
+    return Sums.from_block(block, found.log_likelihood, values)
 
 
 def m_step(

@@ -25,6 +25,7 @@ c        covariate_center    (n_covariates,)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -50,6 +51,7 @@ from pipeline.models.latent_trait.em import (
     grid_from_working,
     represents_all_scales,
     store_nodes,
+    sum_far_rows,
 )
 from pipeline.models.latent_trait.group_design import GroupDesign, absorb_traits, factorize
 from pipeline.models.latent_trait.group_errors import GroupErrors
@@ -69,6 +71,7 @@ from pipeline.models.latent_trait.standard_errors import summarize_regression_sc
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
+from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -77,6 +80,8 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _BY_GROUP = ("covariate_codes", "covariate_products")
+_MAX_FIRST_COVARIATE = 6.0  # standardized, in the first stage of fits with rows of high leverage
+_MAX_CONTRADICTION = 3e4  # nats that such rows may cost
 
 
 class LatentRegression(ConfirmatoryTrait):
@@ -118,7 +123,9 @@ class LatentRegression(ConfirmatoryTrait):
             center[:] = 0.0
         coefficients = np.zeros((len(center), state.params.weights.shape[1]))
         params = replace(state.params, coefficients=coefficients, covariate_center=center)
-        return _keep_all_nodes(replace(state, params=params))
+        warnings = (*state.warnings, *self._covariates.make_warnings())
+        state = _keep_all_nodes(replace(state, params=params, warnings=warnings))
+        return limit_covariates(state, self._covariates)
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit, with or without groups and covariates."""
@@ -129,12 +136,17 @@ class LatentRegression(ConfirmatoryTrait):
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Continue with more nodes if they are needed."""
+        if (unlimited := end_limited_stage(state, statistics)) is not None:
+            return unlimited
         following = super().next_stage(state, statistics)
         return None if following is None else _keep_all_nodes(following)
 
-    def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression:
-        """Return standardized covariates, and the priors of the rows of a block."""
-        return make_row_regression(params, self._get_group_index(block), block, self._scale)
+    def _get_rows(
+        self, params: LatentTraitParams, block: BinaryBlock, max_covariate: float = math.inf
+    ) -> RowRegression:
+        """Return standardized covariates, limited to a size, and the priors of a block's rows."""
+        group = self._get_group_index(block)
+        return make_row_regression(params, group, block, self._scale, max_covariate)
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -145,13 +157,27 @@ class LatentRegression(ConfirmatoryTrait):
 
     def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
         own = self._get_group_params(params, block)
-        rows = self._get_rows(params, block)
-        return e_step(own, working, block, rows, may_leave_nodes=True)
+        rows = self._get_rows(params, block, float(working.get("max_covariate", np.inf)))
+        is_far = np.asarray((np.abs(rows.means) > MAX_MEAN_REACH).any(axis=1))
+        if not is_far.any():
+            return e_step(own, working, block, rows, may_leave_nodes=True)
+        near, far = (block.take_rows(np.flatnonzero(part)) for part in (~is_far, is_far))
+        sums = e_step(own, working, near, rows.take_rows(~is_far), may_leave_nodes=True)
+        others = sum_far_rows(own, far, rows.take_rows(is_far))
+        return replace(
+            sums,
+            n_rows=sums.n_rows + others.n_rows,
+            weight=sums.weight + others.weight,
+            objective=sums.objective + others.objective,
+            values={name: v + others.values.get(name, 0) for name, v in sums.values.items()},
+        )
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step for items, traits and coefficients."""
+        if (restarted := find_contradiction(state, statistics, self._covariates)) is not None:
+            return restarted
         design, values = self._get_design(state), statistics.values
         check_covariates(design, values["covariate_products"], self._covariates.names)
         params, coefficients = self._center(design, state.params)
@@ -316,14 +342,57 @@ def check_covariates(design: GroupDesign, products: Array, names: Sequence[str])
 
 
 def make_row_regression(
-    params: LatentTraitParams, group: int, block: BinaryBlock, scale: Array
+    params: LatentTraitParams,
+    group: int,
+    block: BinaryBlock,
+    scale: Array,
+    max_covariate: float = math.inf,
 ) -> RowRegression:
-    """Return standardized covariates, and the priors of the rows of a block."""
+    """Return standardized covariates, limited to a size, and the priors of the rows of a block."""
     assert block.covariates is not None
-    z = (block.covariates - get_coefficients(params)[1]) / scale
-    means = params.get_group(group).compute_row_means(block.covariates)
+    center = get_coefficients(params)[1]
+    z = np.clip((block.covariates - center) / scale, -max_covariate, max_covariate)
+    means = params.get_group(group).compute_row_means(center + z * scale)
     assert means is not None
     return RowRegression(z, means)
+
+
+def limit_covariates(state: FitState, covariates: Covariates) -> FitState:
+    """Begin with limited covariates if some rows have high leverage.
+
+    From coefficients of 0, such rows would hold them there, whatever all others tell.
+    """
+    if not covariates.leverages:
+        return state
+    working = {**state.working, "max_covariate": np.array(_MAX_FIRST_COVARIATE)}
+    return replace(state, working=working)
+
+
+def end_limited_stage(state: FitState, statistics: Sums) -> FitState | None:
+    """Go on with the covariates as they are; None if they already are."""
+    if "max_covariate" not in state.working:
+        return None
+    working = {name: own for name, own in state.working.items() if name != "max_covariate"}
+    working["limited_objective"] = np.array(statistics.objective)
+    return replace(state, working=working)
+
+
+def find_contradiction(
+    state: FitState, statistics: Sums, covariates: Covariates
+) -> FitState | None:
+    """Return to coefficients of 0 if rows of high leverage contradict those of the other rows.
+
+    None if they do not.
+    """
+    reached = float(state.working.get("limited_objective", -np.inf))
+    if statistics.objective >= reached - _MAX_CONTRADICTION:
+        return None
+    coefficients, _ = get_coefficients(state.params)
+    names = {leverage.name for leverage in covariates.leverages}
+    is_far = np.array([name in names for name in covariates.names])
+    own = np.where(is_far[:, None], 0.0, coefficients)
+    working = {name: v for name, v in state.working.items() if name != "limited_objective"}
+    return replace(state, params=replace(state.params, coefficients=own), working=working)
 
 
 def add_population(state: FitState, statistics: Sums, scale: Array) -> FitState:

@@ -54,6 +54,7 @@ from pipeline.numerics.logistic.trait_scores import (
     TraitScores,
     count_score_vectors,
     estimate_trait_scores,
+    leave_out_saturated,
     sum_block_scores,
     sum_cluster_scores,
     sum_node_scores,
@@ -164,8 +165,10 @@ def summarize_regression_scores(
     """
     sample = select_rows(share, block, rng, regression)
     assert sample.regression is not None
-    z, means = sample.regression
+    means = sample.regression.means
     posterior = posterior_on_lattice(sample.X, sample.observed, params.items, means)
+    regression = leave_out_saturated(sample.regression, posterior)
+    sample, z = sample._replace(regression=regression), regression.covariates
     weighted = z if sample.row_weights is None else z * sample.row_weights[:, None]
     values = {
         **_sum_scores(params, sample, posterior),

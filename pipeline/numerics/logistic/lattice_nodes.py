@@ -40,6 +40,8 @@ Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
+MAX_MEAN_REACH = 4.0
+"""How much farther nodes reach at most because rows have priors with other means."""
 _MAX_NODES = 2**18
 _MAX_SHARED_NODES, _SHARED_STRETCH = 3000, 1.5
 _MAX_SLOPE = 20.0
@@ -49,7 +51,6 @@ _REACH = {1: 8.0, 2: 8.0, 3: 6.5}  # of the lattice along each axis, by the numb
 # exp(−2π² / 1.4) = 8e-7 for a logistic curve, whose poles are π / slope away from the axis.
 _SPACING, SLOPE_SPACING = 1.15, 1.4  # in standard deviations; times the steepest slope
 _PROBES_PER_AXIS, _PROBE_REACH = 9, 4.5
-_MAX_MEAN_REACH = 4.0  # rows with priors farther from 0 have nodes of their own
 _MARGIN = 3.0  # between the posterior mean of a row and the end of the lattice, likewise
 _MEAN_STEP = 2.0  # means of priors extend a lattice by multiples of it, so that few tables differ
 _BATCH_ENTRIES = 2**16  # features and nodes of a table: 512 KiB
@@ -218,7 +219,7 @@ def lattice_e_step(
     nodes_per_axis
         Number of nodes centred at a row, see `centred_e_step`.
     """
-    reach = min(find_mean_reach(row_means), _MAX_MEAN_REACH)
+    reach = min(find_mean_reach(row_means), MAX_MEAN_REACH)
     lattice = choose_lattice(weights, offsets, mean_reach=reach)
     run_centred = partial(
         centred_e_step, weights=weights, offsets=offsets, nodes_per_axis=nodes_per_axis

@@ -29,6 +29,7 @@ from pipeline.numerics.logistic.centred_points import (
 )
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 from pipeline.numerics.logistic.lattice_nodes import (
+    MAX_MEAN_REACH,
     SLOPE_SPACING,
     add_row_means,
     choose_lattice,
@@ -81,7 +82,7 @@ def posterior_on_lattice(
         As for `posterior_by_quadrature`.
     """
     weights, offsets = (np.ascontiguousarray(part, np.float64) for part in items)
-    mean_reach = find_mean_reach(row_means)
+    mean_reach = min(find_mean_reach(row_means), MAX_MEAN_REACH)
     table = _make_table(weights.tobytes(), offsets.tobytes(), len(offsets), mean_reach)
     means = np.zeros((len(X), weights.shape[1])) if row_means is None else row_means
     if table is None:
@@ -98,7 +99,7 @@ def posterior_on_lattice(
     posterior = RowPosterior(
         mean[:, first:].copy(), covariance[:, first:, first:].copy(), log_likelihood, error
     )
-    difficult = np.flatnonzero(error > _MAX_ERROR)
+    difficult = np.flatnonzero((error > _MAX_ERROR) | (np.abs(means) > mean_reach).any(axis=1))
     if difficult.size:
         others = posterior_by_quadrature(X[difficult], mask[difficult], items, means[difficult])
         for values, part in zip(posterior, others, strict=True):

@@ -50,6 +50,7 @@ _MIN_VECTORS = 1024  # multiplied at a time
 _BATCH_ENTRIES = 2**17  # points and features of rows: 1 MiB
 # In case a posterior has all mass on few points, added to its variance and to the products of
 # polynomials.
+_MIN_SHARE, _MIN_MEAN = 1e-6, 4.0  # of the variance of a prior; of its mean
 _MIN_VARIANCE, _RIDGE = 1e-6, 1e-10
 
 
@@ -84,6 +85,17 @@ class RowRegression(NamedTuple):
     def take_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp] | slice) -> RowRegression:
         """Return the rows of a mask, (n_samples,), with some indices, or of a slice."""
         return RowRegression(self.covariates[rows], self.means[rows])
+
+
+def leave_out_saturated(regression: RowRegression, posterior: HasMoments) -> RowRegression:
+    """Return the rows with covariates of 0 where values tell nothing about x.
+
+    The posterior of a row whose prior mean is far from 0 may be its prior. Then the row tells
+    nothing about Θ, but the difference of two large numbers would.
+    """
+    share = 1 - np.linalg.eigvalsh(posterior.covariance)[:, :1]
+    informs = (share > _MIN_SHARE) | (np.abs(regression.means) < _MIN_MEAN).all(axis=1)[:, None]
+    return regression._replace(covariates=np.where(informs, regression.covariates, 0.0))
 
 
 class TraitScores(NamedTuple):

@@ -58,7 +58,7 @@ from pipeline.models.latent_trait.em import (
     nodes_from_working,
     represents_all_scales,
     store_nodes,
-    sum_regression,
+    sum_level_regression,
     unpack_answers,
 )
 from pipeline.models.latent_trait.fit_statistics import compute_reliability, compute_residual_fit
@@ -123,7 +123,7 @@ from pipeline.numerics.logistic.latent_nodes import (
 )
 from pipeline.numerics.logistic.parameter_expansion import estimate_trait_gaussian
 from pipeline.numerics.logistic.slope_prior import differentiate_penalty_twice
-from pipeline.numerics.logistic.trait_scores import RowRegression
+from pipeline.numerics.logistic.trait_scores import RowRegression, leave_out_saturated
 from pipeline.passes.task_sizes import WorkEstimate
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
@@ -406,7 +406,9 @@ class OrdinalTrait(LatentTrait):
 
     def _run_e_step(self, params: LatentTraitParams, working: Arrays, block: BinaryBlock) -> Sums:
         (X, observed), row_weights = unpack_answers(params, block), block.row_weights
-        items, regression = self._get_block_items(params, block), self._get_rows(params, block)
+        limit = float(working.get("max_covariate", np.inf))
+        items = self._get_block_items(params, block)
+        regression = self._get_rows(params, block, limit)
         found = sum_level_statistics(
             X,
             observed,
@@ -417,16 +419,20 @@ class OrdinalTrait(LatentTrait):
         )
         sums = {
             **found.sums._asdict(),
-            "moments": found.moments,
             "peak": np.array(found.peak),
             "error": np.array(found.error),
             "empty_rows": np.array(block.count_unobserved_rows()),
-            **sum_regression(regression, found.codes, row_weights),
+            **sum_level_regression(found, regression, row_weights),
         }
         return Sums.from_block(block, found.log_likelihood, sums)
 
-    def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression | None:
-        """Return the priors of the rows of a block; None if all are standard normal."""
+    def _get_rows(
+        self, params: LatentTraitParams, block: BinaryBlock, max_covariate: float = math.inf
+    ) -> RowRegression | None:
+        """Return the priors of the rows of a block; None if all are standard normal.
+
+        Standardized covariates are limited to `max_covariate`.
+        """
         return None
 
     def _get_penalized_weights(self, params: LatentTraitParams) -> Array:
@@ -578,6 +584,8 @@ class OrdinalTrait(LatentTrait):
         observed = None if observed is None else observed[is_taken]
         regression = None if regression is None else regression.take_rows(is_taken)
         posterior = of_all.take_rows(is_taken)
+        if regression is not None:
+            regression = leave_out_saturated(regression, posterior)
         values["weight_informing"] = np.array(row_weights.sum())
         values |= sum_level_residuals(X, observed, items, posterior, row_weights)
         design = self._get_design(working, params)

@@ -10,6 +10,7 @@ they are: μ_g and offsets hold where z = 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.covariates import Covariates
-from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.models.latent_trait.confirmatory import get_traits
 from pipeline.models.latent_trait.em import LatentTraitParams, represents_all_scales
@@ -29,7 +29,10 @@ from pipeline.models.latent_trait.latent_regression import (
     check_covariate_settings,
     check_covariates,
     check_shared_axes,
+    end_limited_stage,
+    find_contradiction,
     get_coefficients,
+    limit_covariates,
     make_row_regression,
 )
 from pipeline.models.latent_trait.levels.confirmatory import (
@@ -52,6 +55,7 @@ from pipeline.models.latent_trait.regression_errors import (
 )
 from pipeline.models.state import FitState
 from pipeline.models.structure import Structure
+from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.trait_scores import RowRegression
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -59,14 +63,12 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_MAX_MEAN = 6.0  # of a row's prior, in standard deviations; nodes reach at least 4 beyond it
-
 
 @dataclass(frozen=True)
 class OrdinalRegression(ConfirmatoryOrdinalTrait):
     """The latent-trait model of items with levels, or continuous, with covariates and groups."""
 
-    mean_reach: ClassVar[float] = 4.0
+    mean_reach: ClassVar[float] = MAX_MEAN_REACH
 
     @classmethod
     def from_model(cls, model: LatentTrait, structure: Structure) -> Self:
@@ -100,7 +102,8 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
             center[:] = 0.0
         coefficients = np.zeros((len(center), state.params.weights.shape[1]))
         params = replace(state.params, coefficients=coefficients, covariate_center=center)
-        return replace(state, params=params)
+        warnings = (*state.warnings, *self._covariates.make_warnings())
+        return limit_covariates(replace(state, params=params, warnings=warnings), self._covariates)
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit, with or without groups and covariates."""
@@ -110,23 +113,23 @@ class OrdinalRegression(ConfirmatoryOrdinalTrait):
         coefficients = params.coefficients @ params.axes.T
         return replace(started, params=replace(started.params, coefficients=coefficients))
 
-    def _get_rows(self, params: LatentTraitParams, block: BinaryBlock) -> RowRegression:
-        rows = make_row_regression(params, self._get_group_index(block), block, self._scale)
-        if (is_far := (np.abs(rows.means) > _MAX_MEAN).any(axis=1)).any():
-            row = int(is_far.argmax())
-            name = self._covariates.names[int(np.abs(rows.covariates[row]).argmax())]
-            raise FitError(
-                f"{{covariates}}: the expected trait of row {block.rows[row]} is more than "
-                f"{_MAX_MEAN:g} standard deviations from the mean, above all because of {name}. "
-                "Check its values for outliers, or transform it.",
-                parameter="covariates",
-            )
-        return rows
+    def _get_rows(
+        self, params: LatentTraitParams, block: BinaryBlock, max_covariate: float = math.inf
+    ) -> RowRegression:
+        group = self._get_group_index(block)
+        return make_row_regression(params, group, block, self._scale, max_covariate)
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Continue with covariates as they are, or more nodes."""
+        unlimited = end_limited_stage(state, statistics)
+        return super().next_stage(state, statistics) if unlimited is None else unlimited
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Run the M-step for items, traits and coefficients."""
+        if (restarted := find_contradiction(state, statistics, self._covariates)) is not None:
+            return restarted
         traits, sums = self._trait_design, statistics.values
         check_covariates(traits, sums["covariate_products"], self._covariates.names)
         params, coefficients = self._center(state.params)

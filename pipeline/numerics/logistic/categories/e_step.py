@@ -37,6 +37,7 @@ from pipeline.numerics.logistic.categories.row_posteriors import (
 )
 from pipeline.numerics.logistic.categories.scores import LevelSums, extend_points
 from pipeline.numerics.logistic.latent_nodes import sum_node_statistics
+from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH
 from pipeline.numerics.logistic.parameter_expansion import sum_trait_moments
 
 Bits = NDArray[np.uint8]
@@ -60,6 +61,8 @@ class LevelStatistics(NamedTuple):
         As in `NodeStatistics`, of the rows that share nodes.
     codes
         ⟨x⟩ of each row, (n_samples, q).
+    far
+        Rows whose prior means are far from 0. `moments` do not have them.
     """
 
     sums: LevelSums
@@ -68,6 +71,23 @@ class LevelStatistics(NamedTuple):
     error: float
     peak: float
     codes: Floats
+    far: FarRows
+
+
+class FarRows(NamedTuple):
+    """Rows whose prior means m_n are far from 0.
+
+    Attributes
+    ----------
+    rows
+        Which rows they are.
+    distance, covariance
+        ⟨x_n⟩ − m_n, (n_rows, q), and the covariance of x_n, (n_rows, q, q).
+    """
+
+    rows: NDArray[np.intp]
+    distance: Floats
+    covariance: Floats
 
 
 def sum_level_statistics(
@@ -93,6 +113,10 @@ def sum_level_statistics(
     weights = np.ones(n) if row_weights is None else row_weights
     near = condition_on_numbers(X, observed, items, row_means)
     is_own = find_own_rows(observed, items, near, nodes.spacing)
+    is_far = np.zeros(n, np.bool_)
+    if row_means is not None:
+        is_far |= (np.abs(row_means) > MAX_MEAN_REACH).any(axis=1)
+    is_own |= is_far
     shared = np.flatnonzero(~is_own)
     codes, extended = np.zeros((n, q)), extend_points(nodes.nodes.points)
     squares = extended[:, :, None] * extended[:, None]
@@ -123,25 +147,36 @@ def sum_level_statistics(
         np.tensordot(counts.mass[n_planes:], squares, 1),
         weights @ np.asarray(X[:, n_planes:], np.float64) ** 2,
     )
+    far = FarRows(np.flatnonzero(is_far), np.empty((0, q)), np.empty((0, q, q)))
     if (rows := np.flatnonzero(is_own)).size:
         taken = take_rows(rows, X, observed, items, near)
         own = _sum_own_rows(*taken, weights[rows])
         codes[rows] = own.mean
         log_likelihood += float(weights[rows] @ own.log_likelihood)
-        moments = moments + sum_trait_moments(own.mean, own.covariance, weights[rows])
+        is_near = ~is_far[rows]
+        moments = moments + sum_trait_moments(
+            own.mean[is_near], own.covariance[is_near], weights[rows][is_near]
+        )
+        if row_means is not None:
+            distance = own.distance + (near.mean[rows] - row_means[rows])
+            far = FarRows(far.rows, distance[~is_near], own.covariance[~is_near])
         sums = sums._replace(
             slopes=own.slopes,
             curvatures=own.curvatures,
             number_codes=sums.number_codes + own.numbers.codes,
             number_products=sums.number_products + own.numbers.products,
         )
-    return LevelStatistics(sums, moments, log_likelihood, counts.error, counts.peak, codes)
+    return LevelStatistics(sums, moments, log_likelihood, counts.error, counts.peak, codes, far)
 
 
 class _OwnSums(NamedTuple):
-    """Moments and log-likelihoods of rows that do not share nodes, and their sums."""
+    """Moments and log-likelihoods of rows that do not share nodes, and their sums.
+
+    `distance` is that of the mean from the mean given priors and continuous values.
+    """
 
     mean: Floats
+    distance: Floats
     covariance: Floats
     log_likelihood: Floats
     slopes: Floats
@@ -156,26 +191,26 @@ def _sum_own_rows(
     near: ConditionalGaussians,
     row_weights: Floats,
 ) -> _OwnSums:
-    mean: Floats = near.mean.copy()
+    distance: Floats = np.zeros(near.mean.shape)
     covariance = np.linalg.inv(near.precision).astype(np.float64)
     log_likelihood, n = near.log_density.copy(), len(items.offsets)
-    width = mean.shape[1] + 1
+    width = distance.shape[1] + 1
     slopes, curvatures = np.zeros((n, width)), np.zeros((n, width, width))
     mask = np.ones(X.shape, np.uint8) if observed is None else observed
     rows = find_level_rows(X, observed, items)
     for points in iter_own_points(*take_rows(rows, X, observed, items, near)):
         places = rows[points.rows]
-        distance, covariance[places] = points.compute_moments()
-        mean[places] += distance
+        distance[places], covariance[places] = points.compute_moments()
         log_likelihood[places] = points.log_likelihood
         own_mask = mask[places, :n].astype(np.float64)
         _add_plane_sums(points, own_mask, items, row_weights[places], slopes, curvatures)
     forms = np.column_stack([items.weights, items.offsets])
     slopes += np.einsum("jab,jb->ja", curvatures, forms)
+    mean = near.mean + distance
     numbers = sum_gaussian_moments(
         X[:, n:].astype(np.float64), mask[:, n:].astype(np.float64), mean, covariance, row_weights
     )
-    return _OwnSums(mean, covariance, log_likelihood, slopes, curvatures, numbers)
+    return _OwnSums(mean, distance, covariance, log_likelihood, slopes, curvatures, numbers)
 
 
 def _add_plane_sums(

@@ -42,14 +42,12 @@ from pipeline.numerics.logistic.latent_nodes import (
     compute_node_posterior,
     gauss_hermite,
 )
-from pipeline.numerics.logistic.lattice_nodes import find_mean_reach
+from pipeline.numerics.logistic.lattice_nodes import MAX_MEAN_REACH, find_mean_reach
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MAX_MEAN_REACH = 4.0
-"""How much farther shared nodes reach at most because rows have priors with other means."""
 _FINE = {1: 0.5, 2: 0.75, 3: 1.0}  # distance of the nodes of rows' posteriors; see `stretch`
 _COARSE = 1.0 / 0.75  # distance of the nodes that check the result
 _OWN_POINTS = {1: 31, 2: 17, 3: 9}  # per axis, by the number of components

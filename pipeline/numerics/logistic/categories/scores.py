@@ -142,8 +142,9 @@ def sum_form_gradient(items: LevelItems, points: Floats, sums: LevelSums) -> Flo
     own = sums.slopes - np.einsum("jab,jb->ja", sums.curvatures, forms)
     gradient = (scores @ extend_points(points) + own).reshape(-1)
     if items.gaussians is None:
-        return gradient
-    return np.concatenate([gradient, sum_gaussian_gradient(items.gaussians, sums.gaussians)])
+        return np.asarray(gradient)
+    of_numbers = sum_gaussian_gradient(items.gaussians, sums.gaussians)
+    return np.asarray(np.concatenate([gradient, of_numbers]))
 
 
 def sum_form_curvature(

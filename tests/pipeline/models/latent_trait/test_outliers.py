@@ -1,0 +1,122 @@
+"""Outliers of measurements and covariates: agreement with factor analysis and quadrature."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp
+
+import latentbits as lb
+
+Array = NDArray[np.float64]
+
+
+def factor_log_likelihood(values: Array, Y: Array) -> float:
+    """Return the log-likelihood of a model with one factor; values may be missing."""
+    w, mean, log_deviation = np.split(values, 3)
+    precision = ~np.isnan(Y) * np.exp(-2 * log_deviation)
+    residuals = np.where(np.isnan(Y), 0.0, Y - mean)
+    information = 1 + precision @ w**2
+    code = (precision * residuals) @ w / information
+    left = residuals - np.where(np.isnan(Y), 0.0, code[:, None] * w)
+    nats = -0.5 * (precision * left**2).sum() - 0.5 * (code**2 + np.log(information)).sum()
+    return float(nats - (~np.isnan(Y) * (log_deviation + 0.5 * np.log(2 * np.pi))).sum())
+
+
+@pytest.mark.parametrize("outlier", [10.0, 99.0, 999.0])
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_a_row_of_outliers_is_fitted_as_by_factor_analysis(outlier: float, share: float) -> None:
+    rng = np.random.default_rng(1)
+    Y = rng.standard_normal((800, 1)) * rng.uniform(0.7, 1.2, 5) + rng.normal(0, 0.5, (800, 5))
+    Y[rng.random(Y.shape) < share] = np.nan
+    Y[0] = outlier
+    names = list("abcde")
+    fitted = lb.fit(lb.from_numpy(Y, names, continuous=names), "latent-trait", components=1)
+    params = fitted.params
+    values = np.concatenate(
+        [
+            params.scales * params.weights[:, 0],
+            params.means + params.scales * params.offsets,
+            np.log(params.scales * params.deviations),
+        ]
+    )
+    reached = factor_log_likelihood(values, Y)
+    assert fitted.objective is not None
+    assert fitted.objective * len(Y) == pytest.approx(reached, abs=1e-4)
+    best = minimize(lambda v: -factor_log_likelihood(v, Y), values, method="BFGS")
+    assert reached == pytest.approx(-best.fun, abs=1e-3)
+    np.testing.assert_allclose(values[:5], best.x[:5], rtol=1e-3)
+    codes = lb.transform(fitted, lb.from_numpy(Y[:2], names, continuous=names))
+    assert codes["mean"][0, 0] > 8
+    assert (codes["variance"] > 0).all()
+
+
+def test_an_outlier_next_to_binary_items_is_on_points_of_its_own() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal(400)
+    bits = (expit(1.5 * x[:, None] + rng.normal(0, 1, 4)) > rng.random((400, 4))).astype(float)
+    Y = x[:, None] + rng.normal(0, 0.5, (400, 3))
+    Y[0], bits[0] = 20.0, [1, 0, 1, 1]
+    names = [*"pqrs", *"abc"]
+    data = lb.from_numpy(np.hstack([bits, Y]), names, continuous=names[4:])
+    fitted = lb.fit(data, "latent-trait", components=1)
+    params = fitted.params
+    z, v = np.polynomial.hermite_e.hermegauss(101)
+    w, deviation = params.weights[4:, 0] * params.scales, params.deviations * params.scales
+    precision = 1 + (w**2 / deviation**2).sum()
+    residuals = Y - params.means - params.scales * params.offsets[4:]
+    code = (residuals * w / deviation**2).sum(axis=1) / precision
+    points = code[:, None] + z / np.sqrt(precision)
+    eta = points[:, :, None] * params.weights[:4, 0] + params.offsets[:4]
+    nats = logsumexp(
+        (bits[:, None] * eta - np.logaddexp(0, eta)).sum(axis=2) + np.log(v / v.sum()), axis=1
+    )
+    left = (residuals - code[:, None] * w) / deviation
+    nats -= 0.5 * (left**2).sum(axis=1) + 0.5 * (code**2 + np.log(precision))
+    nats -= np.log(deviation * np.sqrt(2 * np.pi)).sum()
+    assert fitted.objective is not None
+    assert fitted.objective * 400 == pytest.approx(nats.sum(), abs=1e-3)
+    assert lb.transform(fitted, data)["mean"][0, 0] > 10
+
+
+@pytest.mark.parametrize("value", [1e3, 99999999.0])
+def test_a_huge_covariate_leaves_its_coefficient_alone(value: float) -> None:
+    rng = np.random.default_rng(3)
+    n = 600
+    z = rng.standard_normal(n)
+    z[0] = value
+    x = 1.5 * z + rng.standard_normal(n)
+    X = (x[:, None] * rng.uniform(0.8, 2, 6) + rng.logistic(0, 1, (n, 6)) > 0).astype(float)
+    table = pd.DataFrame(X, columns=list("abcdef")).assign(z=z)
+    data = lb.from_dataframe(table, keep=["z"])
+    fitted = lb.fit(data, "latent-trait", components=1, covariates=["z"])
+    others = lb.from_dataframe(table[1:], keep=["z"])
+    expected = lb.fit(others, "latent-trait", components=1, covariates=["z"])
+    # The row is certain given its covariate, so it tells nothing.
+    np.testing.assert_allclose(fitted.params.coefficients, expected.params.coefficients, rtol=1e-3)
+    np.testing.assert_allclose(
+        fitted.params.coefficients_error, expected.params.coefficients_error, rtol=1e-2
+    )
+    assert any("row 1 (z is" in warning for warning in fitted.warnings)
+    assert not expected.warnings
+
+
+@pytest.mark.parametrize(("q", "slope", "share"), [(1, 4.0, 0.2), (2, 2.0, 0.05)])
+def test_nodes_suffice_if_values_are_missing(q: int, slope: float, share: float) -> None:
+    rng = np.random.default_rng(q)
+    W = slope * rng.uniform(0.5, 1, (10, q)) * np.sign(rng.standard_normal((10, q)))
+    eta = rng.standard_normal((500, q)) @ W.T + rng.normal(0, 1, 10)
+    X = (expit(eta) > rng.random(eta.shape)).astype(float)
+    X[rng.random(X.shape) < share] = np.nan
+    fitted = lb.fit(X, "latent-trait", components=q, errors="none")
+    axis = np.arange(-8, 8, {1: 0.02, 2: 0.1}[q])
+    points = np.stack(np.meshgrid(*[axis] * q), axis=-1).reshape(-1, q)
+    log_weights = -0.5 * (points**2).sum(axis=1)
+    eta = points @ fitted.params.weights.T + fitted.params.offsets
+    log_joint = np.where(np.isnan(X), 0.0, X) @ eta.T - ~np.isnan(X) @ np.logaddexp(0, eta).T
+    nats = logsumexp(log_joint + log_weights - logsumexp(log_weights), axis=1)
+    assert fitted.objective is not None
+    assert fitted.objective * len(X) == pytest.approx(nats.sum(), abs=1e-3)
