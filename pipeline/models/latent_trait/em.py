@@ -1068,7 +1068,7 @@ def _add_own_nodes(
 def estimate_integration_error(state: FitState, statistics: Sums) -> float:
     """Return the estimated error of the log-likelihood of all rows, nats; NaN if unknown."""
     working = state.working
-    if "node_stretch" in working and "has_own_nodes" not in working:
+    if "is_odd" in working and "has_own_nodes" not in working:
         return float(statistics.values["error"])
     return abs(statistics.objective - float(working.get("coarse", np.nan))) / _SHARE_OF_CHANGE
 

@@ -94,7 +94,8 @@ def leave_out_saturated(regression: RowRegression, posterior: HasMoments) -> Row
     nothing about Θ, but the difference of two large numbers would.
     """
     share = 1 - np.linalg.eigvalsh(posterior.covariance)[:, :1]
-    informs = (share > _MIN_SHARE) | (np.abs(regression.means) < _MIN_MEAN).all(axis=1)[:, None]
+    is_near = np.all(np.abs(regression.means) < _MIN_MEAN, axis=1, keepdims=True)
+    informs = (share > _MIN_SHARE) | is_near
     return regression._replace(covariates=np.where(informs, regression.covariates, 0.0))
 
 

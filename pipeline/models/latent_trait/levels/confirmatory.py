@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.known_levels import standardize_forms
 from pipeline.models.latent_trait.confirmatory import (
@@ -266,6 +266,8 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
         if self.structure.groups:
             counts = count_group_level_rows(first, self.structure.features)
             self._check_own_offsets(counts, constant)
+            warnings = (*state.warnings, *self._warn_about_empty_levels(counts))
+            state = replace(state, warnings=warnings)
         state = replace(state, auxiliary={**state.auxiliary, "group_level_counts": counts})
         params, q = state.params, state.params.weights.shape[1]
         if self.structure.groups:
@@ -299,6 +301,22 @@ class ConfirmatoryOrdinalTrait(OrdinalTrait):
                     self._name_items(np.array([item])),
                     parameter="group",
                 )
+
+    def _warn_about_empty_levels(self, counts: Array) -> list[FitWarning]:
+        """Warn about levels that only rows of other groups have, of items with own offsets."""
+        assert self._own_parameters is not None
+        n_levels, warnings = count_item_levels(self.n_planes), []
+        is_own = np.repeat(self._own_parameters.offsets & (n_levels > 0), n_levels)
+        owners = np.repeat(np.arange(len(n_levels)), n_levels)
+        for group, own in enumerate(counts):
+            is_empty = is_own & (own == 0) & (counts.sum(axis=0) > 0)
+            if (items := np.unique(owners[is_empty])).size:
+                text = (
+                    f"no row of the group {self.structure.groups[group]!r} has some levels of "
+                    "these features, so these levels count as improbable there: {features}"
+                )
+                warnings.append(FitWarning(text, self._name_items(items)))
+        return warnings
 
     def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Start from an earlier fit with items of the same kind, with or without groups."""

@@ -48,6 +48,7 @@ from pipeline.learning.convergence import (
 )
 from pipeline.learning.held_out import HELD_OUT_SHARE, run_e_step_with_held_out
 from pipeline.models.latent_trait.em import (
+    MAX_INTEGRATION_ERROR,
     MAX_SLOPE,
     ItemKind,
     LatentTraitParams,
@@ -144,6 +145,7 @@ LAST_STRETCH = {
     2: 0.75,
     3: 0.75,
 }  # of the nodes of the last stage; flat optima need fine ones
+_FINER = 0.8  # of the distances of nodes, if they are too far apart
 _MAX_SPACING_RATIO = 1.2  # of the nodes before a stage with new ones
 _STOPPING_RATIO = 1.5  # likewise, but the stage does not go on until it has converged
 
@@ -500,11 +502,15 @@ class OrdinalTrait(LatentTrait):
         """Continue with more components, or with nodes for items that became too steep."""
         if state.working["held_out"] > 0:
             return self._add_component(state, statistics)
-        stretch = LAST_STRETCH[state.params.weights.shape[1]]
-        is_last = float(state.working.get("stretch", stretch)) == stretch
-        if is_last and not self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
+        last = LAST_STRETCH[state.params.weights.shape[1]]
+        stretch = float(state.working.get("stretch", 0.0))
+        if stretch > last or self._has_coarse_nodes(state, _MAX_SPACING_RATIO):
+            return self._choose_nodes(state, min(stretch, last))
+        if not stretch or float(statistics.values["error"]) <= MAX_INTEGRATION_ERROR:
             return None
-        return self._choose_nodes(state, stretch)
+        finer = self._choose_nodes(state, _FINER * stretch)
+        is_finer = finer.working["spacing"] < 0.99 * state.working["spacing"]
+        return finer if is_finer else None
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Rotate the weights, and add difficulties, diagnostics and warnings."""
