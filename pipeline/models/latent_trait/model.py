@@ -191,8 +191,8 @@ class LatentTrait(Model):
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice for rows
         without missing values. With missing values, it starts with 41, 21 or 15 nodes for 1, 2 or 3
-        components and uses up to 300, 61 or 21 for steep items or narrow posteriors; for posteriors
-        that are still narrower, each row has its own 7 or 5 nodes per axis. None takes 500 draws.
+        components, and ends with equally spaced ones, or with up to 31, 17 or 9 per axis for each
+        row, until the log-likelihood of all rows is exact to 1e-3 nats. None takes 500 draws.
     prior_precision
         Precision of a normal prior on the weights; above 0, separable items stay finite. With many
         items and few rows it is lower, so that the traits keep their scale.
