@@ -275,7 +275,7 @@ def fit_pass(
 def _update_starts(
     model: Model, state: FitState, parts: Iterator[Statistics], seed: int, map_items: MapFunction
 ) -> FitState:
-    """Update every running start; once all have ended, continue with the best."""
+    """Update every running start; once all have ended, let the model select the best."""
     starts = tuple(
         s if s.done else _update_state(model, s, next(parts), seed, map_items, k)
         for k, s in enumerate(state.starts)
@@ -283,12 +283,20 @@ def _update_starts(
     iteration = state.iteration + 1
     if not all(s.done for s in starts):
         return replace(state, starts=starts, iteration=iteration)
+    kinds: dict[str, list[FitState]] = {}
+    for start in starts:
+        kinds.setdefault(model.get_start_kind(start), []).append(start)
+    ranked = {kind: _rank_starts(model, own) for kind, own in kinds.items()}
+    return _begin_stage(replace(model.select_starts(ranked), iteration=iteration))
+
+
+def _rank_starts(model: Model, starts: Sequence[FitState]) -> list[FitState]:
+    """Sort starts, the best first; add how many reached the best, unless it is known already."""
     endings = [(model.get_convergence_criterion(s), s.history) for s in starts]
-    objectives = [find_final_objective(*ending) for ending in endings]
-    diagnostics = describe_starts(objectives, [find_reachable_objective(*e) for e in endings])
-    best = starts[int(np.argmax(objectives))]
-    best = replace(best, diagnostics={**best.diagnostics, **diagnostics})
-    return _begin_stage(replace(model.select_start(best), iteration=iteration))
+    objectives = np.array([find_final_objective(*ending) for ending in endings])
+    found = describe_starts(objectives.tolist(), [find_reachable_objective(*e) for e in endings])
+    order = np.argsort(-objectives, kind="stable")
+    return [replace(starts[k], diagnostics={**found, **starts[k].diagnostics}) for k in order]
 
 
 def _update_state(

@@ -215,9 +215,18 @@ class Model(Protocol):
         """
         return None
 
-    def select_start(self, state: FitState) -> FitState:
-        """Return the state of the stage after several starts, given the best start."""
-        return state
+    def get_start_kind(self, state: FitState) -> str:
+        """Return the kind of a start; objectives are compared among starts of the same kind."""
+        return ""
+
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Return the state of the stage after several starts.
+
+        `ranked` has the starts of each kind, the best first. Their diagnostics `starts` and
+        `starts_at_best` describe the last comparison that begins without them.
+        """
+        (starts,) = ranked.values()
+        return starts[0]
 
     def finish(self, state: FitState, statistics: Any) -> FitState:
         """Put the parameters in their final form after the last stage, and add warnings."""

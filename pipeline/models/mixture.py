@@ -8,6 +8,7 @@ doubled from 1 while the likelihood of held-out rows increases.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -73,7 +74,7 @@ class Mixture(Model):
         is_single = n_components == 1 or (self.starts == 1 and not self.single_start_is_short)
         auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
         working = self._make_working(held_out, is_short=not is_single)
-        state = replace(state, working=working, auxiliary=auxiliary)
+        state = replace(state, working=working, auxiliary=auxiliary, diagnostics={})
         starts = tuple(
             replace(state, params=self._draw_start(auxiliary, n_components, k))
             for k in range(1 if is_single else self.starts)
@@ -100,9 +101,10 @@ class Mixture(Model):
         tol = max(self.tol, is_short * self.short_run_tol)
         return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
-    def select_start(self, state: FitState) -> FitState:
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
         """Continue with the best start."""
-        return self._begin_long_run(state, float(state.working["held_out"]))
+        best = super().select_starts(ranked)
+        return self._begin_long_run(best, float(best.working["held_out"]))
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Double the components while held-out rows gain, then continue with all rows."""

@@ -185,7 +185,7 @@ def _find_forest(
         cells = _count_cells(table, left, right)
         own, later = firsts[[start, stop]], pseudo_rows.margins[firsts[start] :]
         cells += pseudo_rows.weight * np.outer(pseudo_rows.margins[slice(*own)], later)
-        information = _sum_information(cells, left, right) / (total + pseudo_rows.weight)
+        information = sum_information(cells, left, right) / (total + pseudo_rows.weight)
         rows, columns = np.triu_indices(len(left), 1, len(right))
         found = FeaturePairs(rows, columns, information[rows, columns], np.zeros(len(rows)))
         found = _keep_forest(found, n_features)
@@ -226,7 +226,7 @@ def _list_planes(n_levels: Counts) -> tuple[Counts, NDArray[np.bool_]]:
     return np.repeat(first_planes, n_levels) + np.maximum(steps - 1, 0), steps == 0
 
 
-def _sum_information(cells: Array, left: Counts, right: Counts) -> Array:
+def sum_information(cells: Array, left: Counts, right: Counts) -> Array:
     """Return the mutual information times the rows of each pair, nats, (n_left, n_right).
 
     Σ_ab n_ab log n_ab − Σ_a n_a log n_a − Σ_b n_b log n_b + n log n (Chow & Liu 1968, equation 5).

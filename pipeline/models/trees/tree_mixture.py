@@ -10,9 +10,14 @@ features weighted by its posterior, the maximum spanning tree of their mutual in
 from the counts of its edges. In the other passes it keeps the trees, and only counts their edges.
 The prior is `smoothing` pseudo-rows per component from the model in which features are
 independent with their overall margins (Meilă & Jordan 2000, section 5); with it, no step decreases
-the objective. Short runs from random starts fit components without edges, in which features are
-independent; the first trees grow from the best of them. Trees that grow from random components
-generalize less well. See `pipeline.models.mixture`.
+the objective. See `pipeline.models.mixture` for the short runs at the start. They are of two kinds:
+
+* components without edges, in which features are independent; the first trees grow from the best
+  of these runs
+* trees of random groups of rows, see `tree_starts.py`; only a sample of the rows is used
+
+Both kinds then continue with all rows for a few passes, and the better one until it has converged.
+A single tree has starts of the second kind, if values are missing.
 
 =========  ==========  =============================================
 symbol     field       shape
@@ -42,7 +47,7 @@ the components themselves if there are few features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -64,7 +69,7 @@ from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ObjectiveCriterion
-from pipeline.learning.held_out import run_e_step_with_held_out
+from pipeline.learning.held_out import is_held_out, run_e_step_with_held_out
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureTree, LogLikelihood
 from pipeline.models.mixture import Mixture
@@ -92,6 +97,7 @@ from pipeline.models.trees.pair_counts import (
     drop_negligible,
     with_margins,
 )
+from pipeline.models.trees.tree_starts import add_observed_pairs, draw_groups, find_start_tree
 from pipeline.numerics.trees.binary_rows import (
     compute_complete_log_likelihoods,
     make_log_polynomials,
@@ -129,6 +135,12 @@ Levels = NDArray[np.uint8]
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
+_TREE_STARTS = 8  # starts from trees for each start from independent features
+_STARTS_PER_FINALIST = 4
+_TREE_PASSES = {"trees": 8, "finalists": 12}
+_SAMPLE_ROWS = 4000  # of which starts from trees use about as many
+_START_CELLS = 1 << 24  # pairs of planes that all starts from trees count at the same time
+_COMPARED_PASSES = 9  # of the best starts of both kinds
 _TREE_PERIOD = 3  # passes from one search for the trees to the next
 MAX_SQUARE_FEATURES = 2000
 """Most planes of a single tree whose pairs are counted in one table; more are counted in strips."""
@@ -212,8 +224,8 @@ class TreeMixture(Mixture):
     smoothing
         Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs, which fit mixtures of independent features. The best run continues
-        with trees.
+        Number of short runs from mixtures of independent features. Eight times as many begin with
+        the trees of random groups of rows, or fewer if there are many features.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
@@ -267,6 +279,7 @@ class TreeMixture(Mixture):
         if self.has_pair_tables(n_features):
             return n_threads * estimate_strip_memory(MIN_STRIP_HEIGHT, n_features, self.cell_bytes)
         n_trees = self.n_components or self.max_held_out_components
+        n_trees *= self._count_tree_starts(n_features, n_trees)
         # With missing values, a task has ten squares besides its counts: see `fill_expectations`.
         return 8 * n_features**2 * (n_trees * (n_threads + 2) + 10 * n_threads + 16)
 
@@ -277,7 +290,8 @@ class TreeMixture(Mixture):
         n_trees, finds_trees = len(params.weights), bool(working["finds_trees"])
         n_pairs = n_trees * n_features * (n_features if finds_trees else 4)
         pair_time = 0.02 * n_features if finds_trees else 0.0
-        return WorkEstimate(n_features * (2 + n_trees * (1.0 + pair_time)), 8 * n_pairs)
+        nanoseconds = n_features * (2 + n_trees * (1.0 + pair_time))
+        return WorkEstimate(float(working.get("sample", 1.0)) * nanoseconds, 8 * n_pairs)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts, and start from random components around the margins."""
@@ -291,6 +305,7 @@ class TreeMixture(Mixture):
             "seed": rng.integers(2**63, size=1),
             "is_complete": np.array(first.is_complete),
             "is_wide": np.array(is_wide),
+            "sample": np.array(min(1.0, _SAMPLE_ROWS / max(first.weight, 1.0))),
         }
         warnings = warn_about_levels(level_rows, self.features)
         state = self._begin_fit(FitState(None, auxiliary=auxiliary, warnings=warnings))
@@ -353,6 +368,83 @@ class TreeMixture(Mixture):
         weights = np.full(n_components, 1 / n_components)
         return TreeMixtureParams(weights, parents, tables, margins, n_levels)
 
+    def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
+        """Begin with starts of both kinds; a single tree, if values are missing, with trees."""
+        began = super()._begin_stage(state, n_components, held_out)
+        is_exact = n_components == 1 and bool(state.auxiliary["is_complete"])
+        if is_exact or state.auxiliary["is_wide"]:
+            return began
+        n_starts = self._count_tree_starts(
+            int((began.params.levels_per_feature - 1).sum()), n_components
+        )
+        trees = (self._begin_tree_start(began, k) for k in range(n_starts))
+        return replace(began, starts=(*began.starts, *trees))
+
+    def _count_tree_starts(self, n_planes: int, n_components: int) -> int:
+        """Return the number of starts from trees, whose pairs are in memory at the same time."""
+        n_at_once = _START_CELLS // (n_components * n_planes**2)
+        return max(1, min(_TREE_STARTS * self.starts, n_at_once))
+
+    def _begin_tree_start(self, state: FitState, start: int) -> FitState:
+        """Begin with the trees of random groups of rows, which the first pass counts."""
+        params, n_components = state.params, len(state.params.weights)
+        independent = self._draw_start(state.auxiliary, 1, 0)
+        parents, tables = (
+            np.repeat(own, n_components, axis=0)
+            for own in (independent.parents, independent.tables)
+        )
+        return replace(
+            state,
+            params=replace(params, parents=parents, tables=tables),
+            working={
+                "held_out": state.working["held_out"],
+                "finds_trees": np.array(True),
+                "sample": state.auxiliary["sample"],
+                "draws_groups": np.array(True),
+            },
+            auxiliary={**state.auxiliary, "short": np.array(True), "tree_start": np.array(start)},
+            starts=(),
+        )
+
+    def get_start_kind(self, state: FitState) -> str:
+        """Return the kind of a short run; "" for states that use all rows and find trees."""
+        if not state.auxiliary.get("short", False):
+            return ""
+        if "tree_start" not in state.auxiliary:
+            return "features"
+        return "finalists" if "is_finalist" in state.auxiliary else "trees"
+
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Go on with the best starts from trees, then compare the best of both kinds on all rows.
+
+        Starts from independent features go on with trees.
+        """
+        if list(ranked) == [""]:
+            chosen = super().select_starts(ranked)
+            auxiliary = {name: own for name, own in chosen.auxiliary.items() if name != "phase"}
+            return replace(chosen, auxiliary=auxiliary)
+        starts: list[FitState] = []
+        for kind, own in ranked.items():
+            if kind == "trees":
+                n_finalists = -(-len(own) // _STARTS_PER_FINALIST)
+                is_finalist = {"is_finalist": np.array(True)}
+                starts += [
+                    replace(s, auxiliary={**s.auxiliary, **is_finalist}, diagnostics={})
+                    for s in own[:n_finalists]
+                ]
+            else:
+                starts.append(self._begin_comparison(own[0], finds_trees=kind != "finalists"))
+        if len(starts) == 1 and self.get_start_kind(starts[0]) == "":
+            return super().select_starts({"": starts})
+        return replace(starts[0], starts=tuple(starts))
+
+    def _begin_comparison(self, state: FitState, *, finds_trees: bool) -> FitState:
+        """Begin a few passes over all rows; states of different kinds find trees by turns."""
+        state = self._begin_long_run(state, float(state.working["held_out"]))
+        auxiliary = {**state.auxiliary, "phase": np.array(int(finds_trees))}
+        working = {**state.working, "finds_trees": np.array(finds_trees)}
+        return replace(state, auxiliary=auxiliary, working=working)
+
     def warm_start(self, state: FitState, params: TreeMixtureParams) -> FitState:
         """Start from an earlier fit, without short runs, with the margins of the rows here.
 
@@ -368,7 +460,14 @@ class TreeMixture(Mixture):
         self, params: TreeMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        run = partial(_run_e_step, params, bool(working["finds_trees"]))
+        share = float(working.get("sample", 1.0))
+        if share < 1:  # without held-out rows
+            is_in = ~is_held_out(block.rows, 1 - share, rng.seed)
+            block = block.take_rows(np.flatnonzero(is_in))
+        finds_trees = bool(working["finds_trees"])
+        run = partial(_run_e_step, params, finds_trees)
+        if finds_trees and "draws_groups" in working:
+            run = partial(_count_observed, params, rng if working["draws_groups"] else None)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def objective(self, params: TreeMixtureParams, statistics: Sums) -> float:
@@ -382,7 +481,10 @@ class TreeMixture(Mixture):
         """Run the M-step: find the tree of each component if pairs were counted, and its tables."""
         old, values = state.params, statistics.values
         mass = values["mass"] + self.smoothing
-        if "pairs" in values:
+        if "observed_pairs" in values:
+            noise = None if state.history else rng
+            found = self._find_start_trees(old, values["observed_pairs"], state.auxiliary, noise)
+        elif "pairs" in values:
             found = self._find_trees(old, values["pairs"])
         else:
             found = [
@@ -395,14 +497,29 @@ class TreeMixture(Mixture):
                 )
             ]
         parents, tables = map(np.stack, zip(*found, strict=True))
-        n_passes, is_short = len(state.history) + 1, bool(state.auxiliary["short"])
-        keeps_trees = is_short or bool(state.auxiliary["is_wide"])
+        n_passes = len(state.history) + 1 + int(state.auxiliary.get("phase", 0))
+        keeps_trees = self.get_start_kind(state) == "features" or bool(state.auxiliary["is_wide"])
         finds_trees = np.array(not keeps_trees and n_passes % _TREE_PERIOD == 0)
+        working = {**state.working, "finds_trees": finds_trees}
+        if "draws_groups" in working:
+            working["draws_groups"] = np.array(False)
         return replace(
             state,
             params=replace(old, weights=mass / mass.sum(), parents=parents, tables=tables),
-            working={**state.working, "finds_trees": finds_trees},
+            working=working,
         )
+
+    def _find_start_trees(
+        self,
+        params: TreeMixtureParams,
+        groups: Array,
+        auxiliary: Arrays,
+        rng: np.random.Generator | None,
+    ) -> list[tuple[Counts, Array]]:
+        """Return the parents and tables of each group, given pairs of observed values."""
+        sizes, start = params.levels_per_feature, int(auxiliary["tree_start"])
+        pseudo_rows = self.smoothing * params.compute_independent_pairs()
+        return [find_start_tree(counts, pseudo_rows, sizes, start, rng) for counts in groups]
 
     def _find_trees(self, params: TreeMixtureParams, pairs: Array) -> list[tuple[Counts, Array]]:
         """Return the parents and tables of each component, given its sums of products of planes."""
@@ -427,9 +544,15 @@ class TreeMixture(Mixture):
         criterion = super().get_convergence_criterion(state)
         if state.auxiliary.get("is_complete", False) and len(state.params.weights) == 1:
             return replace(criterion, tol=np.inf)
-        if not state.auxiliary.get("short", False):
-            return criterion
-        return replace(criterion, max_iter=min(self.max_iter, _SHORT_PASSES))
+        kind = self.get_start_kind(state)
+        if kind == "features":
+            return replace(criterion, max_iter=min(self.max_iter, _SHORT_PASSES))
+        if kind in _TREE_PASSES:  # they may look converged before groups begin to differ
+            max_iter = min(self.max_iter, _TREE_PASSES[kind])
+            return replace(criterion, max_iter=max_iter, tol=self.tol)
+        if "phase" in state.auxiliary:
+            return replace(criterion, max_iter=min(self.max_iter, _COMPARED_PASSES))
+        return criterion
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort the components by weight, and add diagnostics and warnings."""
@@ -572,6 +695,34 @@ def _compute_log_likelihoods(params: TreeMixtureParams, block: BinaryBlock) -> A
 
 def _is_binary_and_complete(params: TreeMixtureParams, block: BinaryBlock) -> bool:
     return params.n_levels is None and block.observed_words is None
+
+
+def _count_observed(params: TreeMixtureParams, rng: RowRandom | None, block: BinaryBlock) -> Sums:
+    """Sum the log-likelihood, and the pairs of observed values of each component.
+
+    `rng` draws groups of rows that take the place of the components; None does not.
+    """
+    total, n_levels = 0.0, params.levels_per_feature
+    counts = np.zeros((len(params.weights), n_levels.sum(), n_levels.sum()))
+    mass = np.zeros(len(counts))
+    for part in iter_word_ranges(block, _BATCH_WORDS):
+        posterior, nats = compute_posterior(params, part)
+        levels = read_levels(params, part)
+        if rng is not None:
+            posterior = np.eye(len(counts))[draw_groups(levels, len(counts), rng)]
+        weights = drop_negligible(posterior)
+        if part.row_weights is not None:
+            weights *= part.row_weights[:, None]
+            nats = nats * part.row_weights
+        total += float(nats.sum())
+        mass += weights.sum(axis=0)
+        add_observed_pairs(levels, weights, n_levels, counts)
+    values = {
+        "observed_pairs": counts,
+        "mass": mass,
+        "empty_rows": np.array(block.count_unobserved_rows()),
+    }
+    return Sums.from_block(block, total, values)
 
 
 def _run_e_step(params: TreeMixtureParams, finds_trees: bool, block: BinaryBlock) -> Sums:

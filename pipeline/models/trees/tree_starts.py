@@ -1,0 +1,96 @@
+"""Where the EM of trees starts: from pairs of observed values in random groups of rows.
+
+Kinds of rows that differ only in how features depend on each other are invisible to mixtures of
+independent features. So some starts divide the rows into random groups, and find the tree of each.
+
+If values are missing, expected counts would hardly show how features depend that few rows observe
+together. So only pairs of observed values are counted, and starts differ in how much such pairs
+count: by the share of rows that observe them, by its square root, or as much as all others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.models.trees.feature_tree import sum_information
+from pipeline.numerics.trees.spanning_tree import find_maximum_spanning_tree, make_tables
+from pipeline.random import RowRandom
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Levels = NDArray[np.uint8]
+
+_SHARE_POWERS = (1.0, 0.5, 0.0)
+"""Powers of the share of rows that observe a pair, by which its information is multiplied."""
+_NOISE = 0.5
+"""Standard deviation of the log-weights of pairs, in starts after the first of each power."""
+
+
+def draw_groups(levels: Levels, n_groups: int, rng: RowRandom) -> Counts:
+    """Divide rows into random groups, (n_samples,); rows with equal values have the same group.
+
+    So groups do not depend on the order of rows, nor on whether equal rows are repeated or counted.
+    """
+    n_bytes = -levels.shape[1] % 8 + levels.shape[1]
+    contents = np.zeros((len(levels), n_bytes), np.uint8)
+    contents[:, : levels.shape[1]] = levels
+    hashes = rng.stream("groups").hash_rows(contents.view("<u8"))
+    groups: Counts = (hashes % np.uint64(n_groups)).astype(np.int64)
+    return groups
+
+
+def add_observed_pairs(levels: Levels, weights: Array, n_levels: Counts, sums: Array) -> None:
+    """Add the weights of rows by pairs of observed levels, for each group.
+
+    Parameters
+    ----------
+    levels
+        Levels of the rows, `MISSING` if missing, (n_samples, n_features).
+    weights
+        Weight of each row in each group, (n_samples, n_groups).
+    n_levels
+        Number of levels of each feature, (n_features,).
+    sums
+        To which weights are added, (n_groups, n_levels in all, n_levels in all).
+    """
+    feature = np.repeat(np.arange(len(n_levels)), n_levels)
+    step = np.arange(len(feature)) - (np.cumsum(n_levels) - n_levels)[feature]
+    for own, total in zip(weights.T, sums, strict=True):
+        rows = np.flatnonzero(own)
+        is_level = (levels[rows][:, feature] == step).astype(np.float64)
+        total += (is_level * own[rows, None]).T @ is_level
+
+
+def find_start_tree(
+    counts: Array, pseudo_rows: Array, n_levels: Counts, start: int, rng: np.random.Generator | None
+) -> tuple[Counts, Array]:
+    """Return the parents and the tables of the tree of a group.
+
+    Parameters
+    ----------
+    counts
+        Rows by pairs of observed levels, (n_levels in all, n_levels in all).
+    pseudo_rows
+        Rows of independent features that are added, of the same shape.
+    n_levels
+        Number of levels of each feature, (n_features,).
+    start
+        Number of the start, which selects how much pairs count that few rows observe.
+    rng
+        Draws noise for the starts after the first ones; None for no noise.
+    """
+    firsts = np.cumsum(n_levels) - n_levels
+    n_rows = np.add.reduceat(np.add.reduceat(counts, firsts, axis=0), firsts, axis=1)
+    counts = counts + pseudo_rows
+    # Features that are independent share about half their degrees of freedom by chance.
+    chance = 0.5 * np.outer(n_levels - 1, n_levels - 1)
+    total = np.maximum(sum_information(counts, n_levels, n_levels) - chance, 0.0)
+    information = total / np.maximum(n_rows, 1.0)
+    share = n_rows / max(float(n_rows.diagonal().max()), 1.0)
+    weights = information * share ** _SHARE_POWERS[start % len(_SHARE_POWERS)]
+    if rng is not None and start >= len(_SHARE_POWERS):
+        noise = np.triu(rng.standard_normal(weights.shape))
+        weights *= np.exp(_NOISE * (noise + noise.T))
+    parents = find_maximum_spanning_tree(weights)
+    return parents, make_tables(counts, firsts, n_levels, parents)
