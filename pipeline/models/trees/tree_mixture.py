@@ -139,7 +139,7 @@ _TREE_STARTS = 8  # starts from trees for each start from independent features
 _STARTS_PER_FINALIST = 4
 _TREE_PASSES = {"trees": 8, "finalists": 12}
 _SAMPLE_ROWS = 4000  # of which starts from trees use about as many
-_START_CELLS = 1 << 24  # pairs of planes that all starts from trees count at the same time
+_START_CELLS = 1 << 18  # pairs of planes that all starts from trees count at the same time
 _COMPARED_PASSES = 9  # of the best starts of both kinds
 _TREE_PERIOD = 3  # passes from one search for the trees to the next
 MAX_SQUARE_FEATURES = 2000
@@ -501,7 +501,7 @@ class TreeMixture(Mixture):
         keeps_trees = self.get_start_kind(state) == "features" or bool(state.auxiliary["is_wide"])
         finds_trees = np.array(not keeps_trees and n_passes % _TREE_PERIOD == 0)
         working = {**state.working, "finds_trees": finds_trees}
-        if "draws_groups" in working:
+        if working.pop("draws_groups", None) is not None and not state.auxiliary["is_complete"]:
             working["draws_groups"] = np.array(False)
         return replace(
             state,

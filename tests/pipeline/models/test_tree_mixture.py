@@ -34,6 +34,7 @@ from pipeline.models.trees.pair_counts import (
     drop_negligible,
 )
 from pipeline.models.trees.tree_mixture import TreeMixture, TreeMixtureParams
+from pipeline.models.trees.tree_starts import draw_groups
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
@@ -51,6 +52,7 @@ from pipeline.numerics.trees.spanning_tree import (
 from pipeline.passes import feature_strips
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
+from tests.support.designs import DESIGNS
 from tests.support.strategies import DenseData, make_memory_rows
 
 Array = NDArray[np.float64]
@@ -392,17 +394,86 @@ def test_trees_grow_from_independent_features_and_are_found_in_every_third_pass(
     rows = make_memory_rows(DenseData(model.sample(draw_params(BINARY, 2), 500, RNG())))
     states: list[FitState] = []
     fit_model(model, rows, SERIAL, checkpoint=states.append)
-    short = [state for state in states if state.starts]
+    begun = [state.starts[0] for state in states if state.starts]
+    short = [start for start in begun if model.get_start_kind(start) == "features"]
     assert 3 < len(short) < 20  # the next pass chooses the start
-    assert all((state.starts[0].params.parents == ROOT).all() for state in short)
-    parents = [state.params.parents for state in states[len(short) :]]
-    assert (parents[0] == ROOT).all()
-    assert ((parents[1] == ROOT).sum(axis=1) == 1).all()
+    assert all((start.params.parents == ROOT).all() for start in short)
+    assert ((begun[len(short) + 1].params.parents == ROOT).sum(axis=1) == 1).all()
+    parents = [state.params.parents for state in states[len(begun) :]]
     changed = [bool((a != b).any()) for a, b in pairwise(parents[:-1])]  # then they are sorted
     assert {n for n, has_changed in enumerate(changed) if has_changed} <= {*range(0, 30, 3)}
-    assert changed[3]
-    gains = np.diff([state.history[-1] for state in states[len(short) + 1 :]])
+    gains = np.diff([state.history[-1] for state in states[len(begun) + 1 :]])
     assert gains.min() > -1e-9
+
+
+def compute_nats(params: TreeMixtureParams, sizes: tuple[int, ...], data: DenseData) -> float:
+    found = make_model(sizes).log_likelihood(params, data.pack(), RowRandom(0))
+    return float(found.nats.sum())
+
+
+def test_kinds_of_rows_that_differ_only_in_dependence_are_found() -> None:
+    """A chain whose features copy the one before in one kind, and invert it in the other."""
+    tables = np.zeros((2, 10, 2, 2))
+    tables[0, 1:] = [[0.95, 0.05], [0.05, 0.95]]
+    tables[1, 1:] = tables[0, 1:, ::-1]
+    tables[:, 0, 0] = 0.5
+    parents = np.tile(np.arange(-1, 9), (2, 1))
+    truth = TreeMixtureParams(np.full(2, 0.5), parents, tables, np.full(20, 0.5))
+    data = DenseData(TreeMixture().sample(truth, 2000, RNG()))
+    state = fit_trees(BINARY[:10], data, n_components=2)
+    found, expected = (compute_nats(p, BINARY[:10], data) for p in (state.params, truth))
+    assert found >= expected
+    assert state.diagnostics["starts_at_best"] > 1
+
+
+@pytest.mark.parametrize("design", ["20 % missing", "two forms, 2 features link"])
+def test_two_trees_are_found_in_incomplete_rows(design: str) -> None:
+    truth, rng = draw_params(SEVERAL, 2, seed=1), np.random.default_rng(1)
+    levels = join_planes(make_model(SEVERAL).sample(truth, 1500, rng), SEVERAL)
+    data = make_rows(SEVERAL, levels, DESIGNS[design](*levels.shape, rng))
+    state = fit_trees(SEVERAL, data, n_components=2)
+    assert compute_nats(state.params, SEVERAL, data) >= compute_nats(truth, SEVERAL, data)
+
+
+@pytest.mark.parametrize("design", ["two forms, 8 % of rows link", "ring of 3 forms"])
+def test_a_single_tree_is_found_in_linked_forms(design: str) -> None:
+    """Expected counts hardly show the edges of pairs that few rows observe."""
+    sizes = (2, 3, 4) * 3
+    truth, rng = draw_params(sizes, 1, seed=3), np.random.default_rng(3)
+    levels = join_planes(make_model(sizes).sample(truth, 2000, rng), sizes)
+    data = make_rows(sizes, levels, DESIGNS[design](*levels.shape, rng))
+    state = fit_trees(sizes, data, n_components=1)
+    assert compute_nats(state.params, sizes, data) >= compute_nats(truth, sizes, data)
+
+
+def join_planes(planes: NDArray[np.uint8], sizes: tuple[int, ...]) -> Levels:
+    """Return the levels of rows, (n_rows, n_features)."""
+    return np.add.reduceat(planes, np.cumsum([0, *np.array(sizes[:-1]) - 1]), axis=1)
+
+
+def test_random_groups_depend_on_values_only() -> None:
+    levels = np.random.default_rng(0).integers(0, 3, (4000, 9)).astype(np.uint8)
+    groups = draw_groups(levels, 4, RowRandom(1))
+    order = np.random.default_rng(1).permutation(len(levels))
+    np.testing.assert_array_equal(draw_groups(levels[order], 4, RowRandom(1)), groups[order])
+    assert (draw_groups(levels, 4, RowRandom(2)) != groups).mean() > 0.5
+    np.testing.assert_allclose(np.bincount(groups, minlength=4) / len(groups), 0.25, atol=0.03)
+
+
+def test_many_rows_are_sampled_for_starts_from_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_mixture, "_SAMPLE_ROWS", 300)
+    model, states = TreeMixture(2, starts=1), list[FitState]()
+    data = DenseData(model.sample(draw_params(BINARY, 2), 900, RNG()))
+    whole = fit_model(model, make_memory_rows(data), SERIAL, checkpoint=states.append)
+    start = states[0].starts[-1]
+    part = model.summarize(start.params, start.working, data.pack(), RowRandom(0, 3))
+    again = model.summarize(start.params, start.working, data.pack(), RowRandom(0, 4))
+    assert 200 < part.n_rows < 400  # the same rows in every pass
+    assert part.objective == again.objective
+    cut = make_memory_rows(data, [400, 500])
+    np.testing.assert_array_equal(
+        fit_model(model, cut, SERIAL).params.parents, whole.params.parents
+    )
 
 
 def test_the_tree_is_the_best_of_all_trees() -> None:
