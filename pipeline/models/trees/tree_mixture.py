@@ -135,9 +135,9 @@ Levels = NDArray[np.uint8]
 _BATCH_WORDS = 64  # rows whose indicators are in memory at once: 4,096
 _IMPOSSIBLE = "The tables of the trees give a row the probability 0. Fit again."
 _SHORT_PASSES = 20  # of the features as independent, before the first trees
-_TREE_STARTS = 8  # starts from trees for each start from independent features
-_STARTS_PER_FINALIST = 4
-_TREE_PASSES = {"trees": 8, "finalists": 12}
+_TREE_STARTS = 16  # starts from trees for each start from independent features
+_STARTS_PER_FINALIST = 6
+_TREE_PASSES = {"trees": 12, "finalists": 24}
 _SAMPLE_ROWS = 4000  # of which starts from trees use about as many
 _START_CELLS = 1 << 18  # pairs of planes that all starts from trees count at the same time
 _COMPARED_PASSES = 9  # of the best starts of both kinds
@@ -224,7 +224,7 @@ class TreeMixture(Mixture):
     smoothing
         Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs from mixtures of independent features. Eight times as many begin with
+        Number of short runs from mixtures of independent features. Sixteen times as many begin with
         the trees of random groups of rows, or fewer if there are many features.
     max_iter
         Maximum number of passes, for each start and number of components.
@@ -709,7 +709,7 @@ def _count_observed(params: TreeMixtureParams, rng: RowRandom | None, block: Bin
         posterior, nats = compute_posterior(params, part)
         levels = read_levels(params, part)
         if rng is not None:
-            posterior = np.eye(len(counts))[draw_groups(levels, len(counts), rng)]
+            posterior = draw_groups(levels, len(counts), rng)
         weights = drop_negligible(posterior)
         if part.row_weights is not None:
             weights *= part.row_weights[:, None]

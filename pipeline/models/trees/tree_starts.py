@@ -1,7 +1,7 @@
 """Where the EM of trees starts: from pairs of observed values in random groups of rows.
 
 Kinds of rows that differ only in how features depend on each other are invisible to mixtures of
-independent features. So some starts divide the rows into random groups, and find the tree of each.
+independent features. So some starts draw random groups of rows, and find the tree of each.
 
 If values are missing, expected counts would hardly show how features depend that few rows observe
 together. So only pairs of observed values are counted, and starts differ in how much such pairs
@@ -23,21 +23,27 @@ Levels = NDArray[np.uint8]
 
 _SHARE_POWERS = (1.0, 0.5, 0.0)
 """Powers of the share of rows that observe a pair, by which its information is multiplied."""
+_ROWS_PER_GROUPED_ROW = 16
 _NOISE = 0.5
 """Standard deviation of the log-weights of pairs, in starts after the first of each power."""
 
 
-def draw_groups(levels: Levels, n_groups: int, rng: RowRandom) -> Counts:
-    """Divide rows into random groups, (n_samples,); rows with equal values have the same group.
+def draw_groups(levels: Levels, n_groups: int, rng: RowRandom) -> Array:
+    """Draw small random groups of rows; return which rows they have, (n_samples, n_groups).
 
-    So groups do not depend on the order of rows, nor on whether equal rows are repeated or counted.
+    One row in 16 is in a group; larger ones would be too alike for EM to tell them apart
+    soon. A single group has all rows. Rows with equal values have the same group, so groups do not
+    depend on the order of rows, nor on whether equal rows are repeated or counted.
     """
+    if n_groups == 1:
+        return np.ones((len(levels), 1))
     n_bytes = -levels.shape[1] % 8 + levels.shape[1]
     contents = np.zeros((len(levels), n_bytes), np.uint8)
     contents[:, : levels.shape[1]] = levels
     hashes = rng.stream("groups").hash_rows(contents.view("<u8"))
-    groups: Counts = (hashes % np.uint64(n_groups)).astype(np.int64)
-    return groups
+    groups = hashes % np.uint64(_ROWS_PER_GROUPED_ROW * n_groups)
+    is_in: NDArray[np.bool_] = groups[:, None] == np.arange(n_groups, dtype=np.uint64)
+    return is_in.astype(np.float64)
 
 
 def add_observed_pairs(levels: Levels, weights: Array, n_levels: Counts, sums: Array) -> None:
