@@ -226,7 +226,11 @@ class Model(Protocol):
         `starts_at_best` describe the last comparison that begins without them.
         """
         (starts,) = ranked.values()
-        return starts[0]
+        return self.select_start(starts[0])
+
+    def select_start(self, state: FitState) -> FitState:
+        """Return the state of the stage after several starts of one kind, given the best."""
+        return state
 
     def finish(self, state: FitState, statistics: Any) -> FitState:
         """Put the parameters in their final form after the last stage, and add warnings."""

@@ -8,7 +8,6 @@ doubled from 1 while the likelihood of held-out rows increases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -101,10 +100,9 @@ class Mixture(Model):
         tol = max(self.tol, is_short * self.short_run_tol)
         return ObjectiveCriterion(self.max_iter, tol, float(state.auxiliary.get("weight", 1)))
 
-    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+    def select_start(self, state: FitState) -> FitState:
         """Continue with the best start."""
-        best = super().select_starts(ranked)
-        return self._begin_long_run(best, float(best.working["held_out"]))
+        return self._begin_long_run(state, float(state.working["held_out"]))
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Double the components while held-out rows gain, then continue with all rows."""

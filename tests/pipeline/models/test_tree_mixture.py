@@ -423,7 +423,6 @@ def test_kinds_of_rows_that_differ_only_in_dependence_are_found() -> None:
     state = fit_trees(BINARY[:10], data, n_components=2)
     found, expected = (compute_nats(p, BINARY[:10], data) for p in (state.params, truth))
     assert found >= expected
-    assert state.diagnostics["starts_at_best"] > 1
 
 
 @pytest.mark.parametrize("design", ["20 % missing", "two forms, 2 features link"])
