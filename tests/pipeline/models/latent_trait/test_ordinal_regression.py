@@ -167,12 +167,13 @@ def test_codes_use_the_covariates_of_rows(table: pd.DataFrame) -> None:
     assert_allclose(np.diff(codes), 40 * fitted.params.coefficients[0, 0], rtol=1e-5)
 
 
-def test_rows_far_from_the_mean_are_refused(table: pd.DataFrame) -> None:
+def test_rows_far_from_the_mean_have_points_of_their_own(table: pd.DataFrame) -> None:
     age = (table["age"] - 40) / 10
     rng = np.random.default_rng(1)
     score = (12 * age + rng.normal(size=len(table))).astype(np.float32)
-    with pytest.raises(FitError, match=r"expected trait of row \d+ .* above all because of age"):
-        fit(table.assign(score=score), prior_precision=0.1, tol=1e-4)
+    fitted = fit(table.assign(score=score), prior_precision=0.1, tol=1e-4)
+    assert np.isfinite(fitted.params.coefficients).all()
+    assert fitted.objective is not None
 
 
 def test_other_structures_are_refused(table: pd.DataFrame) -> None:
