@@ -80,6 +80,7 @@ from pipeline.fitting.loop import (
     start_fit,
 )
 from pipeline.fitting.pair_work import get_pair_job_label
+from pipeline.inference.orientation import orient_fit, prepare_poles
 from pipeline.inference.transform import (
     AddedArrays,
     Reconstruction,
@@ -151,6 +152,7 @@ def fit(
     items: Any = None,
     pattern: Any = None,
     covariates: Sequence[str] | None = None,
+    orient: Sequence[str] = (),
     seed: int = 0,
     n_jobs: int = -1,
     executor: Executor | str | None = None,
@@ -206,6 +208,11 @@ def fit(
         Per-row columns that explain the traits of latent-trait or the classes of bernoulli-mixture,
         such as `["age", "school=North"]`, which names the reference level. `transform` and
         `evaluate` then read the columns of the rows that they get.
+    orient
+        Signs of components, which are arbitrary in most models: `["q3=+1"]` reverses component 1 if
+        the feature `q3` would have a negative loading, `["q3=-2"]` component 2 if it would have a
+        positive one. Names that no feature has mean rows, by the texts of a per-row column; their
+        codes count from the mean of all rows.
     seed
         Seed of every random draw.
     n_jobs
@@ -242,6 +249,7 @@ def fit(
         items=items,
         pattern=pattern,
         covariates=covariates,
+        orient=orient,
         seed=seed,
         executor=choose_executor(executor, n_jobs),
         progress=progress,
@@ -265,6 +273,7 @@ def fit_with_argument_names(
     items: Any = None,
     pattern: Any = None,
     covariates: Sequence[str] | None = None,
+    orient: Sequence[str] = (),
     seed: int,
     executor: Executor,
     progress: Progress | None = None,
@@ -313,6 +322,9 @@ def fit_with_argument_names(
             dataset = dataset if group is None else dataset.segment_by(group)
             groups = list_groups(dataset, split, measured)
         built = built.with_structure(Structure(groups, features, known, loadings, coding))
+        orient = (orient,) if isinstance(orient, str) else tuple(orient)
+        has_items = known_items is not None
+        poles = prepare_poles(orient, built, dataset, split, has_known_items=has_items)
         dataset = dataset.with_covariates(coding)
     with _translate_errors(dataset, argument_names), show_progress(progress) as show:
         columns = built.list_required_columns()
@@ -320,6 +332,7 @@ def fit_with_argument_names(
         first = collect_first_statistics(built, rows, executor, seed, show)
         state = start_fit(built, first, rows, executor, seed, progress=show)
         state = fit_model(built, rows, executor, seed, state=state, progress=show)
+        state = orient_fit(built, state, rows, executor, seed, poles, dataset.feature_names)
     record = _describe_fit(
         built,
         dataset,
@@ -332,6 +345,7 @@ def fit_with_argument_names(
         group,
         known_items,
         loadings,
+        orient,
     )
     return Fitted(built, state.params, record, argument_names)
 
@@ -348,6 +362,7 @@ def _describe_fit(
     group: str | None = None,
     items: KnownItems | None = None,
     pattern: LoadingPattern | None = None,
+    orient: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Describe a fit as the manifest of an artifact does."""
     provenance = describe_provenance(
@@ -360,6 +375,7 @@ def _describe_fit(
         items=items,
         pattern=pattern,
         split_levels=split_levels,
+        orient=orient,
     )
     return {**provenance, **describe_outcome(built, dataset, state), "n_samples": n_samples}
 

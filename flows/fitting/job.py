@@ -41,6 +41,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
+from pipeline.inference.orientation import Pole, prepare_poles
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
 from pipeline.models.feature_kinds import (
@@ -77,6 +78,8 @@ class FitPlan:
         The fit to start from, with `--warm-start`.
     truth
         The true mixing matrix to compare with, (n_features, n_components).
+    poles
+        Rows and features that choose the signs of components, with `--orient`.
     provenance
         Everything that determines the result, as the artifact records it.
     run_folder
@@ -90,6 +93,7 @@ class FitPlan:
     weights: RowWeights | None
     initial_fit: LoadedModel | None
     truth: NDArray[np.float64] | None
+    poles: tuple[Pole, ...]
     provenance: Mapping[str, Any]
     run_folder: RunFolder
     open_executor: Callable[[], AbstractContextManager[Executor]]
@@ -196,6 +200,12 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     groups = () if options.group is None else list_groups(dataset, split, weights)
     check_can_have_features(model, features)
     model = model.with_structure(Structure(groups, features, known, pattern, covariates))
+    poles = prepare_poles(options.orient, model, dataset, split, has_known_items=items is not None)
+    if options.skip_corrupt and any(pole.row is not None for pole in poles):
+        raise FitError(
+            "{orient} with the name of a row cannot be combined with {skip_corrupt}. Name a "
+            "feature, or leave out one of them."
+        )
     provenance = {
         **describe_provenance(
             model,
@@ -208,6 +218,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
             items=items,
             pattern=pattern,
             split_levels=split_levels,
+            orient=options.orient,
         ),
         "skip_corrupt": options.skip_corrupt,
     }
@@ -220,6 +231,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
         weights,
         initial_fit,
         truth,
+        poles,
         provenance,
         run_folder,
         open_executor,

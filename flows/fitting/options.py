@@ -108,6 +108,17 @@ class FitOptions:
             help="Make levels binary: q3>=often. Repeatable.",
         ),
     ] = ()
+    orient: Annotated[
+        Repeatable,
+        Option(
+            group=MODEL,
+            show_default=False,
+            metavar="NAME=+1",
+            help="Reverse components so that this feature, or else row by a column of texts, has a "
+            "positive position on component 1, or with NAME=-2 a negative one on component 2. "
+            "Repeatable.",
+        ),
+    ] = ()
     output: Annotated[
         str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
     ] = None

@@ -38,6 +38,7 @@ from pipeline.fitting.loop import (
     start_fit,
 )
 from pipeline.fitting.pair_work import PairJob, get_pair_job_label
+from pipeline.inference.orientation import orient_fit
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
@@ -341,16 +342,16 @@ def _run_passes(job: FitJob, states: CheckpointStore, start: PassStart) -> FitSt
     if states.latest is not None:  # a retry continues where the previous try ended
         is_same = job.model.counts_key(job.dataset.n_planes) is not None
         start = PassStart(states.latest, start.statistics if is_same else None)
-    return fit_model(
+    run = (job.rows, job.executor, job.options.seed)
+    state = fit_model(
         job.model,
-        job.rows,
-        job.executor,
-        job.options.seed,
+        *run,
         state=start.state,
         statistics=start.statistics,
         checkpoint=states.save,
         progress=job.progress,
     )
+    return orient_fit(job.model, state, *run, job.poles, job.dataset.feature_names)
 
 
 def _try_measure_drift(

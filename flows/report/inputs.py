@@ -9,9 +9,9 @@ from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite, Rep
 from flows.data.datasets import LoadedModel, adapt_to_fit, check_label, load_fitted_model
 from flows.report.figures.images import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
-from flows.report.orientation import parse_poles
 from pipeline.data.covariates import read_covariates
 from pipeline.errors import FitError
+from pipeline.inference.orientation import parse_poles
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.stores.locations import AnyPath, check_target_file, parse_path

@@ -32,6 +32,7 @@ def describe_provenance(
     items: KnownItems | None = None,
     pattern: LoadingPattern | None = None,
     split_levels: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    orient: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Describe everything that determines a result.
 
@@ -39,7 +40,7 @@ def describe_provenance(
     fit it starts from. Rows may have `weights`, and their segments may be the values of the column
     `group`. Some `items` may be known, and the loadings may follow a `pattern`. The dataset has the
     covariates, if there are any. `split_levels` has the levels of features whose planes, or one of
-    them, the model takes as features.
+    them, the model takes as features. `orient` chooses the signs of components.
     """
     covariates = dataset.covariates
     return {
@@ -60,6 +61,7 @@ def describe_provenance(
         **({} if items is None else {"known_items": items.describe()}),
         **({} if pattern is None else {"pattern": pattern.describe()}),
         **({} if covariates is None else {"covariates": covariates.describe()}),
+        **({"orient": list(orient)} if orient else {}),
     }
 
 

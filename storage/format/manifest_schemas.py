@@ -269,6 +269,7 @@ class FitManifest(ArtifactManifest, total=False):
     known_items: KnownItemsRecord
     pattern: PatternRecord
     covariates: CovariatesRecord
+    orient: list[str]
     warm_start: WarmStartRecord | None
     iterations: Count
     converged: bool

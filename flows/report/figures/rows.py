@@ -28,6 +28,7 @@ from pipeline.data.level_probabilities import name_levels, order_bits
 from pipeline.data.matching import find_segment_indices
 from pipeline.data.weights import RowWeights, weigh_chunk
 from pipeline.evaluation.calibration import ShareComparison, compare_pairs
+from pipeline.inference.orientation import read_values
 from pipeline.models.capabilities import CanSample, check_can_sample
 from pipeline.passes.map_reduce import tree_merge
 from pipeline.random import RowRandom
@@ -223,12 +224,7 @@ def _encode_rows(
     variances = codes.get("variance", np.full(means.shape, np.nan))
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
     columns = {name: block.column(name) for name in dataset.column_names}
-    return CodedRows(means, _read_values(block), block.rows, names, columns, variances)
-
-
-def _read_values(block: BinaryBlock) -> NDArray[np.float32]:
-    observed, values = block.unpack_mask(), block.unpack_values().astype(np.float32)
-    return values if observed is None else np.where(observed == 1, values, np.float32(np.nan))
+    return CodedRows(means, read_values(block), block.rows, names, columns, variances)
 
 
 def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:

@@ -14,7 +14,6 @@ from flows.report.inputs import FigureOptions
 from flows.report.page import Report, build_report_from_artifact
 from pipeline.errors import FitError
 from pipeline.models.registry import find_models
-from storage.errors import DataError
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
@@ -123,7 +122,7 @@ def test_poles_that_do_not_exist_are_refused(artifact: Path, text: str, message:
 
 
 def test_a_component_has_one_pole(artifact: Path) -> None:
-    with pytest.raises(DataError, match=r"^orient: component 1 is given twice\."):
+    with pytest.raises(FitError, match=r"^orient: component 1 is given twice\."):
         drawn(artifact, orient=("f0=+1", "f1=-1"))
 
 
