@@ -1136,8 +1136,8 @@ def warn_about_reversed_items(
     reversal = "it" if n == 1 else "them"
     text = (
         f"{subject} the other way than the other {n_clear - n}: {{features}}. To reverse {reversal}"
-        ", ingest with {map=NAME:0=1,1=0}, or with {levels=NAME:HIGHEST<...<LOWEST} if there are "
-        "several levels"
+        ", replace the values x by 1 - x (levels: in reverse order) in the table of the data, or "
+        "at ingest by {map=NAME:0=1,1=0} or {levels=NAME:HIGHEST<...<LOWEST}"
     )
     indices = tuple(reversed_items.tolist())
     return [FitWarning(text, tuple(names[k] for k in indices) if names else indices)]
