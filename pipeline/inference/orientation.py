@@ -134,25 +134,24 @@ def prepare_poles(
 
 def _find_row(name: str, dataset: Dataset, split: str | None) -> int:
     """Return the original index of the row that a column of texts names."""
-    counts = dict[str, int]()
     columns = [column for column in dataset.levels if column != _SPLIT]
+    counts = dict[str, int]()
     for column in columns:
         code = next((k for k, text in enumerate(dataset.levels[column]) if text == name), None)
         if code is None:
             continue
-        n_found, found = 0, -1
-        for rows, codes in dataset.iter_codes(column, split):
-            own = rows[codes == code]
-            n_found, found = n_found + len(own), int(own[0]) if len(own) else found
-        if n_found == 1:
-            return found
-        counts[column] = n_found
-    for column, n_found in counts.items():
-        if n_found:
-            raise FitError(
-                f"{{orient}} is {name!r}, but {n_found:,} rows have this text in column "
-                f"{column!r}. Name a feature, or a row by a text of its own."
-            )
+        parts = (rows[codes == code] for rows, codes in dataset.iter_codes(column, split))
+        found = [(int(part[0]), len(part)) for part in parts if len(part)]
+        counts[column] = sum(n for _, n in found)
+        if counts[column] == 1:
+            return found[0][0]
+    if counts:
+        column = max(counts, key=lambda column: counts[column])
+        number = f"{counts[column]:,} rows have" if counts[column] else "no row of the fit has"
+        raise FitError(
+            f"{{orient}} is {name!r}, but {number} this text in column {column!r}. Name a feature, "
+            "or a row of the fit by a text of its own."
+        )
     texts = (text for column in columns for text in islice(dataset.levels[column], _MAX_SEARCHED))
     raise make_unknown_name_error(name, [*dataset.feature_names, *texts])
 

@@ -120,6 +120,17 @@ def test_poles_of_python_are_checked_before_the_fit() -> None:
         lb.fit(make_table(), "latent-trait", items=items, orient=["q1=+1"])
 
 
+def test_rows_of_other_splits_have_no_pole() -> None:
+    split = np.where(np.arange(N_ROWS) % 5, "train", "test")
+    data = lb.from_dataframe(make_table().assign(name=NAMES, split=split), keep=["name", "split"])
+    with pytest.raises(FitError, match="no row of the fit has this text in column 'name'"):
+        lb.fit(data, split="train", orient=["member 0=+1"])
+    for pole in ("member 1=+1", "member 1=-1"):
+        fitted = lb.fit(data, components=1, split="train", orient=[pole])
+        codes = lb.transform(fitted, data)["mean"][:, 0]
+        assert (codes[1] > codes[split == "train"].mean()) == pole.endswith("+1")
+
+
 def test_a_component_that_a_fit_does_not_have_is_a_warning() -> None:
     fitted = lb.fit(make_table(), "clipped-pca", components="auto", orient=["q0=+8"])
     assert fitted.manifest["n_components"] < 8
