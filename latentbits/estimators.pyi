@@ -691,15 +691,16 @@ class LatentTrait(WeightedModelEstimator):
     estimator
         `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation
         propagation) or `sampling`. `auto` is quadrature, or `ep` above 3 components. Above
-        2 components, or with missing values, it starts with the variational fit.
+        2 components, it begins with the variational fit.
     nodes
         Nodes per axis for quadrature, or number of draws for sampling. None uses a lattice
         for rows without missing values. With missing values, it starts with 41, 21 or 15
-        nodes for 1, 2 or 3 components and uses up to 300, 61 or 21 for steep items or
-        narrow posteriors; for posteriors that are still narrower, each row has its own 7 or
-        5 nodes per axis. None takes 500 draws.
+        nodes for 1, 2 or 3 components, and ends with equally spaced ones, or with up to 31,
+        17 or 9 per axis for each row, until the log-likelihood of all rows is exact to 1e-3
+        nats. None takes 500 draws.
     prior_precision
         Precision of a normal prior on the weights; above 0, separable items stay finite.
+        With many items and few rows it is lower, so that the traits keep their scale.
     equal_slopes
         `yes` gives all items the same weight; requires one component and quadrature or
         sampling. Continuous items have weights of their own.
@@ -969,15 +970,16 @@ class NoisyOr(ModelEstimator):
         None too, the layers are chosen by held-out rows: one layer is doubled while that
         helps, then a second of half the size is tried.
     schedule
-        Learn each layer for `epochs`, from the data up, and then all together (paper); or
-        start each layer once flips of the units below have become rare (stability).
+        With drawn units, learn each layer for `epochs`, from the data up, and then all
+        together (paper); or start each layer once flips of the units below have become rare
+        (stability).
     epochs
         Re-estimates per layer; afterwards there are five times as many of all layers
         together.
     batch
         Rows per re-estimate.
     starts
-        Number of random starts; the fit continues with the best.
+        Number of random starts; the fit continues with the best, or the best three.
     sweeps
         Maximum number of Gibbs sweeps per row; twice as many in passes over all rows.
     settled
@@ -993,20 +995,22 @@ class NoisyOr(ModelEstimator):
         Weight that turns a unit on if none above is on. Without it, rows could have
         probability 0.
     leaks
-        Keep the leaks (fixed), or learn one per unit (learned).
+        Keep the leaks (fixed), or learn one per unit (learned); auto learns them in exact
+        fits of a single layer.
     prune
-        Remove units that are hardly ever on, or turn nothing on.
+        Remove units that explain too little: in exact fits, those without which the BIC is
+        better; otherwise, those that are hardly ever on, or turn nothing on.
     chains
         Chains per row in the estimate of log P, used for more than 20 hidden units.
     temperatures
         Number of annealing steps of each of these chains.
     patience
-        Number of passes without improvement after which the fit stops.
+        Number of passes without improvement after which a fit with drawn units stops.
     max_iter
         Maximum number of passes over all rows.
     tol
-        Smallest gain of the objective per row that counts as an improvement, relative if
-        the objective is above 1.
+        Change of the objective per row, nats, at which the fit stops; with drawn units, the
+        smallest gain that counts as an improvement is at least 0.001.
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
@@ -1029,7 +1033,7 @@ class NoisyOr(ModelEstimator):
     alpha: float
     beta: float
     leak: float
-    leaks: Literal["fixed", "learned"]
+    leaks: Literal["auto", "fixed", "learned"]
     prune: bool
     chains: int
     temperatures: int
@@ -1057,13 +1061,13 @@ class NoisyOr(ModelEstimator):
         alpha: float = 1.0,
         beta: float = 1.5,
         leak: float = 0.0001,
-        leaks: Literal["fixed", "learned"] = "fixed",
+        leaks: Literal["auto", "fixed", "learned"] = "auto",
         prune: bool = False,
         chains: int = 50,
         temperatures: int = 200,
         patience: int = 3,
-        max_iter: int = 50,
-        tol: float = 0.001,
+        max_iter: int = 200,
+        tol: float = 1e-05,
         binarize: float | Literal["mean"] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
@@ -1077,14 +1081,17 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     n_components
         Number of hidden units. None takes one per feature, at most 64.
     method
-        Where the chains start: at the rows of each batch (cd), or where they were after the
-        previous batch (pcd).
+        Maximum likelihood (exact), or contrastive divergence with chains that start at the
+        rows of each batch (cd) or where they were after the previous batch (pcd). auto is
+        exact if that is fast and `sparsity` is 0, else pcd. Settings of steps, batches and
+        chains are of cd and pcd.
     steps
         Gibbs steps of the chains per batch.
     weight_decay
         Factor of the weights that is subtracted from their gradient.
     sparsity
-        Strength with which the mean of each hidden unit is pulled to `target`.
+        Strength with which the mean of each hidden unit is pulled to `target`; not for
+        exact fits.
     target
         Mean activation of hidden units if `sparsity` is above 0.
     chains
@@ -1094,7 +1101,8 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     batch
         Rows per step. None picks between 10 and 100, so that a pass has about 20 steps.
     rate
-        Initial learning rate; it decays to 0. None picks one for the optimizer.
+        Initial learning rate; it decays to 0. None picks one for the optimizer and the
+        number of steps in a pass.
     optimizer
         Rule that turns gradients into steps.
     momentum
@@ -1102,10 +1110,13 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     patience
         Number of passes to wait for an improvement.
     max_iter
-        Maximum number of passes over the data.
+        Maximum number of passes over the data. None takes 1,000 for exact fits, 100 for
+        others.
     tol
         Smallest gain of the objective per row that counts as an improvement, relative if
         the objective is above 1.
+    starts
+        Number of random starts of the exact fit.
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
@@ -1117,7 +1128,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     """
 
     n_components: int | None
-    method: Literal["cd", "pcd"]
+    method: Literal["auto", "exact", "cd", "pcd"]
     steps: int
     weight_decay: float
     sparsity: float
@@ -1129,8 +1140,9 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     optimizer: Literal["adam", "momentum"]
     momentum: float
     patience: int
-    max_iter: int
+    max_iter: int | None
     tol: float
+    starts: int
     binarize: float | Literal["mean"] | None
     random_state: Any
     n_jobs: int | None
@@ -1145,7 +1157,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
         self,
         *,
         n_components: int | None = None,
-        method: Literal["cd", "pcd"] = "pcd",
+        method: Literal["auto", "exact", "cd", "pcd"] = "auto",
         steps: int = 1,
         weight_decay: float = 0.0,
         sparsity: float = 0.0,
@@ -1156,9 +1168,10 @@ class RestrictedBoltzmannMachine(ModelEstimator):
         rate: float | None = None,
         optimizer: Literal["adam", "momentum"] = "adam",
         momentum: float = 0.5,
-        patience: int = 20,
-        max_iter: int = 100,
+        patience: int = 50,
+        max_iter: int | None = None,
         tol: float = 1e-05,
+        starts: int = 3,
         binarize: float | Literal["mean"] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
@@ -1261,8 +1274,8 @@ class TreeMixture(WeightedModelEstimator):
     smoothing
         Number of pseudo-rows added to every component; their features are independent.
     starts
-        Number of short runs, which fit mixtures of independent features. The best run
-        continues with trees.
+        Number of short runs from mixtures of independent features. Sixteen times as many
+        begin with the trees of random groups of rows, or fewer if there are many features.
     max_iter
         Maximum number of passes, for each start and number of components.
     tol
