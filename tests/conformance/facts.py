@@ -112,6 +112,9 @@ class Facts:
     n_sampled, shares_off
         Rows that a flexible model samples to be refitted, and how far shares of pairs may be off
         after that: five seeds stay below it.
+    truthful
+        Settings with which a fit maximizes the likelihood of its rows, of a model that does so;
+        an empty mapping for the defaults.
     single_precision
         Sums over rows that are accumulated in single precision.
     slow
@@ -142,6 +145,7 @@ class Facts:
     n_sampled: int = 20_000
     shares_off: float = 0.015
     fit_off: float = 0.025
+    truthful: Mapping[str, Any] | None = None
     single_precision: Collection[str] = ()
     slow: Collection[str] = ()
     n_levels: Sequence[int] = KINDS["binary"]

@@ -36,6 +36,7 @@ FACTS = Facts(
     consistent={"n_components": 3},
     recovered=kinds_of_rows,
     errors={"probabilities": 1.2, "weights": 0.6},
+    truthful={},
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_they_are_with_other_settings_too",

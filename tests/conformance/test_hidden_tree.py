@@ -54,6 +54,7 @@ FACTS = Facts(
     flexible={"n_components": 16, "tol": 1e-4},
     recovered=pairs_and_margins,
     errors={"pairs": 0.6, "margins": 0.6},
+    truthful={},
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_chunks_do_not_matter",

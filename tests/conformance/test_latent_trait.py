@@ -46,6 +46,7 @@ FACTS = Facts(
     recovered=principal_axes_of_weights,
     errors={"weights": 10.8, "offsets": 5.0},
     single_precision=("sum_spread", "sum_products", "sum_item_variance", "sum_shared_variance"),
+    truthful={},
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_a_fit_to_a_sample_recovers_the_parameters",

@@ -45,6 +45,7 @@ FACTS = Facts(
     recovered=joint_shares,
     errors={"shares": 1.0},
     fit_off=0.14,  # causes only turn features on: no two of these ever oppose each other,
+    truthful={},
     slow=(
         "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_recovers_the_model_that_it_sampled",

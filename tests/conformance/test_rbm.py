@@ -56,6 +56,7 @@ FACTS = Facts(
     n_sampled=20_000,
     shares_off=0.03,
     fit_off=0.035,  # a chain stays in its mode: of 5,000 a share is known to 0.007,
+    truthful={},
     slow=(
         "test_a_fit_has_the_pair_shares_of_its_data",
         "test_a_fit_recovers_the_model_that_it_sampled",

@@ -57,6 +57,7 @@ FACTS = Facts(
     flexible={"n_components": 8},
     consistent={"n_components": 1},
     recovered=pairs_by_component,
+    truthful={},
     slow=(
         "test_a_fit_recovers_the_model_that_it_sampled",
         "test_a_warm_start_from_its_own_end_stays_there",

@@ -10,6 +10,7 @@ from tests.conformance.laws.predictions import *  # noqa: F403
 from tests.conformance.laws.samples import *  # noqa: F403
 from tests.conformance.laws.settings import *  # noqa: F403
 from tests.conformance.laws.statistics import *  # noqa: F403
+from tests.conformance.laws.truths import *  # noqa: F403
 from tests.conformance.laws.weights import *  # noqa: F403
 
 __all__ = [name for name in globals() if name.startswith("test_")]
