@@ -1,0 +1,77 @@
+"""How many default fits are below the parameters that sampled their rows, by model and design.
+
+python -m tests.benchmarks truths [MODEL ...] [--seeds N]
+
+For each number of components and kind of features, rows are drawn from a fitted model, values are
+removed by each design of `tests/support/designs.py`, and the model is fitted with its default
+settings. Prints the number of fits whose log-likelihood is below that of the parameters that drew
+the rows, and the lowest difference of all seeds in nats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from pipeline.errors import FitError
+from pipeline.fitting.loop import fit_model
+from tests.conformance.facts import Facts, facts_of, list_facts, widen
+from tests.conformance.laws.truths import (
+    N_FEATURES,
+    TOLERANCE,
+    draw_rows,
+    find_truth,
+    make_default,
+    sum_log_likelihood,
+)
+from tests.conformance.rows import SERIAL
+from tests.support.designs import DESIGNS
+from tests.support.strategies import make_memory_rows
+
+MODELS = ("latent-trait", "bernoulli-mixture", "tree-mixture", "hidden-tree", "noisy-or", "rbm")
+
+
+def compare_fits(facts: Facts, design: str, n_components: int, n_seeds: int) -> list[float]:
+    """Return by how many nats each fit exceeds the truth; refused fits are left out."""
+    truth, differences = find_truth(facts, n_components), []
+    for seed in range(1, n_seeds + 1):
+        data = draw_rows(facts, truth, design, n_components, seed)
+        model = make_default(facts, n_components)
+        try:
+            params = fit_model(model, make_memory_rows(data), SERIAL, seed).params
+        except FitError as error:
+            print(f"refused: {error}")
+            continue
+        fitted, expected = (sum_log_likelihood(facts, model, p, data) for p in (params, truth))
+        differences.append(fitted - expected)
+    return differences
+
+
+def main() -> None:
+    """Print one line per model, kind of features, number of components and design."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks truths")
+    parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    header = f"{'model':18} {'features':10} {'components':>10}  {'design':28}"
+    print(f"{header} {'fits':>4} {'below':>5} {'lowest':>9} {'CPU s':>6}")
+    for name in options.models:
+        for kind, facts in list_facts(facts_of(name)).items():
+            facts, fits, below = widen(facts, N_FEATURES), 0, 0
+            for n_components in (1, 2, 4):
+                for design in DESIGNS:
+                    start = time.process_time()
+                    found = compare_fits(facts, design, n_components, options.seeds)
+                    n_below = sum(difference < -TOLERANCE for difference in found)
+                    fits, below = fits + len(found), below + n_below
+                    print(
+                        f"{name:18} {kind:10} {n_components:>10}  {design:28} {len(found):>4} "
+                        f"{n_below:>5} {min(found, default=0.0):>9.2f} "
+                        f"{time.process_time() - start:>6.1f}",
+                        flush=True,
+                    )
+            print(f"{name:18} {kind:10} {'all':>10}  {'all':28} {fits:>4} {below:>5}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
