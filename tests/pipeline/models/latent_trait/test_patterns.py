@@ -112,12 +112,12 @@ def read_bifactor_entries(name: str) -> list[str]:
 def test_bifactor_patterns_agree_with_mirt(name: str, log_likelihood: float) -> None:
     data, structure = read_rows(name)
     entries = read_bifactor_entries(name)
-    state = fit(data, entries, tol=1e-9)
+    state = fit(data, entries, tol=1e-12)  # the optimum is flat
     statistics = state.diagnostics["fit_statistics"]
     assert statistics["log_likelihood"] == pytest.approx(log_likelihood, abs=1e-3)
     assert statistics["n_parameters"] == 3 * len(entries)
     # mirt's slopes of SAT12 are of few nodes.
-    check_against_mirt(state, f"05_loading_patterns/{name}_fit.csv", structure.feature_names, 5e-3)
+    check_against_mirt(state, f"05_loading_patterns/{name}_fit.csv", structure.feature_names, 3e-3)
     (block,) = make_memory_blocks(data)
     nats = LatentTrait(n_components=4).log_likelihood(state.params, block, RowRandom(0)).nats
     assert nats.sum() == pytest.approx(statistics["log_likelihood"], abs=1e-3)
