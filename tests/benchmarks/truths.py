@@ -16,7 +16,8 @@ import time
 from pipeline.errors import FitError
 from pipeline.fitting.loop import fit_model
 from tests.conformance.facts import Facts, facts_of, list_facts, widen
-from tests.conformance.laws.truths import (
+from tests.conformance.rows import SERIAL
+from tests.conformance.truths import (
     N_FEATURES,
     TOLERANCE,
     draw_rows,
@@ -24,7 +25,6 @@ from tests.conformance.laws.truths import (
     make_default,
     sum_log_likelihood,
 )
-from tests.conformance.rows import SERIAL
 from tests.support.designs import DESIGNS
 from tests.support.strategies import make_memory_rows
 
