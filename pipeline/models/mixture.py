@@ -22,6 +22,7 @@ from pipeline.learning.held_out import (
     record_held_out_score,
 )
 from pipeline.models.base import Model
+from pipeline.models.settings import choose_number_of_starts
 from pipeline.models.state import Arrays, FitState
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -38,12 +39,12 @@ class Mixture(Model):
     """Tolerance of the short runs."""
     single_start_is_short: ClassVar[bool] = False
     """Whether a single start of several components begins with a short run too."""
-    starts: int
+    starts: int | None
 
     def _draw_start(self, auxiliary: Arrays, n_components: int, start: int) -> Any:
         """Return the parameters that one of the starts begins with.
 
-        `auxiliary` has the entry `seed`.
+        `auxiliary` has the entries `seed` and `is_complete`.
         """
         raise NotImplementedError
 
@@ -70,13 +71,16 @@ class Mixture(Model):
 
     def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
         """Begin with this number of components, from several starts if they differ."""
-        is_single = n_components == 1 or (self.starts == 1 and not self.single_start_is_short)
+        n_starts = choose_number_of_starts(
+            self.starts, is_complete=bool(state.auxiliary["is_complete"])
+        )
+        is_single = n_components == 1 or (n_starts == 1 and not self.single_start_is_short)
         auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
         working = self._make_working(held_out, is_short=not is_single)
         state = replace(state, working=working, auxiliary=auxiliary, diagnostics={})
         starts = tuple(
             replace(state, params=self._draw_start(auxiliary, n_components, k))
-            for k in range(1 if is_single else self.starts)
+            for k in range(1 if is_single else n_starts)
         )
         return replace(starts[0], starts=() if is_single else starts)
 

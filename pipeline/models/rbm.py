@@ -89,7 +89,7 @@ from pipeline.learning.training import (
 )
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.gradient import CONTRASTIVE_RATES, GradientModel
-from pipeline.models.settings import setting
+from pipeline.models.settings import choose_number_of_starts, setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_lanes import exp_minus
 from pipeline.numerics.logistic.logistic_units import (
@@ -233,7 +233,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         each batch (cd) or where they were after the previous batch (pcd). auto is exact if that is
         fast and `sparsity` is 0, else pcd. Settings of steps, batches and chains are of cd and pcd.
     starts
-        Number of random starts of the exact fit.
+        Number of random starts of the exact fit. None takes 3, or 10 if values are missing.
     steps
         Gibbs steps of the chains per batch.
     weight_decay
@@ -265,7 +265,7 @@ class RestrictedBoltzmannMachine(GradientModel):
     params: ClassVar[type[RBMParams]] = RBMParams
     acceleration: ClassVar[str] = "squarem"
     method: Literal["auto", "exact", "cd", "pcd"] = "auto"
-    starts: int = setting(3, minimum=1, kw_only=True)
+    starts: int | None = setting(None, minimum=1, kw_only=True)
     steps: int = setting(1, minimum=1)
     momentum: float = setting(0.5, minimum=0, below=1, kw_only=True)
     patience: int = setting(50, minimum=1, kw_only=True)
@@ -314,7 +314,8 @@ class RestrictedBoltzmannMachine(GradientModel):
         warnings = make_constant_feature_warnings(observed, ones)
         if self._is_exact(len(ones), n_hidden, first):
             is_free = (ones > 0) & (ones < observed)
-            return self._begin_exact_fit(log_odds, is_free, n_hidden, warnings, rng)
+            n_starts = choose_number_of_starts(self.starts, is_complete=first.is_complete)
+            return self._begin_exact_fit(log_odds, is_free, n_hidden, n_starts, warnings, rng)
         params = _draw_params(log_odds, n_hidden, _FIRST_INPUTS, rng)
         baseline = params.baseline_log_likelihood
         state = self._make_initial_state(
@@ -349,20 +350,21 @@ class RestrictedBoltzmannMachine(GradientModel):
         log_odds: Array,
         is_free: NDArray[np.bool_],
         n_hidden: int,
+        n_starts: int,
         warnings: tuple[FitWarning, ...],
         rng: np.random.Generator,
     ) -> FitState:
         """Return a state with several starts; constant features have no weights."""
         starts = []
-        for _ in range(self.starts):
+        for _ in range(n_starts):
             params = _draw_params(log_odds, n_hidden, _FIRST_EXACT_INPUTS, rng)
             weights = np.where(is_free[:, None], params.weights, 0.0)
             visible = np.where(is_free, params.visible_biases, log_odds)
             params = replace(params, weights=weights, visible_biases=visible)
-            auxiliary = {"is_free": is_free, "short": np.array(self.starts > 1)}
+            auxiliary = {"is_free": is_free, "short": np.array(n_starts > 1)}
             working = {"exact": np.array(True)}
             starts.append(FitState(params, working, auxiliary, warnings=warnings))
-        return replace(starts[0], starts=() if self.starts == 1 else tuple(starts))
+        return replace(starts[0], starts=() if n_starts == 1 else tuple(starts))
 
     def _draw_first_chains(
         self, shares: Array, working: Arrays, rng: np.random.Generator

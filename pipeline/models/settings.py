@@ -20,6 +20,7 @@ from docstring_parser import DocstringStyle, parse
 from pipeline.errors import FitError
 from pipeline.params import NumberRange
 
+_STARTS, _STARTS_IF_INCOMPLETE = 3, 10
 _TYPE_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 
@@ -44,6 +45,16 @@ def setting(
     """
     allowed = NumberRange(minimum, above, maximum, below, or_zero)
     return field(default=default, metadata={"range": allowed}, **options)
+
+
+def choose_number_of_starts(starts: int | None, *, is_complete: bool) -> int:
+    """Return a number of random starts, more by default if values are missing.
+
+    Where few rows or features link parts of the data, likelihoods have more maxima.
+    """
+    if starts is not None:
+        return starts
+    return _STARTS if is_complete else _STARTS_IF_INCOMPLETE
 
 
 def get_settings(model: Any) -> dict[str, Any]:

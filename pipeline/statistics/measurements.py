@@ -60,6 +60,12 @@ class MeasuredCounts(FeatureCounts):
     maxima: Array = field(default_factory=_make_empty)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether no value is missing, of a continuous feature neither."""
+        has_numbers = self.number_weights >= self.weight * (1 - 1e-12)  # weights were rounded
+        return super().is_complete and bool(has_numbers.all())
+
+    @property
     def is_constant(self) -> NDArray[np.bool_]:
         """Whether all observed values of a continuous feature are equal, (n_continuous,)."""
         is_constant: NDArray[np.bool_] = self.minima == self.maxima

@@ -331,7 +331,8 @@ class BernoulliMixture(Mixture):
         Pseudo-counts of ones, of zeros and of rows in every component; also the number of rows
         with the mean and the variance of all rows that is added for every continuous feature.
     starts
-        Number of short runs; the fit continues with the best.
+        Number of short runs; the fit continues with the best. None takes 3, or 10 if values are
+        missing.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, as poLCA), or `none`. With sampling weights they are those of the sandwich.
@@ -360,7 +361,7 @@ class BernoulliMixture(Mixture):
     short_run_tol: ClassVar[float] = 1e-3
     n_components: int | None = 10
     smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
-    starts: int = setting(3, minimum=1)
+    starts: int | None = setting(None, minimum=1)
     errors: Literal["louis", "crossproduct", "none"] = "louis"
     max_iter: int = setting(500, minimum=1)
     tol: float = setting(1e-6, above=0, below=1)
@@ -419,6 +420,7 @@ class BernoulliMixture(Mixture):
         auxiliary = {
             "n_rows": np.array(first.n_rows),
             "weight": np.array(first.weight),
+            "is_complete": np.array(first.is_complete),
             "has_sampling_weights": np.array(first.has_sampling_weights),
             "margins": scipy.special.logit(
                 (ones + self._pseudo_ones) / (observed + (self._pseudo_ones + self.smoothing))
