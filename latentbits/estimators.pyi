@@ -191,7 +191,8 @@ class BernoulliMixture(WeightedModelEstimator):
         rows with the mean and the variance of all rows that is added for every continuous
         feature.
     starts
-        Number of short runs; the fit continues with the best.
+        Number of short runs; the fit continues with the best. None takes 3, or 10 if values
+        are missing.
     errors
         Standard errors from the observed information (`louis`), from the products of scores
         (`crossproduct`, as poLCA), or `none`. With sampling weights they are those of the
@@ -214,7 +215,7 @@ class BernoulliMixture(WeightedModelEstimator):
 
     n_components: int | None
     smoothing: float
-    starts: int
+    starts: int | None
     errors: Literal["louis", "crossproduct", "none"]
     max_iter: int
     tol: float
@@ -249,7 +250,7 @@ class BernoulliMixture(WeightedModelEstimator):
         *,
         n_components: int | None = 10,
         smoothing: float = 0.1,
-        starts: int = 3,
+        starts: int | None = None,
         errors: Literal["louis", "crossproduct", "none"] = "louis",
         max_iter: int = 500,
         tol: float = 1e-06,
@@ -1116,7 +1117,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
         Smallest gain of the objective per row that counts as an improvement, relative if
         the objective is above 1.
     starts
-        Number of random starts of the exact fit.
+        Number of random starts of the exact fit. None takes 3, or 10 if values are missing.
     binarize
         Values above it become 1, all others 0; `mean` takes the mean of each feature over
         the fitted rows, None accepts only 0 and 1.
@@ -1142,7 +1143,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
     patience: int
     max_iter: int | None
     tol: float
-    starts: int
+    starts: int | None
     binarize: float | Literal["mean"] | None
     random_state: Any
     n_jobs: int | None
@@ -1171,7 +1172,7 @@ class RestrictedBoltzmannMachine(ModelEstimator):
         patience: int = 50,
         max_iter: int | None = None,
         tol: float = 1e-05,
-        starts: int = 3,
+        starts: int | None = None,
         binarize: float | Literal["mean"] | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
