@@ -420,9 +420,7 @@ class TreeMixture(Mixture):
         Starts from independent features go on with trees.
         """
         if list(ranked) == [""]:
-            chosen = super().select_starts(ranked)
-            auxiliary = {name: own for name, own in chosen.auxiliary.items() if name != "phase"}
-            return replace(chosen, auxiliary=auxiliary)
+            return self._end_comparison(ranked)
         starts: list[FitState] = []
         for kind, own in ranked.items():
             if kind == "trees":
@@ -435,7 +433,7 @@ class TreeMixture(Mixture):
             else:
                 starts.append(self._begin_comparison(own[0], finds_trees=kind != "finalists"))
         if len(starts) == 1 and self.get_start_kind(starts[0]) == "":
-            return super().select_starts({"": starts})
+            return self._end_comparison({"": starts})
         return replace(starts[0], starts=tuple(starts))
 
     def _begin_comparison(self, state: FitState, *, finds_trees: bool) -> FitState:
@@ -444,6 +442,12 @@ class TreeMixture(Mixture):
         auxiliary = {**state.auxiliary, "phase": np.array(int(finds_trees))}
         working = {**state.working, "finds_trees": np.array(finds_trees)}
         return replace(state, auxiliary=auxiliary, working=working)
+
+    def _end_comparison(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Continue with the best start until it has converged."""
+        chosen = super().select_starts(ranked)
+        auxiliary = {name: own for name, own in chosen.auxiliary.items() if name != "phase"}
+        return replace(chosen, auxiliary=auxiliary)
 
     def warm_start(self, state: FitState, params: TreeMixtureParams) -> FitState:
         """Start from an earlier fit, without short runs, with the margins of the rows here.
