@@ -115,6 +115,9 @@ class Facts:
     truthful
         Settings with which a fit maximizes the likelihood of its rows, of a model that does so;
         an empty mapping for the defaults.
+    hard_designs
+        Designs of missing values where a fit may stay below the truth: the default starts do not
+        always find the best optimum.
     single_precision
         Sums over rows that are accumulated in single precision.
     slow
@@ -146,6 +149,7 @@ class Facts:
     shares_off: float = 0.015
     fit_off: float = 0.025
     truthful: Mapping[str, Any] | None = None
+    hard_designs: Collection[str] = ()
     single_precision: Collection[str] = ()
     slow: Collection[str] = ()
     n_levels: Sequence[int] = KINDS["binary"]

@@ -505,7 +505,9 @@ class TreeMixture(Mixture):
         keeps_trees = self.get_start_kind(state) == "features" or bool(state.auxiliary["is_wide"])
         finds_trees = np.array(not keeps_trees and n_passes % _TREE_PERIOD == 0)
         working = {**state.working, "finds_trees": finds_trees}
-        if working.pop("draws_groups", None) is not None and not state.auxiliary["is_complete"]:
+        drew_groups = working.pop("draws_groups", None) is not None
+        # The only group of a single tree has the same observed pairs again, whatever its start.
+        if drew_groups and len(parents) > 1 and not state.auxiliary["is_complete"]:
             working["draws_groups"] = np.array(False)
         return replace(
             state,
