@@ -41,16 +41,18 @@ def compute_independent_log_likelihood(model: Model, first: Any) -> float | None
 
 
 def warn_about_independence(
-    model: Model, state: FitState, statistics: Any
+    model: Model, state: FitState, statistics: Any, kept_objective: float | None = None
 ) -> tuple[FitWarning, ...]:
     """Return a warning if a fit is no better than independent features.
 
     `state` and `statistics` are those of the last pass: the statistics are of its parameters.
+    `kept_objective` is the objective of the parameters of an earlier pass, if the fit keeps them.
     """
     fitted = model.mean_log_likelihood(state.params, statistics)
     independent = model.independent_log_likelihood(state, statistics)
     if fitted is None or independent is None:
         return ()
+    fitted = fitted if kept_objective is None else kept_objective
     if (fitted - independent) * statistics.weight > _MIN_GAIN:
         return ()
     text = (

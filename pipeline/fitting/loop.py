@@ -335,8 +335,10 @@ def _update_state(
         params=convert_to_c_order(finished.params),
         diagnostics={**last.diagnostics, **finished.diagnostics},
     )
-    warnings = (*finished.warnings, *warn_about_independence(model, state, statistics))
-    return _end_fit(replace(finished, warnings=warnings), convergence, history)
+    kept_objective = max(history) if convergence.ends_with_best(history) else None
+    independence = warn_about_independence(model, state, statistics, kept_objective)
+    finished = replace(finished, warnings=(*finished.warnings, *independence))
+    return _end_fit(finished, convergence, history)
 
 
 def _end_fit(

@@ -269,7 +269,9 @@ class BinaryICALikelihood(ProbitICA):
         """Score the rows of a block."""
         return sum_scores(params, block, self._find_score_function(params))
 
-    def mean_log_likelihood(self, params: BinaryICALikelihoodParams, statistics: Any) -> float | None:
+    def mean_log_likelihood(
+        self, params: BinaryICALikelihoodParams, statistics: Any
+    ) -> float | None:
         """Return the log-likelihood per row, nats."""
         return float(statistics.log_likelihood / statistics.n_rows)
 

@@ -715,7 +715,7 @@ def _count_observed(params: TreeMixtureParams, rng: RowRandom | None, block: Bin
         posterior, nats = compute_posterior(params, part)
         levels = read_levels(params, part)
         if rng is not None:
-            posterior = draw_groups(levels, len(counts), rng)
+            posterior = draw_groups(levels, n_levels, len(counts), rng)
         weights = drop_negligible(posterior)
         if part.row_weights is not None:
             weights *= part.row_weights[:, None]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.models.trees.feature_tree import sum_information
+from pipeline.numerics.trees.messages import MISSING
 from pipeline.numerics.trees.spanning_tree import find_maximum_spanning_tree, make_tables
 from pipeline.random import RowRandom
 
@@ -28,22 +29,32 @@ _NOISE = 0.5
 """Standard deviation of the log-weights of pairs, in starts after the first of each power."""
 
 
-def draw_groups(levels: Levels, n_groups: int, rng: RowRandom) -> Array:
+def draw_groups(levels: Levels, n_levels: Counts, n_groups: int, rng: RowRandom) -> Array:
     """Draw small random groups of rows; return which rows they have, (n_samples, n_groups).
 
     One row in 16 is in a group; larger ones would be too alike for EM to tell them apart
     soon. A single group has all rows. Rows with equal values have the same group, so groups do not
-    depend on the order of rows, nor on whether equal rows are repeated or counted.
+    depend on the order of rows, nor on whether equal rows are repeated or counted, nor on which end
+    all levels are counted from.
     """
     if n_groups == 1:
         return np.ones((len(levels), 1))
-    n_bytes = -levels.shape[1] % 8 + levels.shape[1]
-    contents = np.zeros((len(levels), n_bytes), np.uint8)
-    contents[:, : levels.shape[1]] = levels
-    hashes = rng.stream("groups").hash_rows(contents.view("<u8"))
+    stream = rng.stream("groups")
+    highest = (n_levels - 1).astype(np.uint8)
+    reversed_levels = np.where(levels == MISSING, levels, highest - levels)
+    hashes = stream.hash_rows(_pad(levels)) + stream.hash_rows(_pad(reversed_levels))
     groups = hashes % np.uint64(_ROWS_PER_GROUPED_ROW * n_groups)
     is_in: NDArray[np.bool_] = groups[:, None] == np.arange(n_groups, dtype=np.uint64)
     return is_in.astype(np.float64)
+
+
+def _pad(levels: Levels) -> NDArray[np.uint64]:
+    """Return the levels of each row in 64-bit words."""
+    n_bytes = -levels.shape[1] % 8 + levels.shape[1]
+    contents = np.zeros((len(levels), n_bytes), np.uint8)
+    contents[:, : levels.shape[1]] = levels
+    words: NDArray[np.uint64] = contents.view("<u8")
+    return words
 
 
 def add_observed_pairs(levels: Levels, weights: Array, n_levels: Counts, sums: Array) -> None:

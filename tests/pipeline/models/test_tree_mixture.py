@@ -452,13 +452,17 @@ def join_planes(planes: NDArray[np.uint8], sizes: tuple[int, ...]) -> Levels:
 
 def test_random_groups_depend_on_values_only() -> None:
     levels = np.random.default_rng(0).integers(0, 3, (4000, 9)).astype(np.uint8)
-    groups = draw_groups(levels, 4, RowRandom(1))
+    n_levels = np.full(9, 3)
+    groups = draw_groups(levels, n_levels, 4, RowRandom(1))
     order = np.random.default_rng(1).permutation(len(levels))
-    np.testing.assert_array_equal(draw_groups(levels[order], 4, RowRandom(1)), groups[order])
-    assert (draw_groups(levels, 4, RowRandom(2)) != groups).any()
+    np.testing.assert_array_equal(
+        draw_groups(levels[order], n_levels, 4, RowRandom(1)), groups[order]
+    )
+    np.testing.assert_array_equal(draw_groups(2 - levels, n_levels, 4, RowRandom(1)), groups)
+    assert (draw_groups(levels, n_levels, 4, RowRandom(2)) != groups).any()
     np.testing.assert_allclose(groups.mean(axis=0), 1 / 64, atol=0.006)
     assert groups.sum(axis=1).max() == 1
-    assert (draw_groups(levels, 1, RowRandom(1)) == 1).all()
+    assert (draw_groups(levels, n_levels, 1, RowRandom(1)) == 1).all()
 
 
 def test_many_rows_are_sampled_for_starts_from_trees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.blocks import ChunkPart, RowSource, iter_blocks
+from pipeline.data.blocks import ChunkPart, RowSource, iter_blocks, pack_block
 from pipeline.executors.base import SerialExecutor, ThreadsExecutor
 from pipeline.fitting.loop import fit_model, initialize_fit
 from pipeline.models.latent_trait import LatentTrait
@@ -19,6 +19,7 @@ from pipeline.models.latent_trait.em import make_params
 from pipeline.passes.map_reduce import collect_statistics, split_chunks_into_groups
 from pipeline.passes.task_sizes import WorkEstimate, choose_rows_per_task, split_group
 from pipeline.statistics.counts import FeatureCounts, PairCounts
+from pipeline.statistics.pair_moments import PairMoments
 from tests.support.strategies import DenseData, make_memory_rows
 
 TWO_TRAITS = LatentTrait(2, estimator="quadrature")
@@ -121,9 +122,12 @@ def test_long_passes_of_many_items_have_many_tasks(share_of_missing: float) -> N
     n_rows, n_features = 2_000_000, 400
     observed = np.full((1, n_features), round(n_rows * (1 - share_of_missing)))
     counts = FeatureCounts(np.zeros(1, np.int64), np.array([n_rows]), observed, observed // 2)
-    weights = np.random.default_rng(0).standard_normal((n_features, 2))
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((n_features, 2))
     params = make_params(weights, np.zeros(n_features))
-    state = TWO_TRAITS.warm_start(initialize_fit(TWO_TRAITS, counts, 0), params)
+    few = pack_block(rng.integers(0, 2, (100, n_features)).astype(np.uint8))
+    first = replace(PairMoments.from_block(few), counts=counts)
+    state = TWO_TRAITS.warm_start(initialize_fit(TWO_TRAITS, first, 0), params)
     errors = TWO_TRAITS.begin_information_pass(state)
     assert errors is not None
     for working in (state.working, errors) if share_of_missing else (errors,):
