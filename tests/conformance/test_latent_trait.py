@@ -28,7 +28,7 @@ FACTS = Facts(
     variants=(
         {"estimator": "auto", "nodes": 9, "tol": 1e-5},
         {"estimator": "quadrature", "prior_precision": 0.1},
-        {"estimator": "sampling", "nodes": 50, "max_iter": 60, "tol": 1e-6},
+        {"estimator": "sampling", "nodes": 50, "max_iter": 100, "tol": 1e-6},
         {"n_components": None, "max_iter": 40},
         {"estimator": "ep", "prior_precision": 1.0, "tol": 1e-5},
         {"rotation": "promax", "tol": 1e-5},
@@ -39,7 +39,11 @@ FACTS = Facts(
         ({"estimator": "auto"}, 1e-9),
         ({"estimator": "ep"}, 1e-4),
         ({"estimator": "quadrature"}, 1e-9),
-        ({"estimator": "quadrature", "prior_precision": 1.0, "n_components": 1}, 1e-9),
+        # With fewer nodes, other scales of the trait are not represented exactly.
+        (
+            {"estimator": "quadrature", "prior_precision": 1.0, "n_components": 1, "nodes": 25},
+            1e-9,
+        ),
         ({"estimator": "sampling", "acceleration": "none"}, 1e-9),
     ),
     consistent={"estimator": "quadrature"},  # the bound makes slopes too small

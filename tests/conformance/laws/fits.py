@@ -73,7 +73,8 @@ def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
             reached = find_final_objective(criterion, done.history)
             assert again.history[0] >= reached - model.tol, settings_
         else:  # where the objective is flat, a fresh extrapolation still finds a little
-            assert again.iteration <= max(5, done.iteration // 5), settings_
+            # Three cycles of the acceleration show that nothing is left to gain.
+            assert again.iteration <= max(10, done.iteration // 5), settings_
             assert again.history[-1] >= done.history[-1] - model.tol, settings_
         assert get_named_arrays(again.params).keys() == get_named_arrays(done.params).keys()
 
