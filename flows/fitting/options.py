@@ -114,9 +114,7 @@ class FitOptions:
             group=MODEL,
             show_default=False,
             metavar="NAME=+1",
-            help="Reverse components so that this feature, or else row by a column of texts, has a "
-            "positive position on component 1, or with NAME=-2 a negative one on component 2. "
-            "Repeatable.",
+            help="Sign of a feature or row on component 1. Repeatable.",
         ),
     ] = ()
     output: Annotated[

@@ -38,7 +38,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "HiddenTree": {"n_components": 4, "max_iter": 3},
     "KernelPCA": {"n_components": 1},
     "LaplacianEigenmap": {"n_components": 1, "k": 1},
-    "LatentTrait": {"n_components": 1, "max_iter": 3, "constant_features": "pin", "nodes": 5},
+    # Fifteen rows separate features, and without a prior rounding errors of diverging slopes grow.
+    "LatentTrait": {
+        "n_components": 1,
+        "max_iter": 3,
+        "constant_features": "pin",
+        "nodes": 5,
+        "prior_precision": 0.1,
+    },
     "LinearIVAE": {"n_components": 1, "max_iter": 2},
     "NoisyOr": {"n_components": 2, "epochs": 1, "starts": 1, "max_iter": 1, "sweeps": 2}
     | {"chains": 5, "temperatures": 5},

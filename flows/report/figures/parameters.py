@@ -79,7 +79,8 @@ def plot_parameters(
     yield from plot_component_levels(artifact)
     for name in _list_distinct_arrays(artifact, _SEGMENT_DIMS):
         values = _orient_array(artifact, name, "segment")
-        if len(values) > 1 and values.any() and name not in _IN_TABLES_ONLY:
+        has_values = np.nan_to_num(values).any()
+        if len(values) > 1 and has_values and name not in _IN_TABLES_ONLY:
             yield _plot_segment_array(artifact, name, values)
     for name in _list_distinct_arrays(artifact, {"covariate", "component"}):
         if (ends := _find_intervals(artifact, name)) is not None:
@@ -96,7 +97,8 @@ def plot_feature_array(
         return
     draw = partial(_plot_images, layout=layout) if layout else _plot_loadings
     yield draw(artifact, name, title, values)
-    if layout is None and (ends := _find_intervals(artifact, name)) is not None:
+    ends = None if layout else _find_intervals(artifact, name)
+    if ends is not None and np.isfinite(ends).any():
         yield _plot_largest_intervals(artifact, name, values, ends)
 
 
@@ -362,7 +364,7 @@ def plot_intervals(
         marks += _plot_component(heights, values[:, k], ends[:, :, k], names, kind, k)
     height = _ROW_HEIGHT * n * max(1, n_shown // 2) + 60
     plot = Plot(make_axis(low, high), make_name_axis(names, is_down=True), tuple(marks), height)
-    is_estimated = ends[0] != ends[1]
+    is_estimated = ~np.isnan(ends).any(axis=0) & (ends[0] != ends[1])
     excludes_zero = ((ends[0] > 0) | (ends[1] < 0))[is_estimated]
     note += format_shown_count("components", n_shown, values.shape[1])
     if may_be_zero:

