@@ -19,7 +19,8 @@ is the pseudo-likelihood. It hardly depends on how probable distant groups of ro
 the chains make the largest errors at high rates. Training therefore ends with cooling passes, whose
 steps shrink to 0, with more chains and more draws of the missing values. The result is the mean of
 the parameters after these passes (B. T. Polyak, A. B. Juditsky, "Acceleration of stochastic
-approximation by averaging", SIAM J. Control Optim. 30, 1992), and the last pass scores it.
+approximation by averaging", SIAM J. Control Optim. 30, 1992), and the last pass scores it. If a
+layer has at most 16 units, up to 100 exact passes follow.
 
 Missing values are drawn in every step from the model given the observed values; codes and
 pseudo-likelihoods replace them by their mean field. The likelihood of a row is the marginal of its
@@ -53,7 +54,8 @@ weight Σ log p_β'(x) / p_β(x); the mean of the weights is an unbiased estimat
 
 Cost per block: (10 + 4 `steps`) n_samples n_features n_components multiplications. Passes: tens. Of
 an exact fit, 4 n_samples n_features n_components, and for rows with missing values n_samples
-n_features 2^n_components. Passes: 40 to 300, more if there are too many hidden units.
+n_features 2^n_components. Passes: 40 to 300 (chains 100 to 500), more if there are too many hidden
+units.
 Not identifiable: the order of the hidden units, and which state of each unit is 1: h_j → 1 − h_j is
 compensated by W_ij → −W_ij, c_j → −c_j, b_i → b_i + W_ij. Contrastive divergence leaves a bias if
 the chains mix slowly; `pcd` and more `steps` reduce it.
@@ -99,6 +101,7 @@ from pipeline.numerics.logistic.logistic_units import (
     row_states,
 )
 from pipeline.numerics.networks.boltzmann_moments import (
+    HIDDEN_STATES_PER_VALUE_STATE,
     MAX_CELLS,
     compute_model_moments,
     match_moments,
@@ -138,13 +141,18 @@ _MISSING_DRAWS, _COOLING_MISSING_DRAWS = 3, 8
 _MAX_ENUMERATED_UNITS = 20  # units of the smaller layer up to which Z is exact
 _STATES_PER_TASK, _STATES_AT_ONCE = 1 << 16, 1 << 12
 _CHAINS_PER_TASK = 100
-_MAX_PASSES, _COOLING_PASSES = 100, 20
+# Passes, unless the chains have taken few steps by then.
+_MAX_PASSES, _MAX_PASSES_OF_FEW_STEPS, _MIN_STEPS, _COOLING_PASSES = 100, 1000, 200_000, 20
 # The default rate is for so many steps in a pass; with fewer it is larger, up to a factor.
 _STEPS_OF_RATE, _MAX_RATE_FACTOR = 150, 4.0
 # Exact fits: passes of all starts and of one, L-BFGS steps per pass, and arrays of a task.
 _MAX_EXACT_PASSES, _SHORT_PASSES, _M_STEPS, _EXACT_ARRAYS = 1000, 15, 10, 6
-# They are fast up to so many units of the smaller layer.
-_MAX_EXACT_UNITS = 10
+# They are fast up to so many units of the smaller layer, or hidden units if values are missing.
+_MAX_EXACT_UNITS, _MAX_EXACT_UNITS_IF_INCOMPLETE = 12, 10
+# Exact passes that end other fits: how many, up to so many units, and states of incomplete rows
+# times units, of all passes.
+_MIN_FINAL_PASSES, _MAX_FINAL_PASSES, _FINAL_M_STEPS = 10, 100, 5
+_MAX_FINAL_UNITS, _FINAL_WORK = 16, 1 << 32
 # In cooling passes, there are this many times as many chains, fewer the larger the machine is.
 _MIN_CHAIN_FACTOR, _MAX_CHAIN_FACTOR, _COOLING_WORK = 2, 32, 1 << 19
 
@@ -231,7 +239,8 @@ class RestrictedBoltzmannMachine(GradientModel):
     method
         Maximum likelihood (exact), or contrastive divergence with chains that start at the rows of
         each batch (cd) or where they were after the previous batch (pcd). auto is exact if that is
-        fast and `sparsity` is 0, else pcd. Settings of steps, batches and chains are of cd and pcd.
+        fast and `sparsity` is 0, else pcd, with exact passes at the end if they are possible.
+        Settings of steps, batches and chains are of cd and pcd.
     starts
         Number of random starts of the exact fit. None takes 3, or 10 if values are missing.
     steps
@@ -250,7 +259,8 @@ class RestrictedBoltzmannMachine(GradientModel):
         Initial learning rate; it decays to 0. None picks one for the optimizer and the number of
         steps in a pass.
     max_iter
-        Maximum number of passes over the data. None takes 1,000 for exact fits, 100 for others.
+        Maximum number of passes over the data. None takes 1,000 for exact fits; 100 to 1,000 for
+        others, more if there are few steps in a pass; and at most 100 for exact passes at the end.
     """
 
     name: ClassVar[str] = "rbm"
@@ -286,13 +296,17 @@ class RestrictedBoltzmannMachine(GradientModel):
 
     @property
     def _training(self) -> GradientTraining:
-        n_passes = self.max_iter or _MAX_PASSES
+        return self._make_training(_MAX_PASSES)
+
+    def _make_training(self, default_passes: int) -> GradientTraining:
+        n_passes = self.max_iter or default_passes
         n_cooling = max(min(_COOLING_PASSES, n_passes // 5), 1)
         training = GradientTraining.from_model(self, self.default_rates, n_cooling)
         return replace(training, max_iter=n_passes)
 
     def _get_stage_training(self, state: FitState) -> GradientTraining:
-        training, factor = self._training, float(state.working.get("rate_factor", 1.0))
+        training = self._make_training(int(state.working.get("default_passes", _MAX_PASSES)))
+        factor = float(state.working.get("rate_factor", 1.0))
         rate, default_rate = training.rate * factor, training.default_rate * factor
         return replace(training, rate=rate, default_rate=default_rate)
 
@@ -312,8 +326,8 @@ class RestrictedBoltzmannMachine(GradientModel):
         log_odds = logit((ones + _SMOOTHING) / (observed + 2 * _SMOOTHING))
         n_hidden = self.n_components or min(len(ones), MAX_DEFAULT_COMPONENTS)
         warnings = make_constant_feature_warnings(observed, ones)
+        is_free = (ones > 0) & (ones < observed)
         if self._is_exact(len(ones), n_hidden, first):
-            is_free = (ones > 0) & (ones < observed)
             n_starts = choose_number_of_starts(self.starts, is_complete=first.is_complete)
             return self._begin_exact_fit(log_odds, is_free, n_hidden, n_starts, warnings, rng)
         params = _draw_params(log_odds, n_hidden, _FIRST_INPUTS, rng)
@@ -321,8 +335,13 @@ class RestrictedBoltzmannMachine(GradientModel):
         state = self._make_initial_state(
             params, first.n_rows, params.theta.size, baseline, warnings
         )
+        n_steps = first.n_rows / int(state.working["batch"])
+        n_passes = min(max(int(_MIN_STEPS / n_steps), _MAX_PASSES), _MAX_PASSES_OF_FEW_STEPS)
+        working = {**state.working, "default_passes": np.array(n_passes)}
+        n_final = self._count_final_passes(len(ones), n_hidden, first)
+        auxiliary = {"is_free": is_free, "final_passes": np.array(n_final)} if n_final else {}
+        state = replace(state, working=working, auxiliary=auxiliary)
         if self.rate is None:
-            n_steps = first.n_rows / int(state.working["batch"])
             factor = min(max(_STEPS_OF_RATE / n_steps, 1.0), _MAX_RATE_FACTOR)
             rates = {"rate": state.working["rate"] * factor, "rate_factor": np.array(factor)}
             state = replace(state, working={**state.working, **rates})
@@ -343,7 +362,24 @@ class RestrictedBoltzmannMachine(GradientModel):
                 f"are {n_hidden}. Use {{method=pcd}}, or fewer {{components}}.",
                 parameter="method",
             )
-        return self.method == "exact" or n_units <= _MAX_EXACT_UNITS
+        limit = _MAX_EXACT_UNITS if first.is_complete else _MAX_EXACT_UNITS_IF_INCOMPLETE
+        return self.method == "exact" or n_units <= limit
+
+    def _count_final_passes(self, n_features: int, n_hidden: int, first: FeatureCounts) -> int:
+        """Return by how many passes of maximum likelihood contrastive divergence is followed.
+
+        With many missing values, a pass takes long.
+        """
+        n_units = min(n_features, n_hidden) if first.is_complete else n_hidden
+        if self.method != "auto" or self.sparsity or n_units > _MAX_FINAL_UNITS:
+            return 0
+        if first.is_complete:
+            return _MAX_FINAL_PASSES
+        observed = float(pool_margins(first)[0].sum())
+        n_missing = int(n_features - observed / max(first.n_rows, 1)) + 1
+        n_states = min(1 << n_hidden, HIDDEN_STATES_PER_VALUE_STATE << n_missing)
+        n_passes = min(_FINAL_WORK // (first.n_rows * n_features * n_states), _MAX_FINAL_PASSES)
+        return n_passes if n_passes >= _MIN_FINAL_PASSES else 0
 
     def _begin_exact_fit(
         self,
@@ -358,9 +394,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         starts = []
         for _ in range(n_starts):
             params = _draw_params(log_odds, n_hidden, _FIRST_EXACT_INPUTS, rng)
-            weights = np.where(is_free[:, None], params.weights, 0.0)
-            visible = np.where(is_free, params.visible_biases, log_odds)
-            params = replace(params, weights=weights, visible_biases=visible)
+            params = _fix_constant_features(params, is_free)
             auxiliary = {"is_free": is_free, "short": np.array(n_starts > 1)}
             working = {"exact": np.array(True)}
             starts.append(FitState(params, working, auxiliary, warnings=warnings))
@@ -387,7 +421,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         """Stop exact fits on the change of the likelihood, others after waiting in vain."""
         if "exact" not in state.working:
             return super().get_convergence_criterion(state)
-        n_passes = self.max_iter or _MAX_EXACT_PASSES
+        n_passes = self.max_iter or int(state.auxiliary.get("final_passes", _MAX_EXACT_PASSES))
         if state.auxiliary.get("short", False):
             n_passes = min(n_passes, _SHORT_PASSES)
         return ObjectiveCriterion(n_passes, self.tol, float(state.auxiliary.get("weight", 1)))
@@ -471,7 +505,7 @@ class RestrictedBoltzmannMachine(GradientModel):
             statistics.values["moments"] / statistics.weight,
             auxiliary["is_free"],
             self.weight_decay,
-            _M_STEPS,
+            _FINAL_M_STEPS if "final_passes" in auxiliary else _M_STEPS,
         )
         params = replace(
             state.params,
@@ -500,6 +534,18 @@ class RestrictedBoltzmannMachine(GradientModel):
         if "moments" in statistics.values:
             return state.independent
         return compute_judged_log_likelihood(state.params.shares, statistics)
+
+    def next_stage(self, state: FitState, statistics: ChainSteps) -> FitState | None:
+        """Continue a small machine from contrastive divergence by maximum likelihood."""
+        if "exact" in state.working or "is_free" not in state.auxiliary:
+            return None
+        state, kept = self._add_training_warnings(state), ("is_free", "final_passes")
+        return replace(
+            state,
+            params=_fix_constant_features(state.params, state.auxiliary["is_free"]),
+            working={"exact": np.array(True)},
+            auxiliary={name: state.auxiliary[name] for name in kept},
+        )
 
     def finish(self, state: FitState, statistics: ChainSteps) -> FitState:
         """Add the diagnostics, and a warning if the learning rate was too high."""
@@ -618,6 +664,13 @@ def _draw_params(
     weights = rng.standard_normal((len(log_odds), n_hidden))
     weights *= spread / np.sqrt((shares * (1 - shares)).sum())
     return RBMParams(weights, log_odds - weights.sum(axis=1) / 2, -shares @ weights, log_odds)
+
+
+def _fix_constant_features(params: RBMParams, is_free: NDArray[np.bool_]) -> RBMParams:
+    """Return the parameters without weights of constant features."""
+    weights = np.where(is_free[:, None], params.weights, 0.0)
+    visible = np.where(is_free, params.visible_biases, params.log_odds)
+    return replace(params, weights=weights, visible_biases=visible)
 
 
 def _sum_block(params: RBMParams, block: BinaryBlock) -> ChainSteps:

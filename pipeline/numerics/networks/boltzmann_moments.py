@@ -29,7 +29,12 @@ Bits = NDArray[np.uint8]
 
 MAX_CELLS = 1 << 19
 """Largest number of states of rows, times units, that is held at once."""
-_HIDDEN_STATES_PER_VALUE_STATE = 8  # that take as long, because they share one matrix product
+HIDDEN_STATES_PER_VALUE_STATE = 8
+"""Number of states of hidden units that take as long as one of missing values.
+
+All rows share a matrix product over the former.
+"""
+_UNITS_AT_ONCE = 10  # whose states fit into the cache
 _CURVATURE_STEPS = 20  # remembered by the optimizer
 
 
@@ -52,7 +57,7 @@ def sum_row_moments(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -
     total, moments = 0.0, np.zeros((n_features + 1, n_hidden + 1))
     for n in np.unique(n_missing).tolist():
         rows = np.flatnonzero(n_missing == n)
-        takes_values = n == 0 or _HIDDEN_STATES_PER_VALUE_STATE << n <= 1 << n_hidden
+        takes_values = n == 0 or HIDDEN_STATES_PER_VALUE_STATE << n <= 1 << n_hidden
         states = 1 << n if takes_values else 1 << n_hidden
         height = max(1, MAX_CELLS // (states * (n_features if takes_values else 1)))
         for first in range(0, len(rows), height):
@@ -122,13 +127,26 @@ def compute_model_moments(machine: BoltzmannMachine) -> RowMoments:
     if len(visible) < len(hidden):
         log_z, moments = compute_model_moments(BoltzmannMachine(weights.T, hidden, visible))
         return RowMoments(log_z, moments.T)
-    states = list_states(len(hidden))
-    inputs, logs = states @ weights.T + visible, states @ hidden
-    add_softplus(inputs, logs)
-    apply_sigmoid(inputs)
-    log_z, shares = _normalize_states(logs[None])
-    weighted = shares.T * _append_ones(states)
-    return RowMoments(log_z, np.vstack([inputs.T @ weighted, weighted.sum(axis=0)]))
+    n_inner = min(len(hidden), _UNITS_AT_ONCE)
+    inner, first = list_states(n_inner), np.zeros((len(visible) + 1, len(hidden) + 1))
+    total = RowMoments(-np.inf, first)
+    for outer in list_states(len(hidden) - n_inner):
+        states = np.column_stack([inner, np.broadcast_to(outer, (len(inner), len(outer)))])
+        inputs, logs = states @ weights.T + visible, states @ hidden
+        add_softplus(inputs, logs)
+        apply_sigmoid(inputs)
+        log_weight, shares = _normalize_states(logs[None])
+        weighted = shares.T * _append_ones(states)
+        part = RowMoments(log_weight, np.vstack([inputs.T @ weighted, weighted.sum(axis=0)]))
+        total = _mix_moments(total, part)
+    return total
+
+
+def _mix_moments(one: RowMoments, other: RowMoments) -> RowMoments:
+    """Return the moments over the states of both, and the log of their sum."""
+    log_weight = np.logaddexp(one.log_weight, other.log_weight)
+    shares = np.exp(np.array([one.log_weight, other.log_weight]) - log_weight)
+    return RowMoments(float(log_weight), shares[0] * one.moments + shares[1] * other.moments)
 
 
 def match_moments(

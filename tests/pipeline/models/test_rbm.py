@@ -28,6 +28,7 @@ from pipeline.models.rbm import (
     theta_as_layer,
 )
 from pipeline.models.state import FitState
+from pipeline.numerics.networks.boltzmann_moments import compute_model_moments, sum_row_moments
 from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
 from pipeline.random import RowRandom
@@ -354,6 +355,24 @@ def test_a_fit_is_not_below_the_truth(design: str) -> None:
     assert nats[0] == pytest.approx(state.history[-1], abs=1e-4)
 
 
+@pytest.mark.parametrize("design", ["complete", "two forms, 2 features link"])
+def test_more_hidden_units_end_with_exact_passes(design: str) -> None:
+    """By enumeration, with as many hidden units as a fit has by default."""
+    rng = np.random.default_rng(2)
+    weights = 2 * rng.standard_normal((13, 4))
+    params = prepared(RBMParams(weights, -weights.sum(axis=1) / 2, np.zeros(4), np.zeros(13)))
+    X = MODEL.sample(params, 1000, rng)
+    observed = DESIGNS[design](*X.shape, rng).astype(np.uint8)
+    mask = None if observed.all() else observed
+    state = fitted(X * observed, mask)
+    assert state.params.weights.shape == (13, 13)
+    found, truth = (sum_row_moments(p.machine, X * observed, mask) for p in (state.params, params))
+    log_z = [compute_model_moments(p.machine).log_weight for p in (state.params, params)]
+    assert found.log_weight / len(X) - log_z[0] > truth.log_weight / len(X) - log_z[1]
+    assert state.diagnostics["objective_is"] == "log-likelihood"
+    assert state.converged or any(describe_ending(False) in w.text for w in state.warnings)
+
+
 def mean_log_likelihood(params: RBMParams, X: Bits, observed: Bits) -> float:
     """Per row, by the states of the hidden units."""
     h = states(len(params.hidden_biases))
@@ -479,7 +498,7 @@ def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
 
 def test_units_by_default_are_as_many_as_features() -> None:
     told = {"n_components": 12, "objective_is": "pseudo-likelihood"}
-    assert fitted(drawn(100, 10), max_iter=1).diagnostics == told
+    assert fitted(drawn(100, 10), method="pcd", max_iter=1).diagnostics == told
 
 
 def test_a_warm_start_keeps_weights_and_forgets_log_z() -> None:

@@ -57,6 +57,14 @@ def test_moments_are_those_of_all_states(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(own.moments, moments_of(x, h, masses), rtol=1e-10)
 
 
+def test_moments_of_many_units_are_summed_in_parts() -> None:
+    machine = draw_machine(11, 12, seed=6)
+    x, h, masses = enumerate_joint(machine)
+    found = compute_model_moments(machine)
+    assert found.log_weight == pytest.approx(np.log(masses.sum()), rel=1e-12)
+    np.testing.assert_allclose(found.moments, moments_of(x, h, masses), rtol=1e-10)
+
+
 def test_the_machine_with_given_moments_is_found() -> None:
     truth = draw_machine(6, 2, seed=2)
     moments = compute_model_moments(truth).moments
