@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 
+from hypothesis import settings
+
 from pipeline.errors import FitError
 from pipeline.fitting.loop import fit_model
 from tests.conformance.facts import Facts, facts_of, list_facts, widen
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
+    settings.register_profile("laws")  # which the files of models expect
     header = f"{'model':18} {'features':10} {'components':>10}  {'design':28}"
     print(f"{header} {'fits':>4} {'below':>5} {'lowest':>9} {'CPU s':>6}")
     for name in options.models:

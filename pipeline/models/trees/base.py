@@ -1,4 +1,4 @@
-"""What tree models have in common: levels of features, and their margins."""
+"""What tree models have in common: levels of features and their margins, and samples of rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.blocks import BinaryBlock
 from pipeline.data.features import Feature
 from pipeline.errors import FitWarning
+from pipeline.learning.held_out import is_held_out
+from pipeline.models.state import Arrays
+from pipeline.random import RowRandom
 from pipeline.statistics.counts import (
     FeatureCounts,
     count_level_rows,
@@ -19,6 +23,9 @@ from pipeline.statistics.counts import (
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
+
+SAMPLE_ROWS = 4000
+"""About as many rows are used by short runs from trees."""
 
 
 class TreeParams:
@@ -48,6 +55,14 @@ class TreeParams:
         placed = np.zeros((len(sizes), sizes.max()))
         placed[np.arange(sizes.max()) < sizes[:, None]] = self.margins
         return placed
+
+
+def take_sample(working: Arrays, block: BinaryBlock, rng: RowRandom) -> BinaryBlock:
+    """Return the rows of a block that short runs use: a random share, `working["sample"]`."""
+    share = float(working.get("sample", 1.0))
+    if share == 1:
+        return block
+    return block.take_rows(np.flatnonzero(~is_held_out(block.rows, 1 - share, rng.seed)))
 
 
 def count_rows_by_level(counts: FeatureCounts, features: Sequence[Feature]) -> tuple[Array, ...]:

@@ -182,7 +182,7 @@ def _find_forest(
             slice(*first_planes[[start, stop]].tolist()), slice(int(first_planes[start]), None)
         )
         left, right = n_levels[start:stop], n_levels[start:]
-        cells = _count_cells(table, left, right)
+        cells = count_cells(table, left, right)
         own, later = firsts[[start, stop]], pseudo_rows.margins[firsts[start] :]
         cells += pseudo_rows.weight * np.outer(pseudo_rows.margins[slice(*own)], later)
         information = sum_information(cells, left, right) / (total + pseudo_rows.weight)
@@ -197,7 +197,7 @@ def _find_forest(
     return edges
 
 
-def _count_cells(table: PairTable, left: Counts, right: Counts) -> Array:
+def count_cells(table: PairTable, left: Counts, right: Counts) -> Array:
     """Return the rows at each pair of levels, (levels of the left, levels of the right features).
 
     `left` and `right` are numbers of levels. `table` has a row for each plane of the left features,

@@ -1,4 +1,10 @@
-"""Where the EM of a hidden tree starts: most variables have the state of their parent."""
+"""Where the EM of a hidden tree starts.
+
+At first, the tree is that of the features, and most variables have the state of their parent. But
+features are noisy, each in its own way, so two of them may depend on each other more strongly than
+two neighbours do. After a short run, the noise of each feature is known. Counts of pairs of
+features then give the joint probabilities of pairs of states, and these give the next tree.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +13,23 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.trees.spanning_tree import ROOT, order_from_root
+from pipeline.models.trees.tree_starts import weight_pairs
+from pipeline.numerics.trees.dependence import compute_table_information
+from pipeline.numerics.trees.spanning_tree import (
+    ROOT,
+    find_maximum_spanning_tree,
+    move_root_to_center,
+    order_from_root,
+)
+from pipeline.numerics.trees.state_pairs import fit_state_pairs
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _TILT = 3.0
 """Standard deviation over states of log P(highest) − log P(lowest level)."""
+_PAIR_PASSES = 20  # in which joint probabilities of states are fitted to counts
+_MIN_PAIR = 1e-6  # probability of a pair of states where another tree starts
 _STAY = 0.9
 """How often a variable has the state of its parent, besides by chance."""
 
@@ -65,3 +81,43 @@ def draw_emissions(
         own = margins[i] * np.exp(_TILT * np.outer(tilts[i], scores))
         emissions[i, :, : len(scores)] = own / own.sum(axis=1, keepdims=True)
     return emissions
+
+
+def find_state_tree(
+    pairs: Array,
+    emissions: Array,
+    counts: Array,
+    n_levels: Counts,
+    start: int,
+    rng: np.random.Generator,
+) -> tuple[Counts, Array]:
+    """Return the parents and transitions of the tree of the states, given what features show.
+
+    Parameters
+    ----------
+    pairs
+        P(z_i, z_j) at the end of a run, (n_features, n_features, n_states, n_states).
+    emissions
+        P(x_i = level | z_i) at the end of the run, (n_features, n_states, n_levels).
+    counts
+        Rows by pairs of observed levels, (n_levels in all, n_levels in all).
+    n_levels
+        Number of levels of each feature, (n_features,).
+    start
+        Number of the start, which selects how much pairs count that few rows observe.
+    rng
+        Draws noise for the starts after the first ones.
+    """
+    pairs, firsts = pairs.copy(), np.cumsum([0, *n_levels])
+    fit_state_pairs(counts, firsts, emissions, _PAIR_PASSES, pairs)
+    pairs = np.maximum(pairs, _MIN_PAIR)
+    pairs /= pairs.sum(axis=(2, 3), keepdims=True)
+    above = np.triu(np.ones(pairs.shape[:2], np.bool_), 1)
+    pairs = np.where(above[:, :, None, None], pairs, pairs.transpose(1, 0, 3, 2))
+    n_rows = np.add.reduceat(np.add.reduceat(counts, firsts[:-1], axis=0), firsts[:-1], axis=1)
+    weights = weight_pairs(compute_table_information(pairs), n_rows, start, rng)
+    parents = move_root_to_center(find_maximum_spanning_tree(weights))
+    transitions = pairs[parents, np.arange(len(parents))]
+    transitions /= transitions.sum(axis=2, keepdims=True)
+    transitions[parents == ROOT] = 0.0
+    return parents, transitions

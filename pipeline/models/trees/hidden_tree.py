@@ -37,7 +37,7 @@ the features determine them too weakly; and the order of the trees.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -68,20 +68,23 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureTree, LogLikelihood
-from pipeline.models.settings import setting
+from pipeline.models.settings import choose_number_of_starts, setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.models.trees.base import (
+    SAMPLE_ROWS,
     TreeParams,
     compute_margins,
     convert_to_planes,
     count_rows_by_level,
+    take_sample,
     warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import (
     TREE_CELL_BYTES,
     FeaturePairs,
     PseudoRows,
+    count_cells,
     find_edges,
     find_strip_edges,
     get_parent_correlation,
@@ -89,7 +92,12 @@ from pipeline.models.trees.feature_tree import (
     make_empty_strip,
     prepare_strips,
 )
-from pipeline.models.trees.hidden_start import draw_emissions, make_transitions
+from pipeline.models.trees.hidden_start import (
+    draw_emissions,
+    find_state_tree,
+    make_transitions,
+)
+from pipeline.models.trees.tree_starts import N_SHARE_POWERS
 from pipeline.numerics.trees.dependence import (
     compute_table_correlation,
     compute_table_information,
@@ -131,6 +139,11 @@ _BATCH_WORDS = 64  # rows whose levels are in memory at once: 4,096
 _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _IMPOSSIBLE = "The tables of the tree give a row the probability 0. Fit again."
+_SHORT_PASSES = 20
+_SEARCHES = 2  # for trees, each from the ends of the short runs before it
+_STARTS_PER_KEPT = 3  # of which one short run continues on its own tree
+_MAX_SEARCHED_FEATURES = 500
+_MAX_SIZE = 2000  # states of all features, whose pairs are in memory
 _SHARE = NumberRange(minimum=0, maximum=1)
 
 
@@ -199,6 +212,18 @@ class HiddenTreeParams(TreeParams):
             )
         return margins
 
+    def compute_state_pairs(self) -> Array:
+        """Return P(z_i, z_j) in the first tree, (n_features, n_features, n_states, n_states)."""
+        margins = self.compute_state_margins(self.root_weights[:, None])[0, :, 0]
+        order = self.order
+        pairs = np.zeros((*(2 * [len(order)]), *(2 * [self.n_states])))
+        for place, i in enumerate(order.tolist()):
+            pairs[i, i] = np.diag(margins[i])
+            before, parent = order[:place], self.parents[i]
+            pairs[before, i] = pairs[before, parent] @ self.transitions[0, i]
+            pairs[i, before] = pairs[before, i].swapaxes(1, 2)
+        return pairs
+
 
 @dataclass(frozen=True)
 class HiddenTree(Model):
@@ -218,6 +243,9 @@ class HiddenTree(Model):
         probability of a row is the mean over the sets.
     smoothing
         Number of pseudo-rows added to each state in each table.
+    starts
+        Number of short runs in each search for a better tree. None is 3, or 10 if values are
+        missing. 1 keeps the tree of the features.
     max_iter
         Maximum number of passes, for each number of states.
     tol
@@ -239,6 +267,7 @@ class HiddenTree(Model):
     states: int | None = setting(None, minimum=1)
     trees: int = setting(1, minimum=1)
     smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
+    starts: int | None = setting(None, minimum=1)
     max_iter: int = setting(200, minimum=1)
     tol: float = setting(1e-4, above=0, below=1)
 
@@ -331,6 +360,10 @@ class HiddenTree(Model):
             first.segments, first.rows, observed, ones, first.weights, first.weight_unit
         )
         state, n_levels = self._check_counts(counts, rng)
+        if len(n_levels) <= _MAX_SEARCHED_FEATURES:
+            every = slice(0, len(observed[0]))
+            cells = count_cells(first.table(0, every, every), n_levels, n_levels)
+            state = replace(state, auxiliary={**state.auxiliary, "cells": cells})
         return self._begin_fit(state, find_edges(first, n_levels), len(n_levels))
 
     def _check_counts(
@@ -343,6 +376,7 @@ class HiddenTree(Model):
             "weight": np.array(counts.weight),
             "margins": compute_margins(level_rows),
             "seed": rng.integers(2**63, size=1),
+            "is_complete": np.array(counts.is_complete),
         }
         warnings = warn_about_levels(level_rows, self.features)
         n_levels = np.array([len(rows) for rows in level_rows])
@@ -375,18 +409,95 @@ class HiddenTree(Model):
             )
 
     def _begin_stage(self, state: FitState, n_states: int, held_out: float) -> FitState:
-        """Begin with this number of states."""
-        params = self._draw_start(state.auxiliary, n_states)
-        return replace(state, params=params, working={"held_out": np.array(held_out)})
+        """Begin with this number of states, from several starts if another tree may be better."""
+        working, n_starts = {"held_out": np.array(held_out)}, self._count_starts(state, n_states)
+        first = replace(state, working=working, diagnostics={})
+        starts = tuple(
+            self._begin_short_run(
+                first, self._draw_start(state.auxiliary, n_states, k), n_searches=0
+            )
+            for k in range(n_starts)
+        )
+        return replace(
+            first,
+            params=self._draw_start(state.auxiliary, n_states, 0),
+            starts=() if n_starts == 1 else starts,
+        )
 
-    def _draw_start(self, auxiliary: Arrays, n_states: int) -> HiddenTreeParams:
+    def _count_starts(self, state: FitState, n_states: int) -> int:
+        """Return the number of short runs that search for a tree; 1 if there is no search."""
+        size = n_states * len(state.auxiliary["parents"])
+        if self.trees > 1 or n_states == 1 or "cells" not in state.auxiliary or size > _MAX_SIZE:
+            return 1
+        is_complete = bool(state.auxiliary["is_complete"])
+        return choose_number_of_starts(self.starts, is_complete=is_complete)
+
+    def _begin_short_run(
+        self, state: FitState, params: HiddenTreeParams, n_searches: int
+    ) -> FitState:
+        """Begin a short run on a sample of the rows, after so many searches for a tree."""
+        sample = min(1.0, SAMPLE_ROWS / max(float(state.auxiliary["weight"]), 1.0))
+        return replace(
+            state,
+            params=params,
+            working={**state.working, "sample": np.array(sample)},
+            auxiliary={**state.auxiliary, "n_searches": np.array(n_searches)},
+            diagnostics={},
+            starts=(),
+        )
+
+    def select_starts(self, ranked: Mapping[str, Sequence[FitState]]) -> FitState:
+        """Search for better trees from the best runs; continue with the best of the last ones."""
+        (runs,) = ranked.values()
+        n_searches = int(runs[0].auxiliary["n_searches"]) + 1
+        if n_searches > _SEARCHES:
+            return self._begin_long_run(runs[0], float(runs[0].working["held_out"]))
+        n_starts = self._count_starts(runs[0], runs[0].params.n_states)
+        n_kept = -(-n_starts // _STARTS_PER_KEPT)
+        starts = [self._begin_short_run(run, run.params, n_searches) for run in runs[:n_kept]]
+        for k in range(n_starts):
+            run = runs[k % n_kept]
+            starts.append(self._begin_short_run(run, self._find_tree(run, k), n_searches))
+        return replace(starts[0], starts=tuple(starts))
+
+    def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
+        """Begin a run that continues until it has converged."""
+        auxiliary = {n: a for n, a in state.auxiliary.items() if n != "n_searches"}
+        working = {"held_out": np.array(held_out)}
+        return replace(state, working=working, auxiliary=auxiliary, starts=())
+
+    def _find_tree(self, run: FitState, start: int) -> HiddenTreeParams:
+        """Return the start on another tree, given a run with its own tree."""
+        params: HiddenTreeParams = run.params
+        auxiliary = run.auxiliary
+        seed, n_searches = int(auxiliary["seed"][0]), int(auxiliary["n_searches"])
+        pairs = params.compute_state_pairs()
+        parents, transitions = find_state_tree(
+            pairs,
+            params.emissions[0],
+            auxiliary["cells"],
+            params.levels_per_feature,
+            # All powers of the share of rows that observe a pair are equal if it is 1.
+            start * N_SHARE_POWERS if auxiliary["is_complete"] else start,
+            np.random.default_rng([seed, params.n_states, n_searches, start]),
+        )
+        root = int(np.flatnonzero(parents == ROOT)[0])
+        return replace(
+            params,
+            weights=pairs[root, root].diagonal().copy(),
+            parents=parents,
+            transitions=transitions[None],
+        )
+
+    def _draw_start(self, auxiliary: Arrays, n_states: int, start: int) -> HiddenTreeParams:
         """Let most variables have the state of their parent, and draw what states mean."""
         parents, n_levels = auxiliary["parents"], self.n_levels
         sizes = np.full(len(parents), 2) if n_levels is None else n_levels
         margins = np.split(auxiliary["margins"], np.cumsum(sizes)[:-1])
         transitions = np.stack([make_transitions(parents, n_states)] * self.trees)
         seed, correlation = int(auxiliary["seed"][0]), auxiliary["correlation"]
-        rngs = (np.random.default_rng([seed, n_states, tree]) for tree in range(self.trees))
+        draws = range(start * self.trees, (start + 1) * self.trees)
+        rngs = (np.random.default_rng([seed, n_states, draw]) for draw in draws)
         emissions = [draw_emissions(margins, parents, correlation, n_states, rng) for rng in rngs]
         n_components = self.trees * n_states
         weights = np.full(n_components, 1 / n_components)
@@ -403,13 +514,13 @@ class HiddenTree(Model):
                 parameter="warm_start",
             )
         params = replace(params, margins=state.auxiliary["margins"])
-        return replace(state, params=params, working={"held_out": np.array(0.0)})
+        return replace(self._begin_long_run(state, 0.0), params=params)
 
     def summarize(
         self, params: HiddenTreeParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        run = partial(_run_e_step, params)
+        run, block = partial(_run_e_step, params), take_sample(working, block, rng)
         return run_e_step_with_held_out(run, float(working["held_out"]), block, rng)
 
     def objective(self, params: HiddenTreeParams, statistics: Sums) -> float:
@@ -470,7 +581,10 @@ class HiddenTree(Model):
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Stop on the change of the objective."""
-        return ObjectiveCriterion(self.max_iter, self.tol, float(state.auxiliary.get("weight", 1)))
+        max_iter = self.max_iter
+        if "n_searches" in state.auxiliary:
+            max_iter = min(max_iter, _SHORT_PASSES)
+        return ObjectiveCriterion(max_iter, self.tol, float(state.auxiliary.get("weight", 1)))
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Double the states while held-out rows gain, then continue with all rows."""
@@ -481,7 +595,7 @@ class HiddenTree(Model):
         if is_best and n_doubled <= MAX_STATES:
             return self._begin_stage(state, n_doubled, HELD_OUT_SHARE)
         best = get_best_params(self.params, auxiliary)
-        return replace(state, params=best, working={"held_out": np.array(0.0)})
+        return replace(self._begin_long_run(state, 0.0), params=best)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Add diagnostics."""

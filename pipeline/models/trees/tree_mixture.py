@@ -69,7 +69,7 @@ from pipeline.data.weights import WeightKind
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ObjectiveCriterion
-from pipeline.learning.held_out import is_held_out, run_e_step_with_held_out
+from pipeline.learning.held_out import run_e_step_with_held_out
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureTree, LogLikelihood
 from pipeline.models.mixture import Mixture
@@ -77,10 +77,12 @@ from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.models.trees.base import (
+    SAMPLE_ROWS,
     TreeParams,
     compute_margins,
     convert_to_planes,
     count_rows_by_level,
+    take_sample,
     warn_about_levels,
 )
 from pipeline.models.trees.feature_tree import (
@@ -138,7 +140,6 @@ _SHORT_PASSES = 20  # of the features as independent, before the first trees
 _TREE_STARTS = 16  # starts from trees for each start from independent features
 _STARTS_PER_FINALIST = 6
 _TREE_PASSES = {"trees": 12, "finalists": 24}
-_SAMPLE_ROWS = 4000  # of which starts from trees use about as many
 _START_CELLS = 1 << 16  # pairs of planes that all starts from trees count at the same time
 _COMPARED_PASSES = 9  # of the best starts of both kinds
 _TREE_PERIOD = 3  # passes from one search for the trees to the next
@@ -305,7 +306,7 @@ class TreeMixture(Mixture):
             "seed": rng.integers(2**63, size=1),
             "is_complete": np.array(first.is_complete),
             "is_wide": np.array(is_wide),
-            "sample": np.array(min(1.0, _SAMPLE_ROWS / max(first.weight, 1.0))),
+            "sample": np.array(min(1.0, SAMPLE_ROWS / max(first.weight, 1.0))),
         }
         warnings = warn_about_levels(level_rows, self.features)
         state = self._begin_fit(FitState(None, auxiliary=auxiliary, warnings=warnings))
@@ -464,10 +465,7 @@ class TreeMixture(Mixture):
         self, params: TreeMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Run the E-step on the rows of a block, and score the held-out rows."""
-        share = float(working.get("sample", 1.0))
-        if share < 1:  # without held-out rows
-            is_in = ~is_held_out(block.rows, 1 - share, rng.seed)
-            block = block.take_rows(np.flatnonzero(is_in))
+        block = take_sample(working, block, rng)
         finds_trees = bool(working["finds_trees"])
         run = partial(_run_e_step, params, finds_trees)
         if finds_trees and "draws_groups" in working:

@@ -24,6 +24,7 @@ Levels = NDArray[np.uint8]
 
 _SHARE_POWERS = (1.0, 0.5, 0.0)
 """Powers of the share of rows that observe a pair, by which its information is multiplied."""
+N_SHARE_POWERS = len(_SHARE_POWERS)
 _ROWS_PER_GROUPED_ROW = 16
 _NOISE = 0.5
 """Standard deviation of the log-weights of pairs, in starts after the first of each power."""
@@ -103,11 +104,30 @@ def find_start_tree(
     # Features that are independent share about half their degrees of freedom by chance.
     chance = 0.5 * np.outer(n_levels - 1, n_levels - 1)
     total = np.maximum(sum_information(counts, n_levels, n_levels) - chance, 0.0)
-    information = total / np.maximum(n_rows, 1.0)
-    share = n_rows / max(float(n_rows.diagonal().max()), 1.0)
-    weights = information * share ** _SHARE_POWERS[start % len(_SHARE_POWERS)]
-    if rng is not None and start >= len(_SHARE_POWERS):
-        noise = np.triu(rng.standard_normal(weights.shape))
-        weights *= np.exp(_NOISE * (noise + noise.T))
+    weights = weight_pairs(total / np.maximum(n_rows, 1.0), n_rows, start, rng)
     parents = find_maximum_spanning_tree(weights)
     return parents, make_tables(counts, firsts, n_levels, parents)
+
+
+def weight_pairs(
+    information: Array, n_rows: Array, start: int, rng: np.random.Generator | None
+) -> Array:
+    """Return the weights of pairs of features as edges of a tree, (n_features, n_features).
+
+    Parameters
+    ----------
+    information
+        Mutual information of each pair in the rows that observe it, (n_features, n_features).
+    n_rows
+        The number of these rows; on the diagonal, those that observe a feature.
+    start
+        Number of the start, which selects how much pairs count that few rows observe.
+    rng
+        Draws noise for the starts after the first ones; None for no noise.
+    """
+    share = n_rows / max(float(n_rows.diagonal().max()), 1.0)
+    weights: Array = information * share ** _SHARE_POWERS[start % N_SHARE_POWERS]
+    if rng is not None and start >= N_SHARE_POWERS:
+        noise = np.triu(rng.standard_normal(weights.shape))
+        weights *= np.exp(_NOISE * (noise + noise.T))
+    return weights

@@ -27,10 +27,12 @@ from pipeline.models.trees import feature_tree, hidden_tree
 from pipeline.models.trees.feature_tree import find_edges
 from pipeline.models.trees.hidden_tree import HiddenTree, HiddenTreeParams
 from pipeline.numerics.trees.spanning_tree import ROOT, move_root_to_center
+from pipeline.numerics.trees.state_pairs import fit_state_pairs
 from pipeline.params import get_named_arrays
 from pipeline.passes import feature_strips
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
+from tests.support.designs import DESIGNS
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
 
 Array = NDArray[np.float64]
@@ -344,6 +346,48 @@ def test_many_children_outweigh_those_before_them() -> None:
     sums = model.summarize(params, {"held_out": np.array(0.0)}, block, rng)
     np.testing.assert_allclose(sums.values["roots"][0], posterior.sum(axis=0), rtol=1e-9)
     assert sums.objective == pytest.approx(expected.sum(), rel=1e-12)
+
+
+def test_states_of_noisy_features_have_the_joint_probabilities_that_made_the_counts() -> None:
+    rng = np.random.default_rng(2)
+    emissions = np.zeros((3, 2, 3))
+    sizes, firsts = (2, 3, 3), np.array([0, 2, 5, 8])
+    for i, size in enumerate(sizes):
+        emissions[i, :, :size] = rng.dirichlet(np.ones(size), 2)
+    pairs, begun = (
+        rng.dirichlet(np.ones(4), (3, 3)).reshape(3, 3, 2, 2),
+        np.full((3, 3, 2, 2), 0.25),
+    )
+    counts = np.zeros((8, 8))
+    for i, j in ((0, 1), (0, 2)):
+        table = emissions[i].T @ pairs[i, j] @ emissions[j]
+        counts[firsts[i] : firsts[i + 1], firsts[j] : firsts[j + 1]] = (
+            1000 * table[: sizes[i], : sizes[j]]
+        )
+    fit_state_pairs(counts, firsts, emissions, 20_000, begun)
+    np.testing.assert_allclose(begun[0, 1:], pairs[0, 1:], atol=1e-3)
+    assert (begun[1, 2] == 0.25).all()  # no row has observed both
+
+
+@pytest.mark.parametrize("design", ["complete", "20 % missing", "ring of 3 forms"])
+def test_a_fit_is_not_below_the_truth_if_noise_hides_the_tree(design: str) -> None:
+    rng, n = np.random.default_rng(1), 12
+    parents = np.array([ROOT, *(rng.integers(max(0, i - 3), i) for i in range(1, n))])
+    transitions = np.zeros((1, n, 2, 2))
+    transitions[0, 1:] = 0.9 * np.eye(2) + 0.05
+    noise = rng.uniform(0, 0.4, (n, 2))
+    emissions = np.stack([[[1 - a, a], [b, 1 - b]] for a, b in noise])[None]
+    weights, margins = np.full(2, 0.5), np.full(2 * n, 0.5)
+    truth = HiddenTreeParams(weights, parents, transitions, emissions, margins)
+    X = HiddenTree().sample(truth, 1200, rng)
+    seen = DESIGNS[design](*X.shape, rng)
+    data = DenseData(X * seen, None if seen.all() else seen.astype(np.uint8))
+    found, tree = fit_tree((2,) * n, data, states=2), fit_tree((2,) * n, data, states=2, starts=1)
+    nats = [
+        HiddenTree().log_likelihood(params, data.pack(0), RowRandom(0)).nats.sum()
+        for params in (found.params, tree.params, truth)
+    ]
+    assert nats[0] > nats[2] > nats[1]
 
 
 def test_held_out_rows_choose_the_number_of_states() -> None:
