@@ -537,6 +537,9 @@ class HiddenTree(WeightedModelEstimator):
         own. The probability of a row is the mean over the sets.
     smoothing
         Number of pseudo-rows added to each state in each table.
+    starts
+        Number of short runs, and of trees that each of three searches for a better tree
+        tries. 1 keeps the tree of the features.
     max_iter
         Maximum number of passes, for each number of states.
     tol
@@ -556,6 +559,7 @@ class HiddenTree(WeightedModelEstimator):
     states: int | None
     trees: int
     smoothing: float
+    starts: int
     max_iter: int
     tol: float
     binarize: float | Literal["mean"] | None
@@ -574,6 +578,7 @@ class HiddenTree(WeightedModelEstimator):
         states: int | None = None,
         trees: int = 1,
         smoothing: float = 0.1,
+        starts: int = 6,
         max_iter: int = 200,
         tol: float = 0.0001,
         binarize: float | Literal["mean"] | None = None,

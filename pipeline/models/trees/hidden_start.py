@@ -30,6 +30,7 @@ _TILT = 3.0
 """Standard deviation over states of log P(highest) − log P(lowest level)."""
 _PAIR_PASSES = 20  # in which joint probabilities of states are fitted to counts
 _MIN_PAIR = 1e-6  # probability of a pair of states where another tree starts
+_NOISE = 0.1  # standard deviation of the log-weights of pairs; most errors of trees are near ties
 _STAY = 0.9
 """How often a variable has the state of its parent, besides by chance."""
 
@@ -115,7 +116,7 @@ def find_state_tree(
     above = np.triu(np.ones(pairs.shape[:2], np.bool_), 1)
     pairs = np.where(above[:, :, None, None], pairs, pairs.transpose(1, 0, 3, 2))
     n_rows = np.add.reduceat(np.add.reduceat(counts, firsts[:-1], axis=0), firsts[:-1], axis=1)
-    weights = weight_pairs(compute_table_information(pairs), n_rows, start, rng)
+    weights = weight_pairs(compute_table_information(pairs), n_rows, start, rng, _NOISE)
     parents = move_root_to_center(find_maximum_spanning_tree(weights))
     transitions = pairs[parents, np.arange(len(parents))]
     transitions /= transitions.sum(axis=2, keepdims=True)

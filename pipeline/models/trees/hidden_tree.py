@@ -1,13 +1,15 @@
 """Hidden tree: a hidden state behind each feature, and a tree along which the states depend.
 
 Model: P(x) = Σ_z P(z_root) Π_i P(z_i | z_pa(i)) Π_i P(x_i | z_i), where z_i is one of a few states
-behind feature i, and the tree is the Chow–Liu tree of the features (A. Liu, G. Van den Broeck,
-"Tractable regularization of probabilistic circuits", NeurIPS 2021, section 6: hidden Chow–Liu
-tree). Several trees have the same edges but their own tables, from other random starts; the model
-is the mean of their P(x).
+behind feature i. Several trees have the same edges but their own tables, from other random starts;
+the model is the mean of their P(x).
 
-The first pass counts all pairs of features, which give the tree, see `feature_tree.py`. Pairs of
-more than 4,000 features, or levels above the lowest ones, are counted strip by strip.
+The first pass counts all pairs of features, which give the Chow–Liu tree of the features, see
+`feature_tree.py`. Pairs of more than 4,000 features, or levels above the lowest ones, are counted
+strip by strip. On this tree, the model is the hidden Chow–Liu tree (A. Liu, G. Van den Broeck,
+"Tractable regularization of probabilistic circuits", NeurIPS 2021, section 6). A fit of one tree
+then searches for a better one by short runs on a sample of rows: these find the noise of each
+feature, and with it the counts of pairs give other trees, see `hidden_start.py`.
 
 EM fits the tables of each tree, with `smoothing` pseudo-rows for each state: P(z_i | z_parent) has
 a uniform prior, P(x_i | z_i) one with the margins of the feature. Steps are extrapolated by SQUAREM
@@ -68,7 +70,7 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeatureTree, LogLikelihood
-from pipeline.models.settings import choose_number_of_starts, setting
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.models.structure import Structure, add_structure
 from pipeline.models.trees.base import (
@@ -140,7 +142,7 @@ _MIN_SMOOTHING = 1e-6  # keeps probabilities above 0 for up to 1e9 rows
 _MIN_ROWS_TO_CHOOSE = 100  # about ten of them are held out
 _IMPOSSIBLE = "The tables of the tree give a row the probability 0. Fit again."
 _SHORT_PASSES = 20
-_SEARCHES = 2  # for trees, each from the ends of the short runs before it
+_SEARCHES = 3  # for trees, each from the ends of the short runs before it
 _STARTS_PER_KEPT = 3  # of which one short run continues on its own tree
 _MAX_SEARCHED_FEATURES = 500
 _MAX_SIZE = 2000  # states of all features, whose pairs are in memory
@@ -244,8 +246,8 @@ class HiddenTree(Model):
     smoothing
         Number of pseudo-rows added to each state in each table.
     starts
-        Number of short runs in each search for a better tree. None is 3, or 10 if values are
-        missing. 1 keeps the tree of the features.
+        Number of short runs, and of trees that each of three searches for a better tree tries. 1
+        keeps the tree of the features.
     max_iter
         Maximum number of passes, for each number of states.
     tol
@@ -267,7 +269,7 @@ class HiddenTree(Model):
     states: int | None = setting(None, minimum=1)
     trees: int = setting(1, minimum=1)
     smoothing: float = setting(0.1, minimum=_MIN_SMOOTHING)
-    starts: int | None = setting(None, minimum=1)
+    starts: int = setting(6, minimum=1)
     max_iter: int = setting(200, minimum=1)
     tol: float = setting(1e-4, above=0, below=1)
 
@@ -429,8 +431,7 @@ class HiddenTree(Model):
         size = n_states * len(state.auxiliary["parents"])
         if self.trees > 1 or n_states == 1 or "cells" not in state.auxiliary or size > _MAX_SIZE:
             return 1
-        is_complete = bool(state.auxiliary["is_complete"])
-        return choose_number_of_starts(self.starts, is_complete=is_complete)
+        return self.starts
 
     def _begin_short_run(
         self, state: FitState, params: HiddenTreeParams, n_searches: int

@@ -110,7 +110,11 @@ def find_start_tree(
 
 
 def weight_pairs(
-    information: Array, n_rows: Array, start: int, rng: np.random.Generator | None
+    information: Array,
+    n_rows: Array,
+    start: int,
+    rng: np.random.Generator | None,
+    noise: float = _NOISE,
 ) -> Array:
     """Return the weights of pairs of features as edges of a tree, (n_features, n_features).
 
@@ -124,10 +128,12 @@ def weight_pairs(
         Number of the start, which selects how much pairs count that few rows observe.
     rng
         Draws noise for the starts after the first ones; None for no noise.
+    noise
+        Its standard deviation.
     """
     share = n_rows / max(float(n_rows.diagonal().max()), 1.0)
     weights: Array = information * share ** _SHARE_POWERS[start % N_SHARE_POWERS]
     if rng is not None and start >= N_SHARE_POWERS:
-        noise = np.triu(rng.standard_normal(weights.shape))
-        weights *= np.exp(_NOISE * (noise + noise.T))
+        draws = np.triu(rng.standard_normal(weights.shape))
+        weights *= np.exp(noise * (draws + draws.T))
     return weights
